@@ -1,1 +1,3 @@
-"""Figures: programs that measure trainkit against loops by hand and other trainers. See README.md here."""
+"""Figures: programs that measure trainkit against loops by hand and other trainers.
+See README.md here.
+"""

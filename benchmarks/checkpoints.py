@@ -1,18 +1,21 @@
-"""The cost of a checkpoint of 200 MB to the running training: a model of 100 MB with its momentum, one process, 1 thread.
+"""The cost of a checkpoint of 200 MB to the running training: a model of 100 MB with its momentum,
+one process, 1 thread.
 
     python -m benchmarks.checkpoints [--short] [--json FILE]
 
-Contenders train the same model in turn and save weights, optimizer and step every few steps; quiet otherwise.
+Contenders train the same model in turn and save weights, optimizer and step every few steps; quiet
+otherwise.
 
     torch.save in the loop                  a plain loop
     torch's DCP async_save                  a plain loop; a stager that keeps its memory, the last save waited for
     trainkit                                ModelCheckpoint
     Lightning                               ModelCheckpoint, as it comes and with its AsyncCheckpointIO
 
-Stall: a step that saves, less a plain step (the last third of those between two saves, when all is written, of the same
-training). In all: the time of the steps from one save to the next beyond plain steps, including the cost of the writing beside
-them. Medians over saves but the first, which allocates memory. For comparison: one copy of everything into allocated memory,
-and trainkit's files written in line, which hash each byte and are on disk when they are done.
+Stall: a step that saves, less a plain step (the last third of those between two saves, when all is
+written, of the same training). In all: the time of the steps from one save to the next beyond plain
+steps, including the cost of the writing beside them. Medians over saves but the first, which
+allocates memory. For comparison: one copy of everything into allocated memory, and trainkit's files
+written in line, which hash each byte and are on disk when they are done.
 """
 
 from __future__ import annotations
@@ -84,11 +87,17 @@ class Job:
         return islice((batch for _ in iter(int, 1) for batch in loader), self.steps)
 
     def costs(self) -> dict[str, list[float]]:
-        """Return ms of plain steps, and for each save but the first its stall and its total cost."""
+        """Return ms of plain steps, and for each save but the
+        first its stall and its total cost.
+        """
         begins = self.model.begins
-        lengths = [1000 * (after - before) for before, after in zip(begins, begins[1:], strict=False)]
+        lengths = [
+            1000 * (after - before) for before, after in zip(begins, begins[1:], strict=False)
+        ]
         ends = range(self.every - 1, len(lengths), self.every)  # the steps that save
-        step = statistics.median(length for end in ends for length in lengths[end - self.every // 3 : end])
+        step = statistics.median(
+            length for end in ends for length in lengths[end - self.every // 3 : end]
+        )
         found: dict[str, list[float]] = {"step": [step], "stall": [], "in all": []}
         for first in ends[1:-1]:
             found["stall"].append(lengths[first] - step)
@@ -104,7 +113,14 @@ def plain_loop(job: Job, save: Callable[[dict[str, Any], int], None]) -> None:
         job.model(batch).backward()
         optimizer.step()
         if step % job.every == 0:
-            save({"model": job.model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, step)
+            save(
+                {
+                    "model": job.model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "step": step,
+                },
+                step,
+            )
 
 
 def with_torch_save(job: Job) -> None:
@@ -114,14 +130,19 @@ def with_torch_save(job: Job) -> None:
 
 def with_dcp(job: Job) -> None:
     """Save beside the loop, with torch's distributed checkpoint."""
-    # Without a GPU only its reuse of memory is of use; the rest of its options needs CUDA or a second process.
+    # Without a GPU only its reuse of memory is of use; the rest of its options needs CUDA or a
+    # second process.
     stager = DefaultStager(StagingOptions(False, False, False, False))
     last: list[Any] = []
 
     def save(state: dict[str, Any], step: int) -> None:
         if last:
             last.pop().result()
-        last.append(dcp.async_save(state, checkpoint_id=f"{job.folder}/{step}", async_stager=stager, no_dist=True))
+        last.append(
+            dcp.async_save(
+                state, checkpoint_id=f"{job.folder}/{step}", async_stager=stager, no_dist=True
+            )
+        )
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -146,7 +167,9 @@ def with_trainkit(job: Job) -> None:
 
     trainer = trainkit.Trainer(
         max_steps=job.steps,
-        callbacks=trainkit.ModelCheckpoint(every_n_train_steps=job.every, every_n_epochs=None, save_top_k=-1),
+        callbacks=trainkit.ModelCheckpoint(
+            every_n_train_steps=job.every, every_n_epochs=None, save_top_k=-1
+        ),
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -241,14 +264,25 @@ def measure(short: bool) -> Findings:
     copy = copy_ms([*weights.values(), *momentum])
     rows: list[list[Cell]] = []
     for name in present:
-        step, stall, in_all = (median([costs[kind] for costs in found[name][1:]]) for kind in ("step", "stall", "in all"))
+        step, stall, in_all = (
+            median([costs[kind] for costs in found[name][1:]])
+            for kind in ("step", "stall", "in all")
+        )
         rows.append([name, step, stall, (stall - copy) / step, in_all])
     in_line = in_line_ms(weights, momentum, 1 if short else 5)
-    rows += [["one copy in memory", None, copy, None, None], ["trainkit's files, written in line", None, in_line, None, None]]
+    rows += [
+        ["one copy in memory", None, copy, None, None],
+        ["trainkit's files, written in line", None, in_line, None, None],
+    ]
     size = sum(tensor.numel() * tensor.element_size() for tensor in [*weights.values(), *momentum])
     columns = ["", "plain step", "stall", "stall less a copy, in steps", "in all"]
     table = Table("A checkpoint, ms", columns, rows)
-    settings: dict[str, Cell] = {"MB": size / 1e6, "threads": 1, "batch_size": BATCH, "steps between saves": every}
+    settings: dict[str, Cell] = {
+        "MB": size / 1e6,
+        "threads": 1,
+        "batch_size": BATCH,
+        "steps between saves": every,
+    }
     return Findings([table], [], missing, settings | {"rounds": rounds})
 
 

@@ -1,19 +1,21 @@
-"""Bytes on the wire and time of a step, by the link between two hosts, the compression and the accumulation.
+"""Bytes on the wire and time of a step, by the link between two hosts, the compression and the
+accumulation.
 
     python -m benchmarks.communication [--short] [--json FILE]
 
-Two ranks, each in a network namespace that acts as its host, with a link of a set and checked rate and delay between them
-(links.py). 2.0 million parameters in 32 tensors, so small that a step waits for the link. On each link
-one pair of ranks runs Horovod's contenders in turn, another torch.distributed's (a Horovod that is up sends a little
-all the time):
+Two ranks, each in a network namespace that acts as its host, with a link of a set and checked rate
+and delay between them (links.py). 2.0 million parameters in 32 tensors, so small that a step waits
+for the link. On each link one pair of ranks runs Horovod's contenders in turn, another
+torch.distributed's (a Horovod that is up sends a little all the time):
 
     hand-written        hvd.DistributedOptimizer or DistributedDataParallel at their defaults, a DataLoader, SGD
     trainkit            the same at trainkit's defaults, with each compression, and with four microbatches a step
 
-Step time: the median of rank 0's steps of all rounds but a first, without the first three of each; the wire's time is what
-the link's rate alone makes of the bytes of one direction. Bytes: what the device of rank 0's host sent and received in those
-steps; by arithmetic a ring of two ranks sends and receives all gradients once each. "Of hand-written": the time of a sample
-to that of the same framework's hand-written loop.
+Step time: the median of rank 0's steps of all rounds but a first, without the first three of each;
+the wire's time is what the link's rate alone makes of the bytes of one direction. Bytes: what the
+device of rank 0's host sent and received in those steps; by arithmetic a ring of two ranks sends
+and receives all gradients once each. "Of hand-written": the time of a sample to that of the same
+framework's hand-written loop.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class Setting:
     def __str__(self) -> str:
         if self.by_hand:
             return {"horovod": "hand-written Horovod", "ddp": "hand-written DDP"}[self.framework]
-        extra = [self.compression] * (self.compression != "none") + [f"{self.accumulate} microbatches"] * (self.accumulate > 1)
+        extra = [self.compression] * (self.compression != "none") + [
+            f"{self.accumulate} microbatches"
+        ] * (self.accumulate > 1)
         return ", ".join(["trainkit", self.framework, *extra])
 
     @property
@@ -78,19 +82,47 @@ def settings_of(framework: str, short: bool) -> list[Setting]:
     if short:
         return [Setting(framework, by_hand=True), Setting(framework, compression="fp16")]
     compressions = ("none", "fp16") if framework == "horovod" else ("none", "fp16", "bf16")
-    ours = [Setting(framework, False, compression, accumulate) for accumulate in (1, 4) for compression in compressions]
+    ours = [
+        Setting(framework, False, compression, accumulate)
+        for accumulate in (1, 4)
+        for compression in compressions
+    ]
     return [Setting(framework, by_hand=True), *ours]
 
 
 def environment(framework: str, rank: int, link: Link, secret: str) -> dict[str, str]:
-    """Return the variables that horovodrun or torchrun would set for a rank that is alone on its host."""
+    """Return the variables that horovodrun or torchrun would set
+    for a rank that is alone on its host.
+    """
     if framework == "ddp":
-        where = {"MASTER_ADDR": link.address(0), "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": DEVICE}
+        where = {
+            "MASTER_ADDR": link.address(0),
+            "MASTER_PORT": "29500",
+            "GLOO_SOCKET_IFNAME": DEVICE,
+        }
         where["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns that these hosts have no names
-        seat = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "TORCHELASTIC_RUN_ID": "links"}
+        seat = {
+            "RANK": rank,
+            "WORLD_SIZE": 2,
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": 1,
+            "TORCHELASTIC_RUN_ID": "links",
+        }
         return {name: str(value) for name, value in (where | seat).items()}
-    seat = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": rank, "CROSS_SIZE": 2}
-    how = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": DEVICE, "GLOO_RENDEZVOUS_ADDR": link.address(0)}
+    seat = {
+        "RANK": rank,
+        "SIZE": 2,
+        "LOCAL_RANK": 0,
+        "LOCAL_SIZE": 1,
+        "CROSS_RANK": rank,
+        "CROSS_SIZE": 2,
+    }
+    how = {
+        "CONTROLLER": "gloo",
+        "CPU_OPERATIONS": "gloo",
+        "GLOO_IFACE": DEVICE,
+        "GLOO_RENDEZVOUS_ADDR": link.address(0),
+    }
     own = {"HOSTNAME": f"host{rank}", "RENDEZVOUS_SECRET": secret, "RENDEZVOUS_SCOPE": "links."}
     return {f"HOROVOD_{name}": str(value) for name, value in (seat | how | own).items()}
 
@@ -131,9 +163,23 @@ def rows_of(link: Link, short: bool) -> Iterator[list[Cell]]:
             step = statistics.median(seconds for taken in own["seconds"] for seconds in taken)
             sent = statistics.median(own["bytes"])
             base = base or step / setting.samples
-            wire = None if link.rate_mbit is None else 8e-6 * setting.bytes_by_arithmetic / 2 / link.rate_mbit
-            cells = [1000 * step, None if wire is None else step / wire, 1000 * step / setting.samples]
-            yield [str(setting), *cells, step / setting.samples / base, sent / 1e6, sent / setting.bytes_by_arithmetic]
+            wire = (
+                None
+                if link.rate_mbit is None
+                else 8e-6 * setting.bytes_by_arithmetic / 2 / link.rate_mbit
+            )
+            cells = [
+                1000 * step,
+                None if wire is None else step / wire,
+                1000 * step / setting.samples,
+            ]
+            yield [
+                str(setting),
+                *cells,
+                step / setting.samples / base,
+                sent / 1e6,
+                sent / setting.bytes_by_arithmetic,
+            ]
 
 
 def measure(short: bool) -> Findings:
@@ -142,9 +188,25 @@ def measure(short: bool) -> Findings:
     if why := unavailable():
         return Findings(missing={"all": why}, settings=settings)
     checks: list[list[Cell]] = []
-    titles = ["link (rate, delay one way)", "Mbit/s set", "Mbit/s seen", "round trip set, ms", "round trip seen, ms"]
-    found = Findings([Table("Links, checked between two sockets", titles, checks)], settings=settings)
-    columns = ["two ranks", "step, ms", "of the wire's time", "a sample, ms", "of hand-written", "MB a step", "of arithmetic"]
+    titles = [
+        "link (rate, delay one way)",
+        "Mbit/s set",
+        "Mbit/s seen",
+        "round trip set, ms",
+        "round trip seen, ms",
+    ]
+    found = Findings(
+        [Table("Links, checked between two sockets", titles, checks)], settings=settings
+    )
+    columns = [
+        "two ranks",
+        "step, ms",
+        "of the wire's time",
+        "a sample, ms",
+        "of hand-written",
+        "MB a step",
+        "of arithmetic",
+    ]
     with ended_by_signals():
         for rate, delay in LINKS[:1] if short else LINKS:
             with Link(rate, delay) as link:

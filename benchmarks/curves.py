@@ -1,4 +1,5 @@
-"""Draws the curves of slow_link, of results.json, as docs/communication.svg: validation loss over seconds of training.
+"""Draws the curves of slow_link, of results.json, as docs/communication.svg: validation loss over
+seconds of training.
 
 python -m benchmarks.curves
 """
@@ -16,7 +17,9 @@ COLOURS = ("#000000", "#0072b2", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#5
 
 
 def draw(rows: list[list[float | str]]) -> str:
-    """Return an SVG of rows (name, step, seconds, loss); a name's curve begins again where its steps do."""
+    """Return an SVG of rows (name, step, seconds, loss);
+    a name's curve begins again where its steps do.
+    """
     curves: list[tuple[str, list[tuple[float, float]]]] = []
     step = 0.0
     for name, at, seconds, loss in rows:
@@ -37,18 +40,28 @@ def draw(rows: list[list[float | str]]) -> str:
     for tick in range(5):
         x, y = longest * tick / 4, low + (high - low) * tick / 4
         across, down = place(x, y).split(",")
-        drawn.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:.0f}</text>')
+        drawn.append(
+            f'<text x="{across}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{x:.0f}</text>'
+        )
         drawn.append(f'<text x="{LEFT - 6}" y="{down}" text-anchor="end">{y:.2f}</text>')
-    drawn.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">seconds of training</text>')
+    drawn.append(
+        f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">seconds of training</text>'
+    )
     drawn.append(f'<text x="{LEFT}" y="14">validation loss</text>')
     for i, (name, curve) in enumerate(curves):
         colour = COLOURS[i % len(COLOURS)]
         line = " ".join(place(*point) for point in curve)
         drawn.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        drawn.append(f'<text x="{WIDTH - RIGHT}" y="{TOP + 14 + 15 * i}" text-anchor="end" fill="{colour}">{name}</text>')
+        drawn.append(
+            f'<text x="{WIDTH - RIGHT}" y="{TOP + 14 + 15 * i}" text-anchor="end"'
+            f' fill="{colour}">{name}</text>'
+        )
     size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
     body = "\n".join(drawn)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">\n{body}\n</svg>\n'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif"'
+        f' font-size="11">\n{body}\n</svg>\n'
+    )
 
 
 if __name__ == "__main__":

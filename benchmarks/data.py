@@ -2,16 +2,19 @@
 
     python -m benchmarks.data [--short] [--json FILE]
 
-On generated JPEGs of 500 x 375 pixels in the page cache; batches of 32, one thread for each process. In turn:
+On generated JPEGs of 500 x 375 pixels in the page cache; batches of 32, one thread for each
+process. In turn:
 
     trainkit      recipes.imagefolder in a Trainer, with a model of one weight
     torchvision   the loader of torchvision's references/classification/train.py at its defaults: v1 transforms on PIL's images
     DALI          NVIDIA's readers.file, decoders.image_random_crop, resize, crop_mirror_normalize on the CPU, as its ResNet-50
-                  example has them; threads in place of worker processes, one where the others have no worker
+                  example has them; threads in place of worker processes, one where the others have
+                  no worker
 
-A figure counts from one batch's arrival to another's; those at both ends are left out, so as many batches are in flight at the
-window's end as at its beginning. The stall share is trainkit's own figure (StepClock): the part of a step that ResNet-18 at
-64 x 64 waits for its batch, while the model and the workers share the machine's cores.
+A figure counts from one batch's arrival to another's; those at both ends are left out, so as many
+batches are in flight at the window's end as at its beginning. The stall share is trainkit's own
+figure (StepClock): the part of a step that ResNet-18 at 64 x 64 waits for its batch, while the
+model and the workers share the machine's cores.
 """
 
 from __future__ import annotations
@@ -92,7 +95,9 @@ def fit(task: Task, root: Path, batch: int, workers: int, size: int) -> Arrivals
     """Train an epoch and return the records."""
     data, seen = ImageFolder(str(root), batch, CLASSES, size, workers), Arrivals()
     with tempfile.TemporaryDirectory() as folder:
-        Trainer(max_epochs=1, engine="single", run_dir=folder, callbacks=[seen], **QUIET).fit(task, datamodule=data)
+        Trainer(max_epochs=1, engine="single", run_dir=folder, callbacks=[seen], **QUIET).fit(
+            task, datamodule=data
+        )
     return seen
 
 
@@ -114,7 +119,9 @@ def by_torchvision(root: Path, batch: int, workers: int) -> list[float]:
     )
     dataset = torchvision.datasets.ImageFolder(str(root / "train"), augment)
     sampler, pin = torch.utils.data.RandomSampler(dataset), torch.cuda.is_available()
-    return list(arrivals(DataLoader(dataset, batch, sampler=sampler, num_workers=workers, pin_memory=pin)))
+    return list(
+        arrivals(DataLoader(dataset, batch, sampler=sampler, num_workers=workers, pin_memory=pin))
+    )
 
 
 def by_dali(root: Path, batch: int, workers: int) -> list[float]:
@@ -124,15 +131,28 @@ def by_dali(root: Path, batch: int, workers: int) -> list[float]:
 
     @pipeline_def(batch_size=batch, num_threads=max(1, workers), device_id=None, seed=0)
     def pipeline() -> Any:
-        files, labels = fn.readers.file(file_root=str(root / "train"), random_shuffle=True, name="Reader")
+        files, labels = fn.readers.file(
+            file_root=str(root / "train"), random_shuffle=True, name="Reader"
+        )
         area, aspect = [0.08, 1.0], [3 / 4, 4 / 3]
-        images = fn.decoders.image_random_crop(files, output_type=types.RGB, random_aspect_ratio=aspect, random_area=area)
-        images = fn.resize(images, resize_x=SIZE, resize_y=SIZE, interp_type=types.INTERP_TRIANGULAR)
+        images = fn.decoders.image_random_crop(
+            files, output_type=types.RGB, random_aspect_ratio=aspect, random_area=area
+        )
+        images = fn.resize(
+            images, resize_x=SIZE, resize_y=SIZE, interp_type=types.INTERP_TRIANGULAR
+        )
         mean, std = [255 * value for value in MEAN], [255 * value for value in STD]
         flip = fn.random.coin_flip(probability=0.5)
-        return fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std, mirror=flip), labels
+        return (
+            fn.crop_mirror_normalize(
+                images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std, mirror=flip
+            ),
+            labels,
+        )
 
-    loader = DALIClassificationIterator([pipeline()], reader_name="Reader", last_batch_policy=LastBatchPolicy.PARTIAL)
+    loader = DALIClassificationIterator(
+        [pipeline()], reader_name="Reader", last_batch_policy=LastBatchPolicy.PARTIAL
+    )
     return list(arrivals((got[0]["data"], got[0]["label"].squeeze(-1).long()) for got in loader))
 
 
@@ -142,7 +162,11 @@ def arrivals(loader: Iterable[Any]) -> Iterator[float]:
         yield time.perf_counter()
 
 
-LOADERS: dict[str, Callable[[Path, int, int], list[float]]] = {OURS: by_trainkit, REFERENCE: by_torchvision, DALI: by_dali}
+LOADERS: dict[str, Callable[[Path, int, int], list[float]]] = {
+    OURS: by_trainkit,
+    REFERENCE: by_torchvision,
+    DALI: by_dali,
+}
 
 
 def seconds_of_image(times: list[float], batch: int, workers: int) -> list[float]:
@@ -166,15 +190,26 @@ def measure(short: bool) -> Findings:
     torch.set_num_threads(1)
     rounds, images, links, batch = (0, 32, 2, 4) if short else (5, 256, 3, 32)
     found = Findings(missing=absent({DALI: "nvidia"}) or absent({DALI: "nvidia.dali"}))
-    found.settings = {"batch": batch, "images": images * links, "rounds": rounds, "cores": len(os.sched_getaffinity(0))}
+    found.settings = {
+        "batch": batch,
+        "images": images * links,
+        "rounds": rounds,
+        "cores": len(os.sched_getaffinity(0)),
+    }
     loaders = {name: loader for name, loader in LOADERS.items() if name not in found.missing}
     rates = Table("data=imagefolder, images/s", ["", "workers", "images/s", "of torchvision's"], [])
-    stalls = Table("ResNet-18 at 64 x 64: waiting for data", ["workers", "% of a step", "a step, ms"], [])
+    stalls = Table(
+        "ResNet-18 at 64 x 64: waiting for data", ["workers", "% of a step", "a step, ms"], []
+    )
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         make_jpegs(root, images, links)
         for workers in (0, 2) if short else (0, 1, 2):
-            taken = in_turns({name: one(loader, root, batch, workers) for name, loader in loaders.items()}, rounds, at_once=1)
+            taken = in_turns(
+                {name: one(loader, root, batch, workers) for name, loader in loaders.items()},
+                rounds,
+                at_once=1,
+            )
             rates.rows += rows_of(taken, workers)
             share, step_ms = stall_share(root, batch, workers)
             stalls.rows.append([workers, 100 * share, step_ms])
@@ -185,7 +220,9 @@ def measure(short: bool) -> Findings:
     return found
 
 
-def one(loader: Callable[[Path, int, int], list[float]], root: Path, batch: int, workers: int) -> Callable[[], list[float]]:
+def one(
+    loader: Callable[[Path, int, int], list[float]], root: Path, batch: int, workers: int
+) -> Callable[[], list[float]]:
     """Return a function that runs a contender once."""
     return lambda: seconds_of_image(loader(root, batch, workers), batch, workers)
 
@@ -193,7 +230,8 @@ def one(loader: Callable[[Path, int, int], list[float]], root: Path, batch: int,
 def rows_of(taken: Mapping[str, list[list[float]]], workers: int) -> list[list[Cell]]:
     """Return the table's rows."""
     return [
-        [name, workers, 1 / median(seconds), 1 / median_ratio(seconds, taken[REFERENCE])] for name, seconds in taken.items()
+        [name, workers, 1 / median(seconds), 1 / median_ratio(seconds, taken[REFERENCE])]
+        for name, seconds in taken.items()
     ]
 
 

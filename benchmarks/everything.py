@@ -2,8 +2,9 @@
 
     python -m benchmarks.everything [--short] [--only NAME ...] [--out FILE]
 
-Results go to benchmarks/results.json, which `python -m benchmarks.page` turns into the tables of README.md beside
-it. With --only the others' results stay. A failed benchmark keeps its earlier findings, and is named at the end.
+Results go to benchmarks/results.json, which `python -m benchmarks.page` turns into the tables of
+README.md beside it. With --only the others' results stay. A failed benchmark keeps its earlier
+findings, and is named at the end.
 """
 
 from __future__ import annotations
@@ -39,12 +40,25 @@ NAMES = (
     "slow_link",
     "sharding",
 )
-PACKAGES = ("torch", "torchvision", "horovod", "lightning", "accelerate", "pytorch-ignite", "nvidia-dali-cuda130", "ray")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "horovod",
+    "lightning",
+    "accelerate",
+    "pytorch-ignite",
+    "nvidia-dali-cuda130",
+    "ray",
+)
 
 
 def machine() -> dict[str, Any]:
     """Return the machine and versions of the figures."""
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    models = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = {name: _version(name) for name in PACKAGES}
     return {
@@ -68,7 +82,14 @@ def run(name: str, short: bool) -> dict[str, Any] | None:
     print(f"-- {name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(out), *(["--short"] if short else [])]
+        command = [
+            sys.executable,
+            "-m",
+            f"benchmarks.{name}",
+            "--json",
+            str(out),
+            *(["--short"] if short else []),
+        ]
         done = subprocess.run(command, check=False)
         return json.loads(out.read_text()) if done.returncode == 0 and out.exists() else None
 
@@ -76,7 +97,11 @@ def run(name: str, short: bool) -> dict[str, Any] | None:
 def main() -> None:
     """Run the requested benchmarks."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--short", action="store_true", help="smoke test of each contender; the figures mean nothing")
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="smoke test of each contender; the figures mean nothing",
+    )
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -88,7 +113,9 @@ def main() -> None:
             failed.append(name)
             continue
         kept[name] = found | {"date": date.today().isoformat(), "machine": machine()}
-        options.out.write_text(json.dumps({name: kept[name] for name in NAMES if name in kept}, indent=1) + "\n")
+        options.out.write_text(
+            json.dumps({name: kept[name] for name in NAMES if name in kept}, indent=1) + "\n"
+        )
     if failed:
         sys.exit(f"These benchmarks failed: {', '.join(failed)}")
 

@@ -1,17 +1,20 @@
-"""Training on one GPU: images/s of ResNet-50 and ViT-B/16 at 224 x 224, trainkit beside a loop by hand of the same settings.
+"""Training on one GPU: images/s of ResNet-50 and ViT-B/16 at 224 x 224, trainkit beside a loop by
+hand of the same settings.
 
     python -m benchmarks.gpu [--json FILE] [--seconds 550]     what `make bench-gpu` runs
     python -m benchmarks.gpu --device cpu --short              see that it runs: tiny models, the figures mean nothing
 
-Settings: gpu_training.py. Data: noise on the device, and generated JPEGs. trainkit and the loop by hand take
-turns block by block in one process; a figure is the median over blocks. Further: host syncs a step, peak memory, the kernels
-that take longest, overlap of gradients' sums with backward (gpu_sums.py), with torch.compile and with CUDA graphs
-(mode="reduce-overhead"). The most important parts come first; a part without time left is named, one that takes too long is
-ended, and the JSON is written after each part.
+Settings: gpu_training.py. Data: noise on the device, and generated JPEGs. trainkit and the loop by
+hand take turns block by block in one process; a figure is the median over blocks. Further: host
+syncs a step, peak memory, the kernels that take longest, overlap of gradients' sums with backward
+(gpu_sums.py), with torch.compile and with CUDA graphs (mode="reduce-overhead"). The most important
+parts come first; a part without time left is named, one that takes too long is ended, and the JSON
+is written after each part.
 
-Ceilings: of arithmetic (MFU is the share of it) and of bytes, from a product of matrices and a copy that are measured here. An
-image's cost is computed: 24.3 and 105.2 GFLOP; of ResNet-50 9,176 images/s by bytes at 4.3 TB/s where each operator reads and
-writes its own, 12,670 where batch norm, sum and ReLU are one.
+Ceilings: of arithmetic (MFU is the share of it) and of bytes, from a product of matrices and a copy
+that are measured here. An image's cost is computed: 24.3 and 105.2 GFLOP; of ResNet-50 9,176
+images/s by bytes at 4.3 TB/s where each operator reads and writes its own, 12,670 where batch norm,
+sum and ReLU are one.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ from benchmarks.jpegs import CLASSES, make_jpegs
 from recipes.imagefolder import ImageFolder
 
 RECORD = 7983  # images/s of a GPU: MLPerf v4.0, 8 x H200, MXNet on Horovod
-EAGER_BYTES, FUSED_BYTES, BYTES_PER_S = 9176, 12670, 4.3e12  # ResNet-50's images/s by bytes, at so many bytes/s
+# ResNet-50's images/s by bytes, at so many bytes/s
+EAGER_BYTES, FUSED_BYTES, BYTES_PER_S = 9176, 12670, 4.3e12
 GRAPHS = "reduce-overhead"
 GRACE_S = 20.0  # for the part in progress when the time is over
 
@@ -52,7 +56,9 @@ def ended_after(seconds: float) -> Iterator[None]:
     """Raise TimeoutError if the context lasts longer."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"it was ended after {seconds:.0f} s, when the time for all parts was over")
+        raise TimeoutError(
+            f"it was ended after {seconds:.0f} s, when the time for all parts was over"
+        )
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
@@ -74,12 +80,27 @@ class Bench:
     """
 
     def __init__(self, device: torch.device, short: bool, out: Path | None, seconds: float) -> None:
-        self.device, self.short, self.out, self.ends = device, short, out, time.perf_counter() + seconds
+        self.device, self.short, self.out, self.ends = (
+            device,
+            short,
+            out,
+            time.perf_counter() + seconds,
+        )
         self.models = TINY if device.type == "cpu" else (RESNET, VIT)
         self.found = Findings()
         self.rates = Table(
             "images/s",
-            ["model", "compile", "by hand", "trainkit", "of by hand", "MFU %", "of bytes %", "of fused bytes %", "of 7,983 %"],
+            [
+                "model",
+                "compile",
+                "by hand",
+                "trainkit",
+                "of by hand",
+                "MFU %",
+                "of bytes %",
+                "of fused bytes %",
+                "of 7,983 %",
+            ],
             [],
         )
         self.steps = Table(
@@ -87,12 +108,20 @@ class Bench:
             ["model", "", "host syncs", "kernels", "peak GB", "kernels that take longest"],
             [],
         )
-        self.sums = Table("sums at one rank", ["", "images/s", "of by hand", "beside, ms a step", "overlapped %"], [])
+        self.sums = Table(
+            "sums at one rank",
+            ["", "images/s", "of by hand", "beside, ms a step", "overlapped %"],
+            [],
+        )
         self.jpegs = Table("JPEGs from disk", ["", "images/s", "of by hand"], [])
         self.ceilings = Table("ceilings", ["", "per second"], [])
         self.found.tables = [self.rates, self.jpegs, self.steps, self.sums, self.ceilings]
         self.flops = self.bytes = 0.0
-        self.found.settings |= {"torch": torch.__version__, "device": self._device_name(), "seconds": seconds}
+        self.found.settings |= {
+            "torch": torch.__version__,
+            "device": self._device_name(),
+            "seconds": seconds,
+        }
 
     def run(self) -> Findings:
         """Run the parts, as far as there is time."""
@@ -107,7 +136,10 @@ class Bench:
         ]
         for mode in ("default", GRAPHS):
             wait = 120 if mode == "default" else 90
-            parts += [(f"{m.name}, compile={mode}", wait, partial(self.measure_rate, m, mode)) for m in (resnet, vit)]
+            parts += [
+                (f"{m.name}, compile={mode}", wait, partial(self.measure_rate, m, mode))
+                for m in (resnet, vit)
+            ]
         for name, takes, part in parts:
             if self.short and "compile" in name:
                 self.found.missing[name] = "not in the short form: compiling takes a minute"
@@ -126,7 +158,9 @@ class Bench:
             with ended_after(self.ends - before + GRACE_S):
                 part()
         except Exception as error:  # a GPU is dear: the other parts' figures are not to be lost
-            self.found.missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            self.found.missing[name] = (
+                f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            )
         self.found.settings[f"seconds of {name}"] = round(time.perf_counter() - before, 1)
         forget(self.device)
         if self.out is not None:
@@ -137,22 +171,41 @@ class Bench:
         on_gpu = self.device.type == "cuda"
         self.flops = matmul_flops(self.device, 8192 if on_gpu else 128)
         self.bytes = copy_bytes(self.device, 2**32 if on_gpu else 2**20)
-        self.ceilings.rows += [["TFLOP, bf16 matrices", self.flops / 1e12], ["TB, copied", self.bytes / 1e12]]
+        self.ceilings.rows += [
+            ["TFLOP, bf16 matrices", self.flops / 1e12],
+            ["TB, copied", self.bytes / 1e12],
+        ]
 
     def measure_rate(self, model: Model, mode: str | None) -> None:
         """Measure images/s of noise on the device."""
         ours, hand = in_blocks(model, self.device, mode)
         rate = model.batch / median(ours)
-        shares: list[Any] = [100 * rate * model.flop / self.flops if self.flops else None, None, None, None]
+        shares: list[Any] = [
+            100 * rate * model.flop / self.flops if self.flops else None,
+            None,
+            None,
+            None,
+        ]
         if model is self.models[0] and self.bytes:
             by_bytes = self.bytes / BYTES_PER_S
-            shares[1:] = [100 * rate / (limit * by_bytes) for limit in (EAGER_BYTES, FUSED_BYTES)] + [100 * rate / RECORD]
+            shares[1:] = [
+                100 * rate / (limit * by_bytes) for limit in (EAGER_BYTES, FUSED_BYTES)
+            ] + [100 * rate / RECORD]
         self.rates.rows.append(
-            [model.name, mode or "no", model.batch / median(hand), rate, 1 / median_ratio(ours, hand), *shares]
+            [
+                model.name,
+                mode or "no",
+                model.batch / median(hand),
+                rate,
+                1 / median_ratio(ours, hand),
+                *shares,
+            ]
         )
 
     def measure_step(self, model: Model) -> None:
-        """Profile five steps of each, and assert that none of trainkit's reads anything off the device."""
+        """Profile five steps of each, and assert that none of
+        trainkit's reads anything off the device.
+        """
         batch, first = model.images(self.device), 4
         hand = ByHand(model, self.device, None)
         hand.seconds(batch, first)
@@ -166,16 +219,35 @@ class Bench:
         Fit(model, self.device)([batch] * (first + 6), [profiled])
         assert profiled.profile is not None
         own_peak = self._add_step(model, "trainkit", profiled.profile)
-        Fit(model, self.device, settings={"assert_no_sync": True})([batch] * 4)  # a SyncError would say which
+        # a SyncError would say which
+        Fit(model, self.device, settings={"assert_no_sync": True})([batch] * 4)
         self.found.targets.append(
-            Target(f"{model.name}: host syncs a step", profiled.profile.waits / profiled.profile.steps, 0, "calls")
+            Target(
+                f"{model.name}: host syncs a step",
+                profiled.profile.waits / profiled.profile.steps,
+                0,
+                "calls",
+            )
         )
         if peak and own_peak:
-            self.found.targets.append(Target(f"{model.name}: peak memory, of the loop by hand", own_peak / peak, 1.01, "times"))
+            self.found.targets.append(
+                Target(
+                    f"{model.name}: peak memory, of the loop by hand",
+                    own_peak / peak,
+                    1.01,
+                    "times",
+                )
+            )
 
     def _add_step(self, model: Model, name: str, profile: Profile) -> float | None:
-        peak = torch.cuda.max_memory_allocated(self.device) / 1e9 if self.device.type == "cuda" else None
-        longest = ", ".join(f"{kernel} {100 * share:.0f} %" for kernel, share in profile.dominant(8))
+        peak = (
+            torch.cuda.max_memory_allocated(self.device) / 1e9
+            if self.device.type == "cuda"
+            else None
+        )
+        longest = ", ".join(
+            f"{kernel} {100 * share:.0f} %" for kernel, share in profile.dominant(8)
+        )
         waits, launches = profile.waits / profile.steps, profile.launches / profile.steps
         self.steps.rows.append([model.name, name, waits, launches, peak, longest])
         return peak
@@ -192,18 +264,27 @@ class Bench:
             for turn in [both] if self.short else [both, both[::-1]]:
                 for name, train in turn:
                     times = train(ImageFolder(folder, model.batch, CLASSES, model.image, workers))
-                    taken[name].append(seconds_of_image(times, model.batch, workers if len(times) > 4 * workers + 8 else 0))
+                    taken[name].append(
+                        seconds_of_image(
+                            times, model.batch, workers if len(times) > 4 * workers + 8 else 0
+                        )
+                    )
         for name, seconds in taken.items():
-            self.jpegs.rows.append([name, 1 / median(seconds), 1 / median_ratio(seconds, taken["by hand"])])
+            self.jpegs.rows.append(
+                [name, 1 / median(seconds), 1 / median_ratio(seconds, taken["by hand"])]
+            )
 
     def _workers_with_room(self, model: Model) -> int:
-        """Return a worker for each core, or as many as shared memory has room for with the batches that they hold."""
+        """Return a worker for each core,
+        or as many as shared memory has room for with the batches that they hold.
+        """
         cores, free = len(os.sched_getaffinity(0)), shutil.disk_usage("/dev/shm").free
         batch = 4 * 3 * model.batch * model.image**2
         workers = min(cores, free // (3 * batch))  # each has two ready and one in the making
         if not workers:
             raise RuntimeError(
-                f"/dev/shm has {free / 1e6:.0f} MB free, and a worker needs {3 * batch / 1e6:.0f} (docker: --ipc=host)"
+                f"/dev/shm has {free / 1e6:.0f} MB free, and a worker needs {3 * batch / 1e6:.0f}"
+                " (docker: --ipc=host)"
             )
         if workers < cores:
             self.found.settings["JPEGs: workers, by /dev/shm's size"] = workers
@@ -230,7 +311,9 @@ class Bench:
         self._add_sums("trainkit, ddp", turns.ours, turns.hand, ours)
 
     def measure_horovod(self) -> None:
-        """Measure with Horovod, beside the loop by hand without sums (hvd.DistributedOptimizer refuses channels_last)."""
+        """Measure with Horovod, beside the loop by hand without sums
+        (hvd.DistributedOptimizer refuses channels_last).
+        """
         import horovod.torch as hvd
 
         if self.device.type == "cuda" and not hvd.nccl_built():
@@ -239,7 +322,9 @@ class Bench:
         turns, profile = gpu_sums.run(model, self.device, engine, ByHand(model, self.device, None))
         self._add_sums("trainkit, horovod (by hand: no sums)", turns.ours, turns.hand, profile)
 
-    def _add_sums(self, name: str, own: list[list[float]], hand: list[list[float]], profile: Profile) -> None:
+    def _add_sums(
+        self, name: str, own: list[list[float]], hand: list[list[float]], profile: Profile
+    ) -> None:
         beside = profile.beside_us / 1000 / profile.steps
         overlap = None if profile.overlap is None else 100 * profile.overlap
         rate = self.models[0].batch / median(own)
@@ -250,11 +335,22 @@ class Bench:
         for row in self.rates.rows:
             name, mode, ratio = row[0], row[1], float(row[4] or 0)
             self.found.targets.append(
-                Target(f"{name}, compile={mode}: images/s, of the loop by hand", ratio, 1.0, "times", "at least")
+                Target(
+                    f"{name}, compile={mode}: images/s, of the loop by hand",
+                    ratio,
+                    1.0,
+                    "times",
+                    "at least",
+                )
             )
         if "H200" in self._device_name():
-            best = max((float(row[3] or 0) for row in self.rates.rows if row[0] == RESNET.name), default=0.0)
-            self.found.targets.append(Target("ResNet-50 on an H200, the best", best, 5500, "images/s", "at least"))
+            best = max(
+                (float(row[3] or 0) for row in self.rates.rows if row[0] == RESNET.name),
+                default=0.0,
+            )
+            self.found.targets.append(
+                Target("ResNet-50 on an H200, the best", best, 5500, "images/s", "at least")
+            )
 
     def _device_name(self) -> str:
         return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
@@ -263,12 +359,16 @@ class Bench:
 def measure(short: bool, device: str, out: Path | None, seconds: float) -> Findings:
     """Run the parts; without a GPU, report that, unless the CPU was requested."""
     if device == "cuda" and not torch.cuda.is_available():
-        return Findings(missing={"all": "there is no GPU here; --device cpu --short sees that the script runs"})
+        return Findings(
+            missing={"all": "there is no GPU here; --device cpu --short sees that the script runs"}
+        )
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True  # for both
     if device == "cpu":
         torch.set_num_threads(1)  # the models are too small for more
-    return Bench(torch.device(device, 0) if device == "cuda" else torch.device(device), short, out, seconds).run()
+    return Bench(
+        torch.device(device, 0) if device == "cuda" else torch.device(device), short, out, seconds
+    ).run()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from benchmarks.gpu_training import synchronize
 from trainkit import Callback
 
-# Calls that make the host wait. cudaMemcpyAsync to the host's pageable memory does too; torch follows it by one of these.
+# Calls that make the host wait. cudaMemcpyAsync to the host's pageable memory does too; torch
+# follows it by one of these.
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _WINDOW = "benchmark window"
@@ -55,7 +56,8 @@ class Profile:
         waits: calls of the host that wait for the device.
         kernels: name -> microseconds.
         launches: number of kernels.
-        beside_us: work on other streams than the busiest (sums of gradients, copies of batches), in microseconds.
+        beside_us: work on other streams than the busiest (sums of gradients, copies of batches), in
+            microseconds.
         overlapped_us: of it, while the busiest was busy too.
     """
 
@@ -72,7 +74,9 @@ class Profile:
         return self.overlapped_us / self.beside_us if self.beside_us else None
 
     def dominant(self, number: int) -> list[tuple[str, float]]:
-        """Return the kernels that take longest: their names, shortened, and shares of the time of all."""
+        """Return the kernels that take longest:
+        their names, shortened, and shares of the time of all.
+        """
         whole = sum(self.kernels.values()) or 1.0
         return [(_short(name), taken / whole) for name, taken in self.kernels.most_common(number)]
 
@@ -113,25 +117,33 @@ class Window:
             self._profiler.export_chrome_trace(str(path))
             found = read(json.loads(path.read_text())["traceEvents"], steps)
         if self.device.type == "cuda" and not found.launches:
-            raise RuntimeError("torch's profiler saw no kernel, so it cannot count waits: does this user have CUPTI's rights?")
+            raise RuntimeError(
+                "torch's profiler saw no kernel, so it cannot count waits: does this user have"
+                " CUPTI's rights?"
+            )
         return found
 
 
 def read(events: Sequence[dict[str, Any]], steps: int) -> Profile:
     """Return the profile of the window in a trace in Chrome's format."""
     found = Profile(steps)
-    (window,) = [e for e in events if e.get("name") == _WINDOW and e.get("cat") == "user_annotation"]
+    (window,) = [
+        e for e in events if e.get("name") == _WINDOW and e.get("cat") == "user_annotation"
+    ]
     streams: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     for event in events:
         inside = window["ts"] <= event.get("ts", -1.0) <= window["ts"] + window["dur"]
         if event.get("cat") == "cuda_runtime" and inside:
             found.waits += event["name"] in WAITS
-        if event.get("cat") in _ON_DEVICE:  # the device runs behind the host: count all kernels launched in the window
+        # the device runs behind the host: count all kernels launched in the window
+        if event.get("cat") in _ON_DEVICE:
             found.kernels[event["name"]] += event["dur"]
             found.launches += 1
             streams[event["args"]["stream"]].append((event["ts"], event["ts"] + event["dur"]))
     if streams:
-        busiest = max(streams, key=lambda stream: sum(end - begin for begin, end in streams[stream]))
+        busiest = max(
+            streams, key=lambda stream: sum(end - begin for begin, end in streams[stream])
+        )
         main = sorted(streams.pop(busiest))
         for begin, end in (span for spans in streams.values() for span in spans):
             found.beside_us += end - begin

@@ -1,7 +1,8 @@
 """How sums of gradients overlap with backward, on one GPU: gpu.py's part about communication.
 
-At one rank trainkit sums nothing. Here its engines are made to, so operations and their times are those of many ranks; nothing
-is on the wire, and NCCL may launch no kernel for a sum over one rank: other streams then show only copies.
+At one rank trainkit sums nothing. Here its engines are made to, so operations and their times are
+those of many ranks; nothing is on the wire, and NCCL may launch no kernel for a sum over one rank:
+other streams then show only copies.
 """
 
 from __future__ import annotations
@@ -27,18 +28,31 @@ from trainkit.engine.reduce.buckets import by_name, by_size, split_frozen
 from trainkit.engine.reduce.wire import make_wire
 
 _BUCKET = 25 * 2**20  # DDPEngine's default
-_TORCHRUN = {"TORCHELASTIC_RUN_ID": "one", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+_TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "one",
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+}
 
 
 class SummingDDP(DDPEngine):
     """Sums at one rank too."""
 
-    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
+    def prepare(
+        self,
+        task: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        precision: Precision | None = None,
+    ) -> None:
         """See Engine."""
         super().prepare(task, optimizers, precision)
         trained, frozen = split_frozen(task.named_parameters())
         wire = make_wire("none", "average", 1.0, 1)
-        self._reducer = self.heartbeat.reducer = BucketReducer(by_size(trained, _BUCKET, set()), frozen, wire, set(), None)
+        self._reducer = self.heartbeat.reducer = BucketReducer(
+            by_size(trained, _BUCKET, set()), frozen, wire, set(), None
+        )
 
 
 def summing_horovod() -> Engine:
@@ -54,13 +68,18 @@ def summing_horovod() -> Engine:
 
     class SummingHorovod(HorovodEngine):
         def prepare(
-            self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None
+            self,
+            task: nn.Module,
+            optimizers: Sequence[torch.optim.Optimizer],
+            precision: Precision | None = None,
         ) -> None:
             super().prepare(task, optimizers, precision)
             trained, frozen = split_frozen(task.named_parameters())
             wire = make_wire("none", "average", 1.0, 1, ALLREDUCE_TYPES)
             ranks, buckets = hvd.global_process_set, by_name(trained, [], set())
-            self._reducer = self.heartbeat.reducer = HookReducer(buckets, frozen, wire, set(), "average", ranks)
+            self._reducer = self.heartbeat.reducer = HookReducer(
+                buckets, frozen, wire, set(), "average", ranks
+            )
 
     return SummingHorovod()
 
@@ -71,7 +90,9 @@ class ByHandDDP(ByHand):
     def __init__(self, model: Model, device: torch.device, mode: str | None) -> None:
         super().__init__(model, device, mode)
         ids = [0] if device.type == "cuda" else None
-        self.forward = DistributedDataParallel(self.model, device_ids=ids, gradient_as_bucket_view=True)
+        self.forward = DistributedDataParallel(
+            self.model, device_ids=ids, gradient_as_bucket_view=True
+        )
 
 
 @contextlib.contextmanager
@@ -87,7 +108,9 @@ def one_rank(device: torch.device) -> Iterator[None]:
 
 
 def with_ddp(model: Model, device: torch.device) -> tuple[Turns, Profile, Profile]:
-    """Return the times of trainkit and of the loop by hand with DDP, and the profiles of both in this order."""
+    """Return the times of trainkit and of the loop by hand with DDP,
+    and the profiles of both in this order.
+    """
     with one_rank(device):
         hand, batch = ByHandDDP(model, device, None), model.images(device)
         turns, profile = run(model, device, SummingDDP(), hand)
@@ -97,7 +120,9 @@ def with_ddp(model: Model, device: torch.device) -> tuple[Turns, Profile, Profil
 
 
 def run(model: Model, device: torch.device, engine: Engine, hand: ByHand) -> tuple[Turns, Profile]:
-    """Return the times of trainkit with an engine and of a loop by hand, and trainkit's profile, of five steps at its end."""
+    """Return the times of trainkit with an engine and of a loop by hand, and trainkit's profile,
+    of five steps at its end.
+    """
     batch = model.images(device)
     turns, steps = Turns(hand, batch, model.block), model.block * (model.blocks + 1)
     profiled = Profiled(steps + 1, steps + 6)

@@ -1,8 +1,9 @@
-"""The trainings of gpu.py: by hand, and by trainkit with the same settings, block by block in one process.
+"""The trainings of gpu.py: by hand, and by trainkit with the same settings, block by block in one
+process.
 
-Both: bf16 autocast, channels_last, fused optimizer (by hand asked for, by trainkit chosen), gradients set to None,
-cudnn.benchmark, the same compile mode. trainkit also keeps the mean of the loss, as its recipe does; the loop by hand reads no
-loss at all.
+Both: bf16 autocast, channels_last, fused optimizer (by hand asked for, by trainkit chosen),
+gradients set to None, cudnn.benchmark, the same compile mode. trainkit also keeps the mean of the
+loss, as its recipe does; the loop by hand reads no loss at all.
 """
 
 from __future__ import annotations
@@ -64,7 +65,13 @@ RESNET = Model("ResNet-50", torchvision.models.resnet50, _SGD, 24.3e9, 256, 224,
 VIT = Model("ViT-B/16", torchvision.models.vit_b_16, _ADAMW, 105.2e9, 256, 224, 8, 5)
 # To see on a CPU that the script runs.
 _TINY_VIT = partial(
-    torchvision.models.VisionTransformer, image_size=32, patch_size=16, num_layers=1, num_heads=2, hidden_dim=32, mlp_dim=64
+    torchvision.models.VisionTransformer,
+    image_size=32,
+    patch_size=16,
+    num_layers=1,
+    num_heads=2,
+    hidden_dim=32,
+    mlp_dim=64,
 )
 TINY = (
     Model("ResNet-50 (tiny stand-in)", torchvision.models.resnet18, _SGD, 24.3e9, 2, 32, 2, 2),
@@ -105,7 +112,9 @@ class ByHand:
 
 
 class Turns(Callback):
-    """After each block of trainkit's steps the loop by hand takes as many; both are timed, the first ones are left out."""
+    """After each block of trainkit's steps the loop by hand takes as many;
+    both are timed, the first ones are left out.
+    """
 
     def __init__(self, by_hand: ByHand, batch: tuple[Tensor, Tensor], block: int) -> None:
         self.by_hand, self.batch, self.block = by_hand, batch, block
@@ -165,7 +174,9 @@ class Fit:
             trainer.fit(task, batches, **data)
 
 
-def in_blocks(model: Model, device: torch.device, mode: str | None) -> tuple[list[list[float]], list[list[float]]]:
+def in_blocks(
+    model: Model, device: torch.device, mode: str | None
+) -> tuple[list[list[float]], list[list[float]]]:
     """Return the seconds of a step, block by block, of trainkit and of the loop by hand."""
     batch = model.images(device)
     turns = Turns(ByHand(model, device, mode), batch, model.block)

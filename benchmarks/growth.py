@@ -1,14 +1,15 @@
-"""How the cost of a step grows: with parameter tensors, callbacks, logged values, samples of the data set, and ranks.
+"""How the cost of a step grows: with parameter tensors, callbacks, logged values, samples of the
+data set, and ranks.
 
     python -m benchmarks.growth [--short] [--json FILE]
 
 Steps       one process, one thread, batches in memory, plain SGD; quiet (no logger, bar, checkpoint). A bare loop and
-            trainkit take turns; the figure is trainkit's step less the bare one of the same round, in microseconds, and
-            how much of it one more tensor (callback, logged value) makes. A sample is the mean of a block of steps with
-            one log in it, so costs once a log count.
+            trainkit take turns; the figure is trainkit's step less the bare one of the same round,
+            in microseconds, and how much of it one more tensor (callback, logged value) makes. A
+            sample is the mean of a block of steps with one log in it, so costs once a log count.
 Samples     each number in a process of its own: RankSampler over a shuffled epoch, as a loader's, beside torch's
-            DistributedSampler. Time to the first index, time of each further one, and what the peak of the process's
-            memory grew by.
+            DistributedSampler. Time to the first index, time of each further one, and what the peak
+            of the process's memory grew by.
 Ranks       the plan's arithmetic for one step of one rank.
 """
 
@@ -60,7 +61,9 @@ class Case:
 
 
 class Many(trainkit.Task):
-    """Tiny parameter tensors; their sum scales the input. Records the start of each forward pass."""
+    """Tiny parameter tensors; their sum scales the input.
+    Records the start of each forward pass.
+    """
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -91,7 +94,9 @@ class Busy(Callback):
     def __init__(self) -> None:
         self.batches = 0
 
-    def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Count."""
         self.batches += 1
 
@@ -146,10 +151,19 @@ def overhead(case: Case, short: bool) -> tuple[float, float]:
     rounds = 1 if short else 7
     blocks, block = (1, 2) if short else (2, 10) if case.tensors >= 1_000 else (4, 100)
     samples = take_turns(
-        {"bare": partial(bare, case, block, blocks), "ours": partial(with_trainkit, case, block, blocks)}, rounds
+        {
+            "bare": partial(bare, case, block, blocks),
+            "ours": partial(with_trainkit, case, block, blocks),
+        },
+        rounds,
     )
-    medians = {name: [1e6 * statistics.median(taken) for taken in taken_by] for name, taken_by in samples.items()}
-    added = statistics.median(ours - own for ours, own in zip(medians["ours"], medians["bare"], strict=True))
+    medians = {
+        name: [1e6 * statistics.median(taken) for taken in taken_by]
+        for name, taken_by in samples.items()
+    }
+    added = statistics.median(
+        ours - own for ours, own in zip(medians["ours"], medians["bare"], strict=True)
+    )
     return statistics.median(medians["bare"]), added
 
 
@@ -166,7 +180,9 @@ def growth_table(title: str, of: str, cases: dict[str, tuple[int, Case]], short:
 
 
 def status_mb(field: str) -> float:
-    """Return a size of this process in MB: "VmRSS", or "VmHWM" for its peak (getrusage's would be the parent's too)."""
+    """Return a size of this process in MB:
+    "VmRSS", or "VmHWM" for its peak (getrusage's would be the parent's too).
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / 1e6
 
@@ -183,7 +199,10 @@ def torch_indices(num_samples: int) -> Iterator[int]:
     return iter(DistributedSampler(range(num_samples), 2, 0, shuffle=True))  # type: ignore[arg-type]
 
 
-SAMPLERS: dict[str, Callable[[int], Iterator[int]]] = {"trainkit": ours_indices, "torch's DistributedSampler": torch_indices}
+SAMPLERS: dict[str, Callable[[int], Iterator[int]]] = {
+    "trainkit": ours_indices,
+    "torch's DistributedSampler": torch_indices,
+}
 
 
 def walk(sampler: str, num_samples: int, out: str) -> None:
@@ -197,7 +216,11 @@ def walk(sampler: str, num_samples: int, out: str) -> None:
     for _ in zip(indices, range(min(num_samples // 2 - 1, 400_000)), strict=False):
         further += 1
     end = time.perf_counter()
-    found = {"first_ms": 1e3 * (first - begin), "each_us": 1e6 * (end - first) / further, "MB": status_mb("VmHWM") - before}
+    found = {
+        "first_ms": 1e3 * (first - begin),
+        "each_us": 1e6 * (end - first) / further,
+        "MB": status_mb("VmHWM") - before,
+    }
     Path(out).write_text(json.dumps(found))
 
 
@@ -209,15 +232,24 @@ def samples_table(short: bool) -> tuple[Table, list[Target]]:
     for size in sizes:
         for sampler in SAMPLERS:
             found = answer("benchmarks.growth", "walk", sampler, str(size), env=environment())
-            rows.append([f"{size:,} samples, {sampler}", found["first_ms"], found["each_us"], found["MB"]])
+            rows.append(
+                [f"{size:,} samples, {sampler}", found["first_ms"], found["each_us"], found["MB"]]
+            )
             if sampler == "trainkit" and size == 10**8:
                 targets += [
                     Target("sampler over 1e8 samples, memory", found["MB"], 1000, "MB"),
-                    Target("sampler over 1e8 samples, first index", found["first_ms"] / 1000, 1, "s"),
+                    Target(
+                        "sampler over 1e8 samples, first index", found["first_ms"] / 1000, 1, "s"
+                    ),
                 ]
-    return Table(
-        "Sampler, shuffled", ["samples", "first index, ms", "each further, us", "memory's peak grew, MB"], rows
-    ), targets
+    return (
+        Table(
+            "Sampler, shuffled",
+            ["samples", "first index, ms", "each further, us", "memory's peak grew, MB"],
+            rows,
+        ),
+        targets,
+    )
 
 
 def ranks_table(short: bool) -> Table:

@@ -1,8 +1,9 @@
 """Shared by all benchmarks: contenders that take turns, findings as JSON, and a command line.
 
-A benchmark is a module with `measure(short) -> Findings` that ends in `main(measure)`. Its figures are ratios of one run:
-contenders take turns (A B C, B C A, ...), so other load on the machine affects all alike. `--short` runs each of them once
-or twice with tiny numbers, as a smoke test; its figures mean nothing.
+A benchmark is a module with `measure(short) -> Findings` that ends in `main(measure)`. Its figures
+are ratios of one run: contenders take turns (A B C, B C A, ...), so other load on the machine
+affects all alike. `--short` runs each of them once or twice with tiny numbers, as a smoke test; its
+figures mean nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Table:
     Attributes:
         title: what was measured, with its unit.
         columns: their names; the first names the contender or the setting.
-        rows: one cell for each column; numbers unrounded; None where there is no figure (say why in `Findings.missing`).
+        rows: one cell for each column; numbers unrounded; None where there is no figure (say why in
+            `Findings.missing`).
     """
 
     title: str
@@ -63,7 +65,9 @@ class Target:
     @property
     def met(self) -> bool:
         """Whether it is reached."""
-        return self.measured <= self.limit if self.bound == "at most" else self.measured >= self.limit
+        return (
+            self.measured <= self.limit if self.bound == "at most" else self.measured >= self.limit
+        )
 
 
 @dataclass
@@ -84,13 +88,18 @@ class Findings:
 
     def as_json(self) -> dict[str, Any]:
         """Return the contents of the JSON file."""
-        return asdict(self) | {"targets": [asdict(target) | {"met": target.met} for target in self.targets]}
+        return asdict(self) | {
+            "targets": [asdict(target) | {"met": target.met} for target in self.targets]
+        }
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[], Sequence[float]]], rounds: int, between: Callable[[], None] = lambda: None
+    contenders: Mapping[str, Callable[[], Sequence[float]]],
+    rounds: int,
+    between: Callable[[], None] = lambda: None,
 ) -> dict[str, list[list[float]]]:
-    """Let contenders run in turn, another one first in each round; return the samples of each, round by round.
+    """Let contenders run in turn, another one first in each round; return the samples of each,
+    round by round.
 
     A first round, which warms libraries and the allocator, is left out.
 
@@ -118,7 +127,9 @@ def median(rounds: Sequence[Sequence[float]]) -> float:
 
 def median_ratio(rounds: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> float:
     """Return the median over rounds of (a round's median / the base's median in the same round)."""
-    return statistics.median(statistics.median(a) / statistics.median(b) for a, b in zip(rounds, base, strict=True))
+    return statistics.median(
+        statistics.median(a) / statistics.median(b) for a, b in zip(rounds, base, strict=True)
+    )
 
 
 def quartiles(values: Sequence[float]) -> str:
@@ -152,7 +163,11 @@ def shown(cell: Cell) -> str:
 def main(measure: Callable[[bool], Findings]) -> None:
     """Measure, print the tables, and write them to the file of --json."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--short", action="store_true", help="see that each contender runs; the figures mean nothing")
+    parser.add_argument(
+        "--short",
+        action="store_true",
+        help="see that each contender runs; the figures mean nothing",
+    )
     parser.add_argument("--json", type=Path, default=None, help="write the findings here")
     options = parser.parse_args()
     start = time.perf_counter()
@@ -166,11 +181,15 @@ def main(measure: Callable[[bool], Findings]) -> None:
     for target in found.targets:
         reached = "reached" if target.met else "NOT REACHED"
         console.print(
-            f"{target.what}: {shown(target.measured)} {target.unit} ({target.bound} {shown(target.limit)}: {reached})"
+            f"{target.what}: {shown(target.measured)} {target.unit} ({target.bound}"
+            f" {shown(target.limit)}: {reached})"
         )
     for name, why in found.missing.items():
         console.print(f"without {name}: {why}")
     if options.json:
         options.json.write_text(
-            json.dumps(found.as_json() | {"took_s": round(time.perf_counter() - start, 1)}, indent=1) + "\n"
+            json.dumps(
+                found.as_json() | {"took_s": round(time.perf_counter() - start, 1)}, indent=1
+            )
+            + "\n"
         )

@@ -1,7 +1,9 @@
-"""Instructions of a training step, counted by valgrind's callgrind: repeatable, whatever else the machine does.
+"""Instructions of a training step, counted by valgrind's callgrind: repeatable, whatever else the
+machine does.
 
-One process runs all contenders under callgrind, which counts between two calls of a contender's loss alone; what a step costs
-the process beside the contender's own code (the interpreter, torch, its libraries) is in it, the kernel's work is not.
+One process runs all contenders under callgrind, which counts between two calls of a contender's
+loss alone; what a step costs the process beside the contender's own code (the interpreter, torch,
+its libraries) is in it, the kernel's work is not.
 """
 
 from __future__ import annotations
@@ -31,9 +33,17 @@ def why_not() -> str:
 def count(names: Sequence[str]) -> dict[str, float]:
     """Return the instructions of a step of each contender."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder}/counted"]
+        command = [
+            "valgrind",
+            "--tool=callgrind",
+            "--instr-atstart=no",
+            f"--callgrind-out-file={folder}/counted",
+        ]
         run = subprocess.run(
-            [*command, sys.executable, "-m", __spec__.name, *names], capture_output=True, text=True, check=False
+            [*command, sys.executable, "-m", __spec__.name, *names],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if run.returncode:
             raise RuntimeError(run.stderr[-2000:])
@@ -60,17 +70,22 @@ class Counted:
         if self._calls == WARM:
             self._control("-i", "on")
         elif self._calls == WARM + COUNTED:
-            self._control("-d", f"contender{self._number}")  # a number alone would be taken for a process
+            # a number alone would be taken for a process
+            self._control("-d", f"contender{self._number}")
             self._control("-i", "off")
         self._calls += 1
         return nn.functional.cross_entropy(outputs, labels)
 
     def _control(self, *what: str) -> None:
-        subprocess.run(["callgrind_control", *what, str(os.getpid())], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["callgrind_control", *what, str(os.getpid())], check=True, stdout=subprocess.DEVNULL
+        )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for i, contender in enumerate(sys.argv[1:]):
         with nothing_printed():
-            (LOOPS | LOOPS_ALL_ON)[contender](Job(tiny_mlp, sgd, tiny_batches(WARM + COUNTED + 2), Counted(i)))
+            (LOOPS | LOOPS_ALL_ON)[contender](
+                Job(tiny_mlp, sgd, tiny_batches(WARM + COUNTED + 2), Counted(i))
+            )

@@ -24,8 +24,11 @@ def make_jpegs(root: Path, different: int, links: int = 1) -> None:
         for i in range(number):
             folder = root / part / f"class{i % CLASSES}"
             folder.mkdir(parents=True, exist_ok=True)
-            image = Image.fromarray(draw.integers(0, 256, (24, 32, 3), dtype=np.uint8)).resize(_SIZE, Image.Resampling.BICUBIC)
-            noisy = np.asarray(image) + draw.normal(0, 9, (_SIZE[1], _SIZE[0], 3))  # smooth alone, it would decode too fast
+            image = Image.fromarray(draw.integers(0, 256, (24, 32, 3), dtype=np.uint8)).resize(
+                _SIZE, Image.Resampling.BICUBIC
+            )
+            # smooth alone, it would decode too fast
+            noisy = np.asarray(image) + draw.normal(0, 9, (_SIZE[1], _SIZE[0], 3))
             first = folder / f"{i}.jpg"
             Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(first, quality=90)
             for link in range(1, names):

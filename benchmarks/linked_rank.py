@@ -1,4 +1,6 @@
-"""One rank of the benchmark of communication: its framework's contenders, in turn. Started by communication.py."""
+"""One rank of the benchmark of communication: its framework's contenders, in turn.
+Started by communication.py.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,9 @@ def by_hand(setting: Setting, steps: int, rank: int) -> Steps:
 
 
 def start_horovod(rank: int, folder: Path, address: str) -> None:
-    """Initialize Horovod on a rank; its ranks meet at a server on rank 0's host, in a thread of rank 0."""
+    """Initialize Horovod on a rank;
+    its ranks meet at a server on rank 0's host, in a thread of rank 0.
+    """
     port = folder / "port"
     if rank == 0:
         server = RendezvousServer()
@@ -150,7 +154,11 @@ def worker(framework: str, rank: int, folder: Path, address: str, short: bool) -
     found: dict[str, list[float]] = {}
 
     def run(setting: Setting) -> list[float]:
-        noted = by_hand(setting, steps, rank) if setting.by_hand else with_trainkit(setting, steps, str(folder / "run"))
+        noted = (
+            by_hand(setting, steps, rank)
+            if setting.by_hand
+            else with_trainkit(setting, steps, str(folder / "run"))
+        )
         found.setdefault(str(setting), []).append(noted.bytes_a_step)
         return noted.seconds
 

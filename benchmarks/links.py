@@ -1,12 +1,14 @@
-"""Two network namespaces of this machine that act as hosts, and a link of a set rate and delay between them.
+"""Two network namespaces of this machine that act as hosts, and a link of a set rate and delay
+between them.
 
     with Link(rate_mbit=100, delay_ms=10) as link:
         subprocess.run([*link.inside(0), "some", "command"])     # on host 0, whose address is link.address(0)
 
-Without limits the link is a veth pair. With them it is a TAP device in each namespace, and a relay: a process that reads
-each frame, holds it until a wire of that rate would have carried it and the delay has passed, and hands it on. Nothing is
-ever dropped. (tc's netem would do the same; many kernels come without it.) Frames are those that the kernel hands to a
-network card: up to 64 kB, which a card would cut to the MTU; their headers count once. Needs root. To try one:
+Without limits the link is a veth pair. With them it is a TAP device in each namespace, and a relay:
+a process that reads each frame, holds it until a wire of that rate would have carried it and the
+delay has passed, and hands it on. Nothing is ever dropped. (tc's netem would do the same; many
+kernels come without it.) Frames are those that the kernel hands to a network card: up to 64 kB,
+which a card would cut to the MTU; their headers count once. Needs root. To try one:
 
     python -m benchmarks.links check 100 10        # Mbit/s, ms
 """
@@ -48,7 +50,10 @@ def unavailable() -> str | None:
     if not Path("/dev/net/tun").exists():
         return "there is no /dev/net/tun"
     name = f"try-{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode != 0:
+    if (
+        subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode
+        != 0
+    ):
         return "network namespaces are not allowed here"
     _ip("netns", "delete", name)
     return None
@@ -108,21 +113,33 @@ class Link:
         return ["ip", "netns", "exec", self._name(host)]
 
     def checked(self, seconds: float = 1.0) -> tuple[float, float]:
-        """Return the link's measured performance between two sockets: (round trip in ms, Mbit/s in one direction)."""
+        """Return the link's measured performance between two sockets:
+        (round trip in ms, Mbit/s in one direction).
+        """
         this = [sys.executable, "-m", "benchmarks.links"]
         command = [*self.inside(1), *this, "answer", self.address(1)]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             port = server.stdout.readline().strip()
             command = [*self.inside(0), *this, "ask", self.address(1), port, str(seconds)]
-            asked = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+            asked = subprocess.run(
+                command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=60
+            )
         round_trip_ms, mbit = map(float, asked.stdout.split())
         return round_trip_ms, mbit
 
     @contextlib.contextmanager
     def _relay(self) -> Iterator[None]:
         numbers = [str(self.rate_mbit or 0), str(self.delay_ms)]
-        command = [sys.executable, "-m", "benchmarks.links", "relay", *numbers, self._name(0), self._name(1)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.links",
+            "relay",
+            *numbers,
+            self._name(0),
+            self._name(1),
+        ]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as relay:
             try:
                 assert relay.stdout is not None
@@ -186,7 +203,8 @@ class _Direction:
     def give(self) -> float:
         """Forward the frames that are due; return the seconds until the next one."""
         while self.held and (wait := self.held[0][0] - time.monotonic()) <= 0:
-            with contextlib.suppress(OSError):  # a device that is down takes none, as a wire that was pulled
+            # a device that is down takes none, as a wire that was pulled
+            with contextlib.suppress(OSError):
                 os.write(self.sink, self.held[0][1])
             self.held.popleft()
         return wait if self.held else 1.0

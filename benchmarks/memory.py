@@ -1,15 +1,17 @@
-"""Peak memory of a training on the CPU, beside a bare loop's: ResNet-50 with SGD, and an MLP with Adam.
+"""Peak memory of a training on the CPU, beside a bare loop's: ResNet-50 with SGD, and an MLP with
+Adam.
 
     python -m benchmarks.memory [--short] [--json FILE]
 
-Each training (peers.py: what prints or writes is off) has a process of its own, with one thread, one malloc arena and a fixed
-threshold for mmap, so freed memory returns to the system and threads hold no pools of their own. A figure is the mean over two
-runs, as reported by Linux:
+Each training (peers.py: what prints or writes is off) has a process of its own, with one thread,
+one malloc arena and a fixed threshold for mmap, so freed memory returns to the system and threads
+hold no pools of their own. A figure is the mean over two runs, as reported by Linux:
 
     peak      the most that was resident (VmHWM; ru_maxrss may be that of the parent)
     growth    that, less what was resident before the training: torch, the trainer's modules and the batch
     of bare   the peak through that of a bare loop in a process that has imported the same modules. An import costs its
-              memory once, whatever the model; the question here is what a trainer holds on to while it trains.
+              memory once, whatever the model; the question here is what a trainer holds on to while
+              it trains.
 """
 
 from __future__ import annotations
@@ -30,12 +32,21 @@ BARE, OURS = "bare loop", "trainkit"
 IMPORTS = {
     BARE: [],
     OURS: ["trainkit.trainer"],
-    "pytorch-ignite": ["ignite.contrib.handlers", "ignite.engine", "ignite.handlers", "ignite.metrics"],
+    "pytorch-ignite": [
+        "ignite.contrib.handlers",
+        "ignite.engine",
+        "ignite.handlers",
+        "ignite.metrics",
+    ],
     "Fabric": ["lightning.fabric"],
     "Accelerate": ["accelerate"],
     "Lightning": ["lightning", "lightning.pytorch.loggers"],
 }
-MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "262144"}
+MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "262144",
+    "MALLOC_TRIM_THRESHOLD_": "262144",
+}
 MB = 1000.0  # in kB as /proc gives them
 
 
@@ -63,7 +74,9 @@ def mlp(steps: int) -> Any:
     from benchmarks.peers import Job
 
     def model() -> nn.Module:
-        return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(2048, 2048), nn.ReLU())))
+        return nn.Sequential(
+            *(layer for _ in range(4) for layer in (nn.Linear(2048, 2048), nn.ReLU()))
+        )
 
     batch = (torch.randn(64, 2048), torch.randint(2048, (64,)))
     return Job(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-4), [batch] * steps)
@@ -88,14 +101,17 @@ def train(work: str, name: str, modules_of: str, steps: int, out: Path) -> None:
 
 
 def measure(short: bool) -> Findings:
-    """Train with each, several processes at a time: that changes the time they take, and no memory."""
+    """Train with each, several processes at a time:
+    that changes the time they take, and no memory.
+    """
     from benchmarks.peers import missing
 
     runs, steps, works = (1, 1, list(WORKS)[-1:]) if short else (2, 3, list(WORKS))
     found = Findings(missing={name: why for name, why in missing().items() if name in IMPORTS})
     found.settings = {"threads": 1, "runs": runs, "steps": steps}
     names = [name for name in IMPORTS if name not in found.missing]
-    beside = {name: name if name == OURS or not short else BARE for name in names}  # the bare loop imports their modules
+    # the bare loop imports their modules
+    beside = {name: name if name == OURS or not short else BARE for name in names}
     processes = {(name, name) for name in names} | {(BARE, other) for other in beside.values()}
     for work in works:
 
@@ -104,16 +120,29 @@ def measure(short: bool) -> Findings:
             taken: list[float] = answer("benchmarks.memory", *arguments, env=environment(**MALLOC))
             return taken
 
-        seen = [in_turns({" ".join(pair): (lambda pair=pair: one(*pair)) for pair in processes}, 0) for _ in range(runs)]
+        seen = [
+            in_turns({" ".join(pair): lambda pair=pair: one(*pair) for pair in processes}, 0)
+            for _ in range(runs)
+        ]
 
         def of(name: str, modules_of: str, seen: Any = seen) -> tuple[float, float]:
             """Return the medians of the peak and of the growth."""
             taken = [run[f"{name} {modules_of}"][0] for run in seen]
-            return statistics.median(peak for _, peak in taken), statistics.median(peak - before for before, peak in taken)
+            return statistics.median(peak for _, peak in taken), statistics.median(
+                peak - before for before, peak in taken
+            )
 
-        rows: list[list[Any]] = [[name, *of(name, name), of(name, name)[0] / of(BARE, beside[name])[0]] for name in names]
-        found.tables.append(Table(f"{work}: peak memory, MB", ["", "peak", "growth", "of bare"], rows))
-        found.targets.append(Target(f"{work}: peak memory, of a bare loop's", rows[names.index(OURS)][-1], 1.01, "times"))
+        rows: list[list[Any]] = [
+            [name, *of(name, name), of(name, name)[0] / of(BARE, beside[name])[0]] for name in names
+        ]
+        found.tables.append(
+            Table(f"{work}: peak memory, MB", ["", "peak", "growth", "of bare"], rows)
+        )
+        found.targets.append(
+            Target(
+                f"{work}: peak memory, of a bare loop's", rows[names.index(OURS)][-1], 1.01, "times"
+            )
+        )
     return found
 
 

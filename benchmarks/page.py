@@ -1,10 +1,11 @@
-"""Writes the figures of results.json into the README.md beside it, and a few of them into the project's.
+"""Writes the figures of results.json into the README.md beside it, and a few of them into the
+project's.
 
     python -m benchmarks.page [--check]
 
-A block of a page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by that benchmark's tables;
-`targets` by all targets, `summary` by the main figures. The text between blocks is written by hand. --check changes nothing,
-and fails if a page is out of date.
+A block of a page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by
+that benchmark's tables; `targets` by all targets, `summary` by the main figures. The text between
+blocks is written by hand. --check changes nothing, and fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from benchmarks.harness import shown
 
 PAGE = Path(__file__).parent / "README.md"
 _ROOT = Path(__file__).parents[1]
-PAGES = (PAGE, _ROOT / "README.md", *(_ROOT / "docs" / name for name in ("communication.md", "ray.md", "unequal_ranks.md")))
+PAGES = (
+    PAGE,
+    _ROOT / "README.md",
+    *(_ROOT / "docs" / name for name in ("communication.md", "ray.md", "unequal_ranks.md")),
+)
 GPU_RESULTS = RESULTS.with_name("results-gpu.json")
 
 
@@ -46,7 +51,10 @@ def targets(results: Mapping[str, Any]) -> str:
         for target in found["targets"]:
             reached = "reached" if target["met"] else "**not reached**"
             limit = f"{target['bound']} {shown(target['limit'])}"
-            rows.append(f"| {name}: {target['what']} | {shown(target['measured'])} {target['unit']} | {limit} | {reached} |")
+            rows.append(
+                f"| {name}: {target['what']} | {shown(target['measured'])} {target['unit']} |"
+                f" {limit} | {reached} |"
+            )
     return "\n".join(rows)
 
 
@@ -55,19 +63,33 @@ def summary(results: Mapping[str, Any]) -> str:
     with_log = {row[0]: row[2] for row in results["overhead"]["tables"][0]["rows"]}
     kinds = results["kinds"]["tables"][0]
     of_people = next(row for row in kinds["rows"] if row[0] == "DataLoader over a Dataset")
-    added = dict(zip((name.removesuffix(" adds, us") for name in kinds["columns"][2:]), of_people[2:], strict=True))
+    added = dict(
+        zip(
+            (name.removesuffix(" adds, us") for name in kinds["columns"][2:]),
+            of_people[2:],
+            strict=True,
+        )
+    )
     imported = {row[0]: row[1] for row in results["startup"]["tables"][0]["rows"]}
     head = f"added to a step of {shown(of_people[1])} us, DataLoader over a Dataset"
-    rows = [f"| | {head} | with log, progress, checkpoints, on a list | import over torch, s |", "| --- | ---: | ---: | ---: |"]
+    rows = [
+        f"| | {head} | with log, progress, checkpoints, on a list | import over torch, s |",
+        "| --- | ---: | ---: | ---: |",
+    ]
     for name in imported:
         if name in added:
             cells = added[name], with_log.get(f"{name}, all on"), imported[name]
             rows.append(f"| {name} | " + " | ".join(map(shown, cells)) + " |")
     alike, as_shipped = (shown(target["measured"]) for target in results["throughput"]["targets"])
     notes = [
-        "Negative: faster than the plain loop, since batches are read without a DataLoader's own cost for each.",
-        "Images per second of ResNet-50 on 2 ranks, beside a loop by hand with Horovod: "
-        f"{alike} times with the same settings, {as_shipped} times with trainkit's own.",
+        (
+            "Negative: faster than the plain loop, since batches are read without a DataLoader's"
+            " own cost for each."
+        ),
+        (
+            "Images per second of ResNet-50 on 2 ranks, beside a loop by hand with Horovod: "
+            f"{alike} times with the same settings, {as_shipped} times with trainkit's own."
+        ),
     ]
     return "\n".join([*rows, "", *notes])
 
@@ -78,8 +100,13 @@ def machines(results: Mapping[str, Any]) -> str:
     lines = []
     for kind in sorted(kinds):
         facts = json.loads(kind)
-        where = f"{facts.pop('cores')} cores of an {facts.pop('processor')}, {facts.pop('memory_gib')} GiB"
-        lines.append(f"{where}; " + ", ".join(f"{name} {version}" for name, version in facts.items()) + ".")
+        where = (
+            f"{facts.pop('cores')} cores of an {facts.pop('processor')},"
+            f" {facts.pop('memory_gib')} GiB"
+        )
+        lines.append(
+            f"{where}; " + ", ".join(f"{name} {version}" for name, version in facts.items()) + "."
+        )
     return "\n".join(lines)
 
 

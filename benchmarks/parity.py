@@ -2,9 +2,9 @@
 
     python -m benchmarks.parity [--steps 20] [--only NAME ...]
 
-The gpt recipe in float32 under plain SGD, which shows a wrong scale of the gradient that Adam would hide, with the same 24
-samples a step on any number of ranks. Horovod and DeepSpeed take part if they are installed. Exit code 1 if a difference is
-above 1e-6.
+The gpt recipe in float32 under plain SGD, which shows a wrong scale of the gradient that Adam would
+hide, with the same 24 samples a step on any number of ranks. Horovod and DeepSpeed take part if
+they are installed. Exit code 1 if a difference is above 1e-6.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ STARTS: dict[str, tuple[int, str]] = {  # name: ranks, overrides
     "deepspeed, 2 ranks, stage 3": (2, "engine=deepspeed engine.stage=3"),
 }
 SETTINGS = (
-    "conf=gpt optimizer=sgd optimizer.momentum=0.0 optimizer.nesterov=false optimizer.lr=0.1 task.model.depth=2 "
-    "task.model.width=64 task.model.heads=4 task.model.context=32 data.context=32 data.batch_size=2 "
-    "trainer.global_batch_size=24 trainer.lr_scaling=none trainer.gradient_clip_val=null trainer.enable_progress_bar=false "
-    "trainer.enable_model_summary=false trainer.limit_val_batches=0 logger=none "
-    "optimizer.weight_decay=0.0"
+    "conf=gpt optimizer=sgd optimizer.momentum=0.0 optimizer.nesterov=false optimizer.lr=0.1"
+    " task.model.depth=2 task.model.width=64 task.model.heads=4 task.model.context=32"
+    " data.context=32 data.batch_size=2 trainer.global_batch_size=24 trainer.lr_scaling=none"
+    " trainer.gradient_clip_val=null trainer.enable_progress_bar=false"
+    " trainer.enable_model_summary=false trainer.limit_val_batches=0 logger=none"
+    " optimizer.weight_decay=0.0"
 )
 
 
@@ -51,9 +52,24 @@ def command(ranks: int, overrides: str, steps: int, run_dir: Path) -> list[str]:
     if "engine=horovod" in overrides:
         begin = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(ranks), *begin]
     elif "engine=single" not in overrides:
-        begin = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *begin[1:]]
+        begin = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            *begin[1:],
+        ]
     words = [word.strip("'") for word in SETTINGS.split()]
-    return [*begin, "fit", *words, *overrides.split(), f"trainer.max_steps={steps}", f"run_dir={run_dir}"]
+    return [
+        *begin,
+        "fit",
+        *words,
+        *overrides.split(),
+        f"trainer.max_steps={steps}",
+        f"run_dir={run_dir}",
+    ]
 
 
 def differences(steps: int, names: list[str]) -> dict[str, float]:
@@ -65,14 +81,23 @@ def differences(steps: int, names: list[str]) -> dict[str, float]:
             run_dir = Path(folder, str(len(found)))
             environ = os.environ | {"OMP_NUM_THREADS": "1"}
             done = subprocess.run(
-                command(ranks, overrides, steps, run_dir), env=environ, capture_output=True, text=True, check=False, timeout=600
+                command(ranks, overrides, steps, run_dir),
+                env=environ,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=600,
             )
             if done.returncode:
-                raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+                raise SystemExit(
+                    f"{name} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+                )
             state = read_state(run_dir / "checkpoints" / "last")
             if name == "single":
                 expected = state
-            found[name] = max(float((state[key] - value).abs().max()) for key, value in expected.items())
+            found[name] = max(
+                float((state[key] - value).abs().max()) for key, value in expected.items()
+            )
             print(f"{name:32}{found[name]:.1e}", flush=True)
     return found
 
@@ -85,7 +110,9 @@ def available() -> list[str]:
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", nargs="*", choices=list(STARTS), help="these starts")
     options = parser.parse_args()

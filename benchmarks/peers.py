@@ -1,7 +1,9 @@
-"""The same training by hand, by trainkit and by other trainers, on one process and on batches that are in memory.
+"""The same training by hand, by trainkit and by other trainers, on one process and on batches that
+are in memory.
 
-Each is written as its documentation does it. What prints or writes is switched off, but where a name ends in ", all on".
-No clock runs in them: the loss notes when it is called (`Clocked`), which costs all of them alike.
+Each is written as its documentation does it. What prints or writes is switched off, but where a
+name ends in ", all on". No clock runs in them: the loss notes when it is called (`Clocked`), which
+costs all of them alike.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ from benchmarks.harness import absent
 Batch = tuple[Tensor, Tensor]
 Model = Callable[[], nn.Module]
 LogLoss = Callable[[str, Tensor], None]
-MODULES = {"pytorch-ignite": "ignite", "Fabric": "lightning", "Accelerate": "accelerate", "Lightning": "lightning"}
+MODULES = {
+    "pytorch-ignite": "ignite",
+    "Fabric": "lightning",
+    "Accelerate": "accelerate",
+    "Lightning": "lightning",
+}
 
 
 class Clocked:
@@ -81,7 +88,9 @@ def bare(job: Job) -> None:
 
 
 def by_trainkit(job: Job, all_on: bool = False) -> None:
-    """Train with trainkit; all on: `self.log`, CSV and TensorBoard, progress, checkpoints, the banner."""
+    """Train with trainkit; all on: `self.log`, CSV and TensorBoard, progress,
+    checkpoints, the banner.
+    """
     from trainkit import Task, Trainer
 
     class Trained(Task):
@@ -106,7 +115,9 @@ def by_trainkit(job: Job, all_on: bool = False) -> None:
         "enable_model_summary": False,
     }
     with _new_folder() as folder:
-        trainer = Trainer(max_epochs=1, engine="single", run_dir=folder, **({} if all_on else quiet))
+        trainer = Trainer(
+            max_epochs=1, engine="single", run_dir=folder, **({} if all_on else quiet)
+        )
         trainer.fit(Trained(), job.data)
 
 
@@ -124,7 +135,9 @@ class _Batches:
 
 
 def by_lightning(job: Job, all_on: bool = False) -> None:
-    """Train with Lightning's Trainer; all on: `self.log`, its CSV and TensorBoard loggers, progress bar and checkpoints."""
+    """Train with Lightning's Trainer;
+    all on: `self.log`, its CSV and TensorBoard loggers, progress bar and checkpoints.
+    """
     import lightning
     from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
@@ -188,7 +201,9 @@ def by_accelerate(job: Job) -> None:
 
 
 def by_ignite(job: Job, all_on: bool = False) -> None:
-    """Train with pytorch-ignite's Engine; quiet, the step returns nothing, so that no `loss.item()` is in it."""
+    """Train with pytorch-ignite's Engine;
+    quiet, the step returns nothing, so that no `loss.item()` is in it.
+    """
     from ignite.contrib.handlers import ProgressBar, TensorboardLogger
     from ignite.engine import Engine, Events
     from ignite.handlers import Checkpoint, DiskSaver
@@ -213,11 +228,16 @@ def by_ignite(job: Job, all_on: bool = False) -> None:
             return
         RunningAverage(output_transform=float).attach(engine, "loss")
         ProgressBar().attach(engine, ["loss"])
-        saver = Checkpoint({"model": model, "optimizer": optimizer}, DiskSaver(folder, require_empty=False))
+        saver = Checkpoint(
+            {"model": model, "optimizer": optimizer}, DiskSaver(folder, require_empty=False)
+        )
         engine.add_event_handler(Events.EPOCH_COMPLETED, saver)
         with TensorboardLogger(log_dir=folder) as logger:
             logger.attach_output_handler(
-                engine, Events.ITERATION_COMPLETED(every=50), "training", output_transform=lambda loss: {"loss": loss}
+                engine,
+                Events.ITERATION_COMPLETED(every=50),
+                "training",
+                output_transform=lambda loss: {"loss": loss},
             )
             engine.run(job.data, max_epochs=1)
 
@@ -225,7 +245,9 @@ def by_ignite(job: Job, all_on: bool = False) -> None:
 LOOPS: dict[str, Callable[[Job], None]] = {
     "bare loop": bare,
     "trainkit": by_trainkit,
-    "trainkit, torch's loop": lambda job: by_trainkit(replace(job, optimizer=partial(job.optimizer, foreach=False))),
+    "trainkit, torch's loop": lambda job: by_trainkit(
+        replace(job, optimizer=partial(job.optimizer, foreach=False))
+    ),
     "pytorch-ignite": by_ignite,
     "Fabric": by_fabric,
     "Accelerate": by_accelerate,
@@ -241,7 +263,9 @@ LOOPS_ALL_ON: dict[str, Callable[[Job], None]] = {
 def missing() -> dict[str, str]:
     """Return peer -> why, of those that are not installed."""
     found = absent(MODULES)
-    return found | {f"{name}, all on": why for name, why in found.items() if f"{name}, all on" in LOOPS_ALL_ON}
+    return found | {
+        f"{name}, all on": why for name, why in found.items() if f"{name}, all on" in LOOPS_ALL_ON
+    }
 
 
 def present(loops: dict[str, Callable[[Job], None]]) -> dict[str, Callable[[Job], None]]:
@@ -252,7 +276,11 @@ def present(loops: dict[str, Callable[[Job], None]]) -> dict[str, Callable[[Job]
 @contextlib.contextmanager
 def nothing_printed() -> Iterator[None]:
     """Send all output to the null device, bars and tables too."""
-    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
+    with (
+        open(os.devnull, "w") as null,
+        contextlib.redirect_stdout(null),
+        contextlib.redirect_stderr(null),
+    ):
         yield
 
 
@@ -269,9 +297,14 @@ def tiny_mlp() -> nn.Module:
 
 
 def tiny_batches(steps: int, size: int = 32) -> list[Batch]:
-    """Return `steps` batches of 16 random numbers and one of 4 labels a sample; 64 different ones, repeated."""
+    """Return `steps` batches of 16 random numbers and one of 4 labels a sample;
+    64 different ones, repeated.
+    """
     draw = torch.Generator().manual_seed(0)
-    some = [(torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw)) for _ in range(64)]
+    some = [
+        (torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw))
+        for _ in range(64)
+    ]
     return [some[step % len(some)] for step in range(steps)]
 
 
@@ -309,11 +342,21 @@ def _in_memory(batches: list[Batch]) -> TensorDataset:
 # The same batches as data of the kinds that people have, read in the training process.
 KINDS: dict[str, Callable[[list[Batch]], Any]] = {
     "a list of batches": lambda batches: batches,
-    "DataLoader over a TensorDataset": lambda batches: DataLoader(_in_memory(batches), len(batches[0][1])),
-    "DataLoader over a Dataset": lambda batches: DataLoader(Rows(_samples(batches)), len(batches[0][1])),
-    "DataLoader over an IterableDataset": lambda batches: DataLoader(Flow(_samples(batches)), len(batches[0][1])),
-    "DataLoader over a Dataset of batches": lambda batches: DataLoader(Rows(batches), batch_size=None),
-    "DataLoader over a stream of batches": lambda batches: DataLoader(Flow(batches), batch_size=None),
+    "DataLoader over a TensorDataset": lambda batches: DataLoader(
+        _in_memory(batches), len(batches[0][1])
+    ),
+    "DataLoader over a Dataset": lambda batches: DataLoader(
+        Rows(_samples(batches)), len(batches[0][1])
+    ),
+    "DataLoader over an IterableDataset": lambda batches: DataLoader(
+        Flow(_samples(batches)), len(batches[0][1])
+    ),
+    "DataLoader over a Dataset of batches": lambda batches: DataLoader(
+        Rows(batches), batch_size=None
+    ),
+    "DataLoader over a stream of batches": lambda batches: DataLoader(
+        Flow(batches), batch_size=None
+    ),
 }
 
 

@@ -1,16 +1,19 @@
-"""What a change of ranks costs: from the last step before it to the first after it, under horovodrun and on Ray.
+"""What a change of ranks costs: from the last step before it to the first after it, under
+horovodrun and on Ray.
 
     python -m benchmarks.recovery [--short] [--json FILE]
 
-A job of one to two ranks (benchmarks/recovery_rank.py), a commit after each step; launchers take turns. From outside, once a
-generation has trained for a while: a worker is killed; on Ray its actor, and its node; a node drains (horovodrun: a host leaves
-the discovery script's list); a node comes. Both launchers continue with one rank, and grow again when the replacement is ready.
+A job of one to two ranks (benchmarks/recovery_rank.py), a commit after each step; launchers take
+turns. From outside, once a generation has trained for a while: a worker is killed; on Ray its
+actor, and its node; a node drains (horovodrun: a host leaves the discovery script's list); a node
+comes. Both launchers continue with one rank, and grow again when the replacement is ready.
 
     pause       from the last step that a rank begins before the change to the first one after it, a step included
     whole       from the fault to the first step on two ranks again: a process's start, imports and set-up
     repeated    steps of which some rank trains its part twice
 
-On Ray's side a node is a raylet of ray.cluster_utils on this host, so the network between nodes is not in the figures.
+On Ray's side a node is a raylet of ray.cluster_utils on this host, so the network between nodes is
+not in the figures.
 """
 
 from __future__ import annotations
@@ -37,11 +40,18 @@ from benchmarks.processes import environment
 from benchmarks.recovery_rank import BATCH, STEP_S
 from trainkit.extensions.ray.connection import take_access
 
-WIDTHS = {"small": 64, "large": 3000}  # the large one has 9.2 million parameters, 110 MB with Adam's state
+# the large one has 9.2 million parameters, 110 MB with Adam's state
+WIDTHS = {"small": 64, "large": 3000}
 ROUNDS = {"small": 2, "large": 1}
 SETTLED, LIMIT_S = 12, 180.0  # steps of a generation before it is disturbed; for each change
-FIT = "from trainkit.launch.ray import RayLauncher; import sys; sys.exit(RayLauncher(num_workers=[1, 2], "
-FIT += "resources_per_worker={'CPU': 1, 'slot': 1}).run(['python', '-m', 'benchmarks.recovery_rank', *sys.argv[1:]]))"
+FIT = (
+    "from trainkit.launch.ray import RayLauncher; import sys; sys.exit(RayLauncher(num_workers=[1,"
+    " 2], "
+)
+FIT += (
+    "resources_per_worker={'CPU': 1, 'slot': 1}).run(['python', '-m', 'benchmarks.recovery_rank',"
+    " *sys.argv[1:]]))"
+)
 JOINS = "a worker joins"
 Note = dict[str, Any]
 COLUMNS = ["change", "pause, s", "longest pause, s", "whole again, s", "steps repeated"]
@@ -54,7 +64,8 @@ class Changes:
     pauses: dict[str, list[float]] = field(default_factory=dict)
     whole: dict[str, list[float]] = field(default_factory=dict)
     repeated: dict[str, int] = field(default_factory=dict)
-    steps: list[float] = field(default_factory=list)  # between two steps of a rank to which nothing happens
+    # between two steps of a rank to which nothing happens
+    steps: list[float] = field(default_factory=list)
 
     def row(self, case: str) -> list[Cell]:
         """Return the table's row of a case."""
@@ -80,10 +91,14 @@ class Job:
                 if line.endswith("}"):
                     note = json.loads(line)
                     found.setdefault(note["generation"], []).append(note)
-        return {generation: sorted(found[generation], key=lambda note: note["t"]) for generation in sorted(found)}
+        return {
+            generation: sorted(found[generation], key=lambda note: note["t"])
+            for generation in sorted(found)
+        }
 
     def settle(self, ranks: int, after: int = 0, steps: int = SETTLED) -> dict[int, list[Note]]:
-        """Wait until a generation later than `after` has this number of ranks, and these steps; return all notes.
+        """Wait until a generation later than `after` has this number of ranks, and these steps;
+        return all notes.
 
         Raises:
             RuntimeError: that took too long, or the job has ended.
@@ -92,15 +107,27 @@ class Job:
         while True:
             notes = self.notes()
             newest = list(notes.values())[-1] if notes else []
-            if len(newest) >= steps * ranks and newest[-1]["ranks"] == ranks and newest[-1]["generation"] > after:
+            if (
+                len(newest) >= steps * ranks
+                and newest[-1]["ranks"] == ranks
+                and newest[-1]["generation"] > after
+            ):
                 return notes
             if time.monotonic() > end or self.process.poll() is not None:
-                raise RuntimeError(f"the job did not train on {ranks} ranks:\n{self.log.read_text()[-3000:]}")
+                raise RuntimeError(
+                    f"the job did not train on {ranks} ranks:\n{self.log.read_text()[-3000:]}"
+                )
             time.sleep(0.1)
 
     def pid(self, rank: int) -> int:
         """Return the process of a rank of the newest generation."""
-        return int(next(note["pid"] for note in reversed(list(self.notes().values())[-1]) if note["rank"] == rank))
+        return int(
+            next(
+                note["pid"]
+                for note in reversed(list(self.notes().values())[-1])
+                if note["rank"] == rank
+            )
+        )
 
 
 def change(job: Job, found: Changes, case: str, fault: Act, back: Act | None = None) -> None:
@@ -154,7 +181,14 @@ def started(command: Sequence[str], width: int, folder: Path, **more: str) -> It
     log = folder / "log.txt"
     with log.open("wb") as out:
         words = [*command, str(folder), str(width)]
-        process = subprocess.Popen(words, cwd=folder, env=environment(**more), stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment(**more),
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
     try:
         yield Job(folder, process, log)
         process.send_signal(signal.SIGTERM)
@@ -172,8 +206,25 @@ def with_horovodrun(width: int, found: Changes) -> None:
         hosts = folder / "hosts"
         two, one = "localhost:1\n127.0.0.1:1\n", "localhost:1\n"
         hosts.write_text(two)
-        launch = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "--min-np", "1", "--max-np", "2"]
-        launch += ["--host-discovery-script", f"cat {hosts}", sys.executable, "-m", "benchmarks.recovery_rank"]
+        launch = [
+            sys.executable,
+            "-m",
+            "horovod.runner.launch",
+            "--gloo",
+            "-np",
+            "2",
+            "--min-np",
+            "1",
+            "--max-np",
+            "2",
+        ]
+        launch += [
+            "--host-discovery-script",
+            f"cat {hosts}",
+            sys.executable,
+            "-m",
+            "benchmarks.recovery_rank",
+        ]
         with started(launch, width, folder) as job:
             change(job, found, "horovodrun: worker killed", kill_worker)
             leave, come = (functools.partial(write, hosts, text) for text in (one, two))
@@ -181,12 +232,15 @@ def with_horovodrun(width: int, found: Changes) -> None:
 
 
 class Raylets:
-    """A Ray cluster of this host: a head without room for ranks, and two nodes with room for one each."""
+    """A Ray cluster of this host: a head without room for ranks,
+    and two nodes with room for one each.
+    """
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._folder = tempfile.mkdtemp(prefix="rb", dir="/tmp")  # short: sockets' paths have at most 107 characters
+        # short: sockets' paths have at most 107 characters
+        self._folder = tempfile.mkdtemp(prefix="rb", dir="/tmp")
         os.environ |= environment(RAY_TMPDIR=self._folder, RAY_USAGE_STATS_ENABLED="0")
         take_access({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
         self._node = {"num_cpus": 1, "object_store_memory": 150 * 2**20, "resources": {"slot": 1}}
@@ -208,10 +262,22 @@ class Raylets:
         self._cluster.remove_node(self.nodes.pop(), allow_graceful=False)
 
     def drain(self, _: Job) -> None:
-        """Announce that the newest node will go in ten minutes, as a cloud announces it of a spot machine."""
-        words = ["drain-node", "--address", self.address, "--node-id", self.nodes[-1].node_id, "--reason-message", "spot"]
+        """Announce that the newest node will go in ten minutes,
+        as a cloud announces it of a spot machine.
+        """
+        words = [
+            "drain-node",
+            "--address",
+            self.address,
+            "--node-id",
+            self.nodes[-1].node_id,
+            "--reason-message",
+            "spot",
+        ]
         words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--deadline-remaining-seconds", "600"]
-        subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *words], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", *words], check=True, capture_output=True
+        )
 
     def replace(self, job: Job) -> None:
         """Remove the drained node, and add one."""
@@ -228,7 +294,9 @@ def with_ray(raylets: Raylets, width: int, found: Changes) -> None:
     """Measure one job on Ray."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with started([sys.executable, "-c", FIT], width, folder, RAY_ADDRESS=raylets.address) as job:
+        with started(
+            [sys.executable, "-c", FIT], width, folder, RAY_ADDRESS=raylets.address
+        ) as job:
             change(job, found, "launcher=ray: worker killed", kill_worker)
             change(job, found, "launcher=ray: its actor killed", kill_actor)
             change(job, found, "launcher=ray: its node killed", raylets.kill, raylets.add)
@@ -237,7 +305,12 @@ def with_ray(raylets: Raylets, width: int, found: Changes) -> None:
 
 def measure(short: bool) -> Findings:
     """Measure both launchers, in turns."""
-    settings: dict[str, Cell] = {"ranks": 2, "threads of a rank": 1, "batch_size": BATCH, "wait in each step, s": STEP_S}
+    settings: dict[str, Cell] = {
+        "ranks": 2,
+        "threads of a rank": 1,
+        "batch_size": BATCH,
+        "wait in each step, s": STEP_S,
+    }
     found = Findings(settings=settings, missing=absent({"launcher=ray": "ray"}))
     with contextlib.ExitStack() as stack:
         raylets = None if found.missing else stack.enter_context(contextlib.closing(Raylets()))
@@ -247,12 +320,22 @@ def measure(short: bool) -> Findings:
                 with_horovodrun(WIDTHS[model], changes)
                 if raylets is not None:
                     with_ray(raylets, WIDTHS[model], changes)
-            plain: list[Cell] = ["no change: from step to step", statistics.median(changes.steps), max(changes.steps), None, 0]
+            plain: list[Cell] = [
+                "no change: from step to step",
+                statistics.median(changes.steps),
+                max(changes.steps),
+                None,
+                0,
+            ]
             title = f"A change of ranks, {model} model"
-            cases = sorted(changes.pauses, key=lambda case: (case.partition(":")[0], case.endswith(JOINS)))
+            cases = sorted(
+                changes.pauses, key=lambda case: (case.partition(":")[0], case.endswith(JOINS))
+            )
             found.tables.append(Table(title, COLUMNS, [plain, *map(changes.row, cases)]))
             for case in [case for case in cases if case.endswith(JOINS)]:
-                found.targets.append(Target(f"{case}, {model} model: pause", changes.row(case)[1], 1.0, "s"))  # type: ignore[arg-type]
+                found.targets.append(
+                    Target(f"{case}, {model} model: pause", changes.row(case)[1], 1.0, "s")
+                )  # type: ignore[arg-type]
     return found
 
 

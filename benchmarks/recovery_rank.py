@@ -1,4 +1,5 @@
-"""A rank of benchmarks/recovery.py: trains until it is ended, and writes each step down with its time.
+"""A rank of benchmarks/recovery.py: trains until it is ended, and writes each step down with its
+time.
 
     python -m benchmarks.recovery_rank FOLDER WIDTH
 
@@ -24,20 +25,34 @@ STEP_S, INPUTS, BATCH, FOREVER = 0.05, 64, 2, 10**6
 
 
 class Noted(trainkit.Task):
-    """Three layers, trained by Adam; each step waits, as if a device computed, so that two ranks leave cores to a third."""
+    """Three layers, trained by Adam;
+    each step waits, as if a device computed, so that two ranks leave cores to a third.
+    """
 
     def __init__(self, folder: Path, width: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Linear(INPUTS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+            nn.Linear(INPUTS, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 1),
         )
         self.file = (folder / f"steps-{os.getpid()}").open("a")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Note the step as it begins, and train."""
         trainer = self.trainer
-        note = {"t": time.monotonic(), "step": trainer.global_step, "ranks": trainer.world_size, "rank": trainer.global_rank}
-        note |= {"generation": int(os.environ["HOROVOD_RENDEZVOUS_SCOPE"][1:-1]), "pid": os.getpid()}
+        note = {
+            "t": time.monotonic(),
+            "step": trainer.global_step,
+            "ranks": trainer.world_size,
+            "rank": trainer.global_rank,
+        }
+        note |= {
+            "generation": int(os.environ["HOROVOD_RENDEZVOUS_SCOPE"][1:-1]),
+            "pid": os.getpid(),
+        }
         self.file.write(json.dumps(note) + "\n")
         self.file.flush()
         time.sleep(STEP_S)
@@ -62,7 +77,10 @@ def main() -> None:
         enable_model_summary=False,
         run_dir=str(folder / "run"),
     )
-    trainer.fit(Noted(folder, width), DataLoader(TensorDataset(torch.randn(2_000, INPUTS)), BATCH, shuffle=True))
+    trainer.fit(
+        Noted(folder, width),
+        DataLoader(TensorDataset(torch.randn(2_000, INPUTS)), BATCH, shuffle=True),
+    )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
-"""engine=fsdp on two ranks: a step, the memory of a rank and a checkpoint, beside fully_shard by hand and engine=ddp.
+"""engine=fsdp on two ranks: a step, the memory of a rank and a checkpoint, beside fully_shard by
+hand and engine=ddp.
 
     python -m benchmarks.sharding [--short] [--json FILE]
 
-A GPT of 27 million parameters (recipes/gpt.py, width 512, 8 blocks; AdamW, clipped to norm 1), 2 sequences of 64 bytes a rank,
-on two ranks of one start by torchrun, one thread each.
+A GPT of 27 million parameters (recipes/gpt.py, width 512, 8 blocks; AdamW, clipped to norm 1), 2
+sequences of 64 bytes a rank, on two ranks of one start by torchrun, one thread each.
 
     by hand     fully_shard of each block and of the model, DistributedSampler, a plain loop; FSDP2 as it comes,
                 so that gradients are means over ranks
     trainkit    engine=fsdp; and engine=ddp
     DCP         by hand, and torch.distributed.checkpoint.async_save of weights and optimizer state, the last save waited for
 
-The step: contenders take turns in the same processes, and a figure is the ratio to the loop by hand of the same round. Memory:
-each contender has processes of its own; a figure is the peak of rank 0 (VmHWM) less what was resident before the model was
-made. The checkpoint: the step that saves less a plain step of the same training (stall), and all beyond plain steps from one
-save to the next (in all), of rank 0; the last save's writing is not waited for in either.
+The step: contenders take turns in the same processes, and a figure is the ratio to the loop by hand
+of the same round. Memory: each contender has processes of its own; a figure is the peak of rank 0
+(VmHWM) less what was resident before the model was made. The checkpoint: the step that saves less a
+plain step of the same training (stall), and all beyond plain steps from one save to the next (in
+all), of rank 0; the last save's writing is not waited for in either.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ class Work:
 
     def seconds(self) -> list[float]:
         """Return those of each step but the first."""
-        return [after - before for before, after in zip(self.begins, self.begins[1:], strict=False)][WARM:]
+        return [
+            after - before for before, after in zip(self.begins, self.begins[1:], strict=False)
+        ][WARM:]
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -89,7 +93,9 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def by_hand(work: Work, folder: str = "") -> None:
-    """Train as torch's documentation of fully_shard does it; save with DCP beside the loop if the work saves."""
+    """Train as torch's documentation of fully_shard does it;
+    save with DCP beside the loop if the work saves.
+    """
     from torch.distributed.fsdp import fully_shard
 
     model = work.model()
@@ -98,7 +104,9 @@ def by_hand(work: Work, folder: str = "") -> None:
     fully_shard(model)
     optimizer = optimizer_of(model)
     data = work.data()
-    loader = DataLoader(data, BATCH, sampler=DistributedSampler(data, RANKS, dist.get_rank(), shuffle=True))
+    loader = DataLoader(
+        data, BATCH, sampler=DistributedSampler(data, RANKS, dist.get_rank(), shuffle=True)
+    )
     saves: list[Any] = []
     group = dist.new_group()  # a save's collectives run beside the training's
     for step, batch in enumerate(islice(loader, work.steps), 1):
@@ -112,7 +120,9 @@ def by_hand(work: Work, folder: str = "") -> None:
         save.result()
 
 
-def _save_with_dcp(model: nn.Module, optimizer: torch.optim.Optimizer, path: str, saves: list[Any], group: Any) -> None:
+def _save_with_dcp(
+    model: nn.Module, optimizer: torch.optim.Optimizer, path: str, saves: list[Any], group: Any
+) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -121,7 +131,11 @@ def _save_with_dcp(model: nn.Module, optimizer: torch.optim.Optimizer, path: str
     weights, state = get_state_dict(model, optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        saves.append(dcp.async_save({"model": weights, "optimizer": state}, checkpoint_id=path, process_group=group))
+        saves.append(
+            dcp.async_save(
+                {"model": weights, "optimizer": state}, checkpoint_id=path, process_group=group
+            )
+        )
 
 
 def by_trainkit(work: Work, folder: str, engine: str) -> None:
@@ -138,7 +152,11 @@ def by_trainkit(work: Work, folder: str, engine: str) -> None:
         def configure_optimizers(self) -> Any:
             return optimizer_of(self)
 
-    keeper = trainkit.ModelCheckpoint(every_n_train_steps=work.every, every_n_epochs=None, save_top_k=-1) if work.every else []
+    keeper = (
+        trainkit.ModelCheckpoint(every_n_train_steps=work.every, every_n_epochs=None, save_top_k=-1)
+        if work.every
+        else []
+    )
     trainer = trainkit.Trainer(
         engine=engine,  # type: ignore[arg-type]
         max_steps=work.steps,
@@ -178,8 +196,15 @@ def train(name: str, work: Work) -> Work:
 def steps(short: bool, rounds: int) -> dict[str, list[list[float]]]:
     """Return each contender's seconds a step, round by round."""
     count = WARM + (2 if short else 10)
-    contenders = {name: partial(lambda name: train(name, Work(short, count)).seconds(), name) for name in (BY_HAND, FSDP, DDP)}
-    return take_turns(contenders, rounds, dist.barrier) if rounds else in_turns(contenders, 0, at_once=1)
+    contenders = {
+        name: partial(lambda name: train(name, Work(short, count)).seconds(), name)
+        for name in (BY_HAND, FSDP, DDP)
+    }
+    return (
+        take_turns(contenders, rounds, dist.barrier)
+        if rounds
+        else in_turns(contenders, 0, at_once=1)
+    )
 
 
 def saves(short: bool, rounds: int) -> dict[str, list[list[float]]]:
@@ -188,14 +213,29 @@ def saves(short: bool, rounds: int) -> dict[str, list[list[float]]]:
 
     def costs(name: str) -> list[float]:
         work = train(name, Work(short, every * (count + 2) + 1, every))
-        lengths = [1000 * (after - before) for before, after in zip(work.begins, work.begins[1:], strict=False)]
+        lengths = [
+            1000 * (after - before)
+            for before, after in zip(work.begins, work.begins[1:], strict=False)
+        ]
         ends = range(every - 1, len(lengths), every)  # the steps that save
-        plain = statistics.median(length for end in ends for length in lengths[end - every // 3 : end])
+        plain = statistics.median(
+            length for end in ends for length in lengths[end - every // 3 : end]
+        )
         stall = statistics.median(lengths[end] - plain for end in ends[1:-1])
-        return [plain, stall, statistics.median(sum(lengths[end : end + every]) - every * plain for end in ends[1:-1])]
+        return [
+            plain,
+            stall,
+            statistics.median(
+                sum(lengths[end : end + every]) - every * plain for end in ends[1:-1]
+            ),
+        ]
 
     contenders = {name: partial(costs, name) for name in (DCP, FSDP)}
-    return take_turns(contenders, rounds, dist.barrier) if rounds else in_turns(contenders, 0, at_once=1)
+    return (
+        take_turns(contenders, rounds, dist.barrier)
+        if rounds
+        else in_turns(contenders, 0, at_once=1)
+    )
 
 
 def worker(what: str, short: bool, rounds: int, name: str, out: Path) -> None:
@@ -220,7 +260,9 @@ def worker(what: str, short: bool, rounds: int, name: str, out: Path) -> None:
 def ask(what: str, short: bool, rounds: int = 0, name: str = "-", **environ: str) -> Any:
     """Start the ranks, and return rank 0's answer."""
     arguments = ("--worker", what, str(int(short)), str(rounds), name)
-    return answer("benchmarks.sharding", *arguments, env=environment(**environ), ranks=RANKS, torchrun=True)
+    return answer(
+        "benchmarks.sharding", *arguments, env=environment(**environ), ranks=RANKS, torchrun=True
+    )
 
 
 def _per_round(taken: Sequence[Sequence[float]], base: Sequence[Sequence[float]]) -> list[float]:
@@ -230,7 +272,9 @@ def _per_round(taken: Sequence[Sequence[float]], base: Sequence[Sequence[float]]
 def measure(short: bool) -> Findings:
     """Measure steps, memory and saves."""
     rounds = 0 if short else 7
-    found = Findings(settings={"ranks": RANKS, "batch a rank": BATCH, "threads": 1, "rounds": rounds})
+    found = Findings(
+        settings={"ranks": RANKS, "batch a rank": BATCH, "threads": 1, "rounds": rounds}
+    )
     taken = ask("steps", short, rounds)
     memory = {name: ask("memory", short, name=name, **MALLOC) for name in (BY_HAND, FSDP, DDP)}
     rows: list[list[Cell]] = []
@@ -238,25 +282,47 @@ def measure(short: bool) -> Findings:
         ratios = _per_round(own, taken[BY_HAND])
         step = 1000 * statistics.median(second for seconds in own for second in seconds)
         spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        rows.append([name, step, statistics.median(ratios), spread, memory[name], memory[name] / memory[BY_HAND]])
+        rows.append(
+            [
+                name,
+                step,
+                statistics.median(ratios),
+                spread,
+                memory[name],
+                memory[name] / memory[BY_HAND],
+            ]
+        )
     columns = ["", "step, ms", "speed, of by hand", "rounds", "peak, MB", "peak, of by hand"]
     found.tables.append(Table("A GPT of 27 million parameters, 2 ranks", columns, rows))
     ours = next(row for row in rows if row[0] == FSDP)
     speed, peak = ours[2], ours[5]
     assert isinstance(speed, float) and isinstance(peak, float)
-    found.targets.append(Target("engine=fsdp, of fully_shard by hand: speed", speed, 0.99, "times", "at least"))
-    found.targets.append(Target("engine=fsdp, of fully_shard by hand: peak memory", peak, 1.05, "times"))
+    found.targets.append(
+        Target("engine=fsdp, of fully_shard by hand: speed", speed, 0.99, "times", "at least")
+    )
+    found.targets.append(
+        Target("engine=fsdp, of fully_shard by hand: peak memory", peak, 1.05, "times")
+    )
     costs = ask("saves", short, 0 if short else 3)
-    medians = {name: [statistics.median(one[i] for one in own) for i in range(3)] for name, own in costs.items()}
+    medians = {
+        name: [statistics.median(one[i] for one in own) for i in range(3)]
+        for name, own in costs.items()
+    }
     rows = [[name, *own] for name, own in medians.items()]
-    found.tables.append(Table("A checkpoint in parts, ms", ["", "plain step", "stall", "in all"], rows))
+    found.tables.append(
+        Table("A checkpoint in parts, ms", ["", "plain step", "stall", "in all"], rows)
+    )
     stall = medians[FSDP][1] / medians[DCP][1]
-    found.targets.append(Target("a checkpoint in parts: stall, of DCP's async_save", stall, 1.0, "times"))
+    found.targets.append(
+        Target("a checkpoint in parts: stall, of DCP's async_save", stall, 1.0, "times")
+    )
     return found
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        worker(sys.argv[2], bool(int(sys.argv[3])), int(sys.argv[4]), sys.argv[5], Path(sys.argv[6]))
+        worker(
+            sys.argv[2], bool(int(sys.argv[3])), int(sys.argv[4]), sys.argv[5], Path(sys.argv[6])
+        )
     else:
         main(measure)

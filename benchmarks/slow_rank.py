@@ -1,9 +1,10 @@
-"""One rank of the benchmark of approximate communication: trains the gpt recipe under each setting. See slow_link.py.
+"""One rank of the benchmark of approximate communication: trains the gpt recipe under each setting.
+See slow_link.py.
 
     torchrun --nproc-per-node 2 -m benchmarks.slow_rank FOLDER '[["exact", {}, 300]]'
 
-Each setting is [kind, arguments, steps]; the text is FOLDER/text/**/*.py. Rank 0 writes FOLDER/result.json: for each setting
-the losses of validations, seconds and bytes so far.
+Each setting is [kind, arguments, steps]; the text is FOLDER/text/**/*.py. Rank 0 writes
+FOLDER/result.json: for each setting the losses of validations, seconds and bytes so far.
 """
 
 from __future__ import annotations
@@ -26,11 +27,17 @@ from trainkit.engine.select import make_engine
 from trainkit.optim import cosine
 
 BATCH, CONTEXT, VALIDATIONS = 2, 128, 5
-KINDS: dict[str, Any] = {"powersgd": trainkit.PowerSGD, "local_sgd": trainkit.LocalSGD, "diloco": trainkit.DiLoCo}
+KINDS: dict[str, Any] = {
+    "powersgd": trainkit.PowerSGD,
+    "local_sgd": trainkit.LocalSGD,
+    "diloco": trainkit.DiLoCo,
+}
 
 
 class Notes(Callback):
-    """Records loss, seconds and bytes at each validation; the seconds and bytes of validations do not count."""
+    """Records loss, seconds and bytes at each validation;
+    the seconds and bytes of validations do not count.
+    """
 
     def __init__(self) -> None:
         self.found: list[dict[str, float]] = []
@@ -69,7 +76,9 @@ def counted() -> float:
 
 
 def train(kind: str, arguments: dict[str, Any], steps: int, folder: Path) -> list[dict[str, float]]:
-    """Train conf=gpt's model, optimizer and schedule on its text, with microbatches of BATCH; return what was noted."""
+    """Train conf=gpt's model, optimizer and schedule on its text, with microbatches of BATCH;
+    return what was noted.
+    """
     trainkit.seed_everything(0)
     settings = dict(arguments)
     lr = settings.pop("lr", 4e-3)
@@ -102,7 +111,13 @@ def worker(folder: Path, settings: list[Any]) -> None:
     found = []
     with make_engine("auto") as engine:
         for kind, arguments, steps in settings:
-            found.append({"kind": kind, "arguments": arguments, "noted": train(kind, arguments, steps, folder)})
+            found.append(
+                {
+                    "kind": kind,
+                    "arguments": arguments,
+                    "noted": train(kind, arguments, steps, folder),
+                }
+            )
             if engine.ranks.is_main:
                 (folder / "result.json").write_text(json.dumps(found))
                 print(kind, arguments, found[-1]["noted"], flush=True)

@@ -2,19 +2,21 @@
 
     python -m benchmarks.throughput [--short] [--json FILE]
 
-ResNet-50 on digits of 32 x 32 pixels (conf=resnet50, SGD) and a small GPT (conf=gpt, AdamW, gradients clipped to norm 1),
-16 samples a rank. In the processes of one start by horovodrun, and of one by torchrun, take turns:
+ResNet-50 on digits of 32 x 32 pixels (conf=resnet50, SGD) and a small GPT (conf=gpt, AdamW,
+gradients clipped to norm 1), 16 samples a rank. In the processes of one start by horovodrun, and of
+one by torchrun, take turns:
 
     by hand           model, DataLoader, DistributedSampler, hvd.DistributedOptimizer or DistributedDataParallel, a plain loop
     trainkit, alike   the conf with what the loop by hand has: torch's default implementation of the optimizer, and no
                       channels_last, which hvd.DistributedOptimizer refuses
     trainkit          the conf as it is shipped
 
-Each has the cores shared out among the ranks, and its library's own settings: on the CPU trainkit leaves Horovod's cycle time
-at 1 ms. Validation, checkpoints and the progress bar are off; trainkit's learning-rate schedule and loggers, which the loops
-by hand lack, are on. A figure is the ratio to the loop by hand of the same round, the median over rounds of medians over steps;
-the first three steps of each are left out. Horovod and DDP are not started in one process, since Horovod's thread works
-on when it has nothing to sum.
+Each has the cores shared out among the ranks, and its library's own settings: on the CPU trainkit
+leaves Horovod's cycle time at 1 ms. Validation, checkpoints and the progress bar are off;
+trainkit's learning-rate schedule and loggers, which the loops by hand lack, are on. A figure is the
+ratio to the loop by hand of the same round, the median over rounds of medians over steps; the first
+three steps of each are left out. Horovod and DDP are not started in one process, since Horovod's
+thread works on when it has nothing to sum.
 """
 
 from __future__ import annotations
@@ -83,7 +85,11 @@ WORKS = {
         data=lambda: Digits(BATCH),
         model=lambda: torchvision.models.resnet50(num_classes=10, zero_init_residual=True),
         optimizer=lambda parameters, ranks: torch.optim.SGD(
-            parameters, lr=0.24 * BATCH * ranks / 256, momentum=0.9, nesterov=True, weight_decay=5e-5
+            parameters,
+            lr=0.24 * BATCH * ranks / 256,
+            momentum=0.9,
+            nesterov=True,
+            weight_decay=5e-5,
         ),
         loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1),
         clip=None,
@@ -93,8 +99,12 @@ WORKS = {
         conf="gpt",
         data=lambda: TextBytes(batch_size=BATCH),
         model=GPT,
-        optimizer=lambda parameters, ranks: torch.optim.AdamW(parameters, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1),
-        loss=lambda model, batch: cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()),
+        optimizer=lambda parameters, ranks: torch.optim.AdamW(
+            parameters, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.1
+        ),
+        loss=lambda model, batch: cross_entropy(
+            model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
+        ),
         clip=1.0,
         alike=("optimizer.fused=false",),
     ),
@@ -123,7 +133,9 @@ def shard(work: Work, rank: int, ranks: int) -> DataLoader:
     """Return a rank's loader, by hand."""
     data = work.data()
     data.setup("fit")
-    return DataLoader(data.train, BATCH, sampler=DistributedSampler(data.train, ranks, rank, shuffle=True))
+    return DataLoader(
+        data.train, BATCH, sampler=DistributedSampler(data.train, ranks, rank, shuffle=True)
+    )
 
 
 def by_hand_horovod(work: Work, steps: int) -> list[float]:
@@ -186,11 +198,20 @@ class StepTimes(Callback):
 def by_trainkit(work: Work, steps: int, overrides: Iterable[str] = ()) -> list[float]:
     """Train with trainkit; return the seconds of each step."""
     jobs: list[Job] = []
-    off = ["trainer.limit_val_batches=0", "trainer.enable_checkpointing=false", "~callbacks.checkpoint"]
+    off = [
+        "trainer.limit_val_batches=0",
+        "trainer.enable_checkpointing=false",
+        "~callbacks.checkpoint",
+    ]
     off += ["trainer.enable_model_summary=false", "trainer.enable_progress_bar=false"]
     times = StepTimes()
     with tempfile.TemporaryDirectory() as folder:
-        settings = [f"conf={work.conf}", f"trainer.max_steps={steps}", f"run_dir={folder}", f"data.batch_size={BATCH}"]
+        settings = [
+            f"conf={work.conf}",
+            f"trainer.max_steps={steps}",
+            f"run_dir={folder}",
+            f"data.batch_size={BATCH}",
+        ]
         run("fit", [*settings, *off, *overrides], False, jobs.append)
         built = build(jobs[0].config, [times])
         built.trainer.fit(built.task, datamodule=built.datamodule)
@@ -198,17 +219,29 @@ def by_trainkit(work: Work, steps: int, overrides: Iterable[str] = ()) -> list[f
 
 
 def worker(library: Library, rounds: int, steps: int, out: Path) -> None:
-    """Let the contenders take turns on this rank, work by work; rank 0 writes the time of each of its steps."""
+    """Let the contenders take turns on this rank, work by work;
+    rank 0 writes the time of each of its steps.
+    """
     if library == "horovod":
         import horovod.torch as hvd
 
         hvd.init()
-        rank, local_ranks, barrier, by_hand = hvd.rank(), hvd.local_size(), hvd.barrier, by_hand_horovod
+        rank, local_ranks, barrier, by_hand = (
+            hvd.rank(),
+            hvd.local_size(),
+            hvd.barrier,
+            by_hand_horovod,
+        )
     else:
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
-        rank, local_ranks, barrier, by_hand = dist.get_rank(), dist.get_world_size(), dist.barrier, by_hand_ddp
+        rank, local_ranks, barrier, by_hand = (
+            dist.get_rank(),
+            dist.get_world_size(),
+            dist.barrier,
+            by_hand_ddp,
+        )
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))  # the same for all
 
     def all_of(work: Work) -> dict[str, list[list[float]]]:
@@ -217,23 +250,43 @@ def worker(library: Library, rounds: int, steps: int, out: Path) -> None:
             ALIKE: lambda: by_trainkit(work, steps, work.alike)[WARM:],
             SHIPPED: lambda: by_trainkit(work, steps)[WARM:],
         }
-        return take_turns(contenders, rounds, barrier) if rounds else in_turns(contenders, 0, at_once=1)
+        return (
+            take_turns(contenders, rounds, barrier)
+            if rounds
+            else in_turns(contenders, 0, at_once=1)
+        )
 
     taken = {name: all_of(work) for name, work in WORKS.items()}
     if rank == 0:
         out.write_text(json.dumps(taken))
 
 
-def start(library: Library, ranks: int, rounds: int, steps: int) -> dict[str, dict[str, list[list[float]]]]:
-    """Start the ranks and return each contender's seconds of each step, work by work, round by round."""
+def start(
+    library: Library, ranks: int, rounds: int, steps: int
+) -> dict[str, dict[str, list[list[float]]]]:
+    """Start the ranks and return each contender's seconds of each step,
+    work by work, round by round.
+    """
     with tempfile.TemporaryDirectory() as folder:
         own = ["--worker", library, str(rounds), str(steps), f"{folder}/out.json"]
-        line = [sys.executable, *(part.format(ranks=ranks) for part in STARTS[library]), str(Path(__file__)), *own]
+        line = [
+            sys.executable,
+            *(part.format(ranks=ranks) for part in STARTS[library]),
+            str(Path(__file__)),
+            *own,
+        ]
         env = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(
+            line, env=env, capture_output=True, text=True, timeout=600, check=False
+        )
         if done.returncode:
-            raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-        taken: dict[str, dict[str, list[list[float]]]] = json.loads(Path(folder, "out.json").read_text())
+            raise RuntimeError(
+                f"{' '.join(line)} ended with"
+                f" {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+            )
+        taken: dict[str, dict[str, list[list[float]]]] = json.loads(
+            Path(folder, "out.json").read_text()
+        )
         return taken
 
 
@@ -241,19 +294,30 @@ def rows_of(taken: dict[str, list[list[float]]], library: str, ranks: int) -> li
     """Return the table's rows: samples a second, and how many times those of the loop by hand."""
     rows: list[list[Cell]] = []
     for name, own in taken.items():
-        ratios = [statistics.median(b) / statistics.median(a) for a, b in zip(own, taken[BY_HAND], strict=True)]
+        ratios = [
+            statistics.median(b) / statistics.median(a)
+            for a, b in zip(own, taken[BY_HAND], strict=True)
+        ]
         spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-        rows.append([name, library, ranks, BATCH * ranks / median(own), statistics.median(ratios), spread])
+        rows.append(
+            [name, library, ranks, BATCH * ranks / median(own), statistics.median(ratios), spread]
+        )
     return rows
 
 
 def measure(short: bool) -> Findings:
     """Measure both works, at both numbers of ranks, with both libraries."""
-    rounds, steps = ({1: 0, 2: 0}, WARM + 1) if short else ({1: 4, 2: 9}, WARM + 8)  # two ranks share caches and memory
+    # two ranks share caches and memory
+    rounds, steps = ({1: 0, 2: 0}, WARM + 1) if short else ({1: 4, 2: 9}, WARM + 8)
     columns = ["", "library", "ranks", "samples/s", "of by hand", "rounds"]
     counts = "/".join(map(str, rounds.values()))
     found = Findings(
-        settings={"batch a rank": BATCH, "rounds at 1/2 ranks": counts, "steps": steps - WARM, "threads": "cores / ranks"}
+        settings={
+            "batch a rank": BATCH,
+            "rounds at 1/2 ranks": counts,
+            "steps": steps - WARM,
+            "threads": "cores / ranks",
+        }
     )
     libraries: list[Library] = ["horovod", "ddp"]
     found.tables = [Table(f"{name}, training", columns, []) for name in WORKS]
@@ -263,10 +327,17 @@ def measure(short: bool) -> Findings:
             for table, name in zip(found.tables, WORKS, strict=True):
                 table.rows += rows_of(taken[name], library, ranks)
             if library == "horovod" and ranks == 2:
-                resnet, what = taken["ResNet-50"], "ResNet-50 at 2 ranks, of the loop by hand with Horovod"
-                alike, shipped = (1 / median_ratio(resnet[which], resnet[BY_HAND]) for which in (ALIKE, SHIPPED))
+                resnet, what = (
+                    taken["ResNet-50"],
+                    "ResNet-50 at 2 ranks, of the loop by hand with Horovod",
+                )
+                alike, shipped = (
+                    1 / median_ratio(resnet[which], resnet[BY_HAND]) for which in (ALIKE, SHIPPED)
+                )
                 found.targets.append(Target(f"{what}: {ALIKE}", alike, 0.99, "times", "at least"))
-                found.targets.append(Target(f"{what}: as it is shipped", shipped, 1.0, "times", "at least"))
+                found.targets.append(
+                    Target(f"{what}: as it is shipped", shipped, 1.0, "times", "at least")
+                )
     return found
 
 

@@ -1,11 +1,13 @@
-"""Two ranks of which one is three times slower: trainer.rank_shares and callbacks=balance beside even shares.
+"""Two ranks of which one is three times slower: trainer.rank_shares and callbacks=balance beside
+even shares.
 
     python -m benchmarks.unequal [--short] [--json FILE]
 
-Two ranks of ddp train a small model; each sleeps for each sample of its microbatch, 4 ms on the first rank and 12 ms on the
-second, in place of computing. Even shares, [3, 1], and even ones that callbacks=balance deals again by what it measures take
-turns in the same processes; a figure is the ratio of a step's time in the same round. With 3/4 and 1/4 of the samples both
-ranks need the same time: half of that of even shares, so 2.0 is ideal. Steps count once balance has looked three times.
+Two ranks of ddp train a small model; each sleeps for each sample of its microbatch, 4 ms on the
+first rank and 12 ms on the second, in place of computing. Even shares, [3, 1], and even ones that
+callbacks=balance deals again by what it measures take turns in the same processes; a figure is the
+ratio of a step's time in the same round. With 3/4 and 1/4 of the samples both ranks need the same
+time: half of that of even shares, so 2.0 is ideal. Steps count once balance has looked three times.
 """
 
 from __future__ import annotations
@@ -74,8 +76,14 @@ def worker(rounds: int, steps: int, out: Path) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    contenders = {name: partial(train, shares, name == BALANCE, steps) for name, shares in _SHARES.items()}
-    taken = take_turns(contenders, rounds, dist.barrier) if rounds else in_turns(contenders, 0, at_once=1)
+    contenders = {
+        name: partial(train, shares, name == BALANCE, steps) for name, shares in _SHARES.items()
+    }
+    taken = (
+        take_turns(contenders, rounds, dist.barrier)
+        if rounds
+        else in_turns(contenders, 0, at_once=1)
+    )
     if dist.get_rank() == 0:
         out.write_text(json.dumps(taken))
     dist.barrier()
@@ -84,16 +92,35 @@ def worker(rounds: int, steps: int, out: Path) -> None:
 def measure(short: bool) -> Findings:
     """Measure both."""
     rounds, steps = (0, 2) if short else (5, 10)
-    taken = answer("benchmarks.unequal", "--worker", str(rounds), str(steps), env=environment(), ranks=2, torchrun=True)
-    medians = {name: [1000 * statistics.median(seconds) for seconds in own] for name, own in taken.items()}
+    taken = answer(
+        "benchmarks.unequal",
+        "--worker",
+        str(rounds),
+        str(steps),
+        env=environment(),
+        ranks=2,
+        torchrun=True,
+    )
+    medians = {
+        name: [1000 * statistics.median(seconds) for seconds in own] for name, own in taken.items()
+    }
     rows: list[list[Cell]] = [[EVEN, statistics.median(medians[EVEN]), 1.0, None]]
     targets = []
     for name in (SHARES, BALANCE):
         ratios = [even / uneven for even, uneven in zip(medians[EVEN], medians[name], strict=True)]
         usual = statistics.median(ratios)
-        rows.append([name, statistics.median(medians[name]), usual, f"{min(ratios):.3f} to {max(ratios):.3f}"])
+        rows.append(
+            [
+                name,
+                statistics.median(medians[name]),
+                usual,
+                f"{min(ratios):.3f} to {max(ratios):.3f}",
+            ]
+        )
         targets.append(Target(f"{name}, of even shares: speed", usual, 1.8, "times", "at least"))
-    table = Table("Two ranks, one three times slower", ["", "step, ms", "times as fast", "rounds"], rows)
+    table = Table(
+        "Two ranks, one three times slower", ["", "step, ms", "times as fast", "rounds"], rows
+    )
     settings: dict[str, Cell] = {"ms a sample": "4 and 12", "batch a rank": BATCH, "rounds": rounds}
     return Findings([table], targets, {}, settings)
 

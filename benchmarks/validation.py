@@ -2,17 +2,19 @@
 
     python -m benchmarks.validation [--short] [--json FILE]
 
-One process, one thread, an MLP 16-32-4, batches of 32 in memory; the metric is the mean loss over all samples, which all
-contenders must agree on. Quiet otherwise. They take turns:
+One process, one thread, an MLP 16-32-4, batches of 32 in memory; the metric is the mean loss over
+all samples, which all contenders must agree on. Quiet otherwise. They take turns:
 
     bare loop       model.eval(), torch.inference_mode(), a weighted sum, model.train()
     trainkit        trainer.validate, trainer.fit
-    pytorch-ignite  create_supervised_evaluator with its Loss metric; run by an event of a training Engine
+    pytorch-ignite  create_supervised_evaluator with its Loss metric; run by an event of a training
+    Engine
     Lightning       trainer.validate, trainer.fit
 
-A batch: the mean time from one forward pass to the next within an evaluation. The call: the whole of it, less its batches.
-The switch: a training with a validation of one batch after every step, less the same training without: one validation's
-forward pass and metric, and the way there and back. Medians over rounds.
+A batch: the mean time from one forward pass to the next within an evaluation. The call: the whole
+of it, less its batches. The switch: a training with a validation of one batch after every step,
+less the same training without: one validation's forward pass and metric, and the way there and
+back. Medians over rounds.
 """
 
 from __future__ import annotations
@@ -126,8 +128,15 @@ class Task(trainkit.Task):
 
 def trainkit_trainer(folder: str, **settings: Any) -> trainkit.Trainer:
     """Return a quiet trainer."""
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return trainkit.Trainer(run_dir=folder, max_epochs=1, num_sanity_val_steps=0, **(quiet | settings))
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return trainkit.Trainer(
+        run_dir=folder, max_epochs=1, num_sanity_val_steps=0, **(quiet | settings)
+    )
 
 
 def evaluate_by_trainkit(model: Noted, batches: Batches) -> float:
@@ -150,14 +159,21 @@ def evaluate_by_lightning(model: Noted, batches: Batches) -> float:
 
 def train_by_lightning(model: Noted, batches: Batches, validation: Batches | None) -> None:
     """Train."""
-    _lightning(val_check_interval=None if validation is None else 1).fit(_module(model), batches, validation)
+    _lightning(val_check_interval=None if validation is None else 1).fit(
+        _module(model), batches, validation
+    )
 
 
 def _lightning(**settings: Any) -> Any:
     import lightning
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     one = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0}
     return lightning.Trainer(**(quiet | one | settings))
 
@@ -195,7 +211,8 @@ def train_by_ignite(model: Noted, batches: Batches, validation: Batches | None) 
 
     optimizer = sgd(model.parameters())
 
-    def step(engine: Any, batch: Batch) -> None:  # it sets the mode, as create_supervised_trainer's does
+    # it sets the mode, as create_supervised_trainer's does
+    def step(engine: Any, batch: Batch) -> None:
         model.train()
         optimizer.zero_grad()
         loss_of(model(batch[0]), batch[1]).backward()
@@ -235,13 +252,23 @@ def evaluation(contender: Contender, batches: Batches) -> list[float]:
 
 
 def switch(contender: Contender, steps: int) -> list[float]:
-    """Train without and with a validation of one batch after each step; return the added time of a step, in us."""
+    """Train without and with a validation of one batch after each step;
+    return the added time of a step, in us.
+    """
     taken: list[list[float]] = []
     for validation in (None, Batches(1)):
         model = Noted()
         contender.train(model, Batches(steps), validation)
-        assert (len(model.trained), len(model.evaluated)) == (steps, 0 if validation is None else steps)
-        taken.append([1e6 * (after - before) for before, after in zip(model.trained, model.trained[1:], strict=False)])
+        assert (len(model.trained), len(model.evaluated)) == (
+            steps,
+            0 if validation is None else steps,
+        )
+        taken.append(
+            [
+                1e6 * (after - before)
+                for before, after in zip(model.trained, model.trained[1:], strict=False)
+            ]
+        )
     plain = statistics.median(taken[0])
     return [statistics.median(taken[1]) - plain]
 
@@ -255,17 +282,42 @@ def measure(short: bool) -> Findings:
     with nothing_printed(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batches = Batches(number)
-        evaluated = take_turns({name: partial(evaluation, contender, batches) for name, contender in present.items()}, rounds)
-        switched = take_turns({name: partial(switch, contender, steps) for name, contender in present.items()}, rounds)
+        evaluated = take_turns(
+            {name: partial(evaluation, contender, batches) for name, contender in present.items()},
+            rounds,
+        )
+        switched = take_turns(
+            {name: partial(switch, contender, steps) for name, contender in present.items()}, rounds
+        )
     rows: list[list[Cell]] = []
     for name in present:
         batch, call = (statistics.median(taken[i] for taken in evaluated[name]) for i in (0, 1))
-        added = statistics.median(mine[0] - bare[0] for mine, bare in zip(evaluated[name], evaluated[BARE], strict=True))
-        rows.append(
-            [name, batch, added if name != BARE else None, call, statistics.median(taken[0] for taken in switched[name])]
+        added = statistics.median(
+            mine[0] - bare[0] for mine, bare in zip(evaluated[name], evaluated[BARE], strict=True)
         )
-    columns = ["", "a batch, us", "over the bare loop, us", "the call, ms", "a switch with one batch, us"]
-    settings: dict[str, Cell] = {"threads": 1, "batch_size": 32, "batches": number, "steps": steps, "rounds": rounds}
+        rows.append(
+            [
+                name,
+                batch,
+                added if name != BARE else None,
+                call,
+                statistics.median(taken[0] for taken in switched[name]),
+            ]
+        )
+    columns = [
+        "",
+        "a batch, us",
+        "over the bare loop, us",
+        "the call, ms",
+        "a switch with one batch, us",
+    ]
+    settings: dict[str, Cell] = {
+        "threads": 1,
+        "batch_size": 32,
+        "batches": number,
+        "steps": steps,
+        "rounds": rounds,
+    }
     return Findings([Table("Validation of a tiny MLP", columns, rows)], [], missing, settings)
 
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.watching [--short] [--json FILE]
 
-Blocks of steps take turns, off, on, off, on, ..., in the same processes of one training: the hooks of all callbacks and
-loggers are taken out of the loop and put back. Each block has one step that logs values. A block's figure is the mean of its
-steps, so costs once a block count; the result is the median over pairs of neighbouring blocks.
+Blocks of steps take turns, off, on, off, on, ..., in the same processes of one training: the hooks
+of all callbacks and loggers are taken out of the loop and put back. Each block has one step that
+logs values. A block's figure is the mean of its steps, so costs once a block count; the result is
+the median over pairs of neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ from trainkit.config.instantiate import build
 CALLBACKS = "learning_rate,device_stats,throughput,gradients,spikes,capsule,stragglers,goodput,timer,timeline,progress"
 OF_A_STEP = {
     *(f"on_train_{what}_{when}" for what in ("step", "batch") for when in ("start", "end")),
-    *("on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad", "on_metrics"),
+    *(
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+        "on_metrics",
+    ),
 }
 LOGGERS = "csv,jsonl,tensorboard,wandb,mlflow,prometheus"
 
@@ -48,7 +55,9 @@ class Off:
 
 
 class TakesTurns(Callback):
-    """Takes all other hooks out of the loop, and puts them back, block by block; records the seconds of each block."""
+    """Takes all other hooks out of the loop, and puts them back, block by block;
+    records the seconds of each block.
+    """
 
     def __init__(self, block: int) -> None:
         self.block, self.seconds = block, list[float]()
@@ -104,12 +113,22 @@ def measure(short: bool) -> Findings:
     quiet = environment(WANDB_MODE="offline", WANDB_SILENT="true")
     for conf, blocks in (("mlp", 4),) if short else (("resnet50", 14), ("mlp", 40)):
         block = 4 if short else 20
-        seconds: list[float] = answer(__spec__.name, conf, str(block), str(blocks), env=quiet, ranks=2)
+        seconds: list[float] = answer(
+            __spec__.name, conf, str(block), str(blocks), env=quiet, ranks=2
+        )
         off, on = seconds[0::2], seconds[1::2]
         pairs = [b - a for a, b in zip(off[1:], on[1:], strict=False)]  # the first pair warms up
         shares = [100 * (b / a - 1) for a, b in zip(off[1:], on[1:], strict=False)]
         added = 1000 * statistics.median(pairs)
-        rows.append([conf, 1000 * statistics.median(off[1:]), added, statistics.median(shares), quartiles(shares)])
+        rows.append(
+            [
+                conf,
+                1000 * statistics.median(off[1:]),
+                added,
+                statistics.median(shares),
+                quartiles(shares),
+            ]
+        )
     columns = ["", "a step with nothing on, ms", "added, ms", "added, %", "quartiles of pairs, %"]
     title = "All monitors and six loggers, one log in 20 steps, 2 ranks on Horovod"
     return Findings([Table(title, columns, rows)], settings={"steps a block": block, "ranks": 2})

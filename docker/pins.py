@@ -1,8 +1,10 @@
-"""Prints pins of requirements-dev.txt, with their hashes, of some packages and all that they need: for pip's --require-hashes.
+"""Prints pins of requirements-dev.txt, with their hashes, of some packages and all that they need:
+for pip's --require-hashes.
 
     python pins.py [--without-torch] NAME...        NAME: numpy, torch==2.15.0, trainkit, trainkit[wandb,mlflow]
 
-What needs what is in the comments of uv ("# via"); what trainkit needs is in pyproject.toml beside it. Needs only Python.
+What needs what is in the comments of uv ("# via"); what trainkit needs is in pyproject.toml beside
+it. Needs only Python.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def pinned(wanted: Iterable[str], pins: Path, pyproject: Path, without_torch: bo
     for block in re.split(r"\n(?=[A-Za-z0-9])", pins.read_text()):
         lines = block.splitlines()
         name = normal(lines[0])
-        blocks[name] = f"{blocks.get(name, '')}{chr(10).join(line for line in lines if '#' not in line)}\n"
+        blocks[name] = (
+            f"{blocks.get(name, '')}{chr(10).join(line for line in lines if '#' not in line)}\n"
+        )
         for line in lines:
             if found := re.match(r"\s+#(?: via)?\s+([\w.-]+)$", line):
                 needs.setdefault(normal(found[1]), set()).add(name)
@@ -62,10 +66,20 @@ def pinned(wanted: Iterable[str], pins: Path, pyproject: Path, without_torch: bo
                 sys.exit(f"{requirement} has no hash: {pins.name} has {has}.")
             there.add(name)
             waiting += needs.get(name, ())
-    return "".join(blocks[name] for name in sorted(there) if not (without_torch and _OF_TORCH.match(name)))
+    return "".join(
+        blocks[name] for name in sorted(there) if not (without_torch and _OF_TORCH.match(name))
+    )
 
 
 if __name__ == "__main__":
     _here = Path(__file__).parent
     _names = [word for word in sys.argv[1:] if word != "--without-torch"]
-    print(pinned(_names, _here / "requirements-dev.txt", _here / "pyproject.toml", "--without-torch" in sys.argv), end="")
+    print(
+        pinned(
+            _names,
+            _here / "requirements-dev.txt",
+            _here / "pyproject.toml",
+            "--without-torch" in sys.argv,
+        ),
+        end="",
+    )

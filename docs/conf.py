@@ -15,7 +15,13 @@ author = "The trainkit authors"
 copyright = "The trainkit authors, Apache-2.0"  # noqa: A001 - Sphinx's name
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
 root_doc = "index"
 exclude_patterns = ["pictures/*.py", "notebooks/.ipynb_checkpoints"]
 source_suffix = {".md": "markdown"}
@@ -37,13 +43,23 @@ napoleon_use_rtype = False
 copybutton_prompt_text = "$ "
 
 # Files outside docs/ that are pages of the site, and folders of the repository that are not.
-PAGES = {"README.md": "index", "CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog", "SECURITY.md": "reporting"}
-PAGES |= {"benchmarks/README.md": "figures", "trainkit/cli/explained/errors.md": "errors", "docs/errors.md": "errors"}
+PAGES = {
+    "README.md": "index",
+    "CONTRIBUTING.md": "contributing",
+    "CHANGELOG.md": "changelog",
+    "SECURITY.md": "reporting",
+}
+PAGES |= {
+    "benchmarks/README.md": "figures",
+    "trainkit/cli/explained/errors.md": "errors",
+    "docs/errors.md": "errors",
+}
 PAGES |= {"trainkit/extensions/horovod_build/README.md": "horovod_edits"}
 
 
 def _links_of_the_site(app: object, name: str, source: list[str]) -> None:
-    """Replace links to files of the repository by the pages that the site has of them; other files are downloads.
+    """Replace links to files of the repository by the pages that the site has of them; other files
+    are downloads.
 
     A folder of the repository, which GitHub shows as a list, has no page: its link becomes code.
     """
@@ -73,7 +89,9 @@ def _commands() -> str:
 
 
 def _included(app: object, path: Path, name: str, source: list[str]) -> None:
-    """The same for files of the repository that a page includes: their links are relative to their own folder."""
+    """The same for files of the repository that a page includes:
+    their links are relative to their own folder.
+    """
     import re  # noqa: PLC0415
 
     home = (ROOT / "docs" / path).resolve().parent
@@ -84,7 +102,9 @@ def _included(app: object, path: Path, name: str, source: list[str]) -> None:
             return match[0]
         file = (home / target).resolve()
         relative = str(file.relative_to(ROOT))
-        page = PAGES.get(relative) or (str(file.relative_to(ROOT / "docs").with_suffix("")) if _is_page(file) else None)
+        page = PAGES.get(relative) or (
+            str(file.relative_to(ROOT / "docs").with_suffix("")) if _is_page(file) else None
+        )
         if page is not None:
             return f"{match[1]}[{match[2]}]({page}.md{f'#{anchor}' if anchor else ''})"
         if file.is_dir() or not file.exists():
@@ -98,7 +118,9 @@ def _is_page(file: Path) -> bool:
     return file.suffix == ".md" and file.is_relative_to(ROOT / "docs")
 
 
-def _keep_blocks(app: object, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def _keep_blocks(
+    app: object, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
     """Show the indented blocks of a docstring as they stand: they are examples and tables."""
     kept: list[str] = []
     in_block = False

@@ -1,4 +1,5 @@
-"""Augmentation of images: random transforms of one sample, repeats of a sample in a batch, mixes of two samples.
+"""Augmentation of images: random transforms of one sample, repeats of a sample in a batch, mixes of
+two samples.
 
 Augment           what the data does: transforms of a sample (from its own random numbers: seed, epoch, index), and repeats
 Repeated          a data set with k indices for each sample, so that each copy has its own random numbers
@@ -27,9 +28,11 @@ _BINS = 100  # magnitudes: 0.1 of RandAugment's 10
 
 
 class NoisyRandAugment(v2.RandAugment):
-    """RandAugment (Cubuk et al. 2020), two operations; the magnitude of an image is drawn around the given one, as timm does.
+    """RandAugment (Cubuk et al. 2020), two operations; the magnitude of an image is drawn around
+    the given one, as timm does.
 
-    torchvision's 14 operations; timm's "increasing" set has two more, and leaves out each with probability 0.5.
+    torchvision's 14 operations; timm's "increasing" set has two more, and leaves out each with
+    probability 0.5.
     """
 
     def __init__(self, magnitude: float, std: float) -> None:
@@ -47,17 +50,19 @@ class Augment:
     """How training images vary.
 
     Args:
-        policy: randaugment (Cubuk et al. 2020), trivialaugment (TrivialAugmentWide, Mueller & Hutter 2021), or None.
+        policy: randaugment (Cubuk et al. 2020), trivialaugment (TrivialAugmentWide, Mueller &
+            Hutter 2021), or None.
         magnitude: of randaugment, from 0 to 10.
         magnitude_std: standard deviation of an image's magnitude around it.
         random_erasing: probability to erase a rectangle (Zhong et al. 2020).
-        crop_and_flip: of image folders: random resized crop and horizontal flip (He et al. 2016), else as in validation.
+        crop_and_flip: of image folders: random resized crop and horizontal flip (He et al. 2016),
+            else as in validation.
         train_image_size: of image folders: the crop's pixels in training; None for data.image_size.
         test_crop_ratio: of image folders: the share of the resized image that validation sees.
-        repeats: copies of a sample in a step, each augmented for itself (Hoffer et al. 2020). An epoch has as many samples as
-            without, of a part of the data set.
-        repeat_within: samples over which copies are spread, a multiple of a round of microbatches: trainer.global_batch_size,
-            if that is set. None for the microbatches of all ranks.
+        repeats: copies of a sample in a step, each augmented for itself (Hoffer et al. 2020). An
+            epoch has as many samples as without, of a part of the data set.
+        repeat_within: samples over which copies are spread, a multiple of a round of microbatches:
+            trainer.global_batch_size, if that is set. None for the microbatches of all ranks.
     """
 
     config_key = "data.augment"
@@ -75,18 +80,36 @@ class Augment:
         repeat_within: PositiveInt | None = None,
     ) -> None:
         if magnitude > 10 or test_crop_ratio > 1:
-            key, value, most = ("magnitude", magnitude, 10) if magnitude > 10 else ("test_crop_ratio", test_crop_ratio, 1)
-            raise trainkit.TrainkitError(f"data.augment.{key} is {value}; it must be {most} or less.")
-        self.policy = [NoisyRandAugment(magnitude, magnitude_std)] if policy == "randaugment" else []
+            key, value, most = (
+                ("magnitude", magnitude, 10)
+                if magnitude > 10
+                else ("test_crop_ratio", test_crop_ratio, 1)
+            )
+            raise trainkit.TrainkitError(
+                f"data.augment.{key} is {value}; it must be {most} or less."
+            )
+        self.policy = (
+            [NoisyRandAugment(magnitude, magnitude_std)] if policy == "randaugment" else []
+        )
         self.policy += [v2.TrivialAugmentWide()] if policy == "trivialaugment" else []
         self.erasing = [v2.RandomErasing(random_erasing)] if random_erasing else []
-        self.crop_and_flip, self.train_image_size, self.test_crop_ratio = crop_and_flip, train_image_size, test_crop_ratio
+        self.crop_and_flip, self.train_image_size, self.test_crop_ratio = (
+            crop_and_flip,
+            train_image_size,
+            test_crop_ratio,
+        )
         self.repeats, self.repeat_within = repeats, repeat_within
 
     def of_photographs(self, image_size: int, tail: list[v2.Transform]) -> v2.Transform:
-        """Return crop, flip, policy, `tail` (to normalized numbers), erasing: from uint8 [3, H, W] to float32."""
+        """Return crop, flip, policy, `tail` (to normalized numbers), erasing:
+        from uint8 [3, H, W] to float32.
+        """
         size = self.train_image_size or image_size
-        crop = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()] if self.crop_and_flip else self.of_validation(size)
+        crop = (
+            [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+            if self.crop_and_flip
+            else self.of_validation(size)
+        )
         return v2.Compose([*crop, *self.policy, *tail, *self.erasing])
 
     def of_validation(self, image_size: int) -> list[v2.Transform]:
@@ -98,7 +121,9 @@ class Augment:
         return int(image_size / self.test_crop_ratio)
 
     def of_tensors(self, dataset: Dataset[Any]) -> Dataset[Any]:
-        """Return a data set of (image from -1 to 1, label) with policy and erasing; itself if there are neither."""
+        """Return a data set of (image from -1 to 1, label) with policy and erasing;
+        itself if there are neither.
+        """
         return Augmented(dataset, self) if self.policy or self.erasing else dataset
 
     def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DataLoader[Any]:
@@ -127,7 +152,9 @@ class Augmented(Dataset[Any]):
 
 
 class Repeated(Dataset[Any]):
-    """A data set k times one after another: index i + copy x len is sample i, with random numbers of its own."""
+    """A data set k times one after another:
+    index i + copy x len is sample i, with random numbers of its own.
+    """
 
     def __init__(self, dataset: Dataset[Any], repeats: int) -> None:
         self.dataset, self.repeats, self.num_samples = dataset, repeats, len(dataset)  # type: ignore[arg-type]
@@ -144,10 +171,12 @@ class Repeated(Dataset[Any]):
 
 
 class RepeatedOrder(Sampler[int]):
-    """Indices of `Repeated`: each `within` places hold a k-th as many samples, all once, then all again.
+    """Indices of `Repeated`: each `within` places hold a k-th as many samples, all once, then all
+    again.
 
-    So copies are dealt to different ranks, and neighbours (which Mix pairs) differ. If k does not divide a group, its last
-    samples have one copy less. An epoch has `num_samples` places: it sees a k-th of the data set.
+    So copies are dealt to different ranks, and neighbours (which Mix pairs) differ. If k does not
+    divide a group, its last samples have one copy less. An epoch has `num_samples` places: it sees
+    a k-th of the data set.
     """
 
     def __init__(self, num_samples: int, repeats: int, within: int) -> None:
@@ -161,16 +190,22 @@ class RepeatedOrder(Sampler[int]):
         for start in range(0, self.num_samples, self.within):
             size = min(self.within, self.num_samples - start)
             samples = [next(drawn) for _ in range(math.ceil(size / self.repeats))]
-            yield from [copy * self.num_samples + sample for copy in range(self.repeats) for sample in samples][:size]
+            yield from [
+                copy * self.num_samples + sample
+                for copy in range(self.repeats)
+                for sample in samples
+            ][:size]
 
 
 @checked
 class Mix:
-    """MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019) of neighbours in a batch: samples 0 and 1, 2 and 3, ...
+    """MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019) of neighbours in a batch: samples 0
+    and 1, 2 and 3, ...
 
-    Share, method and rectangle are one draw for a whole step, from the run's seed and the step's number. So a resumed run
-    repeats them, and N ranks mix the global batch as one does, if each microbatch has an even number of samples (in an odd one
-    the last sample is not mixed). If both methods are on, each step uses one of them, with probability 0.5.
+    Share, method and rectangle are one draw for a whole step, from the run's seed and the step's
+    number. So a resumed run repeats them, and N ranks mix the global batch as one does, if each
+    microbatch has an even number of samples (in an odd one the last sample is not mixed). If both
+    methods are on, each step uses one of them, with probability 0.5.
 
     Args:
         mixup_alpha: of the Beta distribution of the share; 0 for no MixUp.
@@ -179,13 +214,21 @@ class Mix:
 
     config_key = "task.mix"
 
-    def __init__(self, mixup_alpha: NonNegativeFloat = 0.0, cutmix_alpha: NonNegativeFloat = 0.0) -> None:
-        self.alphas = [(alpha, cuts) for alpha, cuts in ((mixup_alpha, False), (cutmix_alpha, True)) if alpha]
+    def __init__(
+        self, mixup_alpha: NonNegativeFloat = 0.0, cutmix_alpha: NonNegativeFloat = 0.0
+    ) -> None:
+        self.alphas = [
+            (alpha, cuts) for alpha, cuts in ((mixup_alpha, False), (cutmix_alpha, True)) if alpha
+        ]
         if not self.alphas:
-            raise trainkit.TrainkitError("task.mix: mixup_alpha and cutmix_alpha are 0, so nothing is mixed: task.mix=null.")
+            raise trainkit.TrainkitError(
+                "task.mix: mixup_alpha and cutmix_alpha are 0, so nothing is mixed: task.mix=null."
+            )
 
     def __call__(self, images_BCHW: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor, float]:
-        """Return mixed images, the places of their partners [B], and a sample's own share; the rest is its partner's."""
+        """Return mixed images, the places of their partners [B], and a sample's own share;
+        the rest is its partner's.
+        """
         draw = random.Random(mix(seed, step))
         alpha, cuts = draw.choice(self.alphas)
         share = draw.betavariate(alpha, alpha)
@@ -198,10 +241,16 @@ class Mix:
         left, right = _side(images_BCHW.shape[3], share, draw.random())
         mixed_BCHW = images_BCHW.clone()
         mixed_BCHW[:, :, top:bottom, left:right] = other_BCHW[:, :, top:bottom, left:right]
-        return mixed_BCHW, partner_B, 1 - (bottom - top) * (right - left) / (images_BCHW.shape[2] * images_BCHW.shape[3])
+        return (
+            mixed_BCHW,
+            partner_B,
+            1 - (bottom - top) * (right - left) / (images_BCHW.shape[2] * images_BCHW.shape[3]),
+        )
 
 
 def _side(pixels: int, share: float, centre: float) -> tuple[int, int]:
-    """Return where CutMix's rectangle begins and ends: sqrt(1 - share) of the side around a centre, cut at the border."""
+    """Return where CutMix's rectangle begins and ends:
+    sqrt(1 - share) of the side around a centre, cut at the border.
+    """
     half = pixels * math.sqrt(1 - share) / 2
     return max(0, round(centre * pixels - half)), min(pixels, round(centre * pixels + half))

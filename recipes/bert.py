@@ -1,4 +1,6 @@
-"""BERT (Devlin et al. 2019) for masked words: the mathematics of transformers' BertForMaskedLM, and its weights in and out."""
+"""BERT (Devlin et al. 2019) for masked words:
+the mathematics of transformers' BertForMaskedLM, and its weights in and out.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,32 @@ from trainkit.arguments import Fraction, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError
 
 # This model's layers -> those of transformers.
-_LAYERS = {"tokens": "bert.embeddings.word_embeddings", "places": "bert.embeddings.position_embeddings"}
+_LAYERS = {
+    "tokens": "bert.embeddings.word_embeddings",
+    "places": "bert.embeddings.position_embeddings",
+}
 _LAYERS |= {"types": "bert.embeddings.token_type_embeddings", "norm": "bert.embeddings.LayerNorm"}
-_LAYERS |= {"transform": "cls.predictions.transform.dense", "head_norm": "cls.predictions.transform.LayerNorm"}
+_LAYERS |= {
+    "transform": "cls.predictions.transform.dense",
+    "head_norm": "cls.predictions.transform.LayerNorm",
+}
 _LAYERS |= {"head": "cls.predictions.decoder"}
 _OF_BLOCK = {"attention.qkv": "attention.self", "attention.out": "attention.output.dense"}
-_OF_BLOCK |= {"norm1": "attention.output.LayerNorm", "wide.0": "intermediate.dense", "wide.2": "output.dense"}
+_OF_BLOCK |= {
+    "norm1": "attention.output.LayerNorm",
+    "wide.0": "intermediate.dense",
+    "wide.2": "output.dense",
+}
 _OF_BLOCK |= {"norm2": "output.LayerNorm"}
 _QKV = ("query", "key", "value")
-# Of files with the task of the next sentence, which this model has not; and the head's bias, which has two names.
-_LEFT_OUT = ("bert.pooler.", "cls.seq_relationship.", "bert.embeddings.position_ids", "cls.predictions.bias")
+# Of files with the task of the next sentence, which this model has not; and the head's bias, which
+# has two names.
+_LEFT_OUT = (
+    "bert.pooler.",
+    "cls.seq_relationship.",
+    "bert.embeddings.position_ids",
+    "cls.predictions.bias",
+)
 _EPS = 1e-12
 
 
@@ -50,17 +68,27 @@ class BERT(nn.Module):
         token_types: NonNegativeInt = 2,
     ) -> None:
         super().__init__()
-        self.vocab_size, self.context, self.width, self.heads, self.token_types = vocab_size, context, width, heads, token_types
+        self.vocab_size, self.context, self.width, self.heads, self.token_types = (
+            vocab_size,
+            context,
+            width,
+            heads,
+            token_types,
+        )
         self.tokens, self.places = nn.Embedding(vocab_size, width), nn.Embedding(context, width)
         self.types = nn.Embedding(token_types, width) if token_types else None
         self.norm, self.dropout = nn.LayerNorm(width, _EPS), nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout, causal=False, eps=_EPS) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, dropout, causal=False, eps=_EPS) for _ in range(depth)
+        )
         self.transform, self.head_norm = nn.Linear(width, width), nn.LayerNorm(width, _EPS)
         self.head = nn.Linear(width, vocab_size)
         init_weights(self)
         self.head.weight = self.tokens.weight  # tied
 
-    def forward(self, tokens_BT: Tensor, mask_BT: Tensor | None = None, types_BT: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens_BT: Tensor, mask_BT: Tensor | None = None, types_BT: Tensor | None = None
+    ) -> Tensor:
         """Return the logits.
 
         Args:
@@ -70,10 +98,15 @@ class BERT(nn.Module):
         """
         T = tokens_BT.shape[1]
         if self.context < T:
-            raise ConfigError(f"task.model.context is {self.context}; it must be {T} or more, for a text of {T} tokens.")
+            raise ConfigError(
+                f"task.model.context is {self.context}; it must be {T} or more, for a text of {T}"
+                " tokens."
+            )
         x_BTD = self.tokens(tokens_BT) + self.places.weight[:T]
         if self.types is not None:
-            x_BTD = x_BTD + self.types(torch.zeros_like(tokens_BT) if types_BT is None else types_BT)
+            x_BTD = x_BTD + self.types(
+                torch.zeros_like(tokens_BT) if types_BT is None else types_BT
+            )
         x_BTD = self.dropout(self.norm(x_BTD))
         for block in self.blocks:
             x_BTD = block(x_BTD, mask_BT)
@@ -81,13 +114,21 @@ class BERT(nn.Module):
 
     def _layers(self) -> dict[str, str]:
         blocks = ((i, *pair) for i in range(len(self.blocks)) for pair in _OF_BLOCK.items())
-        return _LAYERS | {f"blocks.{i}.{ours}": f"bert.encoder.layer.{i}.{theirs}" for i, ours, theirs in blocks}
+        return _LAYERS | {
+            f"blocks.{i}.{ours}": f"bert.encoder.layer.{i}.{theirs}" for i, ours, theirs in blocks
+        }
 
     def from_huggingface(self, weights: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return the weights of a BertForMaskedLM or BertForPreTraining by this model's names; None if they are of another."""
+        """Return the weights of a BertForMaskedLM or BertForPreTraining by this model's names;
+        None if they are of another.
+        """
         if f"{_LAYERS['tokens']}.weight" not in weights:
             return None
-        there = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): t for name, t in weights.items()}  # old files
+        # old files
+        there = {
+            name.replace(".gamma", ".weight").replace(".beta", ".bias"): t
+            for name, t in weights.items()
+        }
         if "cls.predictions.bias" in there:
             there["cls.predictions.decoder.bias"] = there["cls.predictions.bias"]
         for name in [name for name in there if ".attention.self.query." in name]:
@@ -110,7 +151,9 @@ class BERT(nn.Module):
             layer, _, kind = name.rpartition(".")
             if layer.endswith(".qkv"):
                 parts = zip(_QKV, by_kinds(tensor, self.heads).chunk(3), strict=True)
-                found |= {f"{names[layer]}.{part}.{kind}": rows.contiguous() for part, rows in parts}
+                found |= {
+                    f"{names[layer]}.{part}.{kind}": rows.contiguous() for part, rows in parts
+                }
             else:
                 found[f"{names[layer]}.{kind}"] = tensor
         found["cls.predictions.bias"] = found.pop("cls.predictions.decoder.bias")
@@ -118,8 +161,22 @@ class BERT(nn.Module):
         if self.types is None:  # transformers always adds some
             found["bert.embeddings.token_type_embeddings.weight"] = torch.zeros(1, self.width)
         config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_act": "gelu"}
-        config |= {"vocab_size": self.vocab_size, "max_position_embeddings": self.context, "hidden_size": self.width}
-        config |= {"num_attention_heads": self.heads, "num_hidden_layers": len(self.blocks), "tie_word_embeddings": True}
-        config |= {"intermediate_size": 4 * self.width, "type_vocab_size": self.token_types or 1, "layer_norm_eps": _EPS}
-        config |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout.p)
+        config |= {
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.context,
+            "hidden_size": self.width,
+        }
+        config |= {
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": len(self.blocks),
+            "tie_word_embeddings": True,
+        }
+        config |= {
+            "intermediate_size": 4 * self.width,
+            "type_vocab_size": self.token_types or 1,
+            "layer_norm_eps": _EPS,
+        }
+        config |= dict.fromkeys(
+            ("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout.p
+        )
         return config | {"pad_token_id": None}, found

@@ -1,10 +1,13 @@
-"""Image folders decoded by NVIDIA DALI (pip install nvidia-dali-cuda130): data=imagefolder data.decode=dali.
+"""Image folders decoded by NVIDIA DALI (pip install nvidia-dali-cuda130): data=imagefolder
+data.decode=dali.
 
-    worker: Encoded (a file's bytes; its crop and flip, drawn as recipes/imagefolder.py draws them) -> on the CPU: DaliDecoder
+    worker: Encoded (a file's bytes; its crop and flip, drawn as recipes/imagefolder.py draws them)
+    -> on the CPU: DaliDecoder
     rank:   -> on a GPU: DaliDecoder, of a batch of bytes
 
-DALI draws nothing: crop and flip come from (seed, epoch, sample), so order, augmentation and resume are as exact as with
-torchvision. Its decoder and its resize round otherwise, so pixels differ a little.
+DALI draws nothing: crop and flip come from (seed, epoch, sample), so order, augmentation and resume
+are as exact as with torchvision. Its decoder and its resize round otherwise, so pixels differ a
+little.
 """
 
 from __future__ import annotations
@@ -53,21 +56,24 @@ def refuse_without_dali(device: str) -> None:
     Raises:
         ConfigError: what is missing.
     """
-    if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
+    if (
+        importlib.util.find_spec("nvidia") is None
+        or importlib.util.find_spec("nvidia.dali") is None
+    ):
         raise ConfigError(
-            "data.decode is dali, but DALI is not installed: pip install nvidia-dali-cuda130 (or -cuda120, as the "
-            "driver has it). "
-            "Or leave it out: data.decode=torchvision."
+            "data.decode is dali, but DALI is not installed: pip install nvidia-dali-cuda130 (or"
+            " -cuda120, as the driver has it). Or leave it out: data.decode=torchvision."
         )
     if device == "gpu" and not torch.cuda.is_available():
         raise ConfigError(
-            "data.decode_device is gpu, but this process sees no GPU (torch.cuda.is_available() is false). Set "
-            "data.decode_device=cpu."
+            "data.decode_device is gpu, but this process sees no GPU (torch.cuda.is_available() is"
+            " false). Set data.decode_device=cpu."
         )
 
 
 class EncodedImages(Dataset[Encoded]):
-    """Files with their crop and flip: of training drawn, of validation none (the whole image; see DaliDecoder).
+    """Files with their crop and flip: of training drawn, of validation none (the whole image; see
+    DaliDecoder).
 
     Args:
         samples: pairs of file and label.
@@ -87,7 +93,9 @@ class EncodedImages(Dataset[Encoded]):
             with Image.open(io.BytesIO(content.data)) as image:  # the header alone
                 width, height = image.size
         except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-            raise DataError(f"{path} cannot be decoded as an image ({error}). Replace or remove the file.") from error
+            raise DataError(
+                f"{path} cannot be decoded as an image ({error}). Replace or remove the file."
+            ) from error
         if self.crop is None:
             return Encoded(path, content, (0, 0, height, width), 0, label)
         drawn = self.crop.make_params([torch.empty((3, height, width), device="meta")])
@@ -100,7 +108,8 @@ class DaliDecoder:
 
     Args:
         size: of the images, in pixels.
-        shorter: the shorter side before the centre crop, for validation; None stretches the crop to `size`.
+        shorter: the shorter side before the centre crop, for validation; None stretches the crop to
+            `size`.
         batch_size: the most images at a time.
         gpu: whether to decode on the GPU, in the rank's own process.
     """
@@ -133,33 +142,64 @@ class DaliDecoder:
                 load_image(one.path)  # names the file, if others cannot decode it either
             listed = ", ".join(one.path for one in batch[:3]) + ", ..." * (len(batch) > 3)
             reason = str(error).strip().splitlines()[-1]
-            raise DataError(f"DALI cannot decode one of {listed}: {reason}. Train with data.decode=torchvision.") from error
-        images = torch.from_dlpack(found.as_tensor()).clone() if self.gpu else torch.from_numpy(found.as_array().copy())
+            raise DataError(
+                f"DALI cannot decode one of {listed}: {reason}. Train with data.decode=torchvision."
+            ) from error
+        images = (
+            torch.from_dlpack(found.as_tensor()).clone()
+            if self.gpu
+            else torch.from_numpy(found.as_array().copy())
+        )
         return images, torch.tensor([one.label for one in batch], device=images.device)
 
     def _built(self) -> Any:
-        dali, fn, types = (importlib.import_module(f"nvidia.dali{part}") for part in ("", ".fn", ".types"))
+        dali, fn, types = (
+            importlib.import_module(f"nvidia.dali{part}") for part in ("", ".fn", ".types")
+        )
         device_id = torch.cuda.current_device() if self.gpu else None
         plain = {"prefetch_queue_depth": 1, "exec_async": False, "exec_pipelined": False}
-        pipe = dali.Pipeline(self.batch_size, num_threads=2 if self.gpu else 1, device_id=device_id, **plain)
+        pipe = dali.Pipeline(
+            self.batch_size, num_threads=2 if self.gpu else 1, device_id=device_id, **plain
+        )
         with pipe:
-            content, anchor, shape, mirror = (fn.external_source(name=key) for key in ("content", "anchor", "shape", "mirror"))
+            content, anchor, shape, mirror = (
+                fn.external_source(name=key) for key in ("content", "anchor", "shape", "mirror")
+            )
             device = "mixed" if self.gpu else "cpu"
-            window = {"normalized_anchor": False, "normalized_shape": False, "axis_names": "HW", "adjust_orientation": False}
-            images = fn.decoders.image_slice(content, anchor, shape, device=device, output_type=types.RGB, **window)
+            window = {
+                "normalized_anchor": False,
+                "normalized_shape": False,
+                "axis_names": "HW",
+                "adjust_orientation": False,
+            }
+            images = fn.decoders.image_slice(
+                content, anchor, shape, device=device, output_type=types.RGB, **window
+            )
             if self.shorter is None:
-                images = fn.resize(images, size=[self.size, self.size], interp_type=types.INTERP_TRIANGULAR)
+                images = fn.resize(
+                    images, size=[self.size, self.size], interp_type=types.INTERP_TRIANGULAR
+                )
             else:
-                images = fn.resize(images, resize_shorter=self.shorter, interp_type=types.INTERP_TRIANGULAR)
-            numbers = {"mean": [255 * x for x in MEAN], "std": [255 * x for x in STD], "crop": [self.size, self.size]}
-            images = fn.crop_mirror_normalize(images, mirror=mirror, dtype=types.FLOAT, output_layout="CHW", **numbers)
+                images = fn.resize(
+                    images, resize_shorter=self.shorter, interp_type=types.INTERP_TRIANGULAR
+                )
+            numbers = {
+                "mean": [255 * x for x in MEAN],
+                "std": [255 * x for x in STD],
+                "crop": [self.size, self.size],
+            }
+            images = fn.crop_mirror_normalize(
+                images, mirror=mirror, dtype=types.FLOAT, output_layout="CHW", **numbers
+            )
             pipe.set_outputs(images)
         pipe.build()
         return pipe
 
 
 class LateDecoder:
-    """Collates what the rank decodes on its GPU, while it moves the batch there. Arguments: see DaliDecoder."""
+    """Collates what the rank decodes on its GPU, while it moves the batch there.
+    Arguments: see DaliDecoder.
+    """
 
     def __init__(self, size: int, shorter: int | None, batch_size: int) -> None:
         self.arguments = size, shorter, batch_size

@@ -1,7 +1,9 @@
-"""Handwritten digits: 1,797 real images shipped with the recipe (digits.npz), so nothing is downloaded.
+"""Handwritten digits: 1,797 real images shipped with the recipe (digits.npz), so nothing is
+downloaded.
 
-They are the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, 1998, UCI Machine
-Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0), as scikit-learn ships them: 8 x 8 pixels of 0 to 16.
+They are the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak,
+1998, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, CC BY 4.0), as scikit-learn
+ships them: 8 x 8 pixels of 0 to 16.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Digits(trainkit.DataModule):
         image_size: the images are upsampled to this many pixels square, in three equal channels.
         num_classes: 10; for the model's config to refer to.
         num_workers: loader processes; the images are in memory, so none is fastest.
-        augment: how training images vary: policy, erasing and repeats. There are no crops, and digits are not flipped.
+        augment: how training images vary: policy, erasing and repeats. There are no crops, and
+            digits are not flipped.
     """
 
     batch_shape = "images [B, 3, H, W] and labels [B]"
@@ -49,7 +52,9 @@ class Digits(trainkit.DataModule):
         with np.load(Path(__file__).with_name("digits.npz")) as held:
             images = torch.from_numpy(held["images"]).float().unsqueeze(1) / 16
             labels = torch.from_numpy(held["labels"]).long()
-        images = functional.interpolate(images, size=self.image_size, mode="bilinear", align_corners=False)
+        images = functional.interpolate(
+            images, size=self.image_size, mode="bilinear", align_corners=False
+        )
         images = ((images - 0.5) / 0.5).expand(-1, 3, -1, -1)
         held_out = torch.arange(len(labels)) % 5 == 0
         self.train = self.augment.of_tensors(TensorDataset(images[~held_out], labels[~held_out]))
@@ -58,7 +63,12 @@ class Digits(trainkit.DataModule):
     def describe_input(self) -> dict[str, Any]:
         half = (0.5, 0.5, 0.5)
         return {
-            "image": {"resize": self.image_size, "crop": self.image_size, "mean": half, "std": half},
+            "image": {
+                "resize": self.image_size,
+                "crop": self.image_size,
+                "mean": half,
+                "std": half,
+            },
             "classes": [str(digit) for digit in range(10)],
         }
 

@@ -1,6 +1,8 @@
-"""A small GPT on the bytes of text files: a pre-norm decoder (Radford et al. 2019), 256 tokens, no tokenizer.
+"""A small GPT on the bytes of text files: a pre-norm decoder (Radford et al. 2019), 256 tokens, no
+tokenizer.
 
-Its Task is that of all language models: recipes/language_model.py. Beside it: recipes/gpt2.py, GPT-2 itself.
+Its Task is that of all language models: recipes/language_model.py. Beside it: recipes/gpt2.py,
+GPT-2 itself.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
-from recipes.language_model import LanguageModel as LanguageModel  # a name of configs in older checkpoints
+
+# a name of configs in older checkpoints
+from recipes.language_model import LanguageModel as LanguageModel
 from recipes.transformer import Attention
 from trainkit.arguments import ExistingFile, ExistingFolder, Fraction, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError, DataError
@@ -29,7 +33,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = Attention(width, heads, dropout, causal=True)
-        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout))
+        self.wide = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
@@ -62,13 +68,15 @@ class GPT(nn.Module):
         self.tokens, self.places = nn.Embedding(vocab_size, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
-        for table in (self.tokens, self.places):  # 0.02, as in GPT-2, learns slower: 2.36 after 220 steps instead of 2.26
+        # 0.02, as in GPT-2, learns slower: 2.36 after 220 steps instead of 2.26
+        for table in (self.tokens, self.places):
             nn.init.normal_(table.weight, std=0.05)
         for layer in self.blocks.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
-        for block in self.blocks:  # scaled down by the number of blocks (Radford et al. 2019, section 2.3)
+        # scaled down by the number of blocks (Radford et al. 2019, section 2.3)
+        for block in self.blocks:
             for layer in (block.attention.out, block.wide[2]):
                 nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * depth))
         self.head.weight = self.tokens.weight  # tied (Press & Wolf 2017)
@@ -76,13 +84,17 @@ class GPT(nn.Module):
     def forward(self, bytes_BT: Tensor) -> Tensor:
         T = bytes_BT.shape[1]
         if self.context < T:
-            raise ConfigError(f"task.model.context is {self.context}; it must be {T} or more, for a text of {T} bytes.")
+            raise ConfigError(
+                f"task.model.context is {self.context}; it must be {T} or more, for a text of {T}"
+                " bytes."
+            )
         x_BTD = self.tokens(bytes_BT) + self.places.weight[:T]
         return self.head(self.norm(self.blocks(x_BTD)))
 
 
 class Windows(Dataset):
-    """Windows of `length` tokens, int64; each begins with the last token of the one before, the last ends with the text.
+    """Windows of `length` tokens, int64; each begins with the last token of the one before, the
+    last ends with the text.
 
     Args:
         text: a tensor, or anything whose slices are tensors.
@@ -107,7 +119,8 @@ class TextBytes(trainkit.DataModule):
     """The bytes of a file, or of all text files of a folder; the last tenth of them for validation.
 
     Args:
-        root: a folder; without it and a file, trainkit's own sources are read, so nothing is downloaded.
+        root: a folder; without it and a file, trainkit's own sources are read, so nothing is
+            downloaded.
         pattern: of the files below root. Default: **/*.txt, and **/*.py of trainkit's own sources.
         batch_size: the microbatch of one rank, in windows.
         context: bytes that the model sees of a window.
@@ -129,28 +142,41 @@ class TextBytes(trainkit.DataModule):
         file: ExistingFile | None = None,
     ) -> None:
         if file is not None and (root, pattern) != (None, None):
-            raise ConfigError(f"data.file is '{file}', and data.root or data.pattern is set too. Give a file, or a folder.")
+            raise ConfigError(
+                f"data.file is '{file}', and data.root or data.pattern is set too. Give a file, or"
+                " a folder."
+            )
         self.file = None if file is None else Path(file)
         self.root = Path(trainkit.__file__).parent if root is None else Path(root)
         self.pattern = pattern or ("**/*.py" if root is None else "**/*.txt")
         self.batch_size, self.context, self.num_workers = batch_size, context, num_workers
 
     def setup(self, stage: str) -> None:
-        files = [self.file] if self.file else sorted(path for path in self.root.glob(self.pattern) if path.is_file())
+        files = (
+            [self.file]
+            if self.file
+            else sorted(path for path in self.root.glob(self.pattern) if path.is_file())
+        )
         text = bytearray(b"\n".join(path.read_bytes() for path in files))
         if len(text) < 20 * (self.context + 1):
             where, hint = f"data.file is {self.file}: it has", "Give a longer text"
             if self.file is None:
-                where = f"data.root is {self.root}: the {len(files)} files that match data.pattern={self.pattern} have"
+                where = (
+                    f"data.root is {self.root}: the {len(files)} files that match"
+                    f" data.pattern={self.pattern} have"
+                )
                 hint = "Give a folder with more text, or another pattern"
             least = 20 * (self.context + 1)
             raise DataError(
-                f"{where} {len(text)} bytes, too few for windows of {self.context} ({least}). {hint}, or a smaller "
-                "data.context."
+                f"{where} {len(text)} bytes, too few for windows of {self.context} ({least})."
+                f" {hint}, or a smaller data.context."
             )
         whole = torch.frombuffer(text, dtype=torch.uint8)
         split = len(whole) * 9 // 10
-        self.train, self.val = Windows(whole[:split], self.context + 1), Windows(whole[split:], self.context + 1)
+        self.train, self.val = (
+            Windows(whole[:split], self.context + 1),
+            Windows(whole[split:], self.context + 1),
+        )
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.train, self.batch_size, shuffle=True, num_workers=self.num_workers)

@@ -1,4 +1,6 @@
-"""GPT-2 (Radford et al. 2019): the mathematics of transformers' GPT2LMHeadModel, and its weights in and out."""
+"""GPT-2 (Radford et al. 2019): the mathematics of transformers' GPT2LMHeadModel,
+and its weights in and out.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class GPT2(nn.Module):
         self.vocab_size, self.context, self.width, self.heads = vocab_size, context, width, heads
         self.tokens, self.places = nn.Embedding(vocab_size, width), nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.Sequential(*(Block(width, heads, dropout, causal=True, eps=_EPS) for _ in range(depth)))
+        self.blocks = nn.Sequential(
+            *(Block(width, heads, dropout, causal=True, eps=_EPS) for _ in range(depth))
+        )
         self.norm, self.head = nn.LayerNorm(width, _EPS), nn.Linear(width, vocab_size, bias=False)
         init_weights(self, sum_std=0.02 / math.sqrt(2 * depth))
         self.head.weight = self.tokens.weight  # tied
@@ -52,7 +56,10 @@ class GPT2(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         T = tokens_BT.shape[1]
         if self.context < T:
-            raise ConfigError(f"task.model.context is {self.context}; it must be {T} or more, for a text of {T} tokens.")
+            raise ConfigError(
+                f"task.model.context is {self.context}; it must be {T} or more, for a text of {T}"
+                " tokens."
+            )
         x_BTD = self.dropout(self.tokens(tokens_BT) + self.places.weight[:T])
         return self.head(self.norm(self.blocks(x_BTD)))
 
@@ -61,9 +68,15 @@ class GPT2(nn.Module):
         return _LAYERS | {f"blocks.{i}.{ours}": f"h.{i}.{theirs}" for i, ours, theirs in blocks}
 
     def from_huggingface(self, weights: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return the weights of a GPT2LMHeadModel or GPT2Model by this model's names; None if they are of another model."""
+        """Return the weights of a GPT2LMHeadModel or GPT2Model by this model's names;
+        None if they are of another model.
+        """
         masks = (".attn.bias", ".attn.masked_bias")  # constants, in old files
-        there = {name.removeprefix("transformer."): t for name, t in weights.items() if not name.endswith(masks)}
+        there = {
+            name.removeprefix("transformer."): t
+            for name, t in weights.items()
+            if not name.endswith(masks)
+        }
         if "wte.weight" not in there:
             return None
         names, found = {theirs: ours for ours, theirs in self._layers().items()}, {}
@@ -84,8 +97,21 @@ class GPT2(nn.Module):
             tensor = tensor.T if theirs.endswith(_TRANSPOSED) and kind == "weight" else tensor
             found[f"transformer.{theirs}.{kind}"] = tensor.contiguous()
         del found["transformer.lm_head.weight"]  # tied
-        config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new"}
-        config |= {"vocab_size": self.vocab_size, "n_positions": self.context, "n_embd": self.width, "n_head": self.heads}
-        config |= {"n_layer": len(self.blocks), "layer_norm_epsilon": _EPS, "tie_word_embeddings": True}
+        config = {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "activation_function": "gelu_new",
+        }
+        config |= {
+            "vocab_size": self.vocab_size,
+            "n_positions": self.context,
+            "n_embd": self.width,
+            "n_head": self.heads,
+        }
+        config |= {
+            "n_layer": len(self.blocks),
+            "layer_norm_epsilon": _EPS,
+            "tie_word_embeddings": True,
+        }
         config |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), self.dropout.p)
         return config | {"bos_token_id": None, "eos_token_id": None}, found

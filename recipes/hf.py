@@ -1,7 +1,8 @@
-"""Tasks for models of transformers (trainkit[transformers]): any AutoModelForSequenceClassification or AutoModelForCausalLM.
+"""Tasks for models of transformers (trainkit[transformers]): any AutoModelForSequenceClassification
+or AutoModelForCausalLM.
 
-The model is one of a local folder, as `save_pretrained` leaves it, or has random weights: a model type and its config. The
-fit's end leaves such a folder too: <run_dir>/pretrained.
+The model is one of a local folder, as `save_pretrained` leaves it, or has random weights: a model
+type and its config. The fit's end leaves such a folder too: <run_dir>/pretrained.
 """
 
 from __future__ import annotations
@@ -24,13 +25,21 @@ from trainkit.optim import decay_groups
 try:
     import transformers
 except ImportError as error:
-    raise ConfigError("This recipe needs transformers: pip install 'trainkit[transformers]'") from error
+    raise ConfigError(
+        "This recipe needs transformers: pip install 'trainkit[transformers]'"
+    ) from error
 
 Batch = Mapping[str, Tensor]
 _MASKED = -100  # a label that counts in no loss
 
 
-def load_model(auto: Any, folder: str | None, model_type: str | None, config: dict[str, Any] | None, **options: Any) -> Any:
+def load_model(
+    auto: Any,
+    folder: str | None,
+    model_type: str | None,
+    config: dict[str, Any] | None,
+    **options: Any,
+) -> Any:
     """Return a model of a folder, or one of a type with random weights; in float32.
 
     Args:
@@ -41,32 +50,49 @@ def load_model(auto: Any, folder: str | None, model_type: str | None, config: di
         options: further arguments of the config, as num_labels.
 
     Raises:
-        ConfigError: both or neither are given, an unknown type or argument, or a folder without a model.
+        ConfigError: both or neither are given, an unknown type or argument, or a folder without a
+            model.
     """
     if (folder is None) == (model_type is None) or (folder is not None and config):
         raise ConfigError(
-            f"task.model is {folder}, task.model_type is {model_type}, task.config is {config}: give the folder of a model "
-            "(task.model=FOLDER task.model_type=null task.config=null), or a type and its config (task.model=null)."
+            f"task.model is {folder}, task.model_type is {model_type}, task.config is {config}:"
+            " give the folder of a model (task.model=FOLDER task.model_type=null"
+            " task.config=null), or a type and its config (task.model=null)."
         )
     if folder is not None:
         try:
             return auto.from_pretrained(
-                folder, local_files_only=True, dtype=torch.float32, ignore_mismatched_sizes=True, **options
+                folder,
+                local_files_only=True,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                **options,
             )
         except (OSError, ValueError) as error:
-            raise ConfigError(f"task.model is '{folder}', and no model can be loaded from it: {error}") from error
+            raise ConfigError(
+                f"task.model is '{folder}', and no model can be loaded from it: {error}"
+            ) from error
     known = [*transformers.CONFIG_MAPPING]
     if model_type not in known:
-        raise ConfigError(f"task.model_type is '{model_type}', which transformers lacks.{did_you_mean(str(model_type), known)}")
+        raise ConfigError(
+            f"task.model_type is '{model_type}', which transformers"
+            f" lacks.{did_you_mean(str(model_type), known)}"
+        )
     plain = transformers.AutoConfig.for_model(model_type)
     for name in config or {}:  # transformers itself would accept any
         if not hasattr(plain, name):
             near = did_you_mean(name, [*plain.to_dict(), *plain.attribute_map])
-            raise ConfigError(f"task.config.{name} is not a setting of {type(plain).__name__}.{near}")
+            raise ConfigError(
+                f"task.config.{name} is not a setting of {type(plain).__name__}.{near}"
+            )
     try:
-        return auto.from_config(transformers.AutoConfig.for_model(model_type, **config or {}, **options))
+        return auto.from_config(
+            transformers.AutoConfig.for_model(model_type, **config or {}, **options)
+        )
     except ValueError as error:
-        raise ConfigError(f"task.model_type is '{model_type}', which {auto.__name__} refuses: {error}") from error
+        raise ConfigError(
+            f"task.model_type is '{model_type}', which {auto.__name__} refuses: {error}"
+        ) from error
 
 
 class TransformersTask(trainkit.Task):
@@ -75,9 +101,11 @@ class TransformersTask(trainkit.Task):
     Args:
         model: see `load_model`.
         optimizer: makes an optimizer from parameter groups.
-        lr: makes a schedule from the optimizer and the number of steps of the run; None for a constant rate.
+        lr: makes a schedule from the optimizer and the number of steps of the run; None for a
+            constant rate.
         no_weight_decay: kinds of parameters without weight decay: norm, bias, embedding.
-        save_pretrained: whether the fit's end writes <run_dir>/pretrained, for transformers' `from_pretrained`.
+        save_pretrained: whether the fit's end writes <run_dir>/pretrained, for transformers'
+            `from_pretrained`.
     """
 
     def __init__(
@@ -105,15 +133,23 @@ class TransformersTask(trainkit.Task):
         return self(batch["input_ids"], batch["attention_mask"])
 
     def on_fit_start(self) -> None:
-        """Compare the data's sizes with the model's: a larger number would be an index out of range in the first step."""
+        """Compare the data's sizes with the model's:
+        a larger number would be an index out of range in the first step.
+        """
         data, config = self.trainer.datamodule, self.model.config
         for ours, name in (("vocab_size", "vocab_size"), ("max_length", "max_position_embeddings")):
             needed, held = getattr(data, ours, None), getattr(config, name, None)
             if needed is not None and held is not None and needed > held:
-                raise ConfigError(f"task.config.{name} is {held}; it must be {needed} or more, the data's {ours}.")
+                raise ConfigError(
+                    f"task.config.{name} is {held}; it must be {needed} or more, the data's {ours}."
+                )
 
     def on_fit_end(self) -> None:
-        if self.save_pretrained and self.trainer.is_global_zero and not self.trainer.options.fast_dev_run:
+        if (
+            self.save_pretrained
+            and self.trainer.is_global_zero
+            and not self.trainer.options.fast_dev_run
+        ):
             transformers.utils.logging.disable_progress_bar()
             folder = self.trainer.run_dir / "pretrained"
             self.model.save_pretrained(folder)
@@ -125,15 +161,25 @@ class TransformersTask(trainkit.Task):
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of `save_pretrained` by this Task's names; others as they are."""
         own = {*self.model.state_dict()}
-        return {f"model.{name}": tensor for name, tensor in weights.items()} if own >= {*weights} else weights
+        return (
+            {f"model.{name}": tensor for name, tensor in weights.items()}
+            if own >= {*weights}
+            else weights
+        )
 
     def export_huggingface(self, folder: Path) -> None:
-        """Write the model's own folder; `python -m trainkit export format=huggingface` calls this."""
+        """Write the model's own folder;
+        `python -m trainkit export format=huggingface` calls this.
+        """
         transformers.utils.logging.disable_progress_bar()
         self.model.save_pretrained(folder)
 
     def configure_optimizers(self) -> Any:
-        return with_schedule(self, self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)), self.lr)
+        return with_schedule(
+            self,
+            self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)),
+            self.lr,
+        )
 
 
 class HFClassifier(TransformersTask):
@@ -186,9 +232,11 @@ class HFClassifier(TransformersTask):
 
 
 class HFCausalLM(TransformersTask):
-    """Predicts each next token. A step's gradient is that of the mean over its tokens, on any number of ranks.
+    """Predicts each next token. A step's gradient is that of the mean over its tokens, on any
+    number of ranks.
 
-    `val/loss` is the mean over all tokens; `train/loss_epoch` that of the batches' means, by samples.
+    `val/loss` is the mean over all tokens; `train/loss_epoch` that of the batches' means, by
+    samples.
 
     Args:
         optimizer: see TransformersTask, as for the last two and `lr`.
@@ -222,7 +270,9 @@ class HFCausalLM(TransformersTask):
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.log("val/loss", self._loss(batch), prog_bar=True, batch_size=int(self.batch_weight(batch)))
+        self.log(
+            "val/loss", self._loss(batch), prog_bar=True, batch_size=int(self.batch_weight(batch))
+        )
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.log("test/loss", self._loss(batch), batch_size=int(self.batch_weight(batch)))
@@ -230,5 +280,7 @@ class HFCausalLM(TransformersTask):
     def _loss(self, batch: Batch) -> Tensor:
         logits_BTV = self(batch["input_ids"], batch["attention_mask"]).float()
         next_N = batch["labels"][:, 1:].flatten()
-        total = functional.cross_entropy(logits_BTV[:, :-1].flatten(0, 1), next_N, ignore_index=_MASKED, reduction="sum")
+        total = functional.cross_entropy(
+            logits_BTV[:, :-1].flatten(0, 1), next_N, ignore_index=_MASKED, reduction="sum"
+        )
         return total / self.batch_weight(batch).clamp(min=1)

@@ -1,4 +1,6 @@
-"""Texts for recipes/hf.py: files of texts, with labels or without, as padded batches of token numbers."""
+"""Texts for recipes/hf.py: files of texts, with labels or without,
+as padded batches of token numbers.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,25 @@ Row = tuple[str, str]  # text, label
 
 
 def sentences() -> list[Row]:
-    """Return 720 reviews of a sentence, labelled good or bad, in a mixed order: the data of a recipe without a file."""
+    """Return 720 reviews of a sentence, labelled good or bad, in a mixed order:
+    the data of a recipe without a file.
+    """
     parts = (
         ("The", "This", "Their", "Our last"),
         ("film", "dinner", "hotel", "concert", "book", "coffee"),
         ("was", "was really", "turned out to be"),
     )
-    good, bad = ("delightful", "great", "lovely", "excellent", "fine"), ("awful", "dull", "poor", "dreadful", "sad")
+    good, bad = (
+        ("delightful", "great", "lovely", "excellent", "fine"),
+        ("awful", "dull", "poor", "dreadful", "sad"),
+    )
     begun = [" ".join(words) for words in itertools.product(*parts)]
-    rows = [(f"{words} {end}.", label) for words in begun for label, ends in (("good", good), ("bad", bad)) for end in ends]
+    rows = [
+        (f"{words} {end}.", label)
+        for words in begun
+        for label, ends in (("good", good), ("bad", bad))
+        for end in ends
+    ]
     random.Random(0).shuffle(rows)
     return rows
 
@@ -39,13 +51,14 @@ def sentences() -> list[Row]:
 class Texts(trainkit.DataModule):
     """Texts with labels, for a classifier; or without (`num_classes=null`), for a language model.
 
-    A .csv has the columns text and label, a line of a .jsonl both keys; a .txt has a text in each line, and no labels. Labels
-    are texts, numbered in their order.
+    A .csv has the columns text and label, a line of a .jsonl both keys; a .txt has a text in each
+    line, and no labels. Labels are texts, numbered in their order.
 
     Args:
         file: of training; None for generated sentences.
         val_file: of validation; None takes a tenth of `file`: each tenth text.
-        tokenizer: a folder of a tokenizer of transformers; None for bytes, with 256 to pad and 257 at each text's beginning.
+        tokenizer: a folder of a tokenizer of transformers; None for bytes, with 256 to pad and 257
+            at each text's beginning.
         num_classes: number of different labels; None for texts without labels.
         batch_size: the microbatch of one rank, in texts.
         max_length: tokens; the rest of a longer text is left out.
@@ -85,8 +98,9 @@ class Texts(trainkit.DataModule):
         self.classes = sorted({label for _, label in [*rows, *held_out]}) if labelled else []
         if labelled and len(self.classes) != self.num_classes:
             raise ConfigError(
-                f"data.num_classes is {self.num_classes}, but the texts have {len(self.classes)} labels "
-                f"({', '.join(self.classes[:5])}{', ...' * (len(self.classes) > 5)}). Set data.num_classes={len(self.classes)}."
+                f"data.num_classes is {self.num_classes}, but the texts have {len(self.classes)}"
+                f" labels ({', '.join(self.classes[:5])}{', ...' * (len(self.classes) > 5)}). Set"
+                f" data.num_classes={len(self.classes)}."
             )
         self.train, self.val = TokenDataset(rows, self), TokenDataset(held_out, self)
 
@@ -98,13 +112,19 @@ class Texts(trainkit.DataModule):
         return torch.tensor([_BEGIN, *text.encode()][: self.max_length])
 
     def collate(self, samples: list[tuple[Tensor, int | None]]) -> dict[str, Tensor]:
-        """Return a batch padded to its longest text: input_ids and attention_mask [B, T]; labels [B], or [B, T] of tokens."""
+        """Return a batch padded to its longest text: input_ids and attention_mask [B, T];
+        labels [B], or [B, T] of tokens.
+        """
         pad = _PAD if self.tokenizer is None else self.tokenizer.pad_token_id
         ids = [tokens for tokens, _ in samples]
         lengths_B1 = torch.tensor([[len(tokens)] for tokens in ids])
         ids_BT = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=pad)
         mask_BT = (torch.arange(ids_BT.shape[1]) < lengths_B1).long()
-        labels = torch.tensor([label for _, label in samples]) if self.classes else ids_BT.masked_fill(mask_BT == 0, _MASKED)
+        labels = (
+            torch.tensor([label for _, label in samples])
+            if self.classes
+            else ids_BT.masked_fill(mask_BT == 0, _MASKED)
+        )
         return {"input_ids": ids_BT, "attention_mask": mask_BT, "labels": labels}
 
     def train_dataloader(self) -> DataLoader:
@@ -120,7 +140,13 @@ class Texts(trainkit.DataModule):
         return self.val_dataloader()
 
     def _loader(self, dataset: Dataset[Any], shuffle: bool) -> DataLoader:
-        return DataLoader(dataset, self.batch_size, shuffle=shuffle, num_workers=self.num_workers, collate_fn=self.collate)
+        return DataLoader(
+            dataset,
+            self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            collate_fn=self.collate,
+        )
 
 
 class TokenDataset(Dataset[Any]):
@@ -152,11 +178,16 @@ def read_texts(file: str, labelled: bool) -> list[Row]:
         if kind == ".txt":
             return _some([(line.strip(), "") for line in lines if line.strip()], file)
         rows, first = [], 2 if kind == ".csv" else 1
-        for number, row in enumerate(csv.DictReader(lines) if kind == ".csv" else map(_object, lines), first):
+        for number, row in enumerate(
+            csv.DictReader(lines) if kind == ".csv" else map(_object, lines), first
+        ):
             text, label = row.get("text"), row.get("label") if labelled else ""
             if not text or label is None:
                 lacking = "text" if not text else "label"
-                raise DataError(f"{file}: row {number} has no '{lacking}'; it has {', '.join(map(str, row)) or 'nothing'}.")
+                raise DataError(
+                    f"{file}: row {number} has no '{lacking}'; it has"
+                    f" {', '.join(map(str, row)) or 'nothing'}."
+                )
             rows.append((str(text), str(label)))
         return _some(rows, file)
 
@@ -179,11 +210,15 @@ def _tokenizer(folder: str) -> Any:
     try:
         import transformers  # noqa: PLC0415 - only with a tokenizer
     except ImportError as error:
-        raise ConfigError("data.tokenizer needs transformers: pip install 'trainkit[transformers]'") from error
+        raise ConfigError(
+            "data.tokenizer needs transformers: pip install 'trainkit[transformers]'"
+        ) from error
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"data.tokenizer is '{folder}', and no tokenizer can be loaded from it: {error}") from error
+        raise ConfigError(
+            f"data.tokenizer is '{folder}', and no tokenizer can be loaded from it: {error}"
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # as usual for GPT; it is masked
     return tokenizer

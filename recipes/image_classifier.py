@@ -18,23 +18,30 @@ from trainkit.errors import ConfigError
 from trainkit.optim import decay_groups
 from trainkit.report.classification.results import ClassificationResults
 
-_PRESENT = 0.2  # a mixed image shows the classes of more than this share (timm's bce_target_thresh of these recipes)
+# a mixed image shows the classes of more than this share (timm's bce_target_thresh of these
+# recipes)
+_PRESENT = 0.2
 
 
 class ImageClassifier(trainkit.Task):
-    """Cross-entropy, or binary cross-entropy of each class; on images that may be mixed in pairs. `val/loss` is cross-entropy.
+    """Cross-entropy, or binary cross-entropy of each class; on images that may be mixed in pairs.
+    `val/loss` is cross-entropy.
 
     Args:
         model: the network; or a name, for `image_model` of recipes/models.py.
         optimizer: makes an optimizer from parameter groups.
-        lr: makes a schedule from the optimizer and the number of steps of the run; None for a constant rate.
-        label_smoothing: share of the target that goes to all classes (Szegedy et al. 2016, section 7).
+        lr: makes a schedule from the optimizer and the number of steps of the run; None for a
+            constant rate.
+        label_smoothing: share of the target that goes to all classes (Szegedy et al. 2016, section
+            7).
         no_weight_decay: kinds of parameters without weight decay: norm, bias, embedding.
         num_classes: number of logits, of a model by name.
-        weights: pretrained ones by name, as IMAGENET1K_V2, of a model by name; None for random ones.
+        weights: pretrained ones by name, as IMAGENET1K_V2, of a model by name; None for random
+            ones.
         model_options: further arguments of a model by name.
         mix: mixes the images of a training batch.
-        loss: cross_entropy; or bce: each class is present or not (Wightman et al. 2021, section 3.1); the sum over classes.
+        loss: cross_entropy; or bce: each class is present or not (Wightman et al. 2021, section
+            3.1); the sum over classes.
         log_train_acc: log train/acc; of a mixed image it is the predicted class's share.
     """
 
@@ -57,7 +64,12 @@ class ImageClassifier(trainkit.Task):
         super().__init__()
         self.model = _network(model, num_classes, weights, model_options)
         self.optimizer, self.lr, self.label_smoothing = optimizer, lr, label_smoothing
-        self.no_weight_decay, self.mix, self.loss, self.log_train_acc = no_weight_decay, mix, loss, log_train_acc
+        self.no_weight_decay, self.mix, self.loss, self.log_train_acc = (
+            no_weight_decay,
+            mix,
+            loss,
+            log_train_acc,
+        )
 
     def on_fit_start(self) -> None:
         """Compare the data's pixels with the model's, before the first step fails at them."""
@@ -80,16 +92,26 @@ class ImageClassifier(trainkit.Task):
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
         if self.log_train_acc:
             chosen = logits.argmax(1)
-            right = (chosen == targets).float() if targets.dim() == 1 else targets.gather(1, chosen[:, None])
+            right = (
+                (chosen == targets).float()
+                if targets.dim() == 1
+                else targets.gather(1, chosen[:, None])
+            )
             self.log("train/acc", right.mean(), on_step=False, on_epoch=True)
         return loss
 
     def _loss(self, logits_BK: Tensor, targets: Tensor) -> Tensor:
         if self.loss == "cross_entropy":
-            return functional.cross_entropy(logits_BK, targets, label_smoothing=self.label_smoothing)
+            return functional.cross_entropy(
+                logits_BK, targets, label_smoothing=self.label_smoothing
+            )
         present_BK = (targets > _PRESENT).to(logits_BK.dtype)
-        smooth_BK = present_BK * (1 - self.label_smoothing) + self.label_smoothing / logits_BK.shape[1]
-        return functional.binary_cross_entropy_with_logits(logits_BK, smooth_BK, reduction="sum") / len(logits_BK)
+        smooth_BK = (
+            present_BK * (1 - self.label_smoothing) + self.label_smoothing / logits_BK.shape[1]
+        )
+        return functional.binary_cross_entropy_with_logits(
+            logits_BK, smooth_BK, reduction="sum"
+        ) / len(logits_BK)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, labels = batch
@@ -112,15 +134,29 @@ class ImageClassifier(trainkit.Task):
         self.results.leave_page(self.trainer)
 
     def configure_optimizers(self) -> Any:
-        return with_schedule(self, self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)), self.lr)
+        return with_schedule(
+            self,
+            self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)),
+            self.lr,
+        )
 
 
-def _network(model: nn.Module | str, num_classes: int | None, weights: str | None, options: dict[str, Any] | None) -> nn.Module:
+def _network(
+    model: nn.Module | str,
+    num_classes: int | None,
+    weights: str | None,
+    options: dict[str, Any] | None,
+) -> nn.Module:
     if isinstance(model, str):
         if num_classes is None:
-            raise ConfigError(f"task.model is '{model}', and task.num_classes is missing: the number of logits.")
+            raise ConfigError(
+                f"task.model is '{model}', and task.num_classes is missing: the number of logits."
+            )
         return image_model(model, num_classes, weights, options)
     if weights or options:
         key, kind = "weights" if weights else "model_options", type(model).__name__
-        raise ConfigError(f"task.{key} is for a model by name, as task.model=resnet50, and task.model is an object ({kind}).")
+        raise ConfigError(
+            f"task.{key} is for a model by name, as task.model=resnet50, and task.model is an"
+            f" object ({kind})."
+        )
     return model

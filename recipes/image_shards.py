@@ -1,4 +1,6 @@
-"""Images in tar files of WebDataset's layout, from a folder or an object store: KEY.jpg and KEY.cls, the label's number."""
+"""Images in tar files of WebDataset's layout, from a folder or an object store:
+KEY.jpg and KEY.cls, the label's number.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,14 @@ _GB = 10**9
 
 
 class ImageShards(trainkit.DataModule):
-    """Training: random resized crop and flip (He et al. 2016), or as `augment` says. Validation: resize, centre crop.
+    """Training: random resized crop and flip (He et al. 2016), or as `augment` says. Validation:
+    resize, centre crop.
 
     Args:
-        root: a folder or URL that holds train/ and val/, as `python -m trainkit data pack` writes them.
-        urls: in place of root/train: tars by name, as s3://bucket/train-{000..127}.tar; * is any text.
+        root: a folder or URL that holds train/ and val/, as `python -m trainkit data pack` writes
+            them.
+        urls: in place of root/train: tars by name, as s3://bucket/train-{000..127}.tar; * is any
+            text.
         val_urls: in place of root/val.
         batch_size: the microbatch of one rank.
         num_classes: number of different labels.
@@ -44,7 +49,8 @@ class ImageShards(trainkit.DataModule):
         num_workers: processes of each rank that decode; None takes the rank's share of the cores.
         augment: how training images vary; None for crop and flip only.
         shuffle_shards: shards of a lane that are shuffled together.
-        lanes: parts of the order that are read beside each other; a multiple of the number of ranks lets each read its own.
+        lanes: parts of the order that are read beside each other; a multiple of the number of ranks
+            lets each read its own.
         cache_dir: where shards of an object store are kept on this host.
         cache_size_gb: so much at most, in 10^9 bytes.
         label: the extension of the label's file.
@@ -73,10 +79,16 @@ class ImageShards(trainkit.DataModule):
         if (root is None) == (urls is None):
             found = "are both null" if root is None else "are both set"
             raise ConfigError(
-                f"data.root and data.urls {found}; set one: data.root=s3://bucket/imagenet (train/ and val/ in it)."
+                f"data.root and data.urls {found}; set one: data.root=s3://bucket/imagenet (train/"
+                " and val/ in it)."
             )
         self.root, self.urls, self.val_urls = root, {"train": urls, "val": val_urls}, val_urls
-        self.batch_size, self.num_classes, self.image_size, self.num_workers = batch_size, num_classes, image_size, num_workers
+        self.batch_size, self.num_classes, self.image_size, self.num_workers = (
+            batch_size,
+            num_classes,
+            image_size,
+            num_workers,
+        )
         self.augment = Augment() if augment is None else augment
         self.shuffle_shards, self.lanes, self.label = shuffle_shards, lanes, label
         folder = (
@@ -98,27 +110,43 @@ class ImageShards(trainkit.DataModule):
 
     def setup(self, stage: str) -> None:
         tail = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD, inplace=True)]
-        self.val = self._dataset("val", v2.Compose([*self.augment.of_validation(self.image_size), *tail]))
+        self.val = self._dataset(
+            "val", v2.Compose([*self.augment.of_validation(self.image_size), *tail])
+        )
         if stage == "fit":
             self.train = self._dataset("train", self.augment.of_photographs(self.image_size, tail))
             self._check_cache(self.train.index)
 
     def describe_input(self) -> dict[str, Any]:
-        image = {"resize": self.augment.resize_of(self.image_size), "crop": self.image_size, "mean": MEAN, "std": STD}
-        return {"image": image, **({"classes": self.val.classes} if self.val is not None and self.val.classes else {})}
+        image = {
+            "resize": self.augment.resize_of(self.image_size),
+            "crop": self.image_size,
+            "mean": MEAN,
+            "std": STD,
+        }
+        return {
+            "image": image,
+            **({"classes": self.val.classes} if self.val is not None and self.val.classes else {}),
+        }
 
     def train_dataloader(self) -> DataLoader:
         index, repeats = self.train.index, self.augment.repeats
         step = self.augment.repeat_within or self.batch_size * trainkit.world_size()
-        order = ShardOrder(index, self.shuffle_shards, self.lanes, self.batch_size, self._fetch_ahead)
+        order = ShardOrder(
+            index, self.shuffle_shards, self.lanes, self.batch_size, self._fetch_ahead
+        )
         _say(order.describe(min(step // repeats, index.num_samples)))
         if repeats == 1:
             return DataLoader(self.train, self.batch_size, sampler=order, **self._loading())
         copies = RepeatedShards(order, repeats, step)
-        return DataLoader(Repeated(self.train, repeats), self.batch_size, sampler=copies, **self._loading())
+        return DataLoader(
+            Repeated(self.train, repeats), self.batch_size, sampler=copies, **self._loading()
+        )
 
     def val_dataloader(self) -> DataLoader | None:
-        return None if self.val is None else DataLoader(self.val, self.batch_size, **self._loading())
+        return (
+            None if self.val is None else DataLoader(self.val, self.batch_size, **self._loading())
+        )
 
     def test_dataloader(self) -> DataLoader | None:
         return self.val_dataloader()
@@ -134,15 +162,25 @@ class ImageShards(trainkit.DataModule):
         listed = [(shard.name, shard.samples, shard.sha256) for shard in self.train.index.shards]
         turn = self.batch_size if self.lanes > 1 else 0
         shards = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
-        return {"shards": shards, "shuffle_shards": self.shuffle_shards, "lanes": self.lanes, "batch_size": turn}
+        return {
+            "shards": shards,
+            "shuffle_shards": self.shuffle_shards,
+            "lanes": self.lanes,
+            "batch_size": turn,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Say if the rest of an interrupted epoch comes in another order."""
         now = self.state_dict()
         changed = [key for key in now if state_dict.get(key, now[key]) != now[key]]
         if changed:
-            before = ", ".join(f"{key}={state_dict[key] or 'any'} (now {now[key] or 'any'})" for key in changed)
-            _say(f"the checkpoint's epoch has another order: {before}. In it some samples come twice, and as many do not come.")
+            before = ", ".join(
+                f"{key}={state_dict[key] or 'any'} (now {now[key] or 'any'})" for key in changed
+            )
+            _say(
+                f"the checkpoint's epoch has another order: {before}. In it some samples come"
+                " twice, and as many do not come."
+            )
 
     def _fetch_ahead(self, numbers: list[int]) -> None:
         self.cache.fetch_ahead(self.train.index.shards[number] for number in numbers)
@@ -159,16 +197,21 @@ class ImageShards(trainkit.DataModule):
                 return found
             if store.exists(joined(place, "packing.json")):
                 raise DataError(
-                    f"{place} is not complete: `data pack` was interrupted. The same command continues: python -m "
-                    f"trainkit data pack IMAGES output={self.root}"
+                    f"{place} is not complete: `data pack` was interrupted. The same command"
+                    f" continues: python -m trainkit data pack IMAGES output={self.root}"
                 )
             patterns = joined(place, "*.tar")
             if not store.matching(patterns):
                 raise DataError(
-                    f"data.root is '{self.root}', and {place} has neither index.json nor tars. Write them: python -m "
-                    "trainkit data pack IMAGES output=..., or name the tars by data.urls."
+                    f"data.root is '{self.root}', and {place} has neither index.json nor tars."
+                    " Write them: python -m trainkit data pack IMAGES output=..., or name the tars"
+                    " by data.urls."
                 )
-        key = {"train": "data.urls", "val": "data.val_urls"}[part] if self.root is None else "data.root"
+        key = (
+            {"train": "data.urls", "val": "data.val_urls"}[part]
+            if self.root is None
+            else "data.root"
+        )
         return index_for(urls_of(patterns, store, key), self.cache, self.label, _say)
 
     def _dataset(self, part: str, transform: v2.Transform) -> Any:
@@ -178,35 +221,45 @@ class ImageShards(trainkit.DataModule):
         if index.classes and len(index.classes) != self.num_classes:
             shown = f"{', '.join(index.classes[:5])}{', ...' * (len(index.classes) > 5)}"
             raise ConfigError(
-                f"data.num_classes is {self.num_classes}, but the shards of {part}/ have {len(index.classes)} classes "
-                f"({shown}). "
-                f"Set data.num_classes={len(index.classes)}."
+                f"data.num_classes is {self.num_classes}, but the shards of {part}/ have"
+                f" {len(index.classes)} classes ({shown}). Set"
+                f" data.num_classes={len(index.classes)}."
             )
         return ShardDataset(index, self.cache, Decoding(transform, self.label, self.num_classes))
 
     def _check_cache(self, index: Index) -> None:
-        """Raise if the cache cannot hold what the shuffle reads at a time: each shard would be fetched again and again."""
+        """Raise if the cache cannot hold what the shuffle reads at a time:
+        each shard would be fetched again and again.
+        """
         if is_local(index.shards[0].url):
             return
         launcher = read_launcher()
-        lanes = min(self.lanes, math.ceil(self.lanes * launcher.local_size / trainkit.world_size())) if self.lanes > 1 else 1
+        lanes = (
+            min(self.lanes, math.ceil(self.lanes * launcher.local_size / trainkit.world_size()))
+            if self.lanes > 1
+            else 1
+        )
         size = max(shard.size for shard in index.shards)
         needed = min(lanes * (2 * self.shuffle_shards + 1) * size, index.num_bytes)
         if needed > self.cache.max_bytes:
             fits = max(1, int((self.cache.max_bytes / size / lanes - 1) / 2))
             raise ConfigError(
-                f"data.cache_size_gb is {self.cache.max_bytes / _GB:g}, but data.shuffle_shards={self.shuffle_shards} "
-                "reads up to "
-                f"{needed / _GB:.3g} GB at a time on this host (those in use, and as many fetched ahead). Set "
-                "data.cache_size_gb="
-                f"{math.ceil(needed / _GB * 100) / 100:g} or data.shuffle_shards={fits}."
+                f"data.cache_size_gb is {self.cache.max_bytes / _GB:g}, but"
+                f" data.shuffle_shards={self.shuffle_shards} reads up to {needed / _GB:.3g} GB at a"
+                " time on this host (those in use, and as many fetched ahead). Set"
+                f" data.cache_size_gb={math.ceil(needed / _GB * 100) / 100:g} or"
+                f" data.shuffle_shards={fits}."
             )
 
     def _loading(self) -> dict[str, Any]:
         workers = self.num_workers
         if workers is None:
             workers = max(1, len(os.sched_getaffinity(0)) // read_launcher().local_size)
-        return {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": torch.cuda.is_available()}
+        return {
+            "num_workers": workers,
+            "persistent_workers": workers > 0,
+            "pin_memory": torch.cuda.is_available(),
+        }
 
 
 class Decoding:
@@ -218,8 +271,14 @@ class Decoding:
     def __call__(self, sample: Sample) -> tuple[Tensor, int]:
         kind = next((kind for kind in sample.files if f".{kind}" in KINDS), None)
         if kind is None or self.label not in sample.files:
-            missing = f"file of an image ({', '.join(KINDS)})" if kind is None else f"file {self.label}, the label (data.label)"
-            raise DataError(f"{sample.describe()} has no {missing}; it has {', '.join(sample.files) or 'none'}.")
+            missing = (
+                f"file of an image ({', '.join(KINDS)})"
+                if kind is None
+                else f"file {self.label}, the label (data.label)"
+            )
+            raise DataError(
+                f"{sample.describe()} has no {missing}; it has {', '.join(sample.files) or 'none'}."
+            )
         text = sample.files[self.label]
         try:
             label = int(text)
@@ -227,14 +286,16 @@ class Decoding:
             label = -1
         if not 0 <= label < self.num_classes:
             raise DataError(
-                f"{sample.describe()}: its label is {text[:20]!r}; it must be a number from 0 to {self.num_classes - 1} "
-                "(data.num_classes less 1)."
+                f"{sample.describe()}: its label is {text[:20]!r}; it must be a number from 0 to"
+                f" {self.num_classes - 1} (data.num_classes less 1)."
             )
         return self.transform(decode_image(sample.files[kind], sample.describe)), label
 
 
 class RepeatedShards(Sampler[int]):
-    """An order of `Repeated`: each `within` places hold a k-th as many samples of a ShardOrder, all once, then all again."""
+    """An order of `Repeated`: each `within` places hold a k-th as many samples of a ShardOrder,
+    all once, then all again.
+    """
 
     def __init__(self, base: ShardOrder, repeats: int, within: int) -> None:
         self.base, self.repeats, self.within = base, repeats, within

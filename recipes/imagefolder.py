@@ -20,14 +20,15 @@ from trainkit.errors import ConfigError, DataError
 from trainkit.launch.environment import read_launcher
 
 _OF_DALI = (
-    "data     decode=dali: crops and flips are those of decode=torchvision, a function of (seed, epoch, sample), and "
-    "so exact on "
-    "resume; pixels differ a little, as its decoder and resize round otherwise. A file that it cannot decode ends the run."
+    "data     decode=dali: crops and flips are those of decode=torchvision, a function of (seed,"
+    " epoch, sample), and so exact on resume; pixels differ a little, as its decoder and resize"
+    " round otherwise. A file that it cannot decode ends the run."
 )
 
 
 class ImageFolder(trainkit.DataModule):
-    """Training: random resized crop and flip (He et al. 2016), or as `augment` says. Validation: resize, centre crop.
+    """Training: random resized crop and flip (He et al. 2016), or as `augment` says. Validation:
+    resize, centre crop.
 
     Args:
         root: the folder that holds train/ and val/.
@@ -36,7 +37,8 @@ class ImageFolder(trainkit.DataModule):
         image_size: of the crops, in pixels.
         num_workers: processes of each rank that decode; None takes the rank's share of the cores.
         augment: how training images vary; None for crop and flip only.
-        decode: the library that decodes, crops and resizes: torchvision, or NVIDIA's dali, where it is installed.
+        decode: the library that decodes, crops and resizes: torchvision, or NVIDIA's dali, where it
+            is installed.
         decode_device: of dali: cpu, in the loader's workers; or gpu, in the rank.
     """
 
@@ -58,13 +60,16 @@ class ImageFolder(trainkit.DataModule):
         self.augment = Augment() if augment is None else augment
         self.decode, self.decode_device = decode, decode_device
         if decode == "torchvision" and decode_device == "gpu":
-            raise ConfigError("data.decode_device is gpu, which is of data.decode=dali; torchvision decodes on the CPU.")
+            raise ConfigError(
+                "data.decode_device is gpu, which is of data.decode=dali; torchvision decodes on"
+                " the CPU."
+            )
         if decode == "dali":
             dali_images.refuse_without_dali(decode_device)
             if self.augment.policy or self.augment.erasing:
                 raise ConfigError(
-                    "data.decode is dali, which crops and flips; data.augment has a policy or random_erasing, which need "
-                    "data.decode=torchvision."
+                    "data.decode is dali, which crops and flips; data.augment has a policy or"
+                    " random_erasing, which need data.decode=torchvision."
                 )
 
     @property
@@ -78,7 +83,9 @@ class ImageFolder(trainkit.DataModule):
             if self.decode == "dali" and read_launcher().is_main:
                 print(_OF_DALI, flush=True)
             self.train = self._read("train", self.augment.of_photographs(self.image_size, tail))
-        self.val = self._read("val", v2.Compose([*self.augment.of_validation(self.image_size), *tail]))
+        self.val = self._read(
+            "val", v2.Compose([*self.augment.of_validation(self.image_size), *tail])
+        )
 
     def describe_input(self) -> dict[str, Any]:
         resize = self.augment.resize_of(self.image_size)
@@ -108,9 +115,9 @@ class ImageFolder(trainkit.DataModule):
         crops = training and self.augment.crop_and_flip
         size = (self.augment.train_image_size or self.image_size) if crops else self.image_size
         shorter = None if crops else self.augment.resize_of(self.image_size)
-        decoder = (dali_images.LateDecoder if self.decode_device == "gpu" else dali_images.DaliDecoder)(
-            size, shorter, self.batch_size
-        )
+        decoder = (
+            dali_images.LateDecoder if self.decode_device == "gpu" else dali_images.DaliDecoder
+        )(size, shorter, self.batch_size)
         options = {**self._loading(), "collate_fn": decoder}
         encoded = dali_images.EncodedImages(images.samples, crops)
         return (
@@ -122,34 +129,51 @@ class ImageFolder(trainkit.DataModule):
     def _read(self, part: str, transform: v2.Transform) -> TorchvisionImageFolder:
         folder = self.root / part
         if not folder.is_dir():
-            raise DataError(f"data.root is '{self.root}', which has no folder {part}/; it must hold train/ and val/.")
+            raise DataError(
+                f"data.root is '{self.root}', which has no folder {part}/; it must hold train/ and"
+                " val/."
+            )
         try:
             dataset = TorchvisionImageFolder(str(folder), transform, loader=load_image)
-        except FileNotFoundError as error:  # torchvision's words: no class folders, or which of them are empty
-            raise DataError(f"{folder}: {str(error).rstrip('.')}. Each class needs one image at least.") from error
+        except FileNotFoundError as error:
+            # torchvision's words: no class folders, or which of them are empty
+            raise DataError(
+                f"{folder}: {str(error).rstrip('.')}. Each class needs one image at least."
+            ) from error
         self._check(part, dataset.classes)
         return dataset
 
     def _check(self, part: str, classes: list[str]) -> None:
-        """Raise if a class folder of train/ or val/ is not in the other (labels would differ), or their number is another."""
+        """Raise if a class folder of train/ or val/ is not in the other (labels would differ),
+        or their number is another.
+        """
         other = "val" if part == "train" else "train"
         others = {path.name for path in (self.root / other).glob("*") if path.is_dir()}
-        for here, there, missing in ((part, other, others - {*classes}), (other, part, others and {*classes} - others)):
+        for here, there, missing in (
+            (part, other, others - {*classes}),
+            (other, part, others and {*classes} - others),
+        ):
             if missing:
                 names = f"{', '.join(sorted(missing)[:5])}{', ...' * (len(missing) > 5)}"
                 raise DataError(
-                    f"{self.root / here} has no folder for the classes that {there}/ has: {names}. Both need the same folders: "
-                    "add it, with an image at least, or remove it there."
+                    f"{self.root / here} has no folder for the classes that {there}/ has: {names}."
+                    " Both need the same folders: add it, with an image at least, or remove it"
+                    " there."
                 )
         if len(classes) != self.num_classes:
             shown = f"{', '.join(classes[:5])}{', ...' * (len(classes) > 5)}"
             raise ConfigError(
-                f"data.num_classes is {self.num_classes}, but {self.root / part} has {len(classes)} class folders "
-                f"({shown}). If none is missing, set data.num_classes={len(classes)}."
+                f"data.num_classes is {self.num_classes}, but {self.root / part} has {len(classes)}"
+                f" class folders ({shown}). If none is missing, set"
+                f" data.num_classes={len(classes)}."
             )
 
     def _loading(self) -> dict[str, Any]:
         workers = self.num_workers
         if workers is None:
             workers = max(1, len(os.sched_getaffinity(0)) // read_launcher().local_size)
-        return {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": torch.cuda.is_available()}
+        return {
+            "num_workers": workers,
+            "persistent_workers": workers > 0,
+            "pin_memory": torch.cuda.is_available(),
+        }

@@ -1,7 +1,9 @@
-"""Tasks of text: the next token (GPT), and masked tokens (BERT), for any model from tokens [B, T] to logits [B, T, V].
+"""Tasks of text: the next token (GPT), and masked tokens (BERT), for any model from tokens [B, T]
+to logits [B, T, V].
 
-A model has `vocab_size` and `context`; with `from_huggingface` and `to_huggingface` too, it starts from weights of transformers
-(`init_weights=FOLDER`), and is exported to a folder for it (`python -m trainkit export format=huggingface`).
+A model has `vocab_size` and `context`; with `from_huggingface` and `to_huggingface` too, it starts
+from weights of transformers (`init_weights=FOLDER`), and is exported to a folder for it (`python -m
+trainkit export format=huggingface`).
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ class TextTask(trainkit.Task):
     """A model of tokens, its optimizer, and its weights in transformers' form.
 
     Args:
-        model: tokens [B, T] to logits [B, T, V], T up to `model.context`; or what makes it, once the engine is there, so that
-            a large one takes no memory until it is split (`_partial_: true` in a config).
+        model: tokens [B, T] to logits [B, T, V], T up to `model.context`; or what makes it, once
+            the engine is there, so that a large one takes no memory until it is split (`_partial_:
+            true` in a config).
         optimizer: makes an optimizer from parameter groups.
-        lr: makes a schedule from the optimizer and the number of steps of the run; None for a constant rate.
+        lr: makes a schedule from the optimizer and the number of steps of the run; None for a
+            constant rate.
         no_weight_decay: kinds of parameters without weight decay: norm, bias, embedding.
     """
 
@@ -67,24 +71,35 @@ class TextTask(trainkit.Task):
     @property
     def example_input_array(self) -> Tensor:
         """Return tokens [2, T] for export: a batch of the data holds the targets too."""
-        return torch.arange(2 * self.model.context).view(2, -1) % getattr(self.model, "vocab_size", _BYTES)
+        return torch.arange(2 * self.model.context).view(2, -1) % getattr(
+            self.model, "vocab_size", _BYTES
+        )
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.model(tokens_BT)
 
     def on_fit_start(self) -> None:
-        """Compare the vocabularies: a larger number would be an index out of range. Keep the tokenizer, for `generate`."""
+        """Compare the vocabularies: a larger number would be an index out of range.
+        Keep the tokenizer, for `generate`.
+        """
         data, held = self.trainer.datamodule, getattr(self.model, "vocab_size", _BYTES)
         needed, tokenizer = getattr(data, "vocab_size", None), getattr(data, "tokenizer", None)
         if needed is not None and held < needed:
             raise ConfigError(
-                f"task.model.vocab_size is {held}; it must be {needed} or more, the data's. Set task.model.vocab_size={needed}."
+                f"task.model.vocab_size is {held}; it must be {needed} or more, the data's. Set"
+                f" task.model.vocab_size={needed}."
             )
-        if isinstance(tokenizer, Path) and self.trainer.is_global_zero and not self.trainer.options.fast_dev_run:
+        if (
+            isinstance(tokenizer, Path)
+            and self.trainer.is_global_zero
+            and not self.trainer.options.fast_dev_run
+        ):
             shutil.copyfile(tokenizer, self.trainer.run_dir / "tokenizer.json")
 
     def parallelize(self, mesh: Any) -> dict[str, str] | None:
-        """Share the blocks of the models here over the ranks of a tensor group; a model of another kind has no plan."""
+        """Share the blocks of the models here over the ranks of a tensor group;
+        a model of another kind has no plan.
+        """
         heads = getattr(self.model, "heads", None)
         return None if heads is None else plan_of_blocks(heads, mesh.size())
 
@@ -92,23 +107,36 @@ class TextTask(trainkit.Task):
         """Return weights of transformers by this Task's names; others as they are."""
         translate = getattr(self.model, "from_huggingface", None)
         found = translate(weights) if translate else None
-        return weights if found is None else {f"model.{name}": tensor for name, tensor in found.items()}
+        return (
+            weights
+            if found is None
+            else {f"model.{name}": tensor for name, tensor in found.items()}
+        )
 
     def export_huggingface(self, folder: Path) -> None:
         """Write config.json and model.safetensors, for transformers' `from_pretrained`."""
         if not hasattr(self.model, "to_huggingface"):
-            raise TaskError(f"transformers has no model of {type(self.model).__name__}'s kind. Use format=safetensors.")
+            raise TaskError(
+                f"transformers has no model of {type(self.model).__name__}'s kind. Use"
+                " format=safetensors."
+            )
         config, weights = self.model.to_huggingface()
         dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
         (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype}, indent=2) + "\n")
         safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
     def configure_optimizers(self) -> Any:
-        return with_schedule(self, self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)), self.lr)
+        return with_schedule(
+            self,
+            self.optimizer(decay_groups(self.model, no_weight_decay=self.no_weight_decay)),
+            self.lr,
+        )
 
 
 class LanguageModel(TextTask):
-    """Predicts each next token, under the cross-entropy. All windows have one length, so each token weighs the same."""
+    """Predicts each next token, under the cross-entropy.
+    All windows have one length, so each token weighs the same.
+    """
 
     batch_shape = "tokens [B, T + 1]"
 
@@ -147,20 +175,25 @@ class LanguageModel(TextTask):
         seed: int = 0,
         tokenizer: str | None = None,
     ) -> Iterator[str]:
-        """Yield the text that continues a prompt, as it is sampled; `python -m trainkit generate` prints it.
+        """Yield the text that continues a prompt, as it is sampled; `python -m trainkit generate`
+        prints it.
 
         Args:
             prompt: tokens before its last `model.context` have no effect.
             max_new_tokens: tokens to sample; the token that ends a text ends it earlier.
             temperature: divides the logits; 0 takes the likeliest token each time.
-            top_k: sample among this many likeliest tokens (Fan et al. 2018, section 5.4); None for all.
+            top_k: sample among this many likeliest tokens (Fan et al. 2018, section 5.4); None for
+                all.
             seed: of the draws.
             tokenizer: a tokenizer.json; None for bytes.
         """
         words, held = open_tokenizer(tokenizer), getattr(self.model, "vocab_size", _BYTES)
         if words.vocab_size > held or (tokenizer is None and held > _BYTES):
             own = f"{tokenizer} has {words.vocab_size}" if tokenizer else "there is no tokenizer"
-            raise ConfigError(f"The model has {held} tokens, but {own}. Give the tokenizer of its data: tokenizer=FILE.")
+            raise ConfigError(
+                f"The model has {held} tokens, but {own}. Give the tokenizer of its data:"
+                " tokenizer=FILE."
+            )
         generator = torch.Generator(self.device).manual_seed(seed)
         (begun,) = words.encode([prompt or "\n"])
         tokens_T, end = torch.from_numpy(begun).to(self.device), words.special_tokens["end_of_text"]
@@ -174,7 +207,11 @@ class LanguageModel(TextTask):
                     chosen = logits_V.argmax()[None]
                 else:
                     best_K, places_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
-                    chosen = places_K[torch.multinomial((best_K / temperature).softmax(-1), 1, generator=generator)]
+                    chosen = places_K[
+                        torch.multinomial(
+                            (best_K / temperature).softmax(-1), 1, generator=generator
+                        )
+                    ]
                 if int(chosen) == end:
                     return
                 tokens_T = torch.cat([tokens_T, chosen])
@@ -184,10 +221,12 @@ class LanguageModel(TextTask):
 
 
 class MaskedLanguageModel(TextTask):
-    """Predicts masked tokens. A step's gradient is that of the mean over its masked tokens, on any number of ranks.
+    """Predicts masked tokens. A step's gradient is that of the mean over its masked tokens, on any
+    number of ranks.
 
-    A batch is (tokens [B, T], labels [B, T]): the tokens before masking where they are predicted, -100 elsewhere. `val/loss` is
-    the mean over all masked tokens; `train/loss_epoch` that of the batches' means, by samples.
+    A batch is (tokens [B, T], labels [B, T]): the tokens before masking where they are predicted,
+    -100 elsewhere. `val/loss` is the mean over all masked tokens; `train/loss_epoch` that of the
+    batches' means, by samples.
     """
 
     batch_shape = "masked tokens [B, T] and labels [B, T]"
@@ -200,7 +239,9 @@ class MaskedLanguageModel(TextTask):
         tokens_BT, labels_BT = batch
         logits_BTV, count = self(tokens_BT).float(), self.batch_weight(batch).clamp(min=1)
         logits_NV, labels_N = logits_BTV.flatten(0, 1), labels_BT.flatten()
-        total = functional.cross_entropy(logits_NV, labels_N, ignore_index=_UNMASKED, reduction="sum")
+        total = functional.cross_entropy(
+            logits_NV, labels_N, ignore_index=_UNMASKED, reduction="sum"
+        )
         return total / count, (logits_BTV.argmax(-1) == labels_BT).sum() / count
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

@@ -18,9 +18,17 @@ class MLP(nn.Sequential):
     """
 
     def __init__(
-        self, num_inputs: PositiveInt, num_classes: PositiveInt, width: PositiveInt = 128, depth: PositiveInt = 2
+        self,
+        num_inputs: PositiveInt,
+        num_classes: PositiveInt,
+        width: PositiveInt = 128,
+        depth: PositiveInt = 2,
     ) -> None:
         sizes = [num_inputs] + [width] * depth
-        hidden = [layer for a, b in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(a, b), nn.ReLU())]
+        hidden = [
+            layer
+            for a, b in zip(sizes, sizes[1:], strict=False)
+            for layer in (nn.Linear(a, b), nn.ReLU())
+        ]
         super().__init__(nn.Flatten(), *hidden, nn.Linear(width, num_classes))
         self.num_inputs = num_inputs

@@ -1,4 +1,6 @@
-"""Image models by name: torchvision's, and timm's as timm:NAME; with random weights, or pretrained ones by name."""
+"""Image models by name: torchvision's, and timm's as timm:NAME;
+with random weights, or pretrained ones by name.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +25,22 @@ _OTHER_INPUTS = (
 _RESNETS = ("resnet", "resnext", "wide_resnet")
 
 
-def image_model(name: str, num_classes: int, weights: str | None = None, options: dict[str, Any] | None = None) -> nn.Module:
+def image_model(
+    name: str, num_classes: int, weights: str | None = None, options: dict[str, Any] | None = None
+) -> nn.Module:
     """Return a model that maps images [B, 3, H, W] to logits [B, num_classes].
 
-    Pretrained weights are downloaded to torch's (timm's: Hugging Face's) cache, by one rank of a host; the others wait for it.
-    If they are for another number of classes, the head is a new one.
+    Pretrained weights are downloaded to torch's (timm's: Hugging Face's) cache, by one rank of a
+    host; the others wait for it. If they are for another number of classes, the head is a new one.
 
     Args:
         name: of torchvision.models, as resnet50; or timm:NAME, as timm:convnext_tiny.
         num_classes: number of logits.
-        weights: of torchvision, as IMAGENET1K_V2; a tag of timm, as fb_in22k; DEFAULT for the best; None for random ones.
-        options: further arguments of the model. torchvision's ResNets with random weights have `zero_init_residual`: each
-            block starts as the identity (Goyal et al. 2017, section 5.1).
+        weights: of torchvision, as IMAGENET1K_V2; a tag of timm, as fb_in22k; DEFAULT for the best;
+            None for random ones.
+        options: further arguments of the model. torchvision's ResNets with random weights have
+            `zero_init_residual`: each block starts as the identity (Goyal et al. 2017, section
+            5.1).
 
     Raises:
         ConfigError: there are no such model or weights, timm is not installed, or a download fails.
@@ -44,23 +50,34 @@ def image_model(name: str, num_classes: int, weights: str | None = None, options
     names = torchvision.models.list_models(torchvision.models)
     if name not in names:
         raise ConfigError(
-            f"task.model is '{name}'; it must be a model of torchvision.models, or timm:NAME.{did_you_mean(name, names)}"
+            f"task.model is '{name}'; it must be a model of torchvision.models, or"
+            f" timm:NAME.{did_you_mean(name, names)}"
         )
     if weights is None:
         start = {"zero_init_residual": True} if name.startswith(_RESNETS) else {}
-        return _built(name, torchvision.models.get_model, num_classes=num_classes, **start | (options or {}))
+        return _built(
+            name, torchvision.models.get_model, num_classes=num_classes, **start | (options or {})
+        )
     known = torchvision.models.get_model_weights(name)
     if weights not in known.__members__:
         raise ConfigError(_no_weights(name, weights, [*known.__members__]))
     chosen = known[weights]
-    with _one_rank_downloads(f"{chosen.url} cannot be downloaded", weights, f"copy the file to {_cache()}"):
-        torch.hub.load_state_dict_from_url(chosen.url, progress=False, check_hash=True, weights_only=True)
-    model = _built(name, torchvision.models.get_model, weights=chosen, progress=False, **options or {})
+    with _one_rank_downloads(
+        f"{chosen.url} cannot be downloaded", weights, f"copy the file to {_cache()}"
+    ):
+        torch.hub.load_state_dict_from_url(
+            chosen.url, progress=False, check_hash=True, weights_only=True
+        )
+    model = _built(
+        name, torchvision.models.get_model, weights=chosen, progress=False, **options or {}
+    )
     return with_head(model, len(chosen.meta["categories"]), num_classes)
 
 
 def with_head(model: nn.Module, before: int, num_classes: int) -> nn.Module:
-    """Return the model with new layers in place of those with `before` outputs, if the number of classes differs."""
+    """Return the model with new layers in place of those with `before` outputs,
+    if the number of classes differs.
+    """
     if before == num_classes:
         return model
     for path, layer in [*model.named_modules()]:
@@ -96,23 +113,34 @@ def check_pixels(model: nn.Module, data: Any) -> None:
             raise ConfigError(_OTHER_INPUTS.format(key, pixels, 3 * pixels**2, inputs))
 
 
-def _timm_model(name: str, num_classes: int, weights: str | None, options: dict[str, Any]) -> nn.Module:
+def _timm_model(
+    name: str, num_classes: int, weights: str | None, options: dict[str, Any]
+) -> nn.Module:
     try:
         import timm  # noqa: PLC0415 - an optional dependency; this is its only place
     except ImportError as error:
-        raise ConfigError(f"task.model is 'timm:{name}', but timm is not installed: pip install 'trainkit[timm]'") from error
+        raise ConfigError(
+            f"task.model is 'timm:{name}', but timm is not installed: pip install 'trainkit[timm]'"
+        ) from error
     plain, _, tag = name.partition(".")
     if not timm.is_model(plain):
-        raise ConfigError(f"task.model is 'timm:{name}', and timm has no such model.{did_you_mean(plain, timm.list_models())}")
+        raise ConfigError(
+            f"task.model is 'timm:{name}', and timm has no such"
+            f" model.{did_you_mean(plain, timm.list_models())}"
+        )
     tags = [full.partition(".")[2] for full in timm.list_pretrained(plain)]
     chosen = tag if weights in (None, "DEFAULT") else weights
     if (chosen and chosen not in tags) or (weights and not tags):
-        raise ConfigError(_no_weights(f"timm:{plain}", str(weights or tag), ["DEFAULT", *tags] if tags else []))
+        raise ConfigError(
+            _no_weights(f"timm:{plain}", str(weights or tag), ["DEFAULT", *tags] if tags else [])
+        )
     full = f"{plain}.{chosen}" if chosen and weights else plain
     if weights is None:
         return _built(full, timm.create_model, num_classes=num_classes, **options)
     with _one_rank_downloads(
-        f"timm's {full} cannot be downloaded", weights, "set HF_HUB_OFFLINE=1 and copy Hugging Face's cache"
+        f"timm's {full} cannot be downloaded",
+        weights,
+        "set HF_HUB_OFFLINE=1 and copy Hugging Face's cache",
     ):
         return _built(full, timm.create_model, pretrained=True, num_classes=num_classes, **options)
 
@@ -128,7 +156,10 @@ def _built(name: str, make: Any, **arguments: Any) -> nn.Module:
 
 def _no_weights(name: str, weights: str, known: list[str]) -> str:
     there = f"there are {', '.join(known)}" if known else "it has none"
-    return f"task.weights is '{weights}', which {name} does not have: {there}.{did_you_mean(weights, known)}"
+    return (
+        f"task.weights is '{weights}', which {name} does not have:"
+        f" {there}.{did_you_mean(weights, known)}"
+    )
 
 
 def _cache() -> Path:
@@ -137,7 +168,8 @@ def _cache() -> Path:
 
 @contextlib.contextmanager
 def _one_rank_downloads(problem: str, weights: str, remedy: str) -> Iterator[None]:
-    """Let the ranks of a host in one by one: the first downloads, the others find the file in the cache.
+    """Let the ranks of a host in one by one: the first downloads, the others find the file in the
+    cache.
 
     Raises:
         ConfigError: the download fails.
@@ -149,6 +181,7 @@ def _one_rank_downloads(problem: str, weights: str, remedy: str) -> Iterator[Non
             yield
         except (OSError, RuntimeError) as error:
             raise ConfigError(
-                f"task.weights is '{weights}', but {problem} ({error}). Without a network, {remedy} from a machine that has "
-                "one; or give a file of weights: init_weights=FILE strict=false task.weights=null."
+                f"task.weights is '{weights}', but {problem} ({error}). Without a network, {remedy}"
+                " from a machine that has one; or give a file of weights: init_weights=FILE"
+                " strict=false task.weights=null."
             ) from error

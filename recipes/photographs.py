@@ -22,8 +22,8 @@ _JPEG = b"\xff\xd8"  # the first bytes of its files
 def load_image(path: str) -> Tensor:
     """Decode a file to RGB, uint8 [3, height, width]; an error names the file.
 
-    JPEGs are decoded to a tensor, whose transforms cost a third less than those of PIL's images (benchmarks/data.py); PIL
-    decodes other formats, and files that torchvision cannot decode.
+    JPEGs are decoded to a tensor, whose transforms cost a third less than those of PIL's images
+    (benchmarks/data.py); PIL decodes other formats, and files that torchvision cannot decode.
     """
     try:
         data = Path(path).read_bytes()
@@ -36,8 +36,11 @@ def decode_image(data: bytes, name: Callable[[], str]) -> Tensor:
     """Decode a file's content, as `load_image`; `name` returns the file's name for an error."""
     try:
         if data.startswith(_JPEG):
-            with contextlib.suppress(RuntimeError):  # PIL decodes more formats, and has better errors
-                return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
+            # PIL decodes more formats, and has better errors
+            with contextlib.suppress(RuntimeError):
+                return decode_jpeg(
+                    torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB
+                )
         with Image.open(io.BytesIO(data)) as image:
             return v2.functional.pil_to_tensor(image.convert("RGB"))
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
@@ -46,4 +49,6 @@ def decode_image(data: bytes, name: Callable[[], str]) -> Tensor:
 
 def _undecodable(name: str, error: Exception) -> DataError:
     reason = "of no known format" if isinstance(error, UnidentifiedImageError) else error
-    return DataError(f"{name} cannot be decoded as an image ({reason}). Replace or remove the file.")
+    return DataError(
+        f"{name} cannot be decoded as an image ({reason}). Replace or remove the file."
+    )

@@ -1,4 +1,6 @@
-"""Files that Ray Data reads (Parquet, images, WebDataset, CSV, ...): decoded and shuffled by Ray's workers on all its nodes."""
+"""Files that Ray Data reads (Parquet, images, WebDataset, CSV, ...):
+decoded and shuffled by Ray's workers on all its nodes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class RayFiles(trainkit.DataModule):
     Args:
         train: a file, a folder or a URL of training data, or a list of them.
         val: of validation data; null for none.
-        reader: parquet, images, webdataset, csv, json, numpy, tfrecords, ...: Ray's ray.data.read_<reader>.
+        reader: parquet, images, webdataset, csv, json, numpy, tfrecords, ...: Ray's
+            ray.data.read_<reader>.
         options: further arguments of the reader.
         batch_size: the microbatch of one rank.
         columns: the batch is a tuple of these columns, as [image, label]; by default a dict of all.
@@ -46,7 +49,12 @@ class RayFiles(trainkit.DataModule):
         image_size: PositiveInt | None = None,
     ) -> None:
         self.train, self.val, self.reader, self.options = train, val, reader, options or {}
-        self.batch_size, self.columns, self.shuffle, self.transform = batch_size, columns, shuffle, transform
+        self.batch_size, self.columns, self.shuffle, self.transform = (
+            batch_size,
+            columns,
+            shuffle,
+            transform,
+        )
         self.num_samples, self.num_classes, self.image_size = num_samples, num_classes, image_size
 
     def train_dataloader(self) -> RayData:
@@ -61,7 +69,9 @@ class RayFiles(trainkit.DataModule):
     def predict_dataloader(self) -> RayData | None:
         return self.val_dataloader()
 
-    def _data(self, key: str, paths: str | list[str], shuffle: bool, num_samples: int | None) -> RayData:
+    def _data(
+        self, key: str, paths: str | list[str], shuffle: bool, num_samples: int | None
+    ) -> RayData:
         dataset = functools.partial(self._read, key, paths)  # called on rank 0
         return RayData(dataset, self.batch_size, self.columns, shuffle, self.transform, num_samples)
 
@@ -70,12 +80,15 @@ class RayFiles(trainkit.DataModule):
         readers = [name.removeprefix("read_") for name in dir(module) if name.startswith("read_")]
         if self.reader not in readers:
             raise ConfigError(
-                f"data.reader is '{self.reader}'; it must be one of {', '.join(readers)}.{did_you_mean(self.reader, readers)}"
+                f"data.reader is '{self.reader}'; it must be one of"
+                f" {', '.join(readers)}.{did_you_mean(self.reader, readers)}"
             )
         try:
             return getattr(module, f"read_{self.reader}")(_absolute(paths), **self.options)
         except TypeError as error:
-            raise ConfigError(f"data.options: ray.data.read_{self.reader} refuses its arguments: {error}") from error
+            raise ConfigError(
+                f"data.options: ray.data.read_{self.reader} refuses its arguments: {error}"
+            ) from error
         except (OSError, ValueError) as error:
             raise DataError(f"data.{key} is {paths}, and Ray cannot read it: {error}") from error
 

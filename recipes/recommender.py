@@ -1,7 +1,8 @@
-"""A recommender: ratings by matrix factorization (Koren et al. 2009), with sparse embeddings, on generated ratings.
+"""A recommender: ratings by matrix factorization (Koren et al. 2009), with sparse embeddings, on
+generated ratings.
 
-Each step uses a few rows of large tables, so their gradients are sparse: ranks exchange only the used rows, and SparseAdam
-updates only these.
+Each step uses a few rows of large tables, so their gradients are sparse: ranks exchange only the
+used rows, and SparseAdam updates only these.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, 
 
 
 class Recommender(trainkit.Task):
-    """rating = a linear function of (user x item) + user's bias + item's bias, under the mean squared error.
+    """rating = a linear function of (user x item) + user's bias + item's bias, under the mean
+    squared error.
 
     Args:
         num_users: rows of the users' table.
@@ -65,11 +67,15 @@ class Recommender(trainkit.Task):
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         tables = [self.users.weight, self.items.weight]
-        return [torch.optim.SparseAdam(tables, lr=self.sparse_lr), self.optimizer(self.head.parameters())]
+        return [
+            torch.optim.SparseAdam(tables, lr=self.sparse_lr),
+            self.optimizer(self.head.parameters()),
+        ]
 
 
 class Ratings(trainkit.DataModule):
-    """Ratings of hidden tastes and some noise; few items are rated often, most seldom. A tenth is for validation.
+    """Ratings of hidden tastes and some noise; few items are rated often, most seldom. A tenth is
+    for validation.
 
     Args:
         batch_size: the microbatch of one rank.

@@ -16,7 +16,8 @@ def with_schedule(task: trainkit.Task, optimizer: Optimizer, lr: Callable[..., A
     Args:
         task: the task, in a fit: it knows the number of steps.
         optimizer: its optimizer.
-        lr: makes a schedule, called after each step, from the optimizer and `total_steps`; None for a constant rate.
+        lr: makes a schedule, called after each step, from the optimizer and `total_steps`; None for
+            a constant rate.
     """
     if lr is None:
         return optimizer

@@ -14,7 +14,9 @@ _POOL = 64  # different images; more would only cost memory
 
 
 class NoiseImages(Dataset):
-    """`num_samples` pairs of image [3, image_size, image_size] and label, repeating a small pool."""
+    """`num_samples` pairs of image [3, image_size, image_size] and label,
+    repeating a small pool.
+    """
 
     def __init__(self, num_samples: int, image_size: int, num_classes: int) -> None:
         generator = torch.Generator().manual_seed(0)

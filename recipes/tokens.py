@@ -1,4 +1,6 @@
-"""Windows of a folder of tokens, mapped into memory: for the next token (TokenFiles), and for masked ones (MaskedTokens)."""
+"""Windows of a folder of tokens, mapped into memory:
+for the next token (TokenFiles), and for masked ones (MaskedTokens).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ _UNMASKED = -100  # a label that counts in no loss
 
 
 class TokenFiles(trainkit.DataModule):
-    """Windows of `context + 1` tokens, documents one after the other, of a folder of `python -m trainkit data tokens`.
+    """Windows of `context + 1` tokens, documents one after the other, of a folder of `python -m
+    trainkit data tokens`.
 
     Args:
         root: the folder; without it trainkit's own sources are read, as bytes.
-        vocab_size: the number of different tokens of the folder, or more: the model's; 256 for bytes.
+        vocab_size: the number of different tokens of the folder, or more: the model's; 256 for
+            bytes.
         batch_size: the microbatch of one rank, in windows.
         context: tokens that the model sees of a window.
         num_workers: loader processes; the files are mapped into memory, so none is fastest.
@@ -51,20 +55,29 @@ class TokenFiles(trainkit.DataModule):
 
     def setup(self, stage: str) -> None:
         if self.root is None:
-            parts, self.special_tokens, found = own_sources(), ByteTokenizer.special_tokens, ByteTokenizer.vocab_size
+            parts, self.special_tokens, found = (
+                own_sources(),
+                ByteTokenizer.special_tokens,
+                ByteTokenizer.vocab_size,
+            )
         else:
             folder = open_tokens(self.root)
-            parts, self.special_tokens, found = (folder.train, folder.val), folder.special_tokens, folder.vocab_size
+            parts, self.special_tokens, found = (
+                (folder.train, folder.val),
+                folder.special_tokens,
+                folder.vocab_size,
+            )
         if found > self.vocab_size:
             raise ConfigError(
-                f"data.vocab_size is {self.vocab_size}; it must be {found} or more, the vocabulary of data.root={self.root}. "
-                f"Set data.vocab_size={found}."
+                f"data.vocab_size is {self.vocab_size}; it must be {found} or more, the vocabulary"
+                f" of data.root={self.root}. Set data.vocab_size={found}."
             )
         for name, part in zip(("train", "val"), parts, strict=True):
             if len(part) <= self.context:
                 raise DataError(
-                    f"data.root is {self.root}: its {name} part has {len(part)} tokens, too few for a window of "
-                    f"data.context={self.context} and one more. Give more text, or a smaller data.context."
+                    f"data.root is {self.root}: its {name} part has {len(part)} tokens, too few for"
+                    f" a window of data.context={self.context} and one more. Give more text, or a"
+                    " smaller data.context."
                 )
         self.train, self.val = (self.windows(part) for part in parts)
 
@@ -86,7 +99,8 @@ class TokenFiles(trainkit.DataModule):
 
 
 class MaskedTokens(TokenFiles):
-    """Windows of `context` tokens of which some are to be predicted: pairs (tokens, labels), see MaskedWindows.
+    """Windows of `context` tokens of which some are to be predicted: pairs (tokens, labels), see
+    MaskedWindows.
 
     Args:
         root: see TokenFiles; its tokenizer has a token for masks.
@@ -111,18 +125,23 @@ class MaskedTokens(TokenFiles):
     def windows(self, text: Any) -> Dataset:
         if "mask" not in self.special_tokens:
             raise ConfigError(
-                f"data.root is {self.root}, and its tokenizer has no token for masks ([MASK] or <mask>). Write the folder with "
-                "one that has, as BERT's: python -m trainkit data tokens TEXTS output=FOLDER tokenizer=FILE"
+                f"data.root is {self.root}, and its tokenizer has no token for masks ([MASK] or"
+                " <mask>). Write the folder with one that has, as BERT's: python -m trainkit data"
+                " tokens TEXTS output=FOLDER tokenizer=FILE"
             )
-        return MaskedWindows(text, self.context, self.special_tokens, self.vocab_size, self.mask_share)
+        return MaskedWindows(
+            text, self.context, self.special_tokens, self.vocab_size, self.mask_share
+        )
 
 
 class MaskedWindows(Dataset):
-    """Windows with masked tokens: (tokens, labels), both int64 [length]; labels are -100 where nothing is to be predicted.
+    """Windows with masked tokens: (tokens, labels), both int64 [length]; labels are -100 where
+    nothing is to be predicted.
 
-    Of the tokens to predict, 80 % are masked, 10 % replaced by any token and 10 % left (Devlin et al. 2019, section 3.1). They
-    are drawn for each sample of each epoch, so that they do not depend on ranks, workers and interruptions. If the tokenizer
-    has a token to begin with, a window begins with it, and ends with that which ends a text.
+    Of the tokens to predict, 80 % are masked, 10 % replaced by any token and 10 % left (Devlin et
+    al. 2019, section 3.1). They are drawn for each sample of each epoch, so that they do not depend
+    on ranks, workers and interruptions. If the tokenizer has a token to begin with, a window begins
+    with it, and ends with that which ends a text.
     """
 
     def __init__(self, text: Any, length: int, special: Any, vocab_size: int, share: float) -> None:
@@ -148,9 +167,13 @@ class MaskedWindows(Dataset):
 
 
 def own_sources() -> tuple[Tensor, Tensor]:
-    """Return trainkit's own sources as bytes, nine tenths and the last one: the data of a recipe without a folder."""
+    """Return trainkit's own sources as bytes, nine tenths and the last one:
+    the data of a recipe without a folder.
+    """
     files = sorted(Path(trainkit.__file__).parent.rglob("*.py"))
     end = bytes([ByteTokenizer.special_tokens["end_of_text"]])
-    text = torch.frombuffer(bytearray(b"".join(path.read_bytes() + end for path in files)), dtype=torch.uint8)
+    text = torch.frombuffer(
+        bytearray(b"".join(path.read_bytes() + end for path in files)), dtype=torch.uint8
+    )
     split = len(text) * 9 // 10
     return text[:split], text[split:]

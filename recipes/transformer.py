@@ -1,4 +1,5 @@
-"""The block of GPT-2 and BERT: self-attention and a wide layer, and how transformers' weights become this one's.
+"""The block of GPT-2 and BERT: self-attention and a wide layer, and how transformers' weights
+become this one's.
 
 B batch, T tokens, D width, H heads, K width of a head.
 """
@@ -12,7 +13,8 @@ from trainkit.errors import ConfigError
 
 
 class Attention(nn.Module):
-    """Self-attention. The outputs of `qkv` are ordered by head (H, 3, K), so that ranks can share them by heads.
+    """Self-attention. The outputs of `qkv` are ordered by head (H, 3, K), so that ranks can share
+    them by heads.
 
     H is then the number of heads on this rank.
     """
@@ -20,16 +22,22 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float, causal: bool) -> None:
         super().__init__()
         if width % heads:
-            raise ConfigError(f"task.model.heads is {heads}; it must divide task.model.width={width}. Change one.")
+            raise ConfigError(
+                f"task.model.heads is {heads}; it must divide task.model.width={width}. Change one."
+            )
         self.width_of_head, self.dropout, self.causal = width // heads, dropout, causal
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor | None = None) -> Tensor:
         B, T, _ = x_BTD.shape
-        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(B, T, -1, 3, self.width_of_head).transpose(1, 2).unbind(3)
+        q_BHTK, k_BHTK, v_BHTK = (
+            self.qkv(x_BTD).view(B, T, -1, 3, self.width_of_head).transpose(1, 2).unbind(3)
+        )
         mask = None if mask_BT is None else mask_BT.bool()[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        y_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, mask, dropout, self.causal)
+        y_BHTK = functional.scaled_dot_product_attention(
+            q_BHTK, k_BHTK, v_BHTK, mask, dropout, self.causal
+        )
         return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -40,8 +48,8 @@ class Block(nn.Module):
         width: features of each token.
         heads: of attention.
         dropout: share of activations dropped while training.
-        causal: whether a token sees those before it alone, and norms stand before the layers, as in GPT-2; else a token sees
-            all, and norms stand after the sums, as in BERT.
+        causal: whether a token sees those before it alone, and norms stand before the layers, as in
+            GPT-2; else a token sees all, and norms stand after the sums, as in BERT.
         eps: of the norms.
     """
 
@@ -62,21 +70,33 @@ class Block(nn.Module):
 
 
 def plan_of_blocks(heads: int, ranks: int) -> dict[str, str]:
-    """Return how `ranks` ranks share the blocks of a Task's `model`: attention by heads, wide layers by width.
+    """Return how `ranks` ranks share the blocks of a Task's `model`: attention by heads, wide
+    layers by width.
 
-    As in Megatron-LM (Shoeybi et al. 2019). Embeddings, the head that shares their weight, and norms are whole on each rank.
+    As in Megatron-LM (Shoeybi et al. 2019). Embeddings, the head that shares their weight, and
+    norms are whole on each rank.
 
     Raises:
         ConfigError: the ranks do not divide the heads.
     """
     if heads % ranks:
-        raise ConfigError(f"engine.tensor is {ranks}; it must divide task.model.heads={heads}: ranks share attention by heads.")
-    layers = {"attention.qkv": "colwise", "attention.out": "rowwise", "wide.0": "colwise", "wide.2": "rowwise"}
+        raise ConfigError(
+            f"engine.tensor is {ranks}; it must divide task.model.heads={heads}: ranks share"
+            " attention by heads."
+        )
+    layers = {
+        "attention.qkv": "colwise",
+        "attention.out": "rowwise",
+        "wide.0": "colwise",
+        "wide.2": "rowwise",
+    }
     return {f"model.blocks.*.{layer}": style for layer, style in layers.items()}
 
 
 def init_weights(model: nn.Module, sum_std: float = 0.02) -> None:
-    """Draw weights as for GPT-2 and BERT: std 0.02, biases 0; of layers that add to their input, `sum_std`."""
+    """Draw weights as for GPT-2 and BERT: std 0.02, biases 0;
+    of layers that add to their input, `sum_std`.
+    """
     for layer in model.modules():
         if isinstance(layer, (nn.Linear, nn.Embedding)):
             nn.init.normal_(layer.weight, std=0.02)

@@ -1,4 +1,6 @@
-"""What all tests share: one thread, no launcher around them, and the random state left as it was found."""
+"""What all tests share: one thread, no launcher around them,
+and the random state left as it was found.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,30 @@ from trainkit.checkpoint.stateful import random_state, set_random_state
 pytest_plugins = ("tests.groups.plugin",)  # --group, durations
 
 # A launcher's variables would turn every engine=auto of a unit test into a rank of somebody's job.
-_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
+_LAUNCHERS = (
+    "HOROVOD_",
+    "OMPI_",
+    "PMI_",
+    "MPI_LOCAL",
+    "SLURM_",
+    "TORCHELASTIC_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+)
 for _name in [name for name in os.environ if name.startswith(_LAUNCHERS)]:
     del os.environ[_name]
 
-# A claim for all inputs draws the same ones each time. `make test-all` draws new ones, and prints what fails as a line to keep.
+# A claim for all inputs draws the same ones each time. `make test-all` draws new ones, and prints
+# what fails as a line to keep.
 settings.register_profile("same", derandomize=True, database=None, deadline=None)
 settings.register_profile("search", print_blob=True, deadline=None)
 settings.load_profile("search" if os.environ.get("TRAINKIT_TEST_SEARCH") else "same")
 
 torch.set_num_threads(1)  # the tasks are tiny: threads cost more than they bring
-data_workers.MP_STATUS_CHECK_INTERVAL = 0.2  # so long the garbage collector waits for a worker: 5 s otherwise
+# so long the garbage collector waits for a worker: 5 s otherwise
+data_workers.MP_STATUS_CHECK_INTERVAL = 0.2
 
 
 @pytest.fixture(autouse=True)

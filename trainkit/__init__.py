@@ -1,6 +1,7 @@
 """trainkit: a trainer for PyTorch on Horovod.
 
-Public names are imported on first use: `python -m trainkit --help` and a config error need no torch.
+Public names are imported on first use: `python -m trainkit --help` and a config error need no
+torch.
 """
 
 from __future__ import annotations
@@ -70,10 +71,13 @@ _NAMES = {
     "trainkit.api.datamodule": "DataModule",
     "trainkit.api.task": "Task",
     "trainkit.by_hand.loop": "Loop",
-    "trainkit.callbacks": "AdvancedProfiler BackboneFinetuning Balance BaseFinetuning BasePredictionWriter "
-    "CrashCapsule DeviceStatsMonitor EMA EarlyStopping Elastic FaultInjection Goodput GradientMonitor LambdaCallback "
-    "LearningRateMonitor ModelCheckpoint ModelSummary ProgressBar PyTorchProfiler SimpleProfiler "
-    "SpikeDetection StochasticWeightAveraging Stragglers ThroughputMonitor Timeline Timer Watchdog",
+    "trainkit.callbacks": (
+        "AdvancedProfiler BackboneFinetuning Balance BaseFinetuning BasePredictionWriter"
+        " CrashCapsule DeviceStatsMonitor EMA EarlyStopping Elastic FaultInjection Goodput"
+        " GradientMonitor LambdaCallback LearningRateMonitor ModelCheckpoint ModelSummary"
+        " ProgressBar PyTorchProfiler SimpleProfiler SpikeDetection StochasticWeightAveraging"
+        " Stragglers ThroughputMonitor Timeline Timer Watchdog"
+    ),
     "trainkit.data.combined": "CombinedLoader",
     "trainkit.data.seeding": "seed_everything",
     "trainkit.data.streams": "sharded",
@@ -81,16 +85,24 @@ _NAMES = {
     "trainkit.errors": "Preempted TrainkitError",
     "trainkit.extensions.exporting.export": "export",
     "trainkit.launch.environment": "rank rank_zero_only world_size",
-    "trainkit.loggers": "CSVLogger JSONLLogger MLFlowLogger PrometheusLogger TensorBoardLogger WandbLogger",
+    "trainkit.loggers": (
+        "CSVLogger JSONLLogger MLFlowLogger PrometheusLogger TensorBoardLogger WandbLogger"
+    ),
     "trainkit.extensions.capsule.replay": "replay",
     "trainkit.run.predictions": "read_predictions",
     "trainkit.trainer": "Trainer",
     "trainkit.extensions.find.lr": "find_lr",
 }
 _OF_LIGHTNING = {
-    "LightningModule": "It is trainkit.Task: change the base class, the methods have the same names.",
-    "LightningDataModule": "It is trainkit.DataModule: change the base class, the methods have the same names.",
-    "LightningCLI": "It is the command `python -m trainkit fit conf=NAME`, configured by files in conf/.",
+    "LightningModule": (
+        "It is trainkit.Task: change the base class, the methods have the same names."
+    ),
+    "LightningDataModule": (
+        "It is trainkit.DataModule: change the base class, the methods have the same names."
+    ),
+    "LightningCLI": (
+        "It is the command `python -m trainkit fit conf=NAME`, configured by files in conf/."
+    ),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -1,4 +1,6 @@
-"""python -m trainkit <command> [overrides]: finds the command in cli/commands.py, and passes the rest of the line to it."""
+"""python -m trainkit <command> [overrides]:
+finds the command in cli/commands.py, and passes the rest of the line to it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ def _main(arguments: list[str]) -> int:
 
 
 def _usage() -> str:
-    return _USAGE.format(commands="\n".join(f"  {name:<14}{command.summary}" for name, command in all_commands().items()))
+    return _USAGE.format(
+        commands="\n".join(
+            f"  {name:<14}{command.summary}" for name, command in all_commands().items()
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Checks arguments against annotations, for constructors and configs alike.
 
 An annotation is read as text, so one table serves live objects (`__annotations__` under
-`from __future__ import annotations`) and sources that were never imported (`signature.py`). Beside builtin types,
-`Literal[...]`, `X | None`, `list[X]` and `dict[K, V]`, the names below carry a range. An annotation that is not known
-here (a class, a callable) accepts everything: Python itself reports errors.
+`from __future__ import annotations`) and sources that were never imported (`signature.py`). Beside
+builtin types, `Literal[...]`, `X | None`, `list[X]` and `dict[K, V]`, the names below carry a
+range. An annotation that is not known here (a class, a callable) accepts everything: Python itself
+reports errors.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from typing import Any, Literal, TypeVar
 from trainkit.errors import ConfigError, did_you_mean
 
 Duration = float | str | timedelta | dict[str, float]
-LEGAL = "a number of seconds above 0, a timedelta, 'HH:MM:SS' or 'DD:HH:MM:SS', or a mapping as {days: 1, hours: 2}"
+LEGAL = (
+    "a number of seconds above 0, a timedelta, 'HH:MM:SS' or 'DD:HH:MM:SS', or a mapping as {days:"
+    " 1, hours: 2}"
+)
 _UNITS = {"weeks", "days", "hours", "minutes", "seconds"}
 
 
@@ -44,7 +48,11 @@ def seconds_of(value: Duration) -> float:
 
 def _seconds(value: object) -> float | None:
     if isinstance(value, dict):
-        if not value or not value.keys() <= _UNITS or not all(_is_number(part) and 0 <= part < 1e9 for part in value.values()):
+        if (
+            not value
+            or not value.keys() <= _UNITS
+            or not all(_is_number(part) and 0 <= part < 1e9 for part in value.values())
+        ):
             return None
         value = timedelta(**value)
     if isinstance(value, timedelta):
@@ -69,7 +77,8 @@ Fraction = float
 IntOrFraction = int | float
 ExistingFolder = str
 ExistingFile = str
-ShortPrecision = Literal["32", "16", "bf16", "64", 32, 16, 64]  # as in Lightning; api/options.py replaces them
+# as in Lightning; api/options.py replaces them
+ShortPrecision = Literal["32", "16", "bf16", "64", 32, 16, 64]
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -79,7 +88,9 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return (_is_int(value) or isinstance(value, float)) and not (isinstance(value, float) and math.isnan(value))
+    return (_is_int(value) or isinstance(value, float)) and not (
+        isinstance(value, float) and math.isnan(value)
+    )
 
 
 # name -> (does the value fit, what is legal in words)
@@ -100,10 +111,19 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: (_is_int(v) and v >= 0) or (isinstance(v, float) and 0 <= v <= 1),
         "a whole number (a count), or a fraction from 0.0 to 1.0",
     ),
-    "ShortPrecision": (lambda v: not isinstance(v, bool) and str(v) in ("32", "16", "bf16", "64"), "32, 16, 'bf16' or 64"),
+    "ShortPrecision": (
+        lambda v: not isinstance(v, bool) and str(v) in ("32", "16", "bf16", "64"),
+        "32, 16, 'bf16' or 64",
+    ),
     "Duration": (is_duration, LEGAL),
-    "ExistingFile": (lambda v: isinstance(v, (str, os.PathLike)) and os.path.isfile(v), "an existing file"),
-    "ExistingFolder": (lambda v: isinstance(v, (str, os.PathLike)) and os.path.isdir(v), "an existing folder"),
+    "ExistingFile": (
+        lambda v: isinstance(v, (str, os.PathLike)) and os.path.isfile(v),
+        "an existing file",
+    ),
+    "ExistingFolder": (
+        lambda v: isinstance(v, (str, os.PathLike)) and os.path.isdir(v),
+        "an existing folder",
+    ),
 }
 
 # Classes without plain values: beside a checked type, they do not make everything legal.
@@ -111,7 +131,9 @@ _NEVER_SCALARS = {"Tensor", "Module", "Optimizer", "Callable", "Dataset", "DataL
 
 
 def problem(annotation: str, value: object) -> str | None:
-    """Return the legal values in words if `value` does not fit `annotation` (its source text), else None."""
+    """Return the legal values in words if `value` does not fit
+    `annotation` (its source text), else None.
+    """
     if not annotation.strip():
         return None
     fits, legal = _match(_parse(annotation), value)
@@ -138,9 +160,17 @@ def _match(node: ast.expr, value: object) -> tuple[bool, str]:
 
 def _match_subscript(name: str, inner: ast.expr, value: object) -> tuple[bool, str]:
     if name == "Literal":
-        choices = list(ast.literal_eval(inner)) if isinstance(inner, ast.Tuple) else [ast.literal_eval(inner)]
-        listed = ", ".join("null" if c is None else f"'{c}'" if isinstance(c, str) else str(c) for c in choices)
-        return any(value == c and type(value) is type(c) for c in choices), f"one of {listed}" if len(choices) > 1 else listed
+        choices = (
+            list(ast.literal_eval(inner))
+            if isinstance(inner, ast.Tuple)
+            else [ast.literal_eval(inner)]
+        )
+        listed = ", ".join(
+            "null" if c is None else f"'{c}'" if isinstance(c, str) else str(c) for c in choices
+        )
+        return any(value == c and type(value) is type(c) for c in choices), (
+            f"one of {listed}" if len(choices) > 1 else listed
+        )
     if name == "Optional":
         return _either([inner, ast.Constant(None)], value)
     if name == "Union" and isinstance(inner, ast.Tuple):
@@ -162,15 +192,25 @@ def _match_subscript(name: str, inner: ast.expr, value: object) -> tuple[bool, s
             for item in items:
                 fits, legal = _match(part, item)
                 if not fits:
-                    return False, f"a mapping of which each {'key' if part is inner.elts[0] else 'value'} is {legal}"
+                    return (
+                        False,
+                        (
+                            f"a mapping of which each {'key' if part is inner.elts[0] else 'value'}"
+                            f" is {legal}"
+                        ),
+                    )
         return True, ""
     return True, ""
 
 
 def _either(nodes: list[ast.expr], value: object) -> tuple[bool, str]:
     scalar = value is None or isinstance(value, (bool, int, float, str))
-    answers = [_match(node, value) for node in nodes if not (scalar and _last_name(node) in _NEVER_SCALARS)]
-    return any(fits for fits, _ in answers), " or ".join(dict.fromkeys(legal for _, legal in answers if legal))
+    answers = [
+        _match(node, value) for node in nodes if not (scalar and _last_name(node) in _NEVER_SCALARS)
+    ]
+    return any(fits for fits, _ in answers), " or ".join(
+        dict.fromkeys(legal for _, legal in answers if legal)
+    )
 
 
 def _last_name(node: ast.expr) -> str:
@@ -191,7 +231,10 @@ def show(value: object) -> str:
 def illegal(key: str, value: object, legal: str) -> str:
     """Return the sentence for a value that does not fit."""
     if legal == "an existing folder":
-        return f"{key} is {show(value)}, and there is no such folder. Give the path of an existing folder."
+        return (
+            f"{key} is {show(value)}, and there is no such folder. Give the path of an existing"
+            " folder."
+        )
     # 'bf17' is a typing error; 'fp16' is none of 'bf16', although it is as near.
     names = re.findall(f"'({re.escape(value[:1])}[^']*)'", legal) if isinstance(value, str) else []
     return f"{key} is {show(value)}; it must be {legal}.{did_you_mean(str(value), names)}"
@@ -210,24 +253,27 @@ def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | N
         return f"{key}: {explained[name]}"
     if not known:
         return f"{key} is not a setting: it has none. Write it as an argument of its __init__."
-    near = did_you_mean(name, known) or did_you_mean(name, explained or {})  # the right name, or one with an explanation
+    # the right name, or one with an explanation
+    near = did_you_mean(name, known) or did_you_mean(name, explained or {})
     return f"{key} is not a setting.{near} Known here: {', '.join(sorted(known))}."
 
 
 def not_logged(monitor: str, values: Iterable[str]) -> str:
     """Return the end of a sentence about a monitored value that was not logged."""
     return (
-        f"'{monitor}', which was not logged for an epoch; there are {', '.join(sorted(values)) or 'none'}. "
-        "training_step logs a step's value, unless it calls self.log(..., on_epoch=True)."
+        f"'{monitor}', which was not logged for an epoch; there are"
+        f" {', '.join(sorted(values)) or 'none'}. training_step logs a step's value, unless it"
+        " calls self.log(..., on_epoch=True)."
     )
 
 
 def checked(cls: _Class) -> _Class:
     """Class decorator: check the arguments of `cls(...)` against their annotations.
 
-    Unknown names and illegal values raise the ConfigError of the same mistake in a config. A class attribute
-    `explained_arguments` (name -> text) explains names that users know from other trainers; `taken_arguments` (name -> function
-    of the value) returns the arguments that stand for such a name.
+    Unknown names and illegal values raise the ConfigError of the same mistake in a config. A class
+    attribute `explained_arguments` (name -> text) explains names that users know from other
+    trainers; `taken_arguments` (name -> function of the value) returns the arguments that stand for
+    such a name.
     """
     init: Callable[..., None] = vars(cls)["__init__"]
     signature = inspect.signature(init)
@@ -259,7 +305,9 @@ def check_call(
     prefix: str,
     explained: dict[str, str] | None,
 ) -> None:
-    """Raise a ConfigError if a method (its first parameter is the object) cannot be called like this."""
+    """Raise a ConfigError if a method (its first parameter is the
+    object) cannot be called like this.
+    """
     known = [*signature.parameters][1:]
     for name in kwargs:
         if name not in known:
@@ -267,4 +315,6 @@ def check_call(
     try:
         signature.bind(None, *args, **kwargs)
     except TypeError as error:
-        raise ConfigError(f"{prefix.rstrip('.: ')}: {error}. Its arguments: {', '.join(known) or 'none'}.") from None
+        raise ConfigError(
+            f"{prefix.rstrip('.: ')}: {error}. Its arguments: {', '.join(known) or 'none'}."
+        ) from None

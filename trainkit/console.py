@@ -1,8 +1,10 @@
-"""Output for people: messages, a console, paths relative to the current folder, streams that may be lost. Imports no torch.
+"""Output for people: messages, a console, paths relative to the current folder, streams that may be
+lost. Imports no torch.
 
-The messages of a run go through logging.getLogger("trainkit"): INFO for what happens, WARNING for what a user should act on.
-They are printed, each at once, as long as the program has given that logger no handler; nothing is configured here. With one,
-they are records of that logger. docs/logging.md says how to silence and to redirect them.
+The messages of a run go through logging.getLogger("trainkit"): INFO for what happens, WARNING for
+what a user should act on. They are printed, each at once, as long as the program has given that
+logger no handler; nothing is configured here. With one, they are records of that logger.
+docs/logging.md says how to silence and to redirect them.
 """
 
 from __future__ import annotations
@@ -23,19 +25,26 @@ from rich.segment import Segment
 
 LOGGER = logging.getLogger("trainkit")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
-# Control characters, which a terminal would obey: shown as \x1b. Of a file's text they may come from anywhere.
-_SHOWN = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+# Control characters, which a terminal would obey: shown as \x1b. Of a file's text they may come
+# from anywhere.
+_SHOWN = {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
+}
 
 
 def visible(text: str) -> str:
-    """Return a text for a terminal: each control character but the line's end and the tab is shown, not obeyed."""
+    """Return a text for a terminal:
+    each control character but the line's end and the tab is shown, not obeyed.
+    """
     return text.translate(_SHOWN)
 
 
 class _Console(Console):
     """Prints the control characters of texts as `visible` does; rich's own, for colours, stay."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
         """Yield segments."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
@@ -44,11 +53,14 @@ class _Console(Console):
 def console_of(file: IO[str] | None = None, width: int = 200) -> Console:
     """Return a console of an open file, or of stdout.
 
-    Only a terminal gets colours and bars, whatever FORCE_COLOR says, which CI and launchers hand on to all processes: elsewhere
-    the text is plain, with `width` columns, enough for lines not to be folded.
+    Only a terminal gets colours and bars, whatever FORCE_COLOR says, which CI and launchers hand on
+    to all processes: elsewhere the text is plain, with `width` columns, enough for lines not to be
+    folded.
     """
     is_terminal = _is_terminal(file or sys.stdout)
-    return _Console(file=file, highlight=False, force_terminal=is_terminal, width=None if is_terminal else width)
+    return _Console(
+        file=file, highlight=False, force_terminal=is_terminal, width=None if is_terminal else width
+    )
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -59,7 +71,9 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def without_colors(text: str) -> str:
-    """Return a text without a terminal's codes for colours: Ray's errors have them, in files too."""
+    """Return a text without a terminal's codes for colours:
+    Ray's errors have them, in files too.
+    """
     return _COLORS.sub("", text)
 
 
@@ -72,7 +86,9 @@ def short(path: Path | str) -> str:
 
 
 def cell(value: object) -> object:
-    """Return a value for a CSV file: a text that a spreadsheet would run as a formula is quoted; numbers stay numbers."""
+    """Return a value for a CSV file: a text that a spreadsheet would run as a formula is quoted;
+    numbers stay numbers.
+    """
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:
@@ -103,7 +119,9 @@ def are_printed() -> bool:
 
 
 def is_shown(level: int) -> bool:
-    """Return whether the program's level for the logger lets a message pass; INFO if it has set none."""
+    """Return whether the program's level for the logger lets a message pass;
+    INFO if it has set none.
+    """
     return level >= (LOGGER.level or logging.INFO) and level > LOGGER.manager.disable
 
 
@@ -128,7 +146,9 @@ def try_to_write(work: Callable[[], object], problem: str) -> None:
 
 
 def show_table(drawn: RenderableType, width: int = 200, **options: Any) -> None:
-    """Show a table or a text as a message: with colours on a terminal, or plain to the handlers of the program."""
+    """Show a table or a text as a message:
+    with colours on a terminal, or plain to the handlers of the program.
+    """
     if are_printed():
         if is_shown(logging.INFO):
             console_of(width=width).print(drawn, **options)
@@ -139,13 +159,16 @@ def show_table(drawn: RenderableType, width: int = 200, **options: Any) -> None:
 
 
 class Output:
-    """Standard output and errors that training does not depend on: what cannot be written is dropped.
+    """Standard output and errors that training does not depend on: what cannot be written is
+    dropped.
 
-    A context manager, which may be nested. The first failure of a stream (its reader has ended, its disk is full) is reported
-    on the other one, and in a file. From then on the stream is the null device, for native code and for Python's exit too.
+    A context manager, which may be nested. The first failure of a stream (its reader has ended, its
+    disk is full) is reported on the other one, and in a file. From then on the stream is the null
+    device, for native code and for Python's exit too.
 
     Args:
-        is_plain: the streams count as files, with no colours and no bar, although they may be terminals.
+        is_plain: the streams count as files, with no colours and no bar, although they may be
+            terminals.
     """
 
     def __init__(self, is_plain: bool = False) -> None:
@@ -179,7 +202,10 @@ class Output:
     def lost(self, name: str, error: Exception) -> None:
         """Take note that a stream has failed."""
         other = self._guarded["stderr" if name == "stdout" else "stdout"]
-        text = f"{name} cannot be written: {error}. What is printed there is dropped from here on; the work continues."
+        text = (
+            f"{name} cannot be written: {error}. What is printed there is dropped from here on; the"
+            " work continues."
+        )
         self._notes.append(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         self._write()
         other.write(f"{text}\n")

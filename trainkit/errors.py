@@ -82,13 +82,17 @@ class _Ended(SystemExit):
 
 
 class Preempted(_Ended):
-    """A signal ended `fit` at a step's end; uncaught, it ends the process with 75 (sysexits' EX_TEMPFAIL: try again)."""
+    """A signal ended `fit` at a step's end;
+    uncaught, it ends the process with 75 (sysexits' EX_TEMPFAIL: try again).
+    """
 
     exit_code = 75
 
 
 class Dismissed(_Ended):
-    """An elastic job no longer needs this worker, as its host was removed; uncaught, it ends the process with 0."""
+    """An elastic job no longer needs this worker, as its host was removed;
+    uncaught, it ends the process with 0.
+    """
 
     exit_code = 0
 

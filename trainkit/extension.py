@@ -1,10 +1,12 @@
-"""Extensions: what a user asks for by name, beside the core; this file is the one door through which the core finds them.
+"""Extensions: what a user asks for by name, beside the core; this file is the one door through
+which the core finds them.
 
 extensions   trainkit's own (trainkit/extensions/), then those of installed packages
 find         who brings a name: a command, an engine
 resolve      the object of a dotted name
 
-An extension is a value of dotted names, so that nothing of it is imported before a user asks for it. Imports no torch.
+An extension is a value of dotted names, so that nothing of it is imported before a user asks for
+it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Command:
     Attributes:
         summary: its line in `python -m trainkit --help`.
         main: dotted name of a function of (command, arguments) that returns the exit code.
-        usage: dotted name of its Usage, for --help and tab completion; "": `main` answers --help itself.
+        usage: dotted name of its Usage, for --help and tab completion; "": `main` answers --help
+            itself.
     """
 
     summary: str
@@ -99,11 +102,15 @@ class Extension:
         proven: how far it is tested: "each commit", "nightly", "not on a GPU yet", ...
         commands: name -> Command. "data NAME" is a part of the command `data`.
         engines: name -> EngineEntry.
-        targets: dotted names of classes and functions that a config may build: callbacks, loggers, launchers, data, ...
-        clusters: dotted names of trainkit.launch.jobs.Cluster classes, which `trainkit jobs` asks in the order of extensions.
-        checks: dotted names of functions without arguments that yield doctor's findings (trainkit.doctor.findings.Finding).
+        targets: dotted names of classes and functions that a config may build: callbacks, loggers,
+            launchers, data, ...
+        clusters: dotted names of trainkit.launch.jobs.Cluster classes, which `trainkit jobs` asks
+            in the order of extensions.
+        checks: dotted names of functions without arguments that yield doctor's findings
+            (trainkit.doctor.findings.Finding).
         conf: the package whose folder conf/ holds config groups; "" for none.
-        names: public dotted name, or one of earlier versions -> where the object is. Configs and imports may use both.
+        names: public dotted name, or one of earlier versions -> where the object is. Configs and
+            imports may use both.
         source: the distribution that it comes from; trainkit sets it.
     """
 
@@ -147,11 +154,14 @@ def broken() -> tuple[BrokenExtension, ...]:
 
 def names(kind: Kind) -> list[str]:
     """Return the names of a kind that extensions bring, in their order."""
-    return list(dict.fromkeys(name for extension in extensions() for name in getattr(extension, kind)))
+    return list(
+        dict.fromkeys(name for extension in extensions() for name in getattr(extension, kind))
+    )
 
 
 def find(kind: Kind, name: str, own: Mapping[str, Any]) -> Any:
-    """Return the core's own value of a name, or what an extension brings under it; None if there is none.
+    """Return the core's own value of a name, or what an extension brings under it; None if there is
+    none.
 
     Args:
         kind: the field of Extension.
@@ -162,11 +172,13 @@ def find(kind: Kind, name: str, own: Mapping[str, Any]) -> Any:
         ConfigError: two bring it.
     """
     bringers = [extension for extension in extensions() if name in getattr(extension, kind)]
-    sources = ["trainkit itself"] * (name in own) + [f"the extension {each.name} (of {each.source})" for each in bringers]
+    sources = ["trainkit itself"] * (name in own) + [
+        f"the extension {each.name} (of {each.source})" for each in bringers
+    ]
     if len(sources) > 1:
         raise ConfigError(
-            f"'{name}' is among the {kind} of {' and of '.join(sources)}. Uninstall one of the packages: "
-            "`python -m trainkit extensions` lists them."
+            f"'{name}' is among the {kind} of {' and of '.join(sources)}. Uninstall one of the"
+            " packages: `python -m trainkit extensions` lists them."
         )
     return own[name] if name in own else getattr(bringers[0], kind)[name] if bringers else None
 
@@ -190,7 +202,9 @@ def targets() -> frozenset[str]:
 
 
 def current_name(target: str) -> str:
-    """Return where the object of a public or an earlier dotted name is; the name itself if no extension has it."""
+    """Return where the object of a public or an earlier dotted name is;
+    the name itself if no extension has it.
+    """
     for extension in extensions():
         if target in extension.names:
             return extension.names[target]
@@ -217,13 +231,25 @@ def public(module: str, name: str) -> Any:
 
 def conf_folders() -> list[Path]:
     """Return the folders of config groups that extensions bring."""
-    specs = [importlib.util.find_spec(extension.conf) for extension in extensions() if extension.conf]
-    return [Path(place) / "conf" for spec in specs if spec is not None for place in spec.submodule_search_locations or ()]
+    specs = [
+        importlib.util.find_spec(extension.conf) for extension in extensions() if extension.conf
+    ]
+    return [
+        Path(place) / "conf"
+        for spec in specs
+        if spec is not None
+        for place in spec.submodule_search_locations or ()
+    ]
 
 
 def broken_note() -> str:
-    """Return a sentence about extensions that could not be read, for an error about an unknown name; else ""."""
-    notes = [f" The extension {each.name} (of {each.source}) could not be read: {each.error}." for each in broken()]
+    """Return a sentence about extensions that could not be read,
+    for an error about an unknown name; else "".
+    """
+    notes = [
+        f" The extension {each.name} (of {each.source}) could not be read: {each.error}."
+        for each in broken()
+    ]
     return "".join(notes)
 
 
@@ -237,7 +263,9 @@ def _own() -> tuple[Extension, ...]:
 
 @functools.cache
 def _installed() -> tuple[Extension | BrokenExtension, ...]:
-    """Read the entry points of installed packages; importlib.metadata is not imported if no package has any."""
+    """Read the entry points of installed packages;
+    importlib.metadata is not imported if no package has any.
+    """
     if not _is_declared():
         return ()
     metadata = importlib.import_module("importlib.metadata")
@@ -246,7 +274,9 @@ def _installed() -> tuple[Extension | BrokenExtension, ...]:
 
 
 def _is_declared() -> bool:
-    """Return whether an installed package has such an entry point: a look at small files, without importlib.metadata."""
+    """Return whether an installed package has such an entry point:
+    a look at small files, without importlib.metadata.
+    """
     for folder in filter(os.path.isdir, dict.fromkeys(sys.path)):
         for name in os.listdir(folder):
             file = Path(folder, name, "entry_points.txt")
@@ -267,5 +297,9 @@ def _read(point: Any) -> Extension | BrokenExtension:
         return BrokenExtension(point.name, source, f"{type(error).__name__}: {error}")
     if not isinstance(value, Extension):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        return BrokenExtension(point.name, source, f"{point.value} is a {kind}; it must be a trainkit.extension.Extension")
+        return BrokenExtension(
+            point.name,
+            source,
+            f"{point.value} is a {kind}; it must be a trainkit.extension.Extension",
+        )
     return replace(value, source=source)

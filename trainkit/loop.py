@@ -10,10 +10,11 @@
         end_step            validation if it is due, hooks; then a signal may end the run
       validate              run/evaluator.py
 
-The gradient of a step is that of the mean loss over all its samples on all ranks: each microbatch's mean loss is
-multiplied by (its samples / the step's samples), and gradients are summed. Nothing in a step waits for the device except
-the values that `log_every_n_steps` reads (and fp16, whose loss scale depends on overflows, and Horovod's sums on GPUs, see
-engine/horovod/engine.py); `trainer.assert_no_sync` checks it.
+The gradient of a step is that of the mean loss over all its samples on all ranks: each microbatch's
+mean loss is multiplied by (its samples / the step's samples), and gradients are summed. Nothing in
+a step waits for the device except the values that `log_every_n_steps` reads (and fp16, whose loss
+scale depends on overflows, and Horovod's sums on GPUs, see engine/horovod/engine.py);
+`trainer.assert_no_sync` checks it.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ def fit(run: Run) -> None:
     """Train until a limit is reached or a stop is requested."""
     run.hooks("on_train_start")
     if _finished(run) and not (run.state.owes_validation or run.should_stop):
-        run.say("Nothing is left to train: the run has reached max_epochs or max_steps. Raise it to continue.")
+        run.say(
+            "Nothing is left to train: the run has reached max_epochs or max_steps. Raise it to"
+            " continue."
+        )
     while run.state.owes_validation or not _finished(run):
         train_epoch(run)
     if run.state.epoch_values:  # of an epoch that a limit has cut
         _record(run)
-    run.engine.approximation.close_round()  # of ranks that step alone (communication=diloco, local_sgd)
+    # of ranks that step alone (communication=diloco, local_sgd)
+    run.engine.approximation.close_round()
     run.hooks("on_train_end")
 
 
@@ -50,14 +55,22 @@ def train_epoch(run: Run) -> None:
     every = evaluation.check_val_every_n_epoch
     validates = every is None or (state.current_epoch + 1) % every == 0
     run.rates.start_epoch(state.current_epoch, state.num_updates)
-    run.evaluator.interval = steps_between(evaluation.val_check_interval, run.train_feed.num_steps_in(state.current_epoch))
+    run.evaluator.interval = steps_between(
+        evaluation.val_check_interval, run.train_feed.num_steps_in(state.current_epoch)
+    )
     run.hooks("on_train_epoch_start")
     run.step.metrics.begin(state.step_in_epoch > 0)
-    if not state.end_open:  # else a signal came during the validation at the end of this epoch or of the run
+    # else a signal came during the validation at the end of this epoch or of the run
+    if not state.end_open:
         stopped = _train_steps(run, validates)
-        state.epoch_done = not stopped or state.step_in_epoch == run.train_feed.num_steps_in(state.current_epoch)
+        state.epoch_done = not stopped or state.step_in_epoch == run.train_feed.num_steps_in(
+            state.current_epoch
+        )
         if state.epoch_done and state.step_in_epoch == 0:
-            raise DataError("The training data yielded no batch in this epoch. An iterable must be able to restart each epoch.")
+            raise DataError(
+                "The training data yielded no batch in this epoch. An iterable must be able to"
+                " restart each epoch."
+            )
         _report_epoch(run)
         due = stopped or (validates and not run.evaluator.interval)
         state.end_open = due and state.validated_at != state.global_step
@@ -66,7 +79,9 @@ def train_epoch(run: Run) -> None:
         state.end_open = False
     if state.epoch_done:
         complete = not run.evaluator.has_data or state.validated_at >= 0
-        run.rates.after_epoch(state.current_epoch + 1, state.num_updates, state.epoch_values, complete)
+        run.rates.after_epoch(
+            state.current_epoch + 1, state.num_updates, state.epoch_values, complete
+        )
         run.step.metrics.bring_back()
         run.hooks.log.objects = run.step.metrics  # finished by the hook
         _record(run)
@@ -99,7 +114,11 @@ def end_step(run: Run, validates: bool) -> None:
     state, interval = run.state, run.evaluator.interval
     state.step_open = True
     across = run.options.evaluation.check_val_every_n_epoch is None
-    if validates and interval and (state.global_step if across else state.step_in_epoch) % interval == 0:
+    if (
+        validates
+        and interval
+        and (state.global_step if across else state.step_in_epoch) % interval == 0
+    ):
         validate(run)
     state.step_open = False
     run.hooks("on_train_step_end")
@@ -111,7 +130,8 @@ def train_step(run: Run, step: Step) -> None:
     """Make one optimizer update from the microbatches of all ranks."""
     state, numerics = run.state, run.options.numerics
     run.hooks("on_train_step_start")
-    count = state.global_step if run.step.manual is None else state.step_in_epoch  # a batch by hand has any number of steps
+    # a batch by hand has any number of steps
+    count = state.global_step if run.step.manual is None else state.step_in_epoch
     is_logged = (count + 1) % run.options.limits.log_every_n_steps == 0
     run.step.log.new_step(is_logged)
     if run.step.manual is not None:
@@ -156,7 +176,11 @@ def warm_up(run: Run) -> None:
 def finish_gradients(run: Run, step: Step) -> None:
     """Make the gradients those of the whole step on all ranks; nothing changes a weight yet."""
     parts = run.step
-    correction, reduced = partial(parts.weights.correction, step.num_samples), parts.halving is not None  # it has reduced them
+    # it has reduced them
+    correction, reduced = (
+        partial(parts.weights.correction, step.num_samples),
+        parts.halving is not None,
+    )
     run.engine.finish_gradients(correction, reduced)
     if parts.finite is not None:
         parts.finite.decide()
@@ -180,7 +204,8 @@ def _finished(run: Run) -> bool:
 
 
 def _report_epoch(run: Run) -> None:
-    # The values of an unfinished epoch are retained: a run with a higher limit may resume from here.
+    # The values of an unfinished epoch are retained: a run with a higher limit may resume from
+    # here.
     run.step.watch.report()
     gather, ends = run.engine.data.all_gather_object, run.state.epoch_done
     values = run.step.log.epoch_values(gather, not ends, run.step.metrics)
@@ -199,4 +224,6 @@ def _log_of_hooks(run: Run) -> None:
 
 def _record(run: Run) -> None:
     state = run.state
-    run.callback_metrics.record(state.current_epoch, state.global_step, {**state.epoch_values, "lr": run.rates.last()[0]})
+    run.callback_metrics.record(
+        state.current_epoch, state.global_step, {**state.epoch_values, "lr": run.rates.last()[0]}
+    )

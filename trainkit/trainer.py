@@ -1,7 +1,7 @@
 """Trainer: the settings of training, and its entry points.
 
-The constructor takes the settings; each entry point opens a Stage (run/setup.py), which starts the engine and cleans up. A fit
-then reads: build_run, sanity check, loop.fit.
+The constructor takes the settings; each entry point opens a Stage (run/setup.py), which starts the
+engine and cleans up. A fit then reads: build_run, sanity check, loop.fit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.api.options import canonical, read_options
 from trainkit.api.task import Task, check_overrides
 from trainkit.api.view import asks_for_elastic
-from trainkit.arguments import Duration, IntOrFraction, NonNegativeFloat, NonNegativeInt, PositiveInt, ShortPrecision, checked
+from trainkit.arguments import (
+    Duration,
+    IntOrFraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    ShortPrecision,
+    checked,
+)
 from trainkit.engine.approximate.settings import Communication
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -45,61 +53,83 @@ class Trainer(LastRun):
     """Trains a Task on as many ranks as the launcher started.
 
     Args:
-        engine: "auto" (by the launcher), "single", "horovod", "ddp", "fsdp", "deepspeed", or an Engine.
-        communication: what travels between ranks: "exact", "powersgd", "local_sgd", "diloco", or PowerSGD(...), LocalSGD(...),
-            DiLoCo(...) with settings.
-        max_epochs: passes over the training data; this, `max_steps` or `max_time` is needed. -1: until a stop is requested.
+        engine: "auto" (by the launcher), "single", "horovod", "ddp", "fsdp", "deepspeed", or an
+            Engine.
+        communication: what travels between ranks: "exact", "powersgd", "local_sgd", "diloco", or
+            PowerSGD(...), LocalSGD(...), DiLoCo(...) with settings.
+        max_epochs: passes over the training data; this, `max_steps` or `max_time` is needed. -1:
+            until a stop is requested.
         max_steps: optimizer steps; -1 for no limit.
-        min_epochs: epochs that a requested stop (EarlyStopping, `request_stop`) waits for; limits do not.
+        min_epochs: epochs that a requested stop (EarlyStopping, `request_stop`) waits for; limits
+            do not.
         min_steps: the same in steps.
-        max_time: of training, over all starts of the run: seconds, a timedelta, "DD:HH:MM:SS", or {hours: 2}; see Timer.
+        max_time: of training, over all starts of the run: seconds, a timedelta, "DD:HH:MM:SS", or
+            {hours: 2}; see Timer.
         global_batch_size: samples of a step on all ranks; the accumulation is derived from it.
-        accumulate_grad_batches: microbatches of one rank in a step (default 1), if `global_batch_size` is not given; or
-            {first epoch: microbatches}, as {0: 4, 10: 1}.
-        lr_scaling: how learning rates follow the global batch: "linear" (Goyal et al. 2017), "sqrt" or "none".
-        lr_reference_batch_size: the global batch that the user's rates are meant for. Default: one rank's batch of a
-            step; the factor is then the number of ranks.
+        accumulate_grad_batches: microbatches of one rank in a step (default 1), if
+            `global_batch_size` is not given; or {first epoch: microbatches}, as {0: 4, 10: 1}.
+        lr_scaling: how learning rates follow the global batch: "linear" (Goyal et al. 2017), "sqrt"
+            or "none".
+        lr_reference_batch_size: the global batch that the user's rates are meant for. Default: one
+            rank's batch of a step; the factor is then the number of ranks.
         lr_warmup_epochs: epochs of warm-up.
         lr_warmup_steps: steps of warm-up.
-        lr_momentum_correction: true: SGD's momentum follows a changing rate, as in torch; see optim/schedule.py.
-        precision: "32-true", "16-mixed", "bf16-mixed", "bf16-true" or "64-true"; 32, 16, "bf16" and 64 are the first of each.
-        channels_last: use that memory format for four-dimensional weights and inputs; "auto": on a GPU, where it is faster.
-        compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the task; see run/compile.py.
+        lr_momentum_correction: true: SGD's momentum follows a changing rate, as in torch; see
+            optim/schedule.py.
+        precision: "32-true", "16-mixed", "bf16-mixed", "bf16-true" or "64-true"; 32, 16, "bf16" and
+            64 are the first of each.
+        channels_last: use that memory format for four-dimensional weights and inputs; "auto": on a
+            GPU, where it is faster.
+        compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the
+            task; see run/compile.py.
         sync_batchnorm: compute batch norm's statistics over all ranks' microbatches.
-        activation_checkpointing: compute the activations of repeated blocks again in backward, in place of keeping them; or of
-            the modules or classes of these names.
-        halve_batch_on_oom: if a microbatch exceeds a GPU's memory, all ranks split theirs and retry the step.
+        activation_checkpointing: compute the activations of repeated blocks again in backward, in
+            place of keeping them; or of the modules or classes of these names.
+        halve_batch_on_oom: if a microbatch exceeds a GPU's memory, all ranks split theirs and retry
+            the step.
         gradient_clip_val: clip the gradients of the whole step at this; 0 for not.
         gradient_clip_algorithm: "norm" (over all parameters) or "value" (of each element).
-        pad_last_step: fill a short last step of an epoch with the epoch's first samples, which then count twice. Default:
-            weight it by its samples.
-        rank_shares: shares of each step's samples, one whole number for each rank, as [3, 1] for a first rank that is three
-            times as fast. Gradient, order and global batch stay; a rank's microbatch is larger or smaller than the batch size.
-        limit_train_batches: microbatches of one rank in an epoch (a count), or a share of the data (a float).
+        pad_last_step: fill a short last step of an epoch with the epoch's first samples, which then
+            count twice. Default: weight it by its samples.
+        rank_shares: shares of each step's samples, one whole number for each rank, as [3, 1] for a
+            first rank that is three times as fast. Gradient, order and global batch stay; a rank's
+            microbatch is larger or smaller than the batch size.
+        limit_train_batches: microbatches of one rank in an epoch (a count), or a share of the data
+            (a float).
         limit_val_batches: the same for validation; 0 for none.
         limit_test_batches: the same for test.
         limit_predict_batches: the same for predict.
-        on_bad_sample: a sample that cannot be loaded ends the run ("raise"), or is left out of its batch and reported ("skip");
-            see data/bad_samples.py. `python -m trainkit data check` finds them beforehand.
+        on_bad_sample: a sample that cannot be loaded ends the run ("raise"), or is left out of its
+            batch and reported ("skip"); see data/bad_samples.py. `python -m trainkit data check`
+            finds them beforehand.
         on_bad_sample_limit: different samples that may be skipped. Default: 100.
-        reload_dataloaders_every_n_epochs: call train_dataloader and val_dataloader again before each nth epoch; they may ask
-            `self.trainer.current_epoch`. 0: once, before training.
-        val_check_interval: steps between two validations inside an epoch, or a share of it (0.25). Default: at its end.
-        check_val_every_n_epoch: epochs between two validations; None: `val_check_interval` counts steps across epochs.
+        reload_dataloaders_every_n_epochs: call train_dataloader and val_dataloader again before
+            each nth epoch; they may ask `self.trainer.current_epoch`. 0: once, before training.
+        val_check_interval: steps between two validations inside an epoch, or a share of it (0.25).
+            Default: at its end.
+        check_val_every_n_epoch: epochs between two validations; None: `val_check_interval` counts
+            steps across epochs.
         num_sanity_val_steps: validation batches tried before training; -1 for all.
         log_every_n_steps: steps between two logs of step values.
-        overfit_batches: train repeatedly on this many batches, unshuffled (a count or a share); limits validation too.
-        fast_dev_run: run this many batches (true: 1) of one epoch and of validation, without checkpoints and loggers.
+        overfit_batches: train repeatedly on this many batches, unshuffled (a count or a share);
+            limits validation too.
+        fast_dev_run: run this many batches (true: 1) of one epoch and of validation, without
+            checkpoints and loggers.
         callbacks: a callback or a list.
         logger: a logger or a list; true or null for CSV and TensorBoard, false for none.
-        enable_progress_bar: show progress on rank 0 (adds a ProgressBar if `callbacks` has none); false removes it.
-        enable_checkpointing: write checkpoints (adds a ModelCheckpoint if `callbacks` has none); false removes it.
+        enable_progress_bar: show progress on rank 0 (adds a ProgressBar if `callbacks` has none);
+            false removes it.
+        enable_checkpointing: write checkpoints (adds a ModelCheckpoint if `callbacks` has none);
+            false removes it.
         enable_model_summary: print the banner on rank 0.
-        profiler: time "simple" (by hook and part of a step), "advanced" (by function), "pytorch" (by operator); or a callback.
-        deterministic: ask torch for deterministic algorithms; "warn": an operation without one warns.
+        profiler: time "simple" (by hook and part of a step), "advanced" (by function), "pytorch"
+            (by operator); or a callback.
+        deterministic: ask torch for deterministic algorithms; "warn": an operation without one
+            warns.
         benchmark: let cuDNN search the fastest algorithm for each shape.
         detect_anomaly: let autograd name the operation that gave NaN in backward; slow.
-        stop_on_nonfinite: end the run before the update if a loss is not finite; waits for the device in each step.
+        stop_on_nonfinite: end the run before the update if a loss is not finite; waits for the
+            device in each step.
         assert_no_sync: end the run if a step reads a value off the device.
         run_dir: folder of all files. Default: runs/<Task>/<time>.
         seed: of order, augmentation and each rank's random numbers.
@@ -126,9 +156,16 @@ class Trainer(LastRun):
         lr_warmup_epochs: NonNegativeFloat | None = None,
         lr_warmup_steps: NonNegativeInt | None = None,
         lr_momentum_correction: bool = True,
-        precision: Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"] | ShortPrecision | None = "32-true",
+        precision: (
+            Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"]
+            | ShortPrecision
+            | None
+        ) = "32-true",
         channels_last: bool | Literal["auto"] = False,
-        compile: bool | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = False,  # noqa: A002
+        compile: (  # noqa: A002
+            bool
+            | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+        ) = False,
         sync_batchnorm: bool = False,
         halve_batch_on_oom: bool = False,
         activation_checkpointing: bool | list[str] = False,
@@ -179,42 +216,56 @@ class Trainer(LastRun):
         init_weights: str | None = None,
         strict: bool = True,
     ) -> list[dict[str, float]]:
-        """Train; return the history, on all ranks: for each epoch "epoch", "step", "lr" and the logged epoch values.
+        """Train; return the history, on all ranks: for each epoch "epoch", "step", "lr" and the
+        logged epoch values.
 
         Args:
             task: the Task to train.
             train_dataloaders: a DataLoader, a Dataset, or an iterable of batches.
             val_dataloaders: the same, or a list of DataLoaders.
             datamodule: provides both, in place of the two.
-            ckpt_path: resume from this checkpoint: "last" (the newest complete one) or "best" of `run_dir`, "auto" (the last
-                one, or a new run if there is none), a folder, or an fsspec URL.
-            init_weights: start from these weights only: a checkpoint's folder, a .safetensors file, a folder of
-                transformers, a state dict (.pt, .pth), or a Lightning checkpoint (.ckpt); Task.translate_weights may rename
-                them. Ignored if a checkpoint is resumed.
-            strict: whether all of `init_weights` must match; false loads the matching ones and lists the rest.
+            ckpt_path: resume from this checkpoint: "last" (the newest complete one) or "best" of
+                `run_dir`, "auto" (the last one, or a new run if there is none), a folder, or an
+                fsspec URL.
+            init_weights: start from these weights only: a checkpoint's folder, a .safetensors file,
+                a folder of transformers, a state dict (.pt, .pth), or a Lightning checkpoint
+                (.ckpt); Task.translate_weights may rename them. Ignored if a checkpoint is resumed.
+            strict: whether all of `init_weights` must match; false loads the matching ones and
+                lists the rest.
 
         Raises:
-            Preempted: a rank received SIGTERM, SIGUSR1 or SIGINT; a checkpoint is written. Uncaught, the exit code is 75.
-            ConfigError: none of max_epochs, max_steps and max_time, or settings that contradict each other.
+            Preempted: a rank received SIGTERM, SIGUSR1 or SIGINT; a checkpoint is written.
+                Uncaught, the exit code is 75.
+            ConfigError: none of max_epochs, max_steps and max_time, or settings that contradict
+                each other.
             TaskError: the task lacks a method.
         """
         check_overrides(task, ("training_step", "configure_optimizers"))
-        if not (self.options.limits.is_known or any(callback.ends_run for callback in self.callbacks)):
+        if not (
+            self.options.limits.is_known or any(callback.ends_run for callback in self.callbacks)
+        ):
             raise ConfigError(
-                "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. Set one "
-                "of them, or trainer.max_epochs=-1 to train until a stop is requested."
+                "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set:"
+                " training would never end. Set one of them, or trainer.max_epochs=-1 to train"
+                " until a stop is requested."
             )
         if self._fitted is not None:
-            self._fitted.say("This Trainer has run a fit before; this one is a new run, from epoch 0 and step 0.")
+            self._fitted.say(
+                "This Trainer has run a fit before; this one is a new run, from epoch 0 and step 0."
+            )
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
         if asks_for_elastic(callbacks_with(self.callbacks, task.configure_callbacks())):
-            ElasticRun(partial(rehearse, first_step=loop.warm_up)).go(partial(self._fit_once, task, data, start))
+            ElasticRun(partial(rehearse, first_step=loop.warm_up)).go(
+                partial(self._fit_once, task, data, start)
+            )
         else:
             self._fit_once(task, data, start)
         return [] if self._run is None else list(self._run.callback_metrics.history)
 
-    def _fit_once(self, task: Task, data: DataSources, start: StartFrom, attempts: ElasticRun | None = None) -> None:
+    def _fit_once(
+        self, task: Task, data: DataSources, start: StartFrom, attempts: ElasticRun | None = None
+    ) -> None:
         with self._open("fit", task, data, attempts) as stage:
             if not stage.engine.ranks.takes_part:
                 return
@@ -228,12 +279,23 @@ class Trainer(LastRun):
                 run.checkpoints.finish()
             run.hooks("on_fit_end")
 
-    def _open(self, kind: StageName, task: Task, data: DataSources, attempts: ElasticRun | None = None) -> Stage:
-        """Return the stage of an entry point, not entered; an evaluation continues in the folder of the run before it."""
+    def _open(
+        self, kind: StageName, task: Task, data: DataSources, attempts: ElasticRun | None = None
+    ) -> Stage:
+        """Return the stage of an entry point, not entered;
+        an evaluation continues in the folder of the run before it.
+        """
         options, earlier = self.options, self._run
         if kind != "fit" and options.run_dir is None and earlier is not None:
             options = replace(options, run_dir=str(earlier.run_dir))
-        self._stage = Stage(kind, task, data, callbacks_with(self.callbacks, task.configure_callbacks()), options, attempts)
+        self._stage = Stage(
+            kind,
+            task,
+            data,
+            callbacks_with(self.callbacks, task.configure_callbacks()),
+            options,
+            attempts,
+        )
         return self._stage
 
     def validate(
@@ -244,9 +306,11 @@ class Trainer(LastRun):
         ckpt_path: Any = None,
         verbose: bool = True,
     ) -> Values:
-        """Evaluate on the validation data; return the logged values, exact over all samples, on all ranks.
+        """Evaluate on the validation data; return the logged values, exact over all samples, on all
+        ranks.
 
-        Without a task: that of the last fit, with the weights of its best checkpoint. `verbose` has no effect.
+        Without a task: that of the last fit, with the weights of its best checkpoint. `verbose` has
+        no effect.
         """
         task, ckpt_path = self._model(task, ckpt_path)
         check_overrides(task, ("validation_step",))
@@ -264,7 +328,9 @@ class Trainer(LastRun):
         ckpt_path: Any = None,
         verbose: bool = True,
     ) -> Values:
-        """Evaluate on the test data; return the logged values, exact over all samples, on all ranks. See `validate`."""
+        """Evaluate on the test data; return the logged values, exact over all samples,
+        on all ranks. See `validate`.
+        """
         task, ckpt_path = self._model(task, ckpt_path)
         check_overrides(task, ())
         with self._open("test", task, DataSources({"test": dataloaders}, datamodule)) as stage:
@@ -283,7 +349,8 @@ class Trainer(LastRun):
         write_to: str | Path | bool = False,
         table: TableFormat = "csv",
     ) -> list[Any] | None:
-        """Return the results of `predict_step` for the batches of all ranks, on the CPU, in the data's order, on all ranks.
+        """Return the results of `predict_step` for the batches of all ranks, on the CPU, in the
+        data's order, on all ranks.
 
         Args:
             task: the model. Default: as in `validate`.
@@ -291,28 +358,40 @@ class Trainer(LastRun):
             datamodule: provides it, in place of `dataloaders`.
             return_predictions: false returns None and holds nothing in memory.
             ckpt_path: the weights to load.
-            write_to: a folder for the batches, each written once it is computed; true: `predictions` in the run's folder.
-                `trainkit.read_predictions` reads them. A table of all samples is beside them.
+            write_to: a folder for the batches, each written once it is computed; true:
+                `predictions` in the run's folder. `trainkit.read_predictions` reads them. A table
+                of all samples is beside them.
             table: its format; "parquet" needs pyarrow.
         """
         task, ckpt_path = self._model(task, ckpt_path)
         check_overrides(task, ())
-        with self._open("predict", task, DataSources({"predict": dataloaders}, datamodule)) as stage:
+        with self._open(
+            "predict", task, DataSources({"predict": dataloaders}, datamodule)
+        ) as stage:
             if not stage.engine.ranks.takes_part:
                 return None
-            folder = stage.run.run_dir / "predictions" if write_to is True else Path(write_to) if write_to else None
+            folder = (
+                stage.run.run_dir / "predictions"
+                if write_to is True
+                else Path(write_to)
+                if write_to
+                else None
+            )
             evaluator, feeds = build_evaluator(stage, "predict", ckpt_path)
             return evaluator.predict(feeds, folder, return_predictions, table)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
-        """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks, during or after `fit`.
+        """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks, during
+        or after `fit`.
 
         Raises:
             ConfigError: no fit has run yet.
         """
         if self.engine.ranks.takes_part:
             if self._fitted is None:
-                raise ConfigError("No fit has run yet, so there are no trained weights: call fit first.")
+                raise ConfigError(
+                    "No fit has run yet, so there are no trained weights: call fit first."
+                )
             self._fitted.save_checkpoint(filepath, weights_only)
 
 

@@ -1,4 +1,6 @@
-"""The public place of what users import for searches: `from trainkit.tuning import trial` (docs/ray.md)."""
+"""The public place of what users import for searches:
+`from trainkit.tuning import trial` (docs/ray.md).
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Draws docs/pictures/terminal.svg from a real run: `python docs/pictures/terminal.py` (two minutes on 2 cores)."""
+"""Draws docs/pictures/terminal.svg from a real run:
+`python docs/pictures/terminal.py` (two minutes on 2 cores).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def recorded(folder: Path) -> str:
         "COLUMNS": "110",
         "TERM": "xterm-256color",
     }
-    process = subprocess.Popen(COMMAND, shell=True, cwd=folder, env=env, stdout=theirs, stderr=theirs, stdin=theirs)
+    process = subprocess.Popen(
+        COMMAND, shell=True, cwd=folder, env=env, stdout=theirs, stderr=theirs, stdin=theirs
+    )
     os.close(theirs)
     out = io.BytesIO()
     while True:
@@ -38,10 +42,17 @@ def recorded(folder: Path) -> str:
 
 
 def shown(text: str) -> list[str]:
-    """Return the lines that stay on the screen, without the launcher's prefix and the progress bar."""
-    lines = [line.rpartition("\r")[2] or line.rstrip("\r") for line in text.replace("\r\n", "\n").split("\n")]
+    """Return the lines that stay on the screen,
+    without the launcher's prefix and the progress bar.
+    """
+    lines = [
+        line.rpartition("\r")[2] or line.rstrip("\r")
+        for line in text.replace("\r\n", "\n").split("\n")
+    ]
     plain = [re.sub(r"^(\x1b\[[\d;]*m)*\[\d\]<std(out|err)>:", "", line) for line in lines]
-    return [line for line in plain if re.search(r"[a-z]", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", line))]
+    return [
+        line for line in plain if re.search(r"[a-z]", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", line))
+    ]
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""The map of the house in CONTRIBUTING.md: each room by the first line of its docstring, on its floor of test_layering.
+"""The map of the house in CONTRIBUTING.md: each room by the first line of its docstring, on its
+floor of test_layering.
 
 `python -m tests.architecture.map` writes it; test_map.py compares it.
 """
@@ -43,7 +44,12 @@ def main() -> None:
     """Write the map."""
     text = PAGE.read_text()
     PAGE.write_text(
-        re.sub(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", lambda _: f"{_BEGIN}{table()}{_END}", text, flags=re.DOTALL)
+        re.sub(
+            f"{re.escape(_BEGIN)}.*?{re.escape(_END)}",
+            lambda _: f"{_BEGIN}{table()}{_END}",
+            text,
+            flags=re.DOTALL,
+        )
     )
 
 

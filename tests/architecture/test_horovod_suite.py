@@ -1,4 +1,6 @@
-"""`make horovod-suite` fails if a test of Horovod's fails that is not known to, and if a process crashes."""
+"""`make horovod-suite` fails if a test of Horovod's fails that is not known to,
+and if a process crashes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ FAILED = "<failure message='no'/>"
     ("cases", "good"),
     [
         (PASSED, True),
-        (PASSED + CASE.format("test.parallel.test_torch.TorchTests", "test_force_allreduce", FAILED), True),
+        (
+            PASSED
+            + CASE.format("test.parallel.test_torch.TorchTests", "test_force_allreduce", FAILED),
+            True,
+        ),
         (PASSED + CASE.format("test.parallel.test_torch.TorchTests", "test_ok", FAILED), False),
         (PASSED + CASE.format("", "test.parallel.test_torch", "<error message='no'/>"), False),
         ("", False),

@@ -42,7 +42,10 @@ HEAVY = {
 
 def loaded(line: str) -> set[str]:
     """Return the modules that a line brings, of a new Python that has torch already."""
-    code = f"import json, sys, torch; before = set(sys.modules); {line}; print(json.dumps([*set(sys.modules) - before]))"
+    code = (
+        f"import json, sys, torch; before = set(sys.modules); {line};"
+        " print(json.dumps([*set(sys.modules) - before]))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout))
 
@@ -53,7 +56,9 @@ def test_the_names_a_user_needs_bring_nothing_heavy() -> None:
 
 
 def test_no_public_name_brings_anything_heavy() -> None:
-    """No other public name does, save those for export and replay, which are commands of their own."""
+    """No other public name does, save those for export and replay,
+    which are commands of their own.
+    """
     names = [name for name in trainkit.__all__ if name not in ("export", "replay")]
     assert len(names) > 30
     assert loaded(f"from trainkit import {', '.join(names)}") & HEAVY == set()

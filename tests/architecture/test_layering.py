@@ -1,4 +1,6 @@
-"""The house's layering, read from the imports: lower floors never import higher, foreign frameworks have one home."""
+"""The house's layering, read from the imports:
+lower floors never import higher, foreign frameworks have one home.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ import trainkit
 
 ROOT = Path(trainkit.__file__).parent
 
-# From the ground up. A module imports from its own room and from lower floors. A room is a file or a folder.
+# From the ground up. A module imports from its own room and from lower floors. A room is a file or
+# a folder.
 FLOORS = [
     ["errors", "version"],
     ["extension"],
@@ -60,7 +63,8 @@ HOMES = {
         "engine/fsdp/tensor.py",
     ],
     "deepspeed": ["extensions/deepspeed/adapter.py"],
-    "torch.utils.data.distributed": ["data/loader.py"],  # an exception: for an isinstance check, to refuse its sampler
+    # an exception: for an isinstance check, to refuse its sampler
+    "torch.utils.data.distributed": ["data/loader.py"],
     "hydra": ["config/compose.py", "config/*.py", "cli/*.py"],
     "omegaconf": ["config/compose.py", "config/*.py", "cli/*.py", "extensions/*command.py"],
     "onnx": [],  # torch.onnx brings it
@@ -75,7 +79,12 @@ HOMES = {
     "pynvml": ["device/stats.py"],
     "kubernetes_validate": ["extensions/kubernetes/schemas.py"],
     "tensorboard": ["loggers/tensorboard.py"],
-    "plotly": ["report/page.py", "report/*/page.py", "extensions/*/page.py", "extensions/*/*/page.py"],
+    "plotly": [
+        "report/page.py",
+        "report/*/page.py",
+        "extensions/*/page.py",
+        "extensions/*/*/page.py",
+    ],
     "torch.utils.tensorboard": ["loggers/tensorboard.py"],
 }
 
@@ -126,7 +135,8 @@ class Import:
 
     Attributes:
         late: whether a function imports it.
-        for_types: whether it is imported under TYPE_CHECKING alone. The floors count it; the start of a process does not.
+        for_types: whether it is imported under TYPE_CHECKING alone. The floors count it; the start
+            of a process does not.
     """
 
     module: str
@@ -175,7 +185,11 @@ def _walk(node: ast.AST, late: bool) -> Iterator[Import]:
 
 def inner(name: str) -> list[str]:
     """Return the modules of trainkit that a module imports."""
-    return [i.module.removeprefix("trainkit.") for i in imports(name) if i.module.startswith("trainkit.")]
+    return [
+        i.module.removeprefix("trainkit.")
+        for i in imports(name)
+        if i.module.startswith("trainkit.")
+    ]
 
 
 def floor_of(name: str) -> int:
@@ -203,7 +217,9 @@ def test_every_module_has_a_floor() -> None:
 
 
 def test_imports_go_down() -> None:
-    """A module imports from its own room or from a lower floor, never from higher up or from the next room."""
+    """A module imports from its own room or from a lower floor,
+    never from higher up or from the next room.
+    """
     wrong = [
         f"{name} -> {target}"
         for name in modules()
@@ -215,12 +231,17 @@ def test_imports_go_down() -> None:
 
 
 def test_the_core_names_no_extension() -> None:
-    """Neither in an import nor in a text: extensions are found through trainkit/extension.py, by their folder's name alone.
+    """Neither in an import nor in a text: extensions are found through trainkit/extension.py, by
+    their folder's name alone.
 
     But for the package's face, which lists the public names of all.
     """
     named = re.compile(r"trainkit[./]extensions[./]\w")
-    core = {name: path for name, path in modules().items() if name and name.split(".")[0] != "extensions"}
+    core = {
+        name: path
+        for name, path in modules().items()
+        if name and name.split(".")[0] != "extensions"
+    }
     assert [name for name, path in core.items() if named.search(path.read_text())] == []
 
 
@@ -243,25 +264,37 @@ def test_no_room_imports_in_a_circle() -> None:
 
 @pytest.mark.parametrize("framework", HOMES)
 def test_a_foreign_framework_has_one_home(framework: str) -> None:
-    """Only the files of the table import a foreign framework, and each of the table's files does."""
+    """Only the files of the table import a foreign framework,
+    and each of the table's files does.
+    """
     users = {
         modules()[name].relative_to(ROOT).as_posix()
         for name in modules()
         if any(within(i.module, framework) for i in imports(name))
     }
     homes = HOMES[framework]
-    assert {user for user in users if not any(fnmatch.fnmatch(user, home) for home in homes)} == set()
-    assert not homes or fnmatch.filter(users, homes[0]), f"{homes[0]} no longer imports {framework}: mend the table"
+    assert {
+        user for user in users if not any(fnmatch.fnmatch(user, home) for home in homes)
+    } == set()
+    assert not homes or fnmatch.filter(users, homes[0]), (
+        f"{homes[0]} no longer imports {framework}: mend the table"
+    )
 
 
 def test_nobody_imports_through_the_face() -> None:
-    """`from trainkit import Task` is for users; the package names the module where a thing lives."""
-    assert [name for name in modules() if name and any(i.module == "trainkit" for i in imports(name))] == []
+    """`from trainkit import Task` is for users;
+    the package names the module where a thing lives.
+    """
+    assert [
+        name for name in modules() if name and any(i.module == "trainkit" for i in imports(name))
+    ] == []
 
 
 def test_the_face_imports_the_version_alone() -> None:
     """`import trainkit` loads nothing but the version; names are loaded when they are used."""
-    assert [i.module for i in imports("") if i.module.startswith("trainkit") and not i.for_types] == ["trainkit.version"]
+    assert [
+        i.module for i in imports("") if i.module.startswith("trainkit") and not i.for_types
+    ] == ["trainkit.version"]
 
 
 def test_core_imports_at_the_top() -> None:
@@ -298,8 +331,12 @@ def test_core_imports_at_the_top() -> None:
 
 
 def test_torch_free_modules_never_reach_torch() -> None:
-    """Help, errors in a config and the launchers' commands need no torch: no chain of imports leads there."""
-    chosen = {name for name in modules() if any(fnmatch.fnmatch(name, pattern) for pattern in TORCH_FREE)} - NEEDS_TORCH
+    """Help, errors in a config and the launchers' commands need no torch:
+    no chain of imports leads there.
+    """
+    chosen = {
+        name for name in modules() if any(fnmatch.fnmatch(name, pattern) for pattern in TORCH_FREE)
+    } - NEEDS_TORCH
     assert len(chosen) >= len(TORCH_FREE)
     assert [chain for chain in map(chain_to_torch, chosen) if chain] == []
 
@@ -315,7 +352,11 @@ def chain_to_torch(name: str) -> str:
             if within(i.module, "torch"):
                 return f"{chain} -> {i.module}"
             target = i.module.removeprefix("trainkit.") if within(i.module, "trainkit") else ""
-            packages = [".".join(target.split(".")[:n]) for n in range(1, target.count(".") + 2)] if target else []
+            packages = (
+                [".".join(target.split(".")[:n]) for n in range(1, target.count(".") + 2)]
+                if target
+                else []
+            )
             for step in packages:  # importing a.b runs a/__init__.py first
                 if step in modules() and step not in seen:
                     seen.add(step)

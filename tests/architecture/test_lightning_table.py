@@ -1,4 +1,6 @@
-"""docs/lightning.md says of each of Lightning's names what it is here: the table is compared with both."""
+"""docs/lightning.md says of each of Lightning's names what it is here:
+the table is compared with both.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from trainkit.api.task import Task
 from trainkit.run.run import Run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text()
-SECTIONS = ["Trainer(...)", "Trainer", "LightningModule", "log", "LightningDataModule", "Callback", "Callbacks", "Loggers"]
+SECTIONS = [
+    "Trainer(...)",
+    "Trainer",
+    "LightningModule",
+    "log",
+    "LightningDataModule",
+    "Callback",
+    "Callbacks",
+    "Loggers",
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +47,9 @@ def section(title: str) -> str:
 
 def works(title: str) -> list[str]:
     """Return the names that the section lists as the same here."""
-    (listed,) = re.findall(r"^Works: (.*?)\.(?:\n\n|\n?\Z)", section(title), re.DOTALL | re.MULTILINE)
+    (listed,) = re.findall(
+        r"^Works: (.*?)\.(?:\n\n|\n?\Z)", section(title), re.DOTALL | re.MULTILINE
+    )
     return re.findall(r"`(\w+)`", listed)
 
 
@@ -51,13 +64,22 @@ def rows(title: str) -> Iterator[tuple[list[str], str, str]]:
 def arguments(function: Any) -> set[str]:
     """Return a call's named arguments."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {n for n, p in inspect.signature(function).parameters.items() if n != "self" and p.kind not in kinds}
+    return {
+        n
+        for n, p in inspect.signature(function).parameters.items()
+        if n != "self" and p.kind not in kinds
+    }
 
 
 def public(cls: type) -> set[str]:
     """Return the public names that Lightning's own classes of a class define."""
     own = [base for base in cls.__mro__ if base.__module__.startswith("lightning")]
-    return {name for base in own for name in vars(base) if not name.startswith("_") and name == name.lower()}
+    return {
+        name
+        for base in own
+        for name in vars(base)
+        if not name.startswith("_") and name == name.lower()
+    }
 
 
 def names_there(title: str, lightning: Any) -> set[str]:
@@ -87,7 +109,9 @@ def is_here(title: str, name: str) -> bool:
     if title == "Trainer":
         run = {*dir(Run), *Run.__annotations__, "callback_metrics", "callbacks", "optimizers"}
         return hasattr(trainkit.Trainer, name) or name in run
-    return hasattr({"LightningDataModule": trainkit.DataModule, "Callback": trainkit.Callback}[title], name)
+    return hasattr(
+        {"LightningDataModule": trainkit.DataModule, "Callback": trainkit.Callback}[title], name
+    )
 
 
 @pytest.mark.parametrize("title", SECTIONS)
@@ -111,7 +135,9 @@ def test_what_works_is_here_and_what_does_not_is_not(title: str) -> None:
 
 
 def exists(replacement: str) -> bool:
-    """Return whether a replacement is there: `Class`, `Class.name`, `Class(argument=...)`, `trainer.name` or `key=value`."""
+    """Return whether a replacement is there:
+    `Class`, `Class.name`, `Class(argument=...)`, `trainer.name` or `key=value`.
+    """
     match = re.fullmatch(r"(\w+)(?:\.(\w+))?(?:\((\w+)=.*\)|\(.*\))?", replacement)
     if match is None:
         return replacement.partition("=")[0] in ("engine", "init_weights")
@@ -122,7 +148,8 @@ def exists(replacement: str) -> bool:
         known |= set(re.findall(r"self\.(\w+)", inspect.getsource(Run.__init__)))
     found = holder if attribute is None else attribute in known
     return bool(found) and (
-        argument is None or argument in arguments(holder if attribute is None else getattr(holder, attribute))
+        argument is None
+        or argument in arguments(holder if attribute is None else getattr(holder, attribute))
     )
 
 

@@ -6,7 +6,9 @@ from tests.architecture.map import PAGE, in_page, table
 
 
 def test_the_map_is_that_of_the_house() -> None:
-    """A room that is new, gone or says something else is in the page: `python -m tests.architecture.map` writes it."""
+    """A room that is new, gone or says something else is in the page:
+    `python -m tests.architecture.map` writes it.
+    """
     assert in_page(PAGE.read_text()) == table()
 
 

@@ -1,4 +1,6 @@
-"""The migration pages' tables name what is there: on their side in their library, on ours in trainkit."""
+"""The migration pages' tables name what is there:
+on their side in their library, on ours in trainkit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def rows(page: str, heading: str = "") -> Iterator[tuple[list[str], list[str]]]:
 
 
 def is_here(name: str) -> bool:
-    """Return whether a name of the table's second column exists in trainkit, its Trainer or its configs."""
+    """Return whether a name of the table's second column exists in trainkit,
+    its Trainer or its configs.
+    """
     if name in COMMANDS or name == "not here":
         return True
     if "=" in name:
@@ -42,7 +46,9 @@ def is_here(name: str) -> bool:
     if home == "Task":
         return hasattr(trainkit.Task, attribute)
     if home == "loop":
-        return hasattr(trainkit.Loop, attribute) or f"self.{attribute}" in inspect.getsource(trainkit.Loop)
+        return hasattr(trainkit.Loop, attribute) or f"self.{attribute}" in inspect.getsource(
+            trainkit.Loop
+        )
     if home == "trainer":
         settings = inspect.signature(trainkit.Trainer).parameters
         return attribute in settings or hasattr(trainkit.Trainer, attribute)
@@ -50,7 +56,10 @@ def is_here(name: str) -> bool:
         options = [importlib.import_module("trainkit.engine.horovod.engine").HorovodEngine.__init__]
         return any(attribute in inspect.signature(option).parameters for option in options)
     if home in ("data", "optimizer"):
-        return any(re.search(rf"^\s*{attribute}:", path.read_text(), re.MULTILINE) for path in (ROOT / "conf").rglob("*.yaml"))
+        return any(
+            re.search(rf"^\s*{attribute}:", path.read_text(), re.MULTILINE)
+            for path in (ROOT / "conf").rglob("*.yaml")
+        )
     return name in ("run_dir", "ckpt_path", "seed")
 
 
@@ -85,21 +94,35 @@ def test_the_left_column_is_horovods() -> None:
     """Functions of horovod.torch, and arguments of its DistributedOptimizer."""
     hvd = pytest.importorskip("horovod.torch")
     known = {f"hvd.{name}" for name in dir(hvd)} | arguments(hvd.DistributedOptimizer)
-    assert [name for theirs, _ in rows("from_horovod") for name in theirs if name not in known] == []
+    assert [
+        name for theirs, _ in rows("from_horovod") for name in theirs if name not in known
+    ] == []
 
 
 def test_the_left_column_is_fabrics() -> None:
     """Methods of Lightning's Fabric."""
     fabric = pytest.importorskip("lightning.fabric").Fabric
     known = {"Fabric"} | {f"fabric.{name}" for name in dir(fabric)}
-    assert [name for theirs, _ in rows("from_accelerate", "Fabric") for name in theirs if name not in known] == []
+    assert [
+        name
+        for theirs, _ in rows("from_accelerate", "Fabric")
+        for name in theirs
+        if name not in known
+    ] == []
 
 
 def test_the_left_column_is_accelerates() -> None:
     """Methods of its Accelerator."""
     accelerator = pytest.importorskip("accelerate").Accelerator
-    known = {"Accelerator", "accelerate launch"} | {f"accelerator.{name}" for name in dir(accelerator)}
-    assert [name for theirs, _ in rows("from_accelerate", "Accelerate") for name in theirs if name not in known] == []
+    known = {"Accelerator", "accelerate launch"} | {
+        f"accelerator.{name}" for name in dir(accelerator)
+    }
+    assert [
+        name
+        for theirs, _ in rows("from_accelerate", "Accelerate")
+        for name in theirs
+        if name not in known
+    ] == []
 
 
 def test_the_left_column_is_transformers() -> None:

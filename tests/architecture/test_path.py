@@ -24,7 +24,12 @@ class Watched(torch.optim.SGD):
         frame, found = sys._getframe(1), []
         while frame is not None:
             if Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
-                found.append((Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix(), frame.f_code.co_name))
+                found.append(
+                    (
+                        Path(frame.f_code.co_filename).relative_to(PACKAGE).as_posix(),
+                        frame.f_code.co_name,
+                    )
+                )
             frame = frame.f_back  # type: ignore[assignment]
         Watched.frames = found[::-1]
         return super().step(closure)

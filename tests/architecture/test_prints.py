@@ -13,7 +13,9 @@ from tests.architecture.test_layering import ROOT, modules
 PRINTS = {
     "__main__.py": "the command line's help",
     "api/in_run.py": "Task.print is the user's",
-    "extensions/insight/watchdog/watchdog.py": "ends a process whose main thread may be held up inside of a logger's handler",
+    "extensions/insight/watchdog/watchdog.py": (
+        "ends a process whose main thread may be held up inside of a logger's handler"
+    ),
     "cli/*": "a command's output",
     "config/compose.py": "--cfg job prints a config",
     "config/sweep.py": "a command's error",
@@ -39,12 +41,22 @@ def printing(source: str) -> bool:
 
 def test_only_commands_print() -> None:
     """A library user can silence and redirect everything else."""
-    files = [path.relative_to(ROOT).as_posix() for path in modules().values() if printing(path.read_text())]
-    assert [file for file in files if not any(fnmatch.fnmatch(file, place) for place in PRINTS)] == []
-    assert [place for place in PRINTS if not fnmatch.filter(files, place)] == [], "no longer prints: take it out of the table"
+    files = [
+        path.relative_to(ROOT).as_posix()
+        for path in modules().values()
+        if printing(path.read_text())
+    ]
+    assert [
+        file for file in files if not any(fnmatch.fnmatch(file, place) for place in PRINTS)
+    ] == []
+    assert [place for place in PRINTS if not fnmatch.filter(files, place)] == [], (
+        "no longer prints: take it out of the table"
+    )
 
 
-@pytest.mark.parametrize(("source", "prints"), [("def f():\n    print('a')\n", True), ("console.print('a')\n", False)])
+@pytest.mark.parametrize(
+    ("source", "prints"), [("def f():\n    print('a')\n", True), ("console.print('a')\n", False)]
+)
 def test_a_print_is_seen(source: str, prints: bool) -> None:
     """Wherever it stands; a method of that name is another."""
     assert printing(source) is prints

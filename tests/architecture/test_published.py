@@ -1,4 +1,6 @@
-"""What a reader or a package index gets: links that lead somewhere, one version, pinned and hashed requirements."""
+"""What a reader or a package index gets:
+links that lead somewhere, one version, pinned and hashed requirements.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,22 @@ def test_anchors_are_headings() -> None:
         for target, anchor in re.findall(r"\]\(([^)\s#]*\.md)#([\w-]+)\)", page.read_text()):
             text = (page.parent / target).read_text()
             headings = {
-                re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+                re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-")
+                for h in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
             }
             assert anchor in headings, f"{page.name}: {target}#{anchor}"
 
 
 def test_there_is_one_version() -> None:
     """CITATION.cff has that of version.py, and the changelog's next part is open or is of it."""
-    assert re.search(rf"^version: {re.escape(__version__)}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    assert re.search(r"^## \[(Unreleased|" + re.escape(__version__) + r")\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.search(
+        rf"^version: {re.escape(__version__)}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE
+    )
+    assert re.search(
+        r"^## \[(Unreleased|" + re.escape(__version__) + r")\]",
+        (ROOT / "CHANGELOG.md").read_text(),
+        re.MULTILINE,
+    )
     assert "version = " not in (ROOT / "pyproject.toml").read_text().partition("[tool.")[0]
 
 
@@ -62,7 +71,9 @@ def entries_of(name: str) -> list[str]:
     return re.split(r"\n(?=[A-Za-z])", (ROOT / name).read_text())[1:]
 
 
-@pytest.mark.parametrize(("name", "fewest", "most"), [("requirements.txt", 20, 80), ("requirements-dev.txt", 200, 500)])
+@pytest.mark.parametrize(
+    ("name", "fewest", "most"), [("requirements.txt", 20, 80), ("requirements-dev.txt", 200, 500)]
+)
 def test_each_requirement_is_pinned_and_hashed(name: str, fewest: int, most: int) -> None:
     """pip then installs the files that were tested, or nothing; training needs few."""
     entries = entries_of(name)
@@ -74,6 +85,15 @@ def test_each_requirement_is_pinned_and_hashed(name: str, fewest: int, most: int
 
 def test_training_has_the_versions_that_the_tests_ran_with() -> None:
     """requirements.txt, the smaller set, is a part of requirements-dev.txt."""
-    small, large = ({entry.split()[0] for entry in entries_of(name)} for name in ("requirements.txt", "requirements-dev.txt"))
+    small, large = (
+        {entry.split()[0] for entry in entries_of(name)}
+        for name in ("requirements.txt", "requirements-dev.txt")
+    )
     assert small < large
-    assert not {entry.partition("==")[0] for entry in small} & {"ray", "lightning", "transformers", "mlflow", "sphinx"}
+    assert not {entry.partition("==")[0] for entry in small} & {
+        "ray",
+        "lightning",
+        "transformers",
+        "mlflow",
+        "sphinx",
+    }

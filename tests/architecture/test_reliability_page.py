@@ -13,7 +13,11 @@ TESTS = ROOT / "tests"
 
 def missing(text: str) -> list[str]:
     """Return the `file::test` of a text that do not exist."""
-    return [f"{file}::{test}" for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", text) if test not in functions(file)]
+    return [
+        f"{file}::{test}"
+        for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+        if test not in functions(file)
+    ]
 
 
 def functions(file: str) -> set[str]:
@@ -21,13 +25,17 @@ def functions(file: str) -> set[str]:
     path = TESTS / file.removeprefix("tests/")
     if not path.exists():
         return set()
-    return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+    return {
+        node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)
+    }
 
 
 def test_what_is_missing_is_seen() -> None:
     """A test that does not exist, and a file that does not, are found."""
     this = "`architecture/test_reliability_page.py::test_what_is_missing_is_seen`"
-    assert missing(f"{this} `architecture/test_reliability_page.py::test_gone` `gone.py::test_it`") == [
+    assert missing(
+        f"{this} `architecture/test_reliability_page.py::test_gone` `gone.py::test_it`"
+    ) == [
         "architecture/test_reliability_page.py::test_gone",
         "gone.py::test_it",
     ]

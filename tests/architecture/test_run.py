@@ -1,4 +1,6 @@
-"""A Run is constructed: what it has is set by itself alone, whole, and a fit is built by a recipe that one can read."""
+"""A Run is constructed: what it has is set by itself alone, whole,
+and a fit is built by a recipe that one can read.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,20 @@ def writes(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
             owner = node.value
-            name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+            name = (
+                owner.id
+                if isinstance(owner, ast.Name)
+                else owner.attr
+                if isinstance(owner, ast.Attribute)
+                else ""
+            )
             if name in NAMES:
                 yield node.attr
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("setattr", "delattr")
+        ):
             owner = node.args[0]
             if (owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")) in NAMES:
                 yield ast.unparse(node.args[1]).strip("'")
@@ -43,7 +55,13 @@ def writes(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "code",
-    ["run.step = 1", "self._run.step = 1", "stage.run.step, x = 1, 2", "trainer.step += 1", "setattr(run, 'step', 1)"],
+    [
+        "run.step = 1",
+        "self._run.step = 1",
+        "stage.run.step, x = 1, 2",
+        "trainer.step += 1",
+        "setattr(run, 'step', 1)",
+    ],
 )
 def test_writes_are_seen(code: str) -> None:
     """Each way to write to a Run from outside is noticed."""
@@ -51,11 +69,18 @@ def test_writes_are_seen(code: str) -> None:
 
 
 def test_a_run_is_constructed_and_not_filled() -> None:
-    """No other file writes an attribute of a Run: it is constructed, and takes the parts of a fit whole."""
+    """No other file writes an attribute of a Run:
+    it is constructed, and takes the parts of a fit whole.
+    """
     own = attributes()
     assert {"step", "hooks", "optimizers", "datamodule", "callback_metrics"} <= own
-    written = {name: sorted(set(writes(ast.parse(path.read_text()))) & own) for name, path in modules().items()}
-    assert {name: names for name, names in written.items() if names and name not in OF_RUN | OF_TRAINER} == {}
+    written = {
+        name: sorted(set(writes(ast.parse(path.read_text()))) & own)
+        for name, path in modules().items()
+    }
+    assert {
+        name: names for name, names in written.items() if names and name not in OF_RUN | OF_TRAINER
+    } == {}
 
 
 MOST_STATEMENTS = 20
@@ -64,14 +89,24 @@ MOST_STATEMENTS = 20
 def recipe() -> ast.FunctionDef:
     """Return build_run."""
     tree = ast.parse(modules()["run.build"].read_text())
-    return next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "build_run")
+    return next(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == "build_run"
+    )
 
 
 def test_building_a_run_reads_as_a_recipe() -> None:
-    """build_run has few statements and no branch: what depends on an option asks the features of the fit."""
+    """build_run has few statements and no branch:
+    what depends on an option asks the features of the fit.
+    """
     nodes = list(ast.walk(recipe()))
     assert sum(isinstance(node, ast.stmt) for node in nodes) - 1 <= MOST_STATEMENTS
-    assert not [node for node in nodes if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.While, ast.Try))]
+    assert not [
+        node
+        for node in nodes
+        if isinstance(node, (ast.If, ast.IfExp, ast.BoolOp, ast.For, ast.While, ast.Try))
+    ]
 
 
 def test_every_feature_is_in_the_list() -> None:
@@ -79,9 +114,15 @@ def test_every_feature_is_in_the_list() -> None:
     written, made = set(), set()
     for name, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and "Feature" in [ast.unparse(base) for base in node.bases]:
+            if isinstance(node, ast.ClassDef) and "Feature" in [
+                ast.unparse(base) for base in node.bases
+            ]:
                 written.add(node.name)
-            elif name == "run.features" and isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            elif (
+                name == "run.features"
+                and isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+            ):
                 made.add(node.func.id)
     assert len(written) >= 10
     assert written - made == set()

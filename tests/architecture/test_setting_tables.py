@@ -1,4 +1,6 @@
-"""The docs' tables of settings say what is so: the settings exist, and an engine refuses what its column says."""
+"""The docs' tables of settings say what is so:
+the settings exist, and an engine refuses what its column says.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def settings() -> list[str]:
     """Return what the two tables of settings tell to type."""
     cells = [row[0] for head in ("to optimise", "to find a fault") for row in rows(head)]
     codes = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
-    return [code.replace("=...", "=0.5") for code in codes if "in the loader" not in code and code != "drop_last=True"]
+    return [
+        code.replace("=...", "=0.5")
+        for code in codes
+        if "in the loader" not in code and code != "drop_last=True"
+    ]
 
 
 @pytest.mark.parametrize("typed", settings())
@@ -61,7 +67,10 @@ def claims() -> list[tuple[str, Any, str, str]]:
             if name.startswith("trainer."):
                 continue
             legal = VALUES.get(name, value)
-            found += [(name, legal, engine, cell) for engine, cell in zip(("single", "horovod", "ddp"), cells, strict=True)]
+            found += [
+                (name, legal, engine, cell)
+                for engine, cell in zip(("single", "horovod", "ddp"), cells, strict=True)
+            ]
     return found
 
 
@@ -71,7 +80,9 @@ def test_the_table_is_seen() -> None:
 
 
 @pytest.mark.parametrize(("option", "value", "engine", "said"), claims())
-def test_an_engine_refuses_what_the_table_says(option: str, value: Any, engine: str, said: str) -> None:
+def test_an_engine_refuses_what_the_table_says(
+    option: str, value: Any, engine: str, said: str
+) -> None:
     """`refused` is refused when the engine is made, by its key; the rest is taken."""
     options = {option: value} | ({"autotune": True} if option == "autotune_log_file" else {})
     if said.startswith("refused"):
@@ -83,5 +94,12 @@ def test_an_engine_refuses_what_the_table_says(option: str, value: Any, engine: 
 
 def test_a_misspelt_option_of_another_engine_is_named(tmp_path: Path) -> None:
     """Alone too, where no engine has it, the name that was meant is told."""
-    with pytest.raises(ConfigError, match=r"engine\.compresion is not a setting\. Did you mean 'compression'\?"):
-        run("fit", ["conf=mlp", f"run_dir={tmp_path}", "engine.compresion=fp16"], True, lambda job: None)
+    with pytest.raises(
+        ConfigError, match=r"engine\.compresion is not a setting\. Did you mean 'compression'\?"
+    ):
+        run(
+            "fit",
+            ["conf=mlp", f"run_dir={tmp_path}", "engine.compresion=fp16"],
+            True,
+            lambda job: None,
+        )

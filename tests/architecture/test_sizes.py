@@ -28,29 +28,42 @@ def classes() -> dict[str, ast.ClassDef]:
     """Return all classes by dotted name."""
     found = {}
     for module, tree in trees():
-        found |= {f"{module}.{node.name}": node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        found |= {
+            f"{module}.{node.name}": node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+        }
     return found
 
 
 def members(node: ast.ClassDef) -> set[str]:
-    """Return the names of a class's own methods, properties and attributes, but for Python's own (`__init__`, ...)."""
+    """Return the names of a class's own methods, properties and attributes,
+    but for Python's own (`__init__`, ...).
+    """
     found: set[str] = set()
     for item in node.body:
         if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found.add(item.name)
             for inner in ast.walk(item):
-                if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and ast.unparse(inner.value) == "self":
+                if (
+                    isinstance(inner, ast.Attribute)
+                    and isinstance(inner.ctx, ast.Store)
+                    and ast.unparse(inner.value) == "self"
+                ):
                     found.add(inner.attr)
         elif isinstance(item, ast.AnnAssign):
             found.add(ast.unparse(item.target))
         elif isinstance(item, ast.Assign):
             found |= {ast.unparse(target) for target in item.targets}
-    found -= {"config_key", "explained_arguments", "taken_arguments"}  # of the constructor: `checked` reads them
+    # of the constructor: `checked` reads them
+    found -= {"config_key", "explained_arguments", "taken_arguments"}
     return {name for name in found if not (name.startswith("__") and name.endswith("__"))}
 
 
 def chain(name: str, by_short_name: dict[str, ast.ClassDef]) -> int:
-    """Return how many classes of ours are in the longest line of ancestors, the class itself included."""
+    """Return how many classes of ours are in the longest line of ancestors,
+    the class itself included.
+    """
     node = by_short_name.get(name)
     if node is None or name in {interface.rpartition(".")[2] for interface in INTERFACES}:
         return 0  # an interface without code of its own sends no reader up
@@ -60,20 +73,27 @@ def chain(name: str, by_short_name: dict[str, ast.ClassDef]) -> int:
 
 def test_members_are_counted() -> None:
     """The count sees methods, attributes set in methods, and annotated ones."""
-    node = ast.parse("class A:\n a: int\n b = 1\n def __init__(self):\n  self.c, self.d = 1, 2\n def e(self): ...").body[0]
+    node = ast.parse(
+        "class A:\n a: int\n b = 1\n def __init__(self):\n  self.c, self.d = 1, 2\n def"
+        " e(self): ..."
+    ).body[0]
     assert isinstance(node, ast.ClassDef)
     assert members(node) == {"a", "b", "c", "d", "e"}
 
 
 def test_no_class_has_too_many_members() -> None:
     """A class of more members holds a second object."""
-    counted = {name: len(members(node)) for name, node in classes().items() if name not in INTERFACES}
+    counted = {
+        name: len(members(node)) for name, node in classes().items() if name not in INTERFACES
+    }
     assert len(counted) > 150
     assert {name: count for name, count in counted.items() if count > MOST_MEMBERS} == {}
 
 
 def test_no_chain_of_inheritance_is_too_long() -> None:
-    """Parts are owned, not inherited: a reader never climbs through more than three classes of ours."""
+    """Parts are owned, not inherited:
+    a reader never climbs through more than three classes of ours.
+    """
     by_short_name = {name.rpartition(".")[2]: node for name, node in classes().items()}
     lengths = {name: chain(name, by_short_name) for name in by_short_name}
     assert lengths["HorovodEngine"] >= 2
@@ -81,7 +101,9 @@ def test_no_chain_of_inheritance_is_too_long() -> None:
 
 
 def test_no_function_is_too_long() -> None:
-    """A function is read without scrolling; the Trainer's constructor, whose arguments are its users', included."""
+    """A function is read without scrolling;
+    the Trainer's constructor, whose arguments are its users', included.
+    """
     long = {
         f"{module}.{node.name}": length
         for module, tree in trees()
@@ -106,5 +128,7 @@ def test_what_is_read_first_is_short(module: str, most: int) -> None:
 
 
 def test_the_top_of_the_package_fits_a_screen() -> None:
-    """The core has at most 27 rooms at the top, files and packages; what a user asks for by name is in extensions/."""
+    """The core has at most 27 rooms at the top, files and packages;
+    what a user asks for by name is in extensions/.
+    """
     assert len({name.split(".")[0] for name in modules() if name} - {"extensions"}) <= 27

@@ -48,14 +48,21 @@ def _prose(path: Path) -> Iterator[tuple[int, str]]:
         yield from enumerate(text.splitlines(), 1)
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type in (tokenize.COMMENT, tokenize.STRING) or tokenize.tok_name[token.type] == "FSTRING_MIDDLE":
+        if (
+            token.type in (tokenize.COMMENT, tokenize.STRING)
+            or tokenize.tok_name[token.type] == "FSTRING_MIDDLE"
+        ):
             yield from enumerate(token.string.splitlines(), token.start[0])
 
 
 def found_in(path: Path, word: str) -> list[str]:
     """Return where a word stands in a file's prose."""
     pattern = re.compile(rf"\b(?:{word})\b", re.IGNORECASE)
-    return [f"{path.name}:{number}: {line.strip()[:80]}" for number, line in prose(path) if pattern.search(line)]
+    return [
+        f"{path.name}:{number}: {line.strip()[:80]}"
+        for number, line in prose(path)
+        if pattern.search(line)
+    ]
 
 
 def test_prose_is_read(tmp_path: Path) -> None:
@@ -70,4 +77,6 @@ def test_prose_is_read(tmp_path: Path) -> None:
 def test_the_package_speaks_plainly(word: str) -> None:
     """A word of the former dialect is not used again."""
     assert len(PLACES) > 200
-    assert [entry for path in PLACES for entry in found_in(path, word)] == [], f"say: {INSTEAD[word]}"
+    assert [entry for path in PLACES for entry in found_in(path, word)] == [], (
+        f"say: {INSTEAD[word]}"
+    )

@@ -43,11 +43,16 @@ def write_images(folder: Path, classes: int = 2) -> Path:
             place = folder / "images" / part / f"class{name}"
             place.mkdir(parents=True)
             for i in range(4):
-                Image.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(place / f"{i}.jpg")
+                Image.fromarray(rng.integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(
+                    place / f"{i}.jpg"
+                )
     return folder / "images"
 
 
-FOLDER = "python -m trainkit fit conf=resnet18 data=imagefolder data.root=images data.num_classes=2 data.image_size=32 "
+FOLDER = (
+    "python -m trainkit fit conf=resnet18 data=imagefolder data.root=images data.num_classes=2"
+    " data.image_size=32 "
+)
 FOLDER += "data.batch_size=4 trainer.max_epochs=1 trainer.lr_warmup_epochs=0"
 
 
@@ -63,8 +68,14 @@ def test_a_users_own_task_and_config_are_found(command: Command, tmp_path: Path)
     ("step", "words"),
     [
         ("x = 1", "Mine has no training_step()"),
-        ("def trainingstep(self, batch, batch_idx): return 1", "it has trainingstep(), which is spelt differently"),
-        ("def training_step(self, batch, batch_idx): return 3.0", "returned float; it must return the loss"),
+        (
+            "def trainingstep(self, batch, batch_idx): return 1",
+            "it has trainingstep(), which is spelt differently",
+        ),
+        (
+            "def training_step(self, batch, batch_idx): return 3.0",
+            "returned float; it must return the loss",
+        ),
         (
             "def training_step(self, batch, batch_idx): return self.net(batch[0]).mean().detach()",
             "returned a loss without grad",
@@ -82,7 +93,9 @@ def test_a_wrong_task_is_told(step: str, words: str, command: Command, tmp_path:
 
 @pytest.mark.parallel
 @pytest.mark.parametrize("launcher", ["horovodrun -np 2 python", "torchrun --nproc-per-node 2"])
-def test_an_exception_on_one_rank_ends_the_job_and_is_shown(launcher: str, command: Command, tmp_path: Path) -> None:
+def test_an_exception_on_one_rank_ends_the_job_and_is_shown(
+    launcher: str, command: Command, tmp_path: Path
+) -> None:
     """If rank 1 alone fails, the job ends and shows that rank's traceback."""
     step = "def training_step(self, batch, batch_idx):\n"
     step += "        if self.trainer.global_rank == 1: raise ValueError('the colour is wrong')\n"
@@ -115,7 +128,9 @@ def test_an_image_folder_is_trained_on(command: Command, tmp_path: Path) -> None
 
 
 def test_a_broken_image_is_named(command: Command, tmp_path: Path) -> None:
-    """An image that cannot be decoded ends the run with the file's name, also from a worker process."""
+    """An image that cannot be decoded ends the run with the file's name,
+    also from a worker process.
+    """
     broken = write_images(tmp_path) / "train" / "class1" / "2.jpg"
     broken.write_bytes(b"no image at all")
     done = command(FOLDER)
@@ -146,7 +161,9 @@ def test_horovod_that_is_not_there_names_its_cure(command: Command) -> None:
     """engine=horovod without Horovod names the command that installs it."""
     code = "import importlib.util as u, sys; f = u.find_spec; "
     code += "u.find_spec = lambda n, *a: None if n == 'horovod' else f(n, *a); "
-    code += "from trainkit.cli.run import main; sys.exit(main('fit', ['conf=mlp', 'engine=horovod']))"
+    code += (
+        "from trainkit.cli.run import main; sys.exit(main('fit', ['conf=mlp', 'engine=horovod']))"
+    )
     done = command(f'python -c "{code}"')
     assert done.code == 2
     assert "python -m trainkit horovod install" in done.err, done.err

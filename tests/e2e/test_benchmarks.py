@@ -1,4 +1,6 @@
-"""Each contender of each benchmark runs, and the page shows the stored results. No figure is compared here."""
+"""Each contender of each benchmark runs, and the page shows the stored results.
+No figure is compared here.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +20,37 @@ from benchmarks.peers import MODULES
 ROOT = Path(__file__).parents[2]
 KEPT: dict[str, Any] = json.loads(everything.RESULTS.read_text())
 needs_peers = pytest.mark.skipif(
-    not os.environ.get("TRAINKIT_NEEDS_PEERS"), reason="needs other trainers: make peers, TRAINKIT_NEEDS_PEERS=1"
+    not os.environ.get("TRAINKIT_NEEDS_PEERS"),
+    reason="needs other trainers: make peers, TRAINKIT_NEEDS_PEERS=1",
 )
 
 
 def cells(found: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
     """Return title -> first column -> the rest of the row."""
-    return {table["title"]: {str(row[0]): row[1:] for row in table["rows"]} for table in found["tables"]}
+    return {
+        table["title"]: {str(row[0]): row[1:] for row in table["rows"]} for table in found["tables"]
+    }
 
 
 def numbers_of(rows: dict[str, list[Any]]) -> list[bool]:
     """Return which columns have a number in some row."""
-    return [any(isinstance(cell, (int, float)) for cell in column) for column in zip(*rows.values(), strict=True)]
+    return [
+        any(isinstance(cell, (int, float)) for cell in column)
+        for column in zip(*rows.values(), strict=True)
+    ]
 
 
 @needs_peers
 @pytest.mark.parametrize("name", everything.NAMES)
 def test_each_contender_runs(name: str, tmp_path: Path) -> None:
-    """The short form has the tables and contenders of the full one's results, a number wherever those have one."""
+    """The short form has the tables and contenders of the full one's results,
+    a number wherever those have one.
+    """
     out = tmp_path / "found.json"
     command = [sys.executable, "-m", f"benchmarks.{name}", "--short", "--json", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     assert not [who for who in found["missing"] if who in MODULES], found["missing"]
@@ -47,41 +59,69 @@ def test_each_contender_runs(name: str, tmp_path: Path) -> None:
         assert rows
         assert title in full, f"results.json has no table '{title}'"
         common = [who for who in rows if who in full[title]]
-        here, there = (numbers_of({who: table[who] for who in common}) for table in (rows, full[title]))
+        here, there = (
+            numbers_of({who: table[who] for who in common}) for table in (rows, full[title])
+        )
         assert here == there, f"{title}: columns without a number here, or there"
         for who, values in rows.items():
             numbers = [value for value in values if isinstance(value, (int, float))]
             assert all(math.isfinite(number) for number in numbers)
-            missing = [who in found["missing"] or absent in found["missing"] for absent in (who, title)]
+            missing = [
+                who in found["missing"] or absent in found["missing"] for absent in (who, title)
+            ]
             assert numbers or any(missing), f"{title}: nothing was measured of {who}"
-    assert {target["what"] for target in found["targets"]} <= {target["what"] for target in KEPT[name]["targets"]}
+    assert {target["what"] for target in found["targets"]} <= {
+        target["what"] for target in KEPT[name]["targets"]
+    }
 
 
 def test_the_gpu_script_runs(tmp_path: Path) -> None:
-    """Without a GPU it runs on the CPU with tiny models: all of its parts that need no compiler and no NCCL."""
+    """Without a GPU it runs on the CPU with tiny models:
+    all of its parts that need no compiler and no NCCL.
+    """
     out = tmp_path / "gpu.json"
-    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--short", "--json", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--device",
+        "cpu",
+        "--short",
+        "--json",
+        str(out),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     assert [table["title"] for table in found["tables"] if not table["rows"]] == []
-    assert all("compile" in name or "NCCL" in why for name, why in found["missing"].items()), found["missing"]
+    assert all("compile" in name or "NCCL" in why for name, why in found["missing"].items()), found[
+        "missing"
+    ]
 
 
 def test_all_results_are_kept() -> None:
     """Each benchmark has results of the full form, with date and machine."""
     assert set(KEPT) == set(everything.NAMES)
-    assert all(found["date"] and found["machine"]["torch"] and found["tables"] for found in KEPT.values())
+    assert all(
+        found["date"] and found["machine"]["torch"] and found["tables"] for found in KEPT.values()
+    )
 
 
 def test_the_page_says_what_was_found() -> None:
     """The tables are those of the results; each benchmark has its own."""
-    results = KEPT | ({"gpu": json.loads(page.GPU_RESULTS.read_text())} if page.GPU_RESULTS.exists() else {})
+    results = KEPT | (
+        {"gpu": json.loads(page.GPU_RESULTS.read_text())} if page.GPU_RESULTS.exists() else {}
+    )
     for path in page.PAGES:
         text = path.read_text()
         assert page.fill(text, results) == text
     assert "<!-- summary -->" in (ROOT / "README.md").read_text()
-    assert all(f"<!-- {name} -->" in page.PAGE.read_text() for name in [*everything.NAMES, "targets", "machines"])
+    assert all(
+        f"<!-- {name} -->" in page.PAGE.read_text()
+        for name in [*everything.NAMES, "targets", "machines"]
+    )
 
 
 def test_a_figure_that_changed_is_noticed() -> None:

@@ -1,4 +1,6 @@
-"""`python -m trainkit check-resume` reports a run that resumes as equal, and names what differs in one that does not."""
+"""`python -m trainkit check-resume` reports a run that resumes as equal,
+and names what differs in one that does not.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 
 from tests.helpers.launching import Command
 
-# A user's own task: dropout and batch norm, and on demand something that a checkpoint cannot know of.
+# A user's own task: dropout and batch norm, and on demand something that a checkpoint cannot know
+# of.
 TASK = """
 import torch
 from torch import nn
@@ -81,16 +84,27 @@ def mine(tmp_path: Path) -> Path:
 
 def rows(text: str) -> Rows:
     """Return the table's rows."""
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    cells = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("│")
+    ]
     return {what: result for what, _, result in cells}
 
 
 def test_a_shipped_config_goes_on(command: Command, tmp_path: Path) -> None:
-    """conf=mlp, killed inside its first epoch, resumes to the same bits in every part, and no file is left."""
+    """conf=mlp, killed inside its first epoch, resumes to the same bits in every part,
+    and no file is left.
+    """
     (tmp_path / "there").mkdir()
-    done = command("python -m trainkit check-resume conf=mlp kill_at=12 steps=14", TMPDIR=str(tmp_path / "there"))
+    done = command(
+        "python -m trainkit check-resume conf=mlp kill_at=12 steps=14",
+        TMPDIR=str(tmp_path / "there"),
+    )
     assert done.code == 0, done.text
-    assert {"weights", "optimizer state", "random states", "logged values", "samples"} <= set(rows(done.out))
+    assert {"weights", "optimizer state", "random states", "logged values", "samples"} <= set(
+        rows(done.out)
+    )
     assert set(rows(done.out).values()) == {"equal"}
     assert "EQUAL: the run that was killed in step 12" in done.out
     assert list((tmp_path / "there").glob("trainkit-*")) == []
@@ -98,7 +112,9 @@ def test_a_shipped_config_goes_on(command: Command, tmp_path: Path) -> None:
 
 
 def test_a_users_own_task_goes_on_over_an_epochs_end(command: Command, mine: Path) -> None:
-    """A task with dropout, batch norm and Adam resumes over an epoch's end, and the user's own checkpoints stay."""
+    """A task with dropout, batch norm and Adam resumes over an epoch's end,
+    and the user's own checkpoints stay.
+    """
     done = command("python -m trainkit check-resume conf=mine kill_at=11 save_at=9 steps=27")
     assert done.code == 0, done.text
     assert set(rows(done.out).values()) == {"equal"}
@@ -108,33 +124,55 @@ def test_a_users_own_task_goes_on_over_an_epochs_end(command: Command, mine: Pat
 
 @pytest.mark.parametrize("fault", ["counter", "generator"])
 def test_what_a_task_keeps_to_itself_is_found(fault: str, command: Command, mine: Path) -> None:
-    """A counter or generator outside of the Task's buffers is lost, and the first difference is named."""
-    done = command(f"python -m trainkit check-resume conf=mine task.fault={fault} kill_at=11 steps=13", TMPDIR=str(mine))
+    """A counter or generator outside of the Task's buffers is lost,
+    and the first difference is named.
+    """
+    done = command(
+        f"python -m trainkit check-resume conf=mine task.fault={fault} kill_at=11 steps=13",
+        TMPDIR=str(mine),
+    )
     assert done.code == 1, done.text
     found = rows(done.out)
     assert found["weights"].startswith("FIRST DIFFERENCE: weight model.0.bias: ")
     assert found["buffers"].startswith("FIRST DIFFERENCE: buffer model.1.running_mean: ")
-    assert found["optimizer state"].startswith("FIRST DIFFERENCE: optimizer 0, exp_avg of model.0.weight: ")
-    assert re.match(r"FIRST DIFFERENCE: row \d+ \(step 1\d\), train/loss_step: ", found["logged values"])
-    assert (found["samples"], found["counters"], found["random states"]) == ("equal", "equal", "equal")
+    assert found["optimizer state"].startswith(
+        "FIRST DIFFERENCE: optimizer 0, exp_avg of model.0.weight: "
+    )
+    assert re.match(
+        r"FIRST DIFFERENCE: row \d+ \(step 1\d\), train/loss_step: ", found["logged values"]
+    )
+    assert (found["samples"], found["counters"], found["random states"]) == (
+        "equal",
+        "equal",
+        "equal",
+    )
     (kept,) = mine.glob("trainkit-check-resume-*")
     assert f"are in {kept}" in done.out
 
 
 def test_a_run_that_is_never_twice_the_same_is_told_apart(command: Command, mine: Path) -> None:
     """If two runs differ before the kill, the resume is not blamed."""
-    done = command("python -m trainkit check-resume conf=mine task.fault=unseeded kill_at=6 steps=7", TMPDIR=str(mine))
-    assert done.code == 1
-    assert "DIFFERENT, but not because of the resume: two runs of the same settings already differ at step 4" in done.out, (
-        done.text
+    done = command(
+        "python -m trainkit check-resume conf=mine task.fault=unseeded kill_at=6 steps=7",
+        TMPDIR=str(mine),
     )
+    assert done.code == 1
+    assert (
+        "DIFFERENT, but not because of the resume: two runs of the same settings already differ at"
+        " step 4" in done.out
+    ), done.text
 
 
 @pytest.mark.parallel
 @pytest.mark.parametrize("engine", ["auto", "ddp"])
 def test_two_ranks_go_on(engine: str, command: Command, mine: Path) -> None:
-    """At 2 ranks, on Horovod and on torch.distributed, both ranks resume with their random states and samples."""
-    done = command(f"python -m trainkit check-resume conf=mine engine={engine} kill_at=9 ranks=2", timeout_s=400)
+    """At 2 ranks, on Horovod and on torch.distributed,
+    both ranks resume with their random states and samples.
+    """
+    done = command(
+        f"python -m trainkit check-resume conf=mine engine={engine} kill_at=9 ranks=2",
+        timeout_s=400,
+    )
     assert done.code == 0, done.text
     assert set(rows(done.out).values()) == {"equal"}
 
@@ -142,34 +180,52 @@ def test_two_ranks_go_on(engine: str, command: Command, mine: Path) -> None:
 @pytest.mark.parallel
 def test_random_numbers_that_one_rank_loses_are_named(command: Command, mine: Path) -> None:
     """If rank 1 does not get its random state back, rank 1's random state is named."""
-    line = "python -m trainkit check-resume conf=mine kill_at=9 steps=10 ranks=2 'task.fault=\"rank 1\"'"
+    line = (
+        "python -m trainkit check-resume conf=mine kill_at=9 steps=10 ranks=2 'task.fault=\"rank"
+        " 1\"'"
+    )
     done = command(line, timeout_s=400, TMPDIR=str(mine))
     assert done.code == 1, done.text
-    assert rows(done.out)["random states"].startswith("FIRST DIFFERENCE: random state of rank 1 (torch): ")
+    assert rows(done.out)["random states"].startswith(
+        "FIRST DIFFERENCE: random state of rank 1 (torch): "
+    )
 
 
 @pytest.mark.parallel
 def test_other_ranks_go_on_with_the_same_problem(command: Command) -> None:
-    """From 2 ranks to 1 the global batch, the rate, the samples and the counters stay, and the weights agree to rounding."""
+    """From 2 ranks to 1 the global batch, the rate, the samples and the counters stay,
+    and the weights agree to rounding.
+    """
     done = command("python -m trainkit check-resume conf=mlp kill_at=17 ranks=2,1", timeout_s=400)
     assert done.code == 0, done.text
     assert "trainer.global_batch_size=64" in done.out
     assert "trainer.lr_reference_batch_size=32" in done.out
     found = rows(done.out)
-    assert {found[what] for what in ("weights", "optimizer state", "schedules", "counters", "samples")} == {"equal"}
+    assert {
+        found[what] for what in ("weights", "optimizer state", "schedules", "counters", "samples")
+    } == {"equal"}
     assert found["random states"].startswith("not compared")
     assert "0.0001 (float32)" in done.out
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize(("engine", "ranks", "after"), [("fsdp", "2", "ddp"), ("horovod", "2,1", "fsdp")])
+@pytest.mark.parametrize(
+    ("engine", "ranks", "after"), [("fsdp", "2", "ddp"), ("horovod", "2,1", "fsdp")]
+)
 def test_another_engine_resumes(engine: str, ranks: str, after: str, command: Command) -> None:
-    """From parts of the weights to whole ones and back: weights and optimizer state agree to rounding, samples exactly."""
-    line = f"python -m trainkit check-resume conf=mlp kill_at=12 steps=14 engine={engine} ranks={ranks} resume_engine={after}"
+    """From parts of the weights to whole ones and back:
+    weights and optimizer state agree to rounding, samples exactly.
+    """
+    line = (
+        f"python -m trainkit check-resume conf=mlp kill_at=12 steps=14 engine={engine}"
+        f" ranks={ranks} resume_engine={after}"
+    )
     done = command(line, timeout_s=400)
     assert done.code == 0, done.text
     found = rows(done.out)
-    assert {found[what] for what in ("weights", "optimizer state", "schedules", "counters", "samples")} == {"equal"}
+    assert {
+        found[what] for what in ("weights", "optimizer state", "schedules", "counters", "samples")
+    } == {"equal"}
     assert f"with engine={after} ended like the uninterrupted run" in done.out
 
 
@@ -180,23 +236,45 @@ def test_another_engine_resumes(engine: str, ranks: str, after: str, command: Co
         ("conf=mlp kill_at=soon", "kill_at is 'soon'; it must be a whole number, 2 or more."),
         ("conf=mlp kill_at=5 save_at=5", "save_at is 5; it must be less than kill_at=5"),
         ("conf=mlp kill_at=5 steps=5", "steps is 5; it must be more than kill_at=5"),
-        ("conf=mlp kill_at=5 trainer.max_steps=5", "kill_at is 5; it must be less than trainer.max_steps=5."),
-        ("conf=mlp kill_at=5 steps=9 trainer.max_steps=8", "steps is 9; it must be trainer.max_steps=8 or less."),
+        (
+            "conf=mlp kill_at=5 trainer.max_steps=5",
+            "kill_at is 5; it must be less than trainer.max_steps=5.",
+        ),
+        (
+            "conf=mlp kill_at=5 steps=9 trainer.max_steps=8",
+            "steps is 9; it must be trainer.max_steps=8 or less.",
+        ),
         ("conf=mlp kill_at=5 ranks=1,2,3", "ranks is '1,2,3'; it must be one number, or two"),
         ("conf=mlp kill_at=5 ranks=2 engine=single", "ranks is 2, but engine=single has one rank."),
-        ("conf=mlp kill_at=5 resume_engine=fdsp", "resume_engine is 'fdsp'; it must be one of single, horovod, ddp, fsdp"),
-        ("conf=mlp kill_at=5 ranks=2 resume_engine=single", "give one rank after the kill: ranks=2,1"),
+        (
+            "conf=mlp kill_at=5 resume_engine=fdsp",
+            "resume_engine is 'fdsp'; it must be one of single, horovod, ddp, fsdp",
+        ),
+        (
+            "conf=mlp kill_at=5 ranks=2 resume_engine=single",
+            "give one rank after the kill: ranks=2,1",
+        ),
         ("conf=mlp kill_at=5 keep=perhaps", "keep is 'perhaps'; it must be true or false."),
-        ("conf=mlp kill_at=5 ckpt_path=last", "ckpt_path is 'last', but check-resume starts new runs."),
+        (
+            "conf=mlp kill_at=5 ckpt_path=last",
+            "ckpt_path is 'last', but check-resume starts new runs.",
+        ),
         ("conf=mlp kill_at=5 trainer.fast_dev_run=true", "trainer.fast_dev_run is set"),
         ("conf=mlp kill_at=5 -m", "leave -m out"),
         ("conf=mlp kill_at=5 trainer.max_epoch=3", "trainer.max_epoch is not a setting."),
         ("conf=mlp kill_at=5 ranks=2,3", "cannot be divided among 3 ranks in microbatches of 32"),
-        ("conf=mlp kill_at=5 ranks=2,1 'trainer.accumulate_grad_batches={0: 1, 2: 2}'", "the accumulation changes by epoch"),
+        (
+            "conf=mlp kill_at=5 ranks=2,1 'trainer.accumulate_grad_batches={0: 1, 2: 2}'",
+            "the accumulation changes by epoch",
+        ),
     ],
 )
-def test_what_cannot_be_checked_is_refused(arguments: str, told: str, command: Command, tmp_path: Path) -> None:
-    """Bad input ends with exit code 2 and one sentence, before anything runs; nothing is left behind."""
+def test_what_cannot_be_checked_is_refused(
+    arguments: str, told: str, command: Command, tmp_path: Path
+) -> None:
+    """Bad input ends with exit code 2 and one sentence, before anything runs;
+    nothing is left behind.
+    """
     done = command(f"python -m trainkit check-resume {arguments}", TMPDIR=str(tmp_path))
     assert done.code == 2, done.text
     assert told in done.err

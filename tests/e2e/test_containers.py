@@ -28,7 +28,9 @@ pytestmark = [pytest.mark.parallel, pytest.mark.timeout(3600)]
 
 def buildah(*words: str) -> subprocess.CompletedProcess[str]:
     """Run buildah."""
-    return subprocess.run(["buildah", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["buildah", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,10 @@ def image() -> Iterator[str]:
     base = given[0] if given else arguments(DOCKERFILE)["BASE"]
     container = buildah("from", base)
     if container.returncode:
-        pytest.skip(f"the base image {base} is not here, and cannot be pulled: {container.stderr.strip()[-300:]}")
+        pytest.skip(
+            f"the base image {base} is not here, and cannot be pulled:"
+            f" {container.stderr.strip()[-300:]}"
+        )
     buildah("rm", container.stdout.strip())
     command = next(line for block in blocks(PAGE) for line in block.commands)
     docker, build, *words = shlex.split(command)
@@ -53,7 +58,9 @@ def image() -> Iterator[str]:
 
 @pytest.fixture
 def inside(image: str, tmp_path: Path) -> Iterator[Inside]:
-    """Return a function that runs a line in a container, whose /workspace/runs is the test's folder."""
+    """Return a function that runs a line in a container,
+    whose /workspace/runs is the test's folder.
+    """
     tmp_path.chmod(0o777)  # the image's user is none of this machine
     container = buildah("from", image).stdout.strip()
     yield lambda line, *options: buildah(
@@ -64,7 +71,11 @@ def inside(image: str, tmp_path: Path) -> Iterator[Inside]:
 
 def test_the_user_is_not_root_and_has_no_compiler(inside: Inside) -> None:
     """It can write where it starts, but not what is installed; caches and keys are not there."""
-    assert inside("id -u; pwd; touch mine && echo written").stdout.split() == ["10001", "/workspace", "written"]
+    assert inside("id -u; pwd; touch mine && echo written").stdout.split() == [
+        "10001",
+        "/workspace",
+        "written",
+    ]
     assert inside("for name in g++ gcc make nvcc cmake; do command -v $name; done").stdout == ""
     assert inside("touch /opt/trainkit/mine").returncode != 0
     assert inside("ls -A /home/trainkit /tmp /var/lib/apt/lists | grep -i cache").stdout == ""
@@ -88,7 +99,9 @@ def test_two_ranks_train_into_a_mounted_folder(inside: Inside, tmp_path: Path, s
 def test_a_user_of_the_hosts_trains_in_it(inside: Inside, tmp_path: Path) -> None:
     """As under `docker run --user`: one that the image does not know, whose files are its own."""
     done = inside(
-        "horovodrun -np 2 python -m trainkit fit conf=mlp trainer.max_steps=2 run_dir=runs/mine", "--user", "12345:12345"
+        "horovodrun -np 2 python -m trainkit fit conf=mlp trainer.max_steps=2 run_dir=runs/mine",
+        "--user",
+        "12345:12345",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "mine" / "metrics.csv").stat().st_uid == 12345
@@ -96,7 +109,13 @@ def test_a_user_of_the_hosts_trains_in_it(inside: Inside, tmp_path: Path) -> Non
 
 def test_kubernetes_gets_a_command_that_runs_here(inside: Inside) -> None:
     """The words of a pod's container are found in the image, and its manifest is printed there."""
-    words = "conf=mlp launcher=kubernetes launcher.image=trainkit:cpu 'launcher.volumes={runs: /runs}' run_dir=/runs/mine"
+    words = (
+        "conf=mlp launcher=kubernetes launcher.image=trainkit:cpu 'launcher.volumes={runs: /runs}'"
+        " run_dir=/runs/mine"
+    )
     done = inside(f"python -m trainkit fit {words} launcher.nodes=2 launcher.dry_run=true")
     assert done.returncode == 0 and "- torchrun" in done.stdout, done.stdout + done.stderr
-    assert inside("for name in torchrun horovodrun ssh; do command -v $name; done").stdout.count("\n") == 3
+    assert (
+        inside("for name in torchrun horovodrun ssh; do command -v $name; done").stdout.count("\n")
+        == 3
+    )

@@ -18,7 +18,8 @@ from tests.helpers.pictures import write_pictures
 PAGE = Path(__file__).parents[2] / "docs" / "data_at_scale.md"
 TINY = "trainer.limit_val_batches=1 data.batch_size=6 data.num_workers=1 logger=csv "
 DALI = Path(sys.prefix, "dali")  # `make peers` installs it there
-# What each command prints, in the page's order; those above the first one set up a machine, and are not run.
+# What each command prints, in the page's order; those above the first one set up a machine, and are
+# not run.
 PRINTED = {
     "data pack images": "s3://images/packed/train: 32 images of 4 classes in",
     "python -m trainkit fit conf=resnet50 data=webdataset data.root": "shuffle: ",
@@ -44,7 +45,9 @@ def small(line: str) -> str:
         return line
     recipe = next((name for name in SMALL if f"conf={name} " in line), None)
     if recipe is None:
-        line = line.replace("conf=resnet50", "conf=mlp trainer.lr_warmup_steps=null data.image_size=8")
+        line = line.replace(
+            "conf=resnet50", "conf=mlp trainer.lr_warmup_steps=null data.image_size=8"
+        )
     else:
         line += f" {SMALL[recipe]} trainer.global_batch_size=12 data.image_size=32"
     return f"{line} {TINY}" + "trainer.max_steps=2" * (" fit " in line)
@@ -59,7 +62,11 @@ def test_the_pages_commands_run(command: Command, tmp_path: Path) -> None:
     has_dali = importlib.util.find_spec("nvidia.dali") is not None or DALI.is_dir()
     with serve() as store:
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(DALI)]))
-        environment = {**store.environment, "XDG_CACHE_HOME": str(tmp_path / "home"), "PYTHONPATH": path}
+        environment = {
+            **store.environment,
+            "XDG_CACHE_HOME": str(tmp_path / "home"),
+            "PYTHONPATH": path,
+        }
         for line, (start, printed) in zip(lines, PRINTED.items(), strict=True):
             assert start in line
             if "dali" in line and not has_dali:

@@ -12,7 +12,9 @@ from tests.helpers.launching import Command
 PAGE = Path(__file__).parents[2] / "docs" / "finding_settings.md"
 PRINTED = {
     "lr": r"(steepest|valley) +\S+ +optimizer\.lr=[\d.e-]+\n",
-    "batch": r"keeps +\d+ samples a step: data\.batch_size=\d+ trainer\.accumulate_grad_batches=\d+\n",
+    "batch": (
+        r"keeps +\d+ samples a step: data\.batch_size=\d+ trainer\.accumulate_grad_batches=\d+\n"
+    ),
     "workers": r"enough +data\.num_workers=\d",
     "settings": r"fastest +(engine\.|the config's own)",
 }
@@ -20,7 +22,11 @@ PRINTED = {
 
 def commands() -> list[str]:
     """Return the page's commands."""
-    return [line for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL) for line in block.splitlines()]
+    return [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+        for line in block.splitlines()
+    ]
 
 
 @pytest.mark.parallel
@@ -43,12 +49,21 @@ def test_the_pages_commands_run(number: int, command: Command, tmp_path: Path) -
     ("words", "message"),
     [
         ("lrr conf=mlp", "'lrr' cannot be found. Did you mean 'lr'?"),
-        ("lr conf=mlp min_lr=1 max_lr=0.1", "max_lr is 0.1, and min_lr is 1.0; the range must rise"),
+        (
+            "lr conf=mlp min_lr=1 max_lr=0.1",
+            "max_lr is 0.1, and min_lr is 1.0; the range must rise",
+        ),
         ("lr conf=mlp min_lr=no", "min_lr is 'no'; it must be a number above 0, as 1e-3."),
         ("lr conf=mlp steps=3", "steps is '3'; it must be a whole number, 10 or more."),
         ("lr -m conf=mlp", "find takes one config: leave -m out."),
         ("batch conf=mlp memory_gb=0", "memory_gb is '0'; it must be a number above 0"),
-        ("settings conf=mlp", "One rank sends no gradients, so there are no settings to find. Start several: torchrun"),
+        (
+            "settings conf=mlp",
+            (
+                "One rank sends no gradients, so there are no settings to find. Start several:"
+                " torchrun"
+            ),
+        ),
         ("workers conf=mlp steps=0", "steps is '0'; it must be a whole number, 1 or more."),
         ("batch conf=mlp", "memory_gb is missing: on the CPU"),
         ("lr conf=mlp optimizer.lrr=1", "optimizer.lrr"),

@@ -1,4 +1,6 @@
-"""Each guide runs from top to bottom, in one folder; a page with its own test elsewhere is named here."""
+"""Each guide runs from top to bottom, in one folder;
+a page with its own test elsewhere is named here.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ TUTORIALS = "tutorial_", "from_"
 @pytest.mark.parallel
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_guide_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
-    """Its files are written and its commands run, in the page's order; each ends as the page says."""
+    """Its files are written and its commands run, in the page's order;
+    each ends as the page says.
+    """
     prepare(tmp_path)
     assert run_page(DOCS / f"{name}.md", tmp_path) > 0
 
@@ -59,8 +63,15 @@ def test_a_guide_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
 def test_each_page_with_commands_is_run() -> None:
     """A page that no test runs would soon be wrong."""
     with_commands = {page.stem for page in DOCS.glob("*.md") if any(commands(page))}
-    assert {name for name in with_commands if not name.startswith(TUTORIALS)} - {"index"} <= {*GUIDES, *ELSEWHERE}
-    assert [name for name, test in ELSEWHERE.items() if name in with_commands and not (ROOT / "tests" / test).is_file()] == []
+    assert {name for name in with_commands if not name.startswith(TUTORIALS)} - {"index"} <= {
+        *GUIDES,
+        *ELSEWHERE,
+    }
+    assert [
+        name
+        for name, test in ELSEWHERE.items()
+        if name in with_commands and not (ROOT / "tests" / test).is_file()
+    ] == []
 
 
 def test_what_is_not_run_says_why() -> None:
@@ -78,7 +89,10 @@ def test_one_batch_gives_one_result_on_any_number_of_ranks(tmp_path: Path) -> No
     for line in block.commands:
         done = run_command(f"{line} trainer.max_steps=20", tmp_path)
         assert done.code == 0, done.text
-    one, two = (load_file(tmp_path / f"runs/{name}/checkpoints/last/weights.safetensors") for name in ("one", "two"))
+    one, two = (
+        load_file(tmp_path / f"runs/{name}/checkpoints/last/weights.safetensors")
+        for name in ("one", "two")
+    )
     assert len(one) > 0
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-6)

@@ -10,12 +10,19 @@ import pytest
 from tests.helpers.launching import Command
 
 PAGE = Path(__file__).parents[2] / "docs" / "large_models.md"
-SMALL = " task.model.depth=2 task.model.width=32 task.model.heads=2 data.batch_size=2 trainer.limit_val_batches=1"
+SMALL = (
+    " task.model.depth=2 task.model.width=32 task.model.heads=2 data.batch_size=2"
+    " trainer.limit_val_batches=1"
+)
 
 
 def commands() -> list[str]:
     """Return the page's commands."""
-    return [line for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL) for line in block.splitlines()]
+    return [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+        for line in block.splitlines()
+    ]
 
 
 @pytest.mark.parallel

@@ -28,14 +28,27 @@ ENGINES = {"plain": "single, 1 rank", "horovodrun": "horovod, 2 ranks", "torchru
 
 @pytest.mark.parallel
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_fit_leaves_one_run_folder_with_everything(launcher: str, command: Command, tmp_path: Path) -> None:
-    """Under each launcher a fit trains to above 90 %, prints its lines once, and writes its files into one folder."""
+def test_fit_leaves_one_run_folder_with_everything(
+    launcher: str, command: Command, tmp_path: Path
+) -> None:
+    """Under each launcher a fit trains to above 90 %, prints its lines once,
+    and writes its files into one folder.
+    """
     done = command(f"{LAUNCHERS[launcher]} fit conf=mlp trainer.lr_scaling=none")
     assert done.code == 0, done.text
     assert done.text.count(ENGINES[launcher]) == 1
     assert done.text.count("epoch 5/5") == 1
     (run,) = (tmp_path / "runs" / "mlp").iterdir()
-    files = {".hydra", ".lock", "config.yaml", "metrics.csv", "checkpoints", "tensorboard", "state.json", "progress.json"}
+    files = {
+        ".hydra",
+        ".lock",
+        "config.yaml",
+        "metrics.csv",
+        "checkpoints",
+        "tensorboard",
+        "state.json",
+        "progress.json",
+    }
     assert {p.name for p in run.iterdir()} == files
     assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 5
     rows = read_rows(run)
@@ -44,9 +57,18 @@ def test_fit_leaves_one_run_folder_with_everything(launcher: str, command: Comma
 
 
 @pytest.mark.parallel
-def test_a_checkpoint_is_validated_tested_and_predicted_with(command: Command, tmp_path: Path) -> None:
-    """validate and test print the values of the run's end at any number of ranks; predict writes every sample once."""
-    assert command("python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=1 task.model.width=48").code == 0
+def test_a_checkpoint_is_validated_tested_and_predicted_with(
+    command: Command, tmp_path: Path
+) -> None:
+    """validate and test print the values of the run's end at any number of ranks;
+    predict writes every sample once.
+    """
+    assert (
+        command(
+            "python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=1 task.model.width=48"
+        ).code
+        == 0
+    )
     rows = read_rows(tmp_path / "here")
     accuracy = next(f"{float(row['val/acc']):.6g}" for row in rows if row["val/acc"])
     validated = command("horovodrun -np 2 python -m trainkit validate ckpt_path=last run_dir=here")
@@ -57,15 +79,22 @@ def test_a_checkpoint_is_validated_tested_and_predicted_with(command: Command, t
     assert "data.batch_size: 32 -> 16" in tested.out
     assert "->" not in validated.out
     assert f" {accuracy} " in tested.out
-    predicted = command("torchrun --nproc-per-node 2 -m trainkit predict ckpt_path=here/checkpoints/last")
+    predicted = command(
+        "torchrun --nproc-per-node 2 -m trainkit predict ckpt_path=here/checkpoints/last"
+    )
     assert "12 batches of predictions are in here/predictions" in predicted.out, predicted.text
-    assert sum(len(batch) for batch in trainkit.read_predictions(tmp_path / "here" / "predictions")) == 360
+    assert (
+        sum(len(batch) for batch in trainkit.read_predictions(tmp_path / "here" / "predictions"))
+        == 360
+    )
 
 
 def test_a_run_goes_on_from_its_last_checkpoint(command: Command, tmp_path: Path) -> None:
     """fit with ckpt_path=last resumes at the next epoch and appends to the same metrics.csv."""
     assert command("python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=1").code == 0
-    done = command("python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=2 ckpt_path=last")
+    done = command(
+        "python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=2 ckpt_path=last"
+    )
     assert "resumed" in done.out
     assert "epoch 1/2" not in done.out
     assert "epoch 2/2" in done.out, done.text
@@ -77,7 +106,10 @@ def test_a_run_goes_on_from_its_last_checkpoint(command: Command, tmp_path: Path
 def test_a_missing_checkpoint_names_the_newest_run(command: Command) -> None:
     """ckpt_path=last in a new folder names the newest run that has a checkpoint."""
     assert command("python -m trainkit fit conf=mlp trainer.fast_dev_run=true").code == 0
-    assert command("python -m trainkit fit conf=mlp trainer.max_epochs=1 run_dir=runs/mlp/first").code == 0
+    assert (
+        command("python -m trainkit fit conf=mlp trainer.max_epochs=1 run_dir=runs/mlp/first").code
+        == 0
+    )
     done = command("python -m trainkit validate conf=mlp ckpt_path=last")
     assert done.code == 1
     assert "runs/mlp/first" in done.err, done.err
@@ -86,10 +118,16 @@ def test_a_missing_checkpoint_names_the_newest_run(command: Command) -> None:
 @pytest.mark.parallel
 def test_multirun_runs_once_for_each_value(command: Command, tmp_path: Path) -> None:
     """-m trains a run for each value, also under a launcher, each in its own folder."""
-    done = command("horovodrun -np 2 python -m trainkit fit -m conf=mlp optimizer.lr=0.02,0.05 trainer.max_epochs=1")
+    done = command(
+        "horovodrun -np 2 python -m trainkit fit -m conf=mlp optimizer.lr=0.02,0.05"
+        " trainer.max_epochs=1"
+    )
     assert done.code == 0, done.text
     (sweep,) = (tmp_path / "runs" / "mlp").iterdir()
-    rates = [yaml.safe_load((sweep / str(i) / "config.yaml").read_text())["optimizer"]["lr"] for i in (0, 1)]
+    rates = [
+        yaml.safe_load((sweep / str(i) / "config.yaml").read_text())["optimizer"]["lr"]
+        for i in (0, 1)
+    ]
     assert rates == [0.02, 0.05]
     assert {p.name for p in tmp_path.iterdir()} == {"runs"}
 
@@ -107,18 +145,29 @@ def test_help_lists_commands_configs_and_groups(command: Command) -> None:
     """--help lists commands, configs and groups."""
     assert "horovod" in command("python -m trainkit --help").out
     text = command("python -m trainkit fit --help").out
-    assert "bert, gpt, gpt_124m, hf_causal_lm, hf_classifier, mlp, recommender, resnet18, resnet50" in text
-    assert "digits, imagefolder, labelled_texts, masked_tokens, ratings, ray, synthetic, text, texts, tokens" in text
+    assert (
+        "bert, gpt, gpt_124m, hf_causal_lm, hf_classifier, mlp, recommender, resnet18, resnet50"
+        in text
+    )
+    assert (
+        "digits, imagefolder, labelled_texts, masked_tokens, ratings, ray, synthetic, text, texts,"
+        " tokens" in text
+    )
 
 
 def test_weights_and_biases_works_offline(command: Command, tmp_path: Path) -> None:
     """logger=[csv,wandb] with WANDB_MODE=offline leaves a W&B run in the run's folder."""
-    done = command("python -m trainkit fit conf=mlp 'logger=[csv,wandb]' trainer.max_epochs=1 run_dir=here")
+    done = command(
+        "python -m trainkit fit conf=mlp 'logger=[csv,wandb]' trainer.max_epochs=1 run_dir=here"
+    )
     assert done.code == 0, done.text
     assert list((tmp_path / "here" / "wandb").glob("offline-run-*/*.wandb"))
 
 
-@pytest.mark.parametrize("overrides", ["conf=resnet18 data=synthetic data.image_size=32 data.num_samples=8 data.batch_size=4"])
+@pytest.mark.parametrize(
+    "overrides",
+    ["conf=resnet18 data=synthetic data.image_size=32 data.num_samples=8 data.batch_size=4"],
+)
 def test_a_recipe_runs_on_noise(overrides: str, command: Command) -> None:
     """data=synthetic feeds any image recipe."""
     done = command(f"python -m trainkit fit {overrides} trainer.max_steps=2")
@@ -130,6 +179,10 @@ def test_only_files_that_are_there_are_named_at_the_end(command: Command, tmp_pa
     """The end of a fit names the file of each logger in use, and no other."""
     quick = "trainer.max_steps=2 trainer.limit_val_batches=0"
     chosen = command(f"python -m trainkit fit conf=mlp logger=jsonl run_dir=a {quick}")
-    assert "a/metrics.jsonl" in chosen.out and "metrics.csv" not in chosen.out and "tensorboard" not in chosen.out
+    assert (
+        "a/metrics.jsonl" in chosen.out
+        and "metrics.csv" not in chosen.out
+        and "tensorboard" not in chosen.out
+    )
     usual = command(f"python -m trainkit fit conf=mlp run_dir=b {quick}")
     assert "b/metrics.csv" in usual.out and "tensorboard --logdir b" in usual.out

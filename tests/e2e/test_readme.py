@@ -29,16 +29,24 @@ def test_it_is_short() -> None:
 
 @pytest.mark.parallel
 def test_the_readme_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    """Its Task, its config, its recipes: each command ends with 0, the long ones made small; set-up is left to CI."""
+    """Its Task, its config, its recipes: each command ends with 0, the long ones made small;
+    set-up is left to CI.
+    """
     prepare(tmp_path)
     page = tmp_path / "README.md"
-    page.write_text(README.read_text().replace("```sh\nmake train", "<!-- not run: .ci/run does -->\n```sh\nmake train"))
+    page.write_text(
+        README.read_text().replace(
+            "```sh\nmake train", "<!-- not run: .ci/run does -->\n```sh\nmake train"
+        )
+    )
     assert run_page(page, tmp_path) >= 15
 
 
 @pytest.mark.parallel
 def test_two_ranks_print_what_it_shows(command: Command, tmp_path: Path) -> None:
-    """To the letter, but for the time and what is derived from it; the loss too, since the script is seeded."""
+    """To the letter, but for the time and what is derived from it;
+    the loss too, since the script is seeded.
+    """
     (task,) = [block for block in blocks(README) if block.file == "mine.py"]
     (shown,) = [block.text for block in blocks(README) if block.language == "text"]
     (tmp_path / "mine.py").write_text(task.content)
@@ -47,13 +55,18 @@ def test_two_ranks_print_what_it_shows(command: Command, tmp_path: Path) -> None
     printed = [line.removeprefix("[0]<stdout>:") for line in done.out.splitlines()]
 
     def structure(lines: list[str]) -> list[str]:
-        return [re.sub(r"[\d,.]+", "#", line) if line.startswith("epoch") else line for line in lines]
+        return [
+            re.sub(r"[\d,.]+", "#", line) if line.startswith("epoch") else line for line in lines
+        ]
 
     def losses(lines: list[str]) -> list[float]:
-        return [float(found[1]) for line in lines if (found := re.search(r"val/loss ([\d.]+)", line))]
+        return [
+            float(found[1]) for line in lines if (found := re.search(r"val/loss ([\d.]+)", line))
+        ]
 
     assert structure(printed) == structure(shown.splitlines())
-    assert losses(printed) == pytest.approx(losses(shown.splitlines()), rel=0.01)  # other processors round otherwise
+    # other processors round otherwise
+    assert losses(printed) == pytest.approx(losses(shown.splitlines()), rel=0.01)
 
 
 def test_long_commands_are_made_small() -> None:

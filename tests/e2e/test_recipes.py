@@ -12,14 +12,24 @@ from tests.helpers.launching import run_command
 PAIR = ("horovodrun", "torchrun")
 # Small enough for seconds on two busy cores; all else is as shipped.
 OVERRIDES = {
-    "gpt": "data.context=64 task.model.depth=2 task.model.width=64 trainer.max_steps=60 trainer.limit_val_batches=10",
-    "gpt_124m": "data.context=64 task.model.depth=2 task.model.width=64 task.model.heads=4 trainer.global_batch_size=16 "
-    "trainer.lr_reference_batch_size=16 optimizer.lr=4e-3 trainer.lr_warmup_steps=10 trainer.max_steps=60 "
-    "trainer.limit_val_batches=10",
-    "bert": "data.context=64 task.model.depth=2 task.model.width=64 task.model.heads=4 task.model.dropout=0.0 "
-    "trainer.global_batch_size=16 trainer.lr_reference_batch_size=16 optimizer.lr=4e-3 trainer.lr_warmup_steps=10 "
-    "trainer.max_steps=60 trainer.limit_val_batches=10",
-    "recommender": "data.num_users=500 data.num_items=300 data.num_ratings=50000 trainer.max_epochs=3",
+    "gpt": (
+        "data.context=64 task.model.depth=2 task.model.width=64 trainer.max_steps=60"
+        " trainer.limit_val_batches=10"
+    ),
+    "gpt_124m": (
+        "data.context=64 task.model.depth=2 task.model.width=64 task.model.heads=4"
+        " trainer.global_batch_size=16 trainer.lr_reference_batch_size=16 optimizer.lr=4e-3"
+        " trainer.lr_warmup_steps=10 trainer.max_steps=60 trainer.limit_val_batches=10"
+    ),
+    "bert": (
+        "data.context=64 task.model.depth=2 task.model.width=64 task.model.heads=4"
+        " task.model.dropout=0.0 trainer.global_batch_size=16 trainer.lr_reference_batch_size=16"
+        " optimizer.lr=4e-3 trainer.lr_warmup_steps=10 trainer.max_steps=60"
+        " trainer.limit_val_batches=10"
+    ),
+    "recommender": (
+        "data.num_users=500 data.num_items=300 data.num_ratings=50000 trainer.max_epochs=3"
+    ),
 }
 # What must be left of the first step's loss in the mean of the last three that are logged.
 LEFT = {
@@ -40,7 +50,10 @@ class Runs(dict[tuple[str, str], Path]):
     def __missing__(self, key: tuple[str, str]) -> Path:
         recipe, launcher = key
         name = f"{recipe}-{launcher}"
-        options = f"conf={recipe} {OVERRIDES[recipe]} trainer.log_every_n_steps=1 logger=csv run_dir={name}"
+        options = (
+            f"conf={recipe} {OVERRIDES[recipe]} trainer.log_every_n_steps=1 logger=csv"
+            f" run_dir={name}"
+        )
         done = run_command(f"{LAUNCHERS[launcher]} fit {options}", self.folder)
         assert done.code == 0, done.text
         self[key] = self.folder / name

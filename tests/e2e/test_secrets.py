@@ -1,4 +1,6 @@
-"""Secrets of a config never reach a file, a table or the terminal, and later commands find them again."""
+"""Secrets of a config never reach a file, a table or the terminal,
+and later commands find them again.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def leaks(folder: Path) -> list[str]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 5
     return [
-        path.name for path in files if any(word in path.read_bytes() for word in (b"S3CRET-env", b"literal-", b"typed-one"))
+        path.name
+        for path in files
+        if any(word in path.read_bytes() for word in (b"S3CRET-env", b"literal-", b"typed-one"))
     ]
 
 
@@ -55,7 +59,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_no_file_holds_a_secret_and_evaluation_resolves_it_again(project: Path, command: Command) -> None:
+def test_no_file_holds_a_secret_and_evaluation_resolves_it_again(
+    project: Path, command: Command
+) -> None:
     """From the environment it is read again; one that was typed must be given again, by its key."""
     done = command(f"python -m trainkit fit conf=mine {MORE}", **ENV)
     assert done.code == 0, done.text
@@ -73,7 +79,9 @@ def test_no_file_holds_a_secret_and_evaluation_resolves_it_again(project: Path, 
 
 def test_a_failed_run_holds_none_either(project: Path, command: Command) -> None:
     """state.json and a crash capsule are written from errors and arguments."""
-    done = command(f"python -m trainkit fit conf=mine task.fails=true task.api_key=typed-one {MORE}", **ENV)
+    done = command(
+        f"python -m trainkit fit conf=mine task.fails=true task.api_key=typed-one {MORE}", **ENV
+    )
     assert done.code == 1
     assert list((project / "R/capsules").glob("step=*"))
     assert leaks(project / "R") == []

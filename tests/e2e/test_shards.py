@@ -1,4 +1,6 @@
-"""Training from shards on an S3 server: the same samples on 1, 2 and 3 ranks, each once; a killed run resumes bit for bit."""
+"""Training from shards on an S3 server: the same samples on 1, 2 and 3 ranks, each once;
+a killed run resumes bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +75,18 @@ keep_found(trainer.global_rank, task.seen)
 
 
 @pytest.mark.parallel
-def test_any_number_of_ranks_takes_the_same_steps(bucket: ObjectStore, command: Command, tmp_path: Path) -> None:
-    """On 1 rank, 2 under horovodrun and 3 under torchrun: each step has the same samples, and an epoch each of them once."""
+def test_any_number_of_ranks_takes_the_same_steps(
+    bucket: ObjectStore, command: Command, tmp_path: Path
+) -> None:
+    """On 1 rank, 2 under horovodrun and 3 under torchrun:
+    each step has the same samples, and an epoch each of them once.
+    """
     (tmp_path / "train.py").write_text(SCRIPT)
-    lines = ["python train.py", "horovodrun --gloo -np 2 python train.py", "torchrun --nproc-per-node 3 train.py"]
+    lines = [
+        "python train.py",
+        "horovodrun --gloo -np 2 python train.py",
+        "torchrun --nproc-per-node 3 train.py",
+    ]
     steps = []
     for ranks, line in enumerate(lines, 1):
         done = command(f"env PYTHONPATH={ROOT} {line}")
@@ -94,13 +104,14 @@ def test_any_number_of_ranks_takes_the_same_steps(bucket: ObjectStore, command: 
 
 @pytest.mark.parallel
 def test_a_killed_run_resumes_bit_for_bit(bucket: ObjectStore, command: Command) -> None:
-    """Two ranks, killed in the middle of an epoch, resume within it: weights, optimizer and metrics are those of a "
-    "whole run."""
+    """Two ranks, killed in the middle of an epoch, resume within it: weights, optimizer and metrics
+    are those of a " "whole run."""
     done = command(
-        "python -m trainkit check-resume conf=mlp trainer.lr_warmup_steps=null engine=ddp ranks=2 kill_at=5 save_at=4 "
-        "steps=7 data=webdataset "
-        f"data.root={bucket.url} data.num_classes=4 data.image_size=8 data.batch_size=3 data.num_workers=1 data.lanes=2 "
-        "data.shuffle_shards=1 data.cache_dir=cache data.cache_size_gb=0.0001 trainer.max_epochs=2"
+        "python -m trainkit check-resume conf=mlp trainer.lr_warmup_steps=null engine=ddp ranks=2"
+        f" kill_at=5 save_at=4 steps=7 data=webdataset data.root={bucket.url} data.num_classes=4"
+        " data.image_size=8 data.batch_size=3 data.num_workers=1 data.lanes=2"
+        " data.shuffle_shards=1 data.cache_dir=cache data.cache_size_gb=0.0001"
+        " trainer.max_epochs=2"
     )
     assert done.code == 0, done.text
     assert "equal" in done.out, done.text

@@ -1,4 +1,6 @@
-"""`status` beside a real job of two ranks: while it runs, after both were killed, and after its end."""
+"""`status` beside a real job of two ranks:
+while it runs, after both were killed, and after its end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from tests.helpers.launching import BIN, Command
 pytestmark = pytest.mark.parallel
 
 PAGE = Path(__file__).parents[2] / "docs" / "status.md"
-FIT = "horovodrun -np 2 python -m trainkit fit conf=mlp run_dir=runs/mine resume=auto callbacks=goodput"
+FIT = (
+    "horovodrun -np 2 python -m trainkit fit conf=mlp run_dir=runs/mine resume=auto"
+    " callbacks=goodput"
+)
 MARK = "TRAINKIT_TEST_STATUS"
 
 
@@ -29,7 +34,9 @@ def ranks(folder: Path) -> list[int]:
     found = []
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # ended by now, or none of ours
-            variables = (place / "environ").read_bytes().split(b"\0") if place.name.isdigit() else []
+            variables = (
+                (place / "environ").read_bytes().split(b"\0") if place.name.isdigit() else []
+            )
             name = (place / "cmdline").read_bytes().split(b"\0")[0] if variables else b""
             if (
                 f"{MARK}={folder}".encode() in variables
@@ -47,7 +54,12 @@ def running(folder: Path, words: str) -> Iterator[subprocess.Popen[bytes]]:
     env |= {"PATH": f"{BIN}:{env['PATH']}", MARK: str(folder), "OMP_NUM_THREADS": "1"}
     with (folder / "output").open("wb") as output:
         job = subprocess.Popen(
-            f"{FIT} {words}".split(), cwd=folder, env=env, stdout=output, stderr=output, start_new_session=True
+            f"{FIT} {words}".split(),
+            cwd=folder,
+            env=env,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         yield job
@@ -60,7 +72,9 @@ def running(folder: Path, words: str) -> Iterator[subprocess.Popen[bytes]]:
         job.wait()
 
 
-def wait_until(command: Command, holds: Callable[[dict[str, Any]], bool], timeout_s: float = 150) -> dict[str, Any]:
+def wait_until(
+    command: Command, holds: Callable[[dict[str, Any]], bool], timeout_s: float = 150
+) -> dict[str, Any]:
     """Ask for the status until it is as expected, and return it."""
     end, seen = time.monotonic() + timeout_s, ""
     while time.monotonic() < end:
@@ -73,17 +87,35 @@ def wait_until(command: Command, holds: Callable[[dict[str, Any]], bool], timeou
 
 def commands() -> list[str]:
     """Return the page's commands."""
-    return [line for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL) for line in block.splitlines()]
+    return [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+        for line in block.splitlines()
+    ]
 
 
 def test_a_job_is_seen_running_killed_and_ended(command: Command, tmp_path: Path) -> None:
     """Each time with its state; the page's commands all tell of the ended one."""
     with running(tmp_path, "trainer.max_epochs=1000") as job:
-        facts = wait_until(command, lambda facts: facts["state"] == "running" and facts["progress"]["step"] > 30)
+        facts = wait_until(
+            command, lambda facts: facts["state"] == "running" and facts["progress"]["step"] > 30
+        )
         progress = facts["progress"]
-        assert (facts["ranks"], progress["engine"], progress["launcher"]) == (2, "horovod", "horovodrun")
-        assert list(progress["hosts"].values()) == [[0, 1]] and progress["total_steps"] == 1000 * progress["steps_in_epoch"]
-        wait_until(command, lambda facts: bool(facts["checkpoints"]) and (facts["progress"]["seconds_left"] or 0) > 1)
+        assert (facts["ranks"], progress["engine"], progress["launcher"]) == (
+            2,
+            "horovod",
+            "horovodrun",
+        )
+        assert (
+            list(progress["hosts"].values()) == [[0, 1]]
+            and progress["total_steps"] == 1000 * progress["steps_in_epoch"]
+        )
+        wait_until(
+            command,
+            lambda facts: (
+                bool(facts["checkpoints"]) and (facts["progress"]["seconds_left"] or 0) > 1
+            ),
+        )
         both = ranks(tmp_path)
         assert len(both) == 2 and progress["pid"] in both, (both, progress)
         for pid in both:
@@ -100,7 +132,11 @@ def test_a_job_is_seen_running_killed_and_ended(command: Command, tmp_path: Path
         if "--json" in line:
             facts = json.loads(done.out)
             assert (facts["state"], facts["restarts"]) == ("ended", 1)
-            assert facts["progress"]["step"] == facts["progress"]["total_steps"] == facts["checkpoints"][-1]["step"]
+            assert (
+                facts["progress"]["step"]
+                == facts["progress"]["total_steps"]
+                == facts["checkpoints"][-1]["step"]
+            )
             assert 0 < facts["goodput"]["goodput"] < 1
         else:
             assert done.out.lstrip("0123456789:").lstrip().startswith("ended"), done.out

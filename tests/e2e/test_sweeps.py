@@ -11,7 +11,10 @@ import pytest
 from tests.helpers.launching import Command, Done
 
 SHORT = "trainer.max_steps=5 trainer.limit_val_batches=2 logger=csv"
-DRAWN = "hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(1e-3,1))' 'task.model.width=choice(8,16)' hydra.sweeper.n_trials=3"
+DRAWN = (
+    "hydra/sweeper=optuna 'optimizer.lr=tag(log,interval(1e-3,1))' 'task.model.width=choice(8,16)'"
+    " hydra.sweeper.n_trials=3"
+)
 BREAKS = """
 from recipes.image_classifier import ImageClassifier
 
@@ -36,8 +39,13 @@ def best_command(done: Done) -> str:
 
 
 def test_optuna_draws_values(command: Command) -> None:
-    """Three runs within the bounds; the best one's line repeats it; the same start draws the same values."""
-    done = command(f"python -m trainkit fit -m conf=mlp {DRAWN} optimized_metric=val/acc run_dir=runs/s {SHORT}")
+    """Three runs within the bounds; the best one's line repeats it;
+    the same start draws the same values.
+    """
+    done = command(
+        f"python -m trainkit fit -m conf=mlp {DRAWN} optimized_metric=val/acc run_dir=runs/s"
+        f" {SHORT}"
+    )
     assert done.code == 0, done.text
     assert "Directions: ['maximize']" in done.out and states(command) == ["done"] * 3
     line = best_command(done)
@@ -55,7 +63,10 @@ def test_a_failed_run_does_not_end_the_others(command: Command, tmp_path: Path) 
     assert (done.code, states(command)) == (1, ["failed", "done"]), done.text
     assert re.search(r"^error +run 0: RuntimeError: boom$", done.out, re.MULTILINE), done.text
     assert done.err.rstrip().endswith("Error: 1 of 2 runs failed; the table above has the errors.")
-    done = command(f"python -m trainkit fit -m {failing} hydra/sweeper=optuna hydra.sweeper.n_trials=1 task.model.width=16")
+    done = command(
+        f"python -m trainkit fit -m {failing} hydra/sweeper=optuna hydra.sweeper.n_trials=1"
+        " task.model.width=16"
+    )
     assert (done.code, "1 of 1 run failed" in done.err) == (1, True), done.text
 
 
@@ -72,7 +83,10 @@ def test_a_launcher_runs_them_in_other_processes(launcher: str, command: Command
 
 def test_slurm_settings_are_shown(command: Command) -> None:
     """Without Slurm its launcher can only be configured."""
-    done = command("python -m trainkit fit conf=mlp hydra/launcher=submitit_slurm hydra.launcher.partition=gpu --cfg hydra")
+    done = command(
+        "python -m trainkit fit conf=mlp hydra/launcher=submitit_slurm hydra.launcher.partition=gpu"
+        " --cfg hydra"
+    )
     assert (done.code, "partition: gpu" in done.out) == (0, True), done.text
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from tests.helpers.pages import ROOT, prepare, run_page
 
-PAGES = sorted(page.stem for start in ("tutorial_", "from_") for page in (ROOT / "docs").glob(f"{start}*.md"))
+PAGES = sorted(
+    page.stem for start in ("tutorial_", "from_") for page in (ROOT / "docs").glob(f"{start}*.md")
+)
 
 
 @pytest.mark.parallel

@@ -1,4 +1,6 @@
-"""A package from outside of the repository is one more extension: that of docs/extensions.md, built and installed."""
+"""A package from outside of the repository is one more extension:
+that of docs/extensions.md, built and installed.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,41 @@ class Installed:
         """Run a trainkit command with the package installed."""
         env = os.environ | {"PYTHONPATH": os.pathsep.join((str(self.site), str(ROOT)))}
         return subprocess.run(
-            [sys.executable, "-m", "trainkit", *arguments], cwd=self.cwd, env=env, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "trainkit", *arguments],
+            cwd=self.cwd,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
 
 def install(source: Path, site: Path) -> None:
     """Build a wheel of the source and unpack it, entry points included, as pip does."""
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"]
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+    ]
     subprocess.run([*build, str(source / "dist"), str(source)], check=True, capture_output=True)
     wheels = [str(path) for path in (source / "dist").glob("*.whl")]
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), *wheels],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(site),
+            *wheels,
+        ],
         check=True,
         capture_output=True,
     )
@@ -61,11 +87,15 @@ def typed() -> Sequence[tuple[list[str], list[str]]]:
     text = PAGE.read_text().partition("```console\n")[2].partition("```")[0]
     _, *pieces = text.split("$ ")
     pairs = [(piece.splitlines()[0].split(), piece.splitlines()[1:]) for piece in pieces]
-    return [(words[3:], output) for words, output in pairs if words[:3] == ["python", "-m", "trainkit"]]
+    return [
+        (words[3:], output) for words, output in pairs if words[:3] == ["python", "-m", "trainkit"]
+    ]
 
 
 def test_the_pages_commands_do_what_the_page_says(installed: Installed) -> None:
-    """Fits with the extension's callback, engine and launcher, its command, and the doctor, in the page's order."""
+    """Fits with the extension's callback, engine and launcher, its command, and the doctor,
+    in the page's order.
+    """
     *commands, doctor = typed()
     assert len(commands) == 4
     for arguments, output in commands:
@@ -77,9 +107,15 @@ def test_the_pages_commands_do_what_the_page_says(installed: Installed) -> None:
 
 
 def test_it_is_listed_and_helped(installed: Installed) -> None:
-    """Among the commands, in the list of extensions with its package's name, and in an error about an engine."""
+    """Among the commands, in the list of extensions with its package's name,
+    and in an error about an engine.
+    """
     assert "notes         print a run's notes" in installed.run("--help").stdout
-    (own,) = [each for each in json.loads(installed.run("extensions", "--json").stdout) if each["name"] == "notes"]
+    (own,) = [
+        each
+        for each in json.loads(installed.run("extensions", "--json").stdout)
+        if each["name"] == "notes"
+    ]
     assert own["source"] == "trainkit-notes" and own["engines"] == ["careful"]
     assert "notes" in installed.run("extensions").stdout
     wrong = installed.run("fit", "conf=mlp", "engine=carefull")
@@ -88,5 +124,11 @@ def test_it_is_listed_and_helped(installed: Installed) -> None:
 
 def test_without_the_package_its_names_are_unknown() -> None:
     """This environment has no such command."""
-    done = subprocess.run([sys.executable, "-m", "trainkit", "notes"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "trainkit", "notes"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2 and "'notes' is not a command." in done.stderr

@@ -25,10 +25,14 @@ def free_port() -> int:
 
 
 class Pairs:
-    """A server of pairs of ranks (workers/job.py); a context manager that leaves none of them behind."""
+    """A server of pairs of ranks (workers/job.py);
+    a context manager that leaves none of them behind.
+    """
 
     def __init__(self, **environment: str) -> None:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_", "OMP_"))}
+        env = {
+            k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_", "OMP_"))
+        }
         self._server = subprocess.Popen(
             [sys.executable, str(WORKERS / "job.py"), "serve"],
             stdin=subprocess.PIPE,
@@ -42,7 +46,12 @@ class Pairs:
     def __enter__(self) -> Pairs:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.communicate()
@@ -55,8 +64,12 @@ class Pairs:
         self._server.stdin.flush()
         self.pids = [int(word) for word in self._line().split()]
 
-    def signal(self, number: signal.Signals, rank: int | None = None, workers: bool = False) -> None:
-        """Send a signal to one rank, or to both at once; to their loader workers too, as a scheduler does."""
+    def signal(
+        self, number: signal.Signals, rank: int | None = None, workers: bool = False
+    ) -> None:
+        """Send a signal to one rank, or to both at once;
+        to their loader workers too, as a scheduler does.
+        """
         pids = self.pids if rank is None else [self.pids[rank]]
         for group in ([child for one in pids if workers for child in _children(one)], pids):
             for pid in group:
@@ -92,7 +105,9 @@ def _state(pid: int) -> str:
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 240) -> None:
-    """Poll a condition each millisecond: it may hold no longer, and a loop without a pause would take a core from the ranks."""
+    """Poll a condition each millisecond:
+    it may hold no longer, and a loop without a pause would take a core from the ranks.
+    """
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"{what} did not happen within {timeout_s} s"

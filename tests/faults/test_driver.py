@@ -1,4 +1,6 @@
-"""The elastic driver with real processes: workers are killed, frozen, added and removed. They only pretend to train."""
+"""The elastic driver with real processes: workers are killed, frozen, added and removed.
+They only pretend to train.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,13 @@ class Entry:
 class Job:
     """A job under the driver; a context manager that fails if it leaves a process behind."""
 
-    def __init__(self, folder: Path, options: str = "-np 2 --min-np 1", steps: int = 10**6, **environment: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: str = "-np 2 --min-np 1",
+        steps: int = 10**6,
+        **environment: str,
+    ) -> None:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
@@ -59,7 +67,12 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         ended = self.process.poll() is not None
         end = time.monotonic() + (1 if ended else 0)
         while (left := list(self.left())) and time.monotonic() < end:
@@ -79,7 +92,9 @@ class Job:
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 with contextlib.suppress(OSError):  # gone by now, or not ours
-                    if f"{_MARK}={self.mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    if f"{_MARK}={self.mark}".encode() in (folder / "environ").read_bytes().split(
+                        b"\0"
+                    ):
                         yield int(folder.name)
 
     def log(self, event: str = "") -> list[Entry]:
@@ -87,7 +102,11 @@ class Job:
         if not (self.folder / "log").exists():
             return []
         whole = [line.split() for line in (self.folder / "log").read_text().splitlines() if line]
-        return [Entry(w[0], w[1], *map(int, w[2:])) for w in whole if len(w) == 7 and w[0].startswith(event)]
+        return [
+            Entry(w[0], w[1], *map(int, w[2:]))
+            for w in whole
+            if len(w) == 7 and w[0].startswith(event)
+        ]
 
     def ranks(self, size: int, generation: int = 1) -> list[Entry]:
         """Wait for a generation of this size or a later one; return its members by rank."""
@@ -141,7 +160,9 @@ def hosts(folder: Path, text: str) -> str:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_replaced_on_a_single_host(tmp_path: Path, rank: int) -> None:
-    """The surviving worker continues as rank 0 in its process, and a new process takes the slot of the killed one."""
+    """The surviving worker continues as rank 0 in its process,
+    and a new process takes the slot of the killed one.
+    """
     with Job(tmp_path, "-np 2 --min-np 1 -H localhost:2") as job:
         first = job.ranks(2)
         os.kill(first[rank].pid, signal.SIGKILL)
@@ -149,19 +170,27 @@ def test_a_killed_rank_is_replaced_on_a_single_host(tmp_path: Path, rank: int) -
         assert second[0].pid == first[1 - rank].pid
         assert second[1].worker == first[rank].worker.replace("#1", "#2")
         assert job.done() == 0
-        assert f"rank {rank} (localhost, slot {first[rank].worker[10]}) was killed by SIGKILL; 1 rank continues" in job.err
+        assert (
+            f"rank {rank} (localhost, slot {first[rank].worker[10]}) was killed by SIGKILL; 1 rank"
+            " continues" in job.err
+        )
 
 
 def test_a_survivor_has_its_seat_at_once(tmp_path: Path) -> None:
-    """The survivor learns of the loss from its heartbeat (0.5 s) and gets its seat without a second request (10 s)."""
+    """The survivor learns of the loss from its heartbeat (0.5 s) and
+    gets its seat without a second request (10 s).
+    """
     with Job(tmp_path, "-np 2 --min-np 1") as job:
         first = job.ranks(2)
         job.tell("late", "60")
         os.kill(first[1].pid, signal.SIGKILL)
         second = job.ranks(1, generation=2)
         assert second[0].pid == first[0].pid
-        job.says("generation 2: ")  # the survivor may write of its seat before the driver writes of it
-        (formed,) = re.findall(r"1 rank on localhost, generation 2: .* formed ([\d.]+) s later", job.err)
+        # the survivor may write of its seat before the driver writes of it
+        job.says("generation 2: ")
+        (formed,) = re.findall(
+            r"1 rank on localhost, generation 2: .* formed ([\d.]+) s later", job.err
+        )
         assert float(formed) < 5
         assert job.done() == 0
 
@@ -171,7 +200,10 @@ def test_both_killed_are_both_replaced(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
         for told in job.ranks(2):
             os.kill(told.pid, signal.SIGKILL)
-        assert {told.worker for told in job.ranks(2, generation=2)} == {"localhost/0#2", "localhost/1#2"}
+        assert {told.worker for told in job.ranks(2, generation=2)} == {
+            "localhost/0#2",
+            "localhost/1#2",
+        }
         assert job.done() == 0
 
 
@@ -183,14 +215,18 @@ def test_a_worker_that_dies_before_its_seat_is_replaced(tmp_path: Path) -> None:
         os.kill(first[1].pid, signal.SIGKILL)
         newcomer = first[1].worker.replace("#1", "#2")
         wait_for(lambda: any(told.worker == newcomer for told in job.log("join")), "the newcomer")
-        os.kill(next(told.pid for told in job.log("join") if told.worker == newcomer), signal.SIGKILL)
+        os.kill(
+            next(told.pid for told in job.log("join") if told.worker == newcomer), signal.SIGKILL
+        )
         os.kill(first[0].pid, signal.SIGCONT)
         assert job.ranks(2, generation=2)[1].worker == first[1].worker.replace("#1", "#3")
         assert job.done() == 0
 
 
 def test_a_rank_that_cannot_be_replaced_ends_the_job_after_the_timeout(tmp_path: Path) -> None:
-    """With min-np equal to np the job fails after --elastic-timeout, and the driver reports what it lacked."""
+    """With min-np equal to np the job fails after --elastic-timeout,
+    and the driver reports what it lacked.
+    """
     option = hosts(tmp_path, "localhost:1\n127.0.0.1:1\n")
     with Job(tmp_path, f"-np 2 --min-np 2 --elastic-timeout 2 {option}") as job:
         first = job.ranks(2)
@@ -199,7 +235,10 @@ def test_a_rank_that_cannot_be_replaced_ends_the_job_after_the_timeout(tmp_path:
         job.says("127.0.0.1 is gone")
         os.kill(gone.pid, signal.SIGKILL)
         assert job.code() == 1
-        assert "1 worker for 2 s (--elastic-timeout), and 2 are needed (--min-np); hosts: localhost:1" in job.err
+        assert (
+            "1 worker for 2 s (--elastic-timeout), and 2 are needed (--min-np); hosts: localhost:1"
+            in job.err
+        )
 
 
 def test_an_error_in_the_users_code_ends_the_job_with_its_code(tmp_path: Path) -> None:
@@ -208,7 +247,10 @@ def test_an_error_in_the_users_code_ends_the_job_with_its_code(tmp_path: Path) -
         job.ranks(2)
         job.tell("exit-1", "3")
         assert job.code() == 3
-        assert re.search(r"the job ends with exit code 3: rank 1 \(localhost, slot \d\) ended with exit code 3", job.err)
+        assert re.search(
+            r"the job ends with exit code 3: rank 1 \(localhost, slot \d\) ended with exit code 3",
+            job.err,
+        )
         assert {told.worker[-2:] for told in job.log()} == {"#1"}
 
 
@@ -242,7 +284,9 @@ def test_a_frozen_rank_is_killed_and_replaced(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> None:
-    """A worker that sends heartbeats without progress, while the other one waits in a collective, counts as hung."""
+    """A worker that sends heartbeats without progress,
+    while the other one waits in a collective, counts as hung.
+    """
     with Job(tmp_path, MEMBER_STALL_S="1.5") as job:
         first = job.ranks(2)
         job.tell("hang-1")
@@ -252,11 +296,15 @@ def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> No
         (tmp_path / "hang-1").unlink()
         (tmp_path / "wait-0").unlink()
         job.tell("stop")
-        assert job.code() == 0 and {told.pid for told in job.log("dump")} == {told.pid for told in first}
+        assert job.code() == 0 and {told.pid for told in job.log("dump")} == {
+            told.pid for told in first
+        }
 
 
 def test_an_end_that_takes_its_time_is_no_freeze(tmp_path: Path) -> None:
-    """A worker whose interpreter takes 4 s to exit is not killed, although 1.5 s without heartbeats count as a freeze."""
+    """A worker whose interpreter takes 4 s to exit is not killed,
+    although 1.5 s without heartbeats count as a freeze.
+    """
     with Job(tmp_path, MEMBER_STALL_S="1.5") as job:
         job.ranks(2)
         job.tell("slow-end")
@@ -264,7 +312,9 @@ def test_an_end_that_takes_its_time_is_no_freeze(tmp_path: Path) -> None:
 
 
 def test_hosts_come_and_go(tmp_path: Path) -> None:
-    """A host that is added gets a worker, a removed host loses its worker, and a host that returns gets a new one."""
+    """A host that is added gets a worker, a removed host loses its worker,
+    and a host that returns gets a new one.
+    """
     option = hosts(tmp_path, "localhost:1\n")
     with Job(tmp_path, f"-np 1 --min-np 1 --max-np 4 {option}") as job:
         job.ranks(1)
@@ -281,7 +331,9 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
 
 
 def test_a_discovery_script_that_fails_for_a_while_changes_nothing(tmp_path: Path) -> None:
-    """The failure is reported once and the hosts are kept; when the script works again, its output counts again."""
+    """The failure is reported once and the hosts are kept;
+    when the script works again, its output counts again.
+    """
     option = hosts(tmp_path, "localhost:1\n")
     with Job(tmp_path, f"-np 1 --min-np 1 {option}") as job:
         job.ranks(1)
@@ -313,7 +365,9 @@ def test_the_reset_limit_ends_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_driver_reaches_all(tmp_path: Path, number: signal.Signals) -> None:
-    """After SIGTERM all workers and the job exit with 75; of SIGINT, which these workers do not handle, they die."""
+    """After SIGTERM all workers and the job exit with 75;
+    of SIGINT, which these workers do not handle, they die.
+    """
     with Job(tmp_path) as job:
         job.ranks(2)
         job.process.send_signal(number)
@@ -335,7 +389,10 @@ def test_a_finished_job_ends_by_itself_and_prints_ranks(tmp_path: Path) -> None:
     """Each line of output carries its rank, and each output file the name of its worker."""
     with Job(tmp_path, "-np 2 --min-np 1 --output-filename printed", steps=20) as job:
         assert job.code() == 0
-        assert sorted((tmp_path / "out").read_text().splitlines()) == ["[0]<stdout>:rank 0 of 2", "[1]<stdout>:rank 1 of 2"]
+        assert sorted((tmp_path / "out").read_text().splitlines()) == [
+            "[0]<stdout>:rank 0 of 2",
+            "[1]<stdout>:rank 1 of 2",
+        ]
         assert (tmp_path / "printed/worker.localhost-0-1/stdout").read_text().startswith("[")
 
 
@@ -348,19 +405,33 @@ def test_what_crashes_at_its_start_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_a_slot_that_only_crashes_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
-    """If every replacement dies at once, the pauses between them count towards --elastic-timeout."""
+    """If every replacement dies at once,
+    the pauses between them count towards --elastic-timeout.
+    """
     with Job(tmp_path, "-np 2 --min-np 2 --elastic-timeout 2") as job:
         first = job.ranks(2)
         (tmp_path / "die-localhost").touch()
         os.kill(first[1].pid, signal.SIGKILL)
         assert job.code() == 1
-        assert "crashed" in job.err.splitlines()[-1] and "--elastic-timeout" in job.err.splitlines()[-1]
+        assert (
+            "crashed" in job.err.splitlines()[-1]
+            and "--elastic-timeout" in job.err.splitlines()[-1]
+        )
 
 
 def test_a_command_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
     """A command that does not exist ends the job with 127, as in a shell."""
     done = subprocess.run(
-        [sys.executable, "-m", "trainkit.launch.elastic", "-np", "1", "--min-np", "1", "no-such-program"],
+        [
+            sys.executable,
+            "-m",
+            "trainkit.launch.elastic",
+            "-np",
+            "1",
+            "--min-np",
+            "1",
+            "no-such-program",
+        ],
         capture_output=True,
         check=False,
         text=True,
@@ -378,8 +449,14 @@ def test_requests_without_a_signature_are_refused(tmp_path: Path) -> None:
             for line in Path(f"/proc/{told.pid}/environ").read_text().split("\0")
             if line.startswith("HOROVOD_")
         )
-        for method, target in (("POST", "/elastic/join"), ("PUT", "/g1.global/0"), ("GET", "/g1.global/0")):
-            connection = http.client.HTTPConnection("127.0.0.1", int(env["HOROVOD_GLOO_RENDEZVOUS_PORT"]), timeout=5)
+        for method, target in (
+            ("POST", "/elastic/join"),
+            ("PUT", "/g1.global/0"),
+            ("GET", "/g1.global/0"),
+        ):
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", int(env["HOROVOD_GLOO_RENDEZVOUS_PORT"]), timeout=5
+            )
             connection.request(method, target, b"{}" if method != "GET" else None)
             assert connection.getresponse().status == 403
             connection.close()
@@ -410,7 +487,9 @@ def remote_job(folder: Path) -> Job:
 
 
 def test_a_worker_behind_ssh_is_as_good_as_one_here(tmp_path: Path) -> None:
-    """A remote worker gets environment and secret through stdin, is replaced if killed, and leaves with its host."""
+    """A remote worker gets environment and secret through stdin, is replaced if killed,
+    and leaves with its host.
+    """
     with remote_job(tmp_path) as job:
         first = job.ranks(2)
         far = next(told for told in first if told.worker.startswith("far"))

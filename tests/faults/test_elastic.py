@@ -1,4 +1,6 @@
-"""Elastic training under a real horovodrun with a discovery script: workers die, hosts come and go, and no sample is lost."""
+"""Elastic training under a real horovodrun with a discovery script:
+workers die, hosts come and go, and no sample is lost.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ class Ended:
         """The number of ranks in each generation that trained, in order."""
         return [
             size
-            for _, size in sorted({line["generation"]: line["ranks"] for own in self.lines.values() for line in own}.items())
+            for _, size in sorted(
+                {
+                    line["generation"]: line["ranks"] for own in self.lines.values() for line in own
+                }.items()
+            )
         ]
 
     @property
@@ -73,7 +79,13 @@ Run = Callable[..., Ended]
 def start(tmp_path: Path) -> Run:
     """Return a function that runs a job to its end in this folder."""
 
-    def run(*faults: dict[str, Any], hosts: str = "localhost:2", np: int = 2, options: str = "", **wish: Any) -> Ended:
+    def run(
+        *faults: dict[str, Any],
+        hosts: str = "localhost:2",
+        np: int = 2,
+        options: str = "",
+        **wish: Any,
+    ) -> Ended:
         (tmp_path / "hosts.txt").write_text(hosts.replace(",", "\n") + "\n")
         script = tmp_path / "hosts.sh"
         script.write_text(f"#!/bin/sh\ncat {tmp_path}/hosts.txt\n")
@@ -90,9 +102,14 @@ def start(tmp_path: Path) -> Run:
             "waits_for": np,
             "slow_s": 0,
         } | wish
-        elastic = f"-np {np} --min-np 1 --max-np 4 --host-discovery-script {script}" if np else "-np 2"
+        elastic = (
+            f"-np {np} --min-np 1 --max-np 4 --host-discovery-script {script}" if np else "-np 2"
+        )
         run_dir = tmp_path / "run"
-        line = f"horovodrun --gloo {elastic} {options} {sys.executable} {JOB} {run_dir} '{json.dumps(wish)}'"
+        line = (
+            f"horovodrun --gloo {elastic} {options} {sys.executable} {JOB} {run_dir}"
+            f" '{json.dumps(wish)}'"
+        )
         done = run_command(line, tmp_path, 300, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         return read(done.code, done.text, run_dir)
 
@@ -102,10 +119,18 @@ def start(tmp_path: Path) -> Run:
 def read(code: int, text: str, run_dir: Path) -> Ended:
     """Return what a job left behind."""
     journals = {int(path.stem.partition("-")[2]): path for path in run_dir.glob("journal-*.jsonl")}
-    lines = {pid: [json.loads(line) for line in path.read_text().splitlines()] for pid, path in journals.items()}
-    ends = {int(path.stem.partition("-")[2]): json.loads(path.read_text()) for path in run_dir.glob("end-*.json")}
+    lines = {
+        pid: [json.loads(line) for line in path.read_text().splitlines()]
+        for pid, path in journals.items()
+    }
+    ends = {
+        int(path.stem.partition("-")[2]): json.loads(path.read_text())
+        for path in run_dir.glob("end-*.json")
+    }
     metrics = run_dir / "metrics.csv"
-    return Ended(code, text, lines, ends, metrics.read_text().splitlines() if metrics.exists() else [])
+    return Ended(
+        code, text, lines, ends, metrics.read_text().splitlines() if metrics.exists() else []
+    )
 
 
 @pytest.fixture
@@ -121,7 +146,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 
 def check_samples(ended: Ended) -> None:
-    """Each epoch's steps, as they were trained last, hold each sample once, and the ranks end alike."""
+    """Each epoch's steps, as they were trained last, hold each sample once,
+    and the ranks end alike.
+    """
     assert ended.code == 0, ended.text
     last: dict[tuple[int, int], dict[int, list[int]]] = {}
     for own in ended.lines.values():
@@ -136,7 +163,9 @@ def check_samples(ended: Ended) -> None:
 
 
 def check(ended: Ended, undisturbed: Ended) -> None:
-    """The job trained each sample once an epoch, to the weights of the undisturbed job, with one history in its files."""
+    """The job trained each sample once an epoch, to the weights of the undisturbed job,
+    with one history in its files.
+    """
     check_samples(ended)
     expected = next(iter(undisturbed.ends.values()))
     first = next(iter(ended.ends.values()))
@@ -149,12 +178,16 @@ def check(ended: Ended, undisturbed: Ended) -> None:
 
 
 def _rounded(rows: list[str]) -> list[list[str]]:
-    return [[f"{float(cell):.4f}" if "." in cell else cell for cell in row.split(",")] for row in rows]
+    return [
+        [f"{float(cell):.4f}" if "." in cell else cell for cell in row.split(",")] for row in rows
+    ]
 
 
 def survivors(ended: Ended) -> set[int]:
     """Return the processes that were there from the first generation to the end."""
-    return {pid for pid, own in ended.lines.items() if own and own[0]["generation"] == 1} & set(ended.ends)
+    return {pid for pid, own in ended.lines.items() if own and own[0]["generation"] == 1} & set(
+        ended.ends
+    )
 
 
 def test_an_undisturbed_elastic_job_is_the_plain_one(run: Run, undisturbed: Ended) -> None:
@@ -165,18 +198,28 @@ def test_an_undisturbed_elastic_job_is_the_plain_one(run: Run, undisturbed: Ende
 
 
 @pytest.mark.parametrize("rank", [1, 0])
-def test_a_killed_worker_of_a_single_host_is_done_without_and_replaced(run: Run, undisturbed: Ended, rank: int) -> None:
-    """The surviving worker continues alone in its process until the replacement joins, whichever rank was killed."""
+def test_a_killed_worker_of_a_single_host_is_done_without_and_replaced(
+    run: Run, undisturbed: Ended, rank: int
+) -> None:
+    """The surviving worker continues alone in its process until the replacement joins,
+    whichever rank was killed.
+    """
     ended = run({"do": "kill", "rank": rank, "step": 10})
-    print(f"from the last batch before the kill to the first one after it: {ended.pause_s[0]:.2f} s")
+    print(
+        f"from the last batch before the kill to the first one after it: {ended.pause_s[0]:.2f} s"
+    )
     check(ended, undisturbed)
     assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
     assert "killed by SIGKILL" in ended.text
 
 
 @pytest.mark.parametrize("rank", [1, 0])
-def test_ranks_that_step_alone_continue_from_the_last_outer_step(run: Run, rank: int, tmp_path: Path) -> None:
-    """A lost rank costs the steps since then (8 here, of an outer step each 4): they are taken again, and counted as such."""
+def test_ranks_that_step_alone_continue_from_the_last_outer_step(
+    run: Run, rank: int, tmp_path: Path
+) -> None:
+    """A lost rank costs the steps since then (8 here, of an outer step each 4):
+    they are taken again, and counted as such.
+    """
     ended = run({"do": "kill", "rank": rank, "step": 10}, every_n_steps=4)
     check_samples(ended)
     assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
@@ -186,10 +229,13 @@ def test_ranks_that_step_alone_continue_from_the_last_outer_step(run: Run, rank:
     assert max(step for generation, step in steps if generation == 1) >= 9, steps
     goodput = json.loads((tmp_path / "run" / "goodput.json").read_text())
     assert goodput["ranks"][:2] == [[0, 2], [8, 1]]
-    assert goodput["seconds"]["repeating"] > 0 or rank == 0  # a rank 0 that is killed has not written its last steps
+    # a rank 0 that is killed has not written its last steps
+    assert goodput["seconds"]["repeating"] > 0 or rank == 0
 
 
-def test_workers_that_are_all_killed_go_on_from_the_checkpoint(run: Run, undisturbed: Ended) -> None:
+def test_workers_that_are_all_killed_go_on_from_the_checkpoint(
+    run: Run, undisturbed: Ended
+) -> None:
     """If all workers are killed, their replacements resume from the last checkpoint."""
     ended = run({"do": "kill", "rank": 0, "step": 20}, {"do": "kill", "rank": 1, "step": 20})
     check(ended, undisturbed)
@@ -198,9 +244,16 @@ def test_workers_that_are_all_killed_go_on_from_the_checkpoint(run: Run, undistu
 
 @pytest.mark.parametrize(
     ("during", "wish"),
-    [("saving", {"commit": 3}), ("saving", {"commit": 1000, "every": 5}), ("validation", {}), ("recovery", {})],
+    [
+        ("saving", {"commit": 3}),
+        ("saving", {"commit": 1000, "every": 5}),
+        ("validation", {}),
+        ("recovery", {}),
+    ],
 )
-def test_a_worker_may_be_killed_at_any_time(run: Run, undisturbed: Ended, during: str, wish: dict[str, Any]) -> None:
+def test_a_worker_may_be_killed_at_any_time(
+    run: Run, undisturbed: Ended, during: str, wish: dict[str, Any]
+) -> None:
     """A kill during a commit, a save, a validation or a recovery loses no sample."""
     faults: list[dict[str, Any]] = [{"do": "kill", "rank": 1, "step": 8, "during": during}]
     if during == "recovery":
@@ -219,13 +272,24 @@ def test_a_host_that_comes_takes_part(run: Run, undisturbed: Ended) -> None:
     ended = run({"do": "add_host", "step": 5, "host": "127.0.0.1:1"}, waits_for=3)
     check(ended, undisturbed)
     assert ended.sizes == [2, 3] and len(survivors(ended)) == 2
-    seen = [(line["epoch"], line["step"], i) for own in ended.lines.values() for line in own for i in line["ids"]]
+    seen = [
+        (line["epoch"], line["step"], i)
+        for own in ended.lines.values()
+        for line in own
+        for i in line["ids"]
+    ]
     assert len(seen) == len(set(seen)), "a step was trained twice, though nobody was lost"
 
 
-def test_a_newcomer_that_prepares_for_long_keeps_the_others_training(run: Run, undisturbed: Ended) -> None:
-    """Its `setup` and `configure_optimizers` take 6 s each, and the others pause for less than one of them."""
-    ended = run({"do": "add_host", "step": 5, "host": "127.0.0.1:1"}, waits_for=3, slow_s=6, epochs=12)
+def test_a_newcomer_that_prepares_for_long_keeps_the_others_training(
+    run: Run, undisturbed: Ended
+) -> None:
+    """Its `setup` and `configure_optimizers` take 6 s each,
+    and the others pause for less than one of them.
+    """
+    ended = run(
+        {"do": "add_host", "step": 5, "host": "127.0.0.1:1"}, waits_for=3, slow_s=6, epochs=12
+    )
     assert ended.code == 0, ended.text
     assert ended.sizes == [2, 3]
     print(f"the ranks paused for {ended.pause_s[0]:.2f} s")
@@ -233,8 +297,13 @@ def test_a_newcomer_that_prepares_for_long_keeps_the_others_training(run: Run, u
 
 
 def test_a_host_that_leaves_and_comes_again(run: Run, undisturbed: Ended) -> None:
-    """When a host leaves the list its workers exit and the others continue; when it returns it gets workers again."""
-    faults = [{"do": "drop_host", "step": 5, "host": "127.0.0.1"}, {"do": "add_host", "step": 25, "host": "127.0.0.1:1"}]
+    """When a host leaves the list its workers exit and the others continue;
+    when it returns it gets workers again.
+    """
+    faults = [
+        {"do": "drop_host", "step": 5, "host": "127.0.0.1"},
+        {"do": "add_host", "step": 25, "host": "127.0.0.1:1"},
+    ]
     ended = run(*faults, hosts="localhost:1,127.0.0.1:1")
     check(ended, undisturbed)
     assert ended.sizes == [2, 1, 2]
@@ -245,7 +314,9 @@ def test_an_error_of_the_users_ends_the_job_with_its_code(run: Run) -> None:
     ended = run({"do": "raise", "rank": 1, "step": 10})
     assert ended.code == 1
     assert "FaultInjection raises this on rank 1 after step 10" in ended.text
-    assert "Error on rank 1" in ended.text and ended.text.count("Error on rank") == 1, "told once, of the right rank"
+    assert "Error on rank 1" in ended.text and ended.text.count("Error on rank") == 1, (
+        "told once, of the right rank"
+    )
     assert not ended.ends
 
 
@@ -262,9 +333,14 @@ def test_a_stalled_worker_is_replaced(run: Run, undisturbed: Ended, tmp_path: Pa
     check(ended, undisturbed)
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
     assert "the sums of gradients: model." in ended.text, "the error names the tensors that wait"
-    stacks = {path.name: path.read_text() for path in (tmp_path / "run" / "logs").glob("stacks-*.txt")}
+    stacks = {
+        path.name: path.read_text() for path in (tmp_path / "run" / "logs").glob("stacks-*.txt")
+    }
     assert len(stacks) == 2
-    assert any(name.startswith("stacks-rank1-") and "fault_injection.py" in text for name, text in stacks.items())
+    assert any(
+        name.startswith("stacks-rank1-") and "fault_injection.py" in text
+        for name, text in stacks.items()
+    )
 
 
 def test_a_rank_that_is_asked_to_end_leaves(run: Run, undisturbed: Ended) -> None:
@@ -274,13 +350,40 @@ def test_a_rank_that_is_asked_to_end_leaves(run: Run, undisturbed: Ended) -> Non
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
 
 
-def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(tmp_path: Path, undisturbed: Ended) -> None:
-    """If one of two torchrun agents is killed, the other restarts with one rank and keeps the batch and rate of two."""
+def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(
+    tmp_path: Path, undisturbed: Ended
+) -> None:
+    """If one of two torchrun agents is killed,
+    the other restarts with one rank and keeps the batch and rate of two.
+    """
     run_dir = tmp_path / "run"
-    wish = json.dumps({"faults": [], "commit": 3, "every": 4, "epochs": EPOCHS, "stall_s": 120, "waits_for": 1, "slow_s": 0})
+    wish = json.dumps(
+        {
+            "faults": [],
+            "commit": 3,
+            "every": 4,
+            "epochs": EPOCHS,
+            "stall_s": 120,
+            "waits_for": 1,
+            "slow_s": 0,
+        }
+    )
     port = free_port()
-    place = f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id job --rdzv-conf last_call_timeout=8"
-    line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3"]
+    place = (
+        f"--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id job --rdzv-conf"
+        " last_call_timeout=8"
+    )
+    line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "1:2",
+        "--nproc-per-node",
+        "1",
+        "--max-restarts",
+        "3",
+    ]
     line += [*place.split(), str(JOB), str(run_dir), wish]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
     env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -289,9 +392,16 @@ def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(tmp_p
     try:
         for path in logs:
             with path.open("w") as log:
-                agents.append(subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True))
+                agents.append(
+                    subprocess.Popen(
+                        line, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                    )
+                )
             wait_for(lambda: _listens(port), "the first one's store")
-        wait_for(lambda: any('"step": 14' in p.read_text() for p in run_dir.glob("journal-*.jsonl")), "step 14")
+        wait_for(
+            lambda: any('"step": 14' in p.read_text() for p in run_dir.glob("journal-*.jsonl")),
+            "step 14",
+        )
         for pid in [agents[1].pid, *_children(agents[1].pid)]:
             os.kill(pid, signal.SIGKILL)
         code = agents[0].wait(120)
@@ -324,7 +434,9 @@ def test_no_process_is_left(run: Run) -> None:
 
 
 def _at_step(journals: Path, step: int) -> bool:
-    lines = [line for path in journals.glob("journal-*.jsonl") for line in path.read_text().splitlines()]
+    lines = [
+        line for path in journals.glob("journal-*.jsonl") for line in path.read_text().splitlines()
+    ]
     return any(json.loads(line)["step"] >= step for line in lines if line.endswith("}"))
 
 
@@ -332,9 +444,13 @@ def _at_step(journals: Path, step: int) -> bool:
 def test_a_clock_that_jumps_changes_nothing(
     run: Run, undisturbed: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time of day of driver and workers jumps an hour ahead, then two hours back, before and after a worker is replaced."""
+    """The time of day of driver and workers jumps an hour ahead, then two hours back,
+    before and after a worker is replaced.
+    """
     library, offset = tmp_path / "clock.so", tmp_path / "offset"
-    subprocess.run(["cc", "-shared", "-fPIC", WORKERS / "clock.c", "-o", library, "-ldl"], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", WORKERS / "clock.c", "-o", library, "-ldl"], check=True
+    )
     monkeypatch.setenv("LD_PRELOAD", str(library))
     monkeypatch.setenv("CLOCK_OFFSET_FILE", str(offset))
 

@@ -1,4 +1,6 @@
-"""trainkit's Horovod set up and taken down many times, left by a peer, and refused: errors in Python, no abort and no hang."""
+"""trainkit's Horovod set up and taken down many times, left by a peer, and refused:
+errors in Python, no abort and no hang.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,17 @@ SECRET = "5e" * 32
 
 def said(text: str) -> list[Any]:
     """Return what ranks printed, without horovodrun's prefix."""
-    return [json.loads(line[line.index("{") :]) for line in text.splitlines() if "{" in line and line.endswith("}")]
+    return [
+        json.loads(line[line.index("{") :])
+        for line in text.splitlines()
+        if "{" in line and line.endswith("}")
+    ]
 
 
 class Ranks:
-    """A rendezvous server, and ranks that a test starts itself: horovodrun would end them all when one dies."""
+    """A rendezvous server, and ranks that a test starts itself:
+    horovodrun would end them all when one dies.
+    """
 
     def __init__(self, handler: type[RendezvousHandler] = RendezvousHandler) -> None:
         self._server = RendezvousServer()
@@ -39,9 +47,25 @@ class Ranks:
 
     def start(self, work: str, rank: int, size: int, scope: str = "g1.") -> subprocess.Popen[str]:
         """Start a rank of this host."""
-        seat = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-        where = {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": self._port, "GLOO_IFACE": "lo"}
-        how = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "HOSTNAME": "localhost", "RENDEZVOUS_SCOPE": scope}
+        seat = {
+            "RANK": rank,
+            "SIZE": size,
+            "LOCAL_RANK": rank,
+            "LOCAL_SIZE": size,
+            "CROSS_RANK": 0,
+            "CROSS_SIZE": 1,
+        }
+        where = {
+            "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "GLOO_RENDEZVOUS_PORT": self._port,
+            "GLOO_IFACE": "lo",
+        }
+        how = {
+            "CONTROLLER": "gloo",
+            "CPU_OPERATIONS": "gloo",
+            "HOSTNAME": "localhost",
+            "RENDEZVOUS_SCOPE": scope,
+        }
         env = {f"HOROVOD_{name}": str(value) for name, value in (seat | where | how).items()}
         command = [sys.executable, str(RANK), *work.split()]
         process = subprocess.Popen(command, env=os.environ | env, stdout=subprocess.PIPE, text=True)
@@ -77,7 +101,9 @@ def first_line(process: subprocess.Popen[str]) -> Any:
 
 @pytest.mark.parametrize("count", [100, 1000])
 def test_init_and_shutdown_can_be_repeated(count: int, tmp_path: Path) -> None:
-    """Two ranks under horovodrun set up, add and take down again and again: no refused connection, no abort, no hang."""
+    """Two ranks under horovodrun set up, add and take down again and again:
+    no refused connection, no abort, no hang.
+    """
     done = run_command(f"{PAIR} cycles {count}", tmp_path)
     assert done.code == 0, done.text
     assert [facts["cycles"] for facts in said(done.out)] == [count, count]
@@ -85,15 +111,21 @@ def test_init_and_shutdown_can_be_repeated(count: int, tmp_path: Path) -> None:
 
 
 def test_init_can_be_repeated_with_horovods_own_settings(tmp_path: Path) -> None:
-    """Both settings of the environment are taken at each init; as released the second one writes past the end of a vector."""
-    done = run_command(f"{PAIR} cycles 20", tmp_path, HOROVOD_FUSION_THRESHOLD="1048576", HOROVOD_CYCLE_TIME="0.5")
+    """Both settings of the environment are taken at each init;
+    as released the second one writes past the end of a vector.
+    """
+    done = run_command(
+        f"{PAIR} cycles 20", tmp_path, HOROVOD_FUSION_THRESHOLD="1048576", HOROVOD_CYCLE_TIME="0.5"
+    )
     assert done.code == 0, done.text
     assert [facts["cycles"] for facts in said(done.out)] == [20, 20]
 
 
 @pytest.mark.parametrize("shift", [1, 12345, 40001])
 def test_float16_is_summed_exactly(shift: int, tmp_path: Path) -> None:
-    """Rounded once, to nearest, as torch does: normal and subnormal numbers, zeros of both signs, infinities and NaN."""
+    """Rounded once, to nearest, as torch does:
+    normal and subnormal numbers, zeros of both signs, infinities and NaN.
+    """
     done = run_command(f"{PAIR} halves {shift}", tmp_path)
     assert done.code == 0, done.text
     assert [facts["different"] for facts in said(done.out)] == [0, 0]
@@ -109,10 +141,17 @@ def check_outlived(facts: Any, seat: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("survivors", "victim"), [([0], 1), ([1], 0), ([0, 1], 2), ([1, 2], 0)])
-def test_survivors_of_a_killed_peer_start_anew(survivors: list[int], victim: int, ranks: Ranks) -> None:
-    """A rank blocked on a killed peer gets an error at once, shuts down, and becomes rank 0 of 1 in the same process."""
+def test_survivors_of_a_killed_peer_start_anew(
+    survivors: list[int], victim: int, ranks: Ranks
+) -> None:
+    """A rank blocked on a killed peer gets an error at once, shuts down,
+    and becomes rank 0 of 1 in the same process.
+    """
     size = len(survivors) + 1
-    processes = {rank: ranks.start("wait" if rank == victim else f"outlive g{2 + rank}. 1", rank, size) for rank in range(size)}
+    processes = {
+        rank: ranks.start("wait" if rank == victim else f"outlive g{2 + rank}. 1", rank, size)
+        for rank in range(size)
+    }
     assert [first_line(process) for process in processes.values()] == size * [{"ready": True}]
     processes[victim].kill()
     for rank in survivors:
@@ -121,7 +160,9 @@ def test_survivors_of_a_killed_peer_start_anew(survivors: list[int], victim: int
 
 
 def test_survivor_goes_on_with_a_newcomer(ranks: Ranks) -> None:
-    """Rank 1 outlives rank 0, becomes rank 0 itself in the same process, and adds with a process that has just begun."""
+    """Rank 1 outlives rank 0, becomes rank 0 itself in the same process,
+    and adds with a process that has just begun.
+    """
     victim, survivor = ranks.start("wait", 0, 2), ranks.start("outlive g2. 2", 1, 2)
     assert first_line(victim) == first_line(survivor) == {"ready": True}
     victim.kill()
@@ -132,17 +173,24 @@ def test_survivor_goes_on_with_a_newcomer(ranks: Ranks) -> None:
 
 @pytest.mark.timeout(1200)  # sixty starts
 def test_no_moment_of_a_death_hangs_the_survivor(ranks: Ranks) -> None:
-    """In thirty deaths no survivor hangs, wherever its next sum meets the shutdown (one in ten hung on the GIL)."""
+    """In thirty deaths no survivor hangs,
+    wherever its next sum meets the shutdown (one in ten hung on the GIL).
+    """
     for generation in range(30):
         scope = f"x{generation}."
-        pair = [ranks.start(work, rank, 2, scope) for rank, work in enumerate(("wait", f"outlive y{generation}. 1"))]
+        pair = [
+            ranks.start(work, rank, 2, scope)
+            for rank, work in enumerate(("wait", f"outlive y{generation}. 1"))
+        ]
         assert [first_line(process) for process in pair] == 2 * [{"ready": True}]
         pair[0].kill()
         check_outlived(first_line(pair[1]), seat=[0, 1, 0, 1])
 
 
 def test_refused_init_is_an_error_and_can_be_tried_again(ranks: Ranks) -> None:
-    """A wrong secret, none, and a server that is not there are errors in words; then init works in the same process."""
+    """A wrong secret, none, and a server that is not there are errors in words;
+    then init works in the same process.
+    """
     rank = ranks.start("retry", 0, 1)
     facts = first_line(rank)
     assert rank.wait(20) == 0
@@ -163,7 +211,9 @@ class GivenUp(RendezvousHandler):
 
 
 def test_init_of_a_scope_that_was_given_up_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that waits for a peer of an abandoned scope gets the server's 410 instead of waiting for the limit of 30 s."""
+    """A rank that waits for a peer of an abandoned scope gets the server's
+    410 instead of waiting for the limit of 30 s.
+    """
     monkeypatch.setenv("HOROVOD_RENDEZVOUS_SECRET", SECRET)
     ranks = Ranks(GivenUp)
     try:
@@ -185,17 +235,24 @@ class Stranger(RendezvousHandler):
 
 
 def test_answer_of_a_stranger_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank asks again, and in the end names the reason; it takes no value and no refusal without the job's signature."""
+    """A rank asks again, and in the end names the reason;
+    it takes no value and no refusal without the job's signature.
+    """
     monkeypatch.setenv("HOROVOD_RENDEZVOUS_SECRET", SECRET)
     ranks = Ranks(Stranger)
     try:
-        assert "in 3 attempts: an answer without this job's signature" in first_line(ranks.start("fail", 0, 2))["error"]
+        assert (
+            "in 3 attempts: an answer without this job's signature"
+            in first_line(ranks.start("fail", 0, 2))["error"]
+        )
     finally:
         ranks.end()
 
 
 def test_rank_that_comes_late_is_named(tmp_path: Path) -> None:
-    """Under Gloo the stall inspector names the missing rank and tensor, and the sum completes when the rank arrives."""
+    """Under Gloo the stall inspector names the missing rank and tensor,
+    and the sum completes when the rank arrives.
+    """
     done = run_command(f"{PAIR} late 5", tmp_path, HOROVOD_STALL_CHECK_TIME_SECONDS="2")
     assert done.code == 0, done.text
     assert "1: [allreduce.awaited]" in done.text
@@ -211,7 +268,9 @@ def test_rank_that_does_not_come_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_scopes_are_cleared_behind_the_ranks(ranks: Ranks) -> None:
-    """The ranks' keys are removed from the store once they are connected, so that many cycles do not fill the server."""
+    """The ranks' keys are removed from the store once they are connected,
+    so that many cycles do not fill the server.
+    """
     done = [ranks.start("cycles 3", rank, 2) for rank in (0, 1)]
     assert [process.wait(30) for process in done] == [0, 0]
     assert ranks.keys() == {}

@@ -1,4 +1,6 @@
-"""Runs of two ranks that are killed, asked to end, or fail to write: each resumes and ends like a run without faults."""
+"""Runs of two ranks that are killed, asked to end, or fail to write:
+each resumes and ends like a run without faults.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,19 @@ def drafts(run_dir: Path) -> list[str]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """The newest checkpoints are equal bit for bit, metrics included, and so are the logged values."""
+    """The newest checkpoints are equal bit for bit, metrics included,
+    and so are the logged values.
+    """
     assert differences(newest(one), newest(other)) == []
     assert (one / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
 
 
-def kill_again_and_again(pairs: Pairs, run_dir: Path, steps: int, kills: int, dice: random.Random) -> tuple[int, int]:
-    """Kill and resume a run so often, then let it end; return how many kills hit a save, and how many a step."""
+def kill_again_and_again(
+    pairs: Pairs, run_dir: Path, steps: int, kills: int, dice: random.Random
+) -> tuple[int, int]:
+    """Kill and resume a run so often, then let it end;
+    return how many kills hit a save, and how many a step.
+    """
     in_save = 0
     had_one = False
     for kill in range(kills):
@@ -66,7 +74,8 @@ def kill_again_and_again(pairs: Pairs, run_dir: Path, steps: int, kills: int, di
             time.sleep(dice.uniform(0, 0.02))
         else:
             time.sleep(dice.uniform(0, 0.6))
-            wait_for(lambda: not drafts(run_dir) or not pairs.alive(), "the end of a save")  # a slow disk saves all the time
+            # a slow disk saves all the time
+            wait_for(lambda: not drafts(run_dir) or not pairs.alive(), "the end of a save")
         pairs.signal(signal.SIGKILL)
         codes = pairs.codes()
         assert codes == [-9, -9], f"kill {kill}: the run ended by itself: {codes}"
@@ -80,15 +89,21 @@ def kill_again_and_again(pairs: Pairs, run_dir: Path, steps: int, kills: int, di
 
 @pytest.mark.timeout(2400)  # two hundred starts
 @pytest.mark.parametrize("kills", [10, 100])
-def test_a_run_that_is_killed_again_and_again_ends_like_one_that_was_not(tmp_path: Path, kills: int) -> None:
-    """After kills at random points, some inside a save, there is always a checkpoint, and the run ends with the same bits."""
+def test_a_run_that_is_killed_again_and_again_ends_like_one_that_was_not(
+    tmp_path: Path, kills: int
+) -> None:
+    """After kills at random points, some inside a save, there is always a checkpoint,
+    and the run ends with the same bits.
+    """
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     steps = 12 + 6 * kills
     with Pairs(JOB_WIDTH="300000") as pairs:
         pairs.start(tmp_path / "whole", steps)
         assert pairs.codes() == [0, 0]
-        in_save, elsewhere = kill_again_and_again(pairs, tmp_path / "killed", steps, kills, random.Random(seed))
+        in_save, elsewhere = kill_again_and_again(
+            pairs, tmp_path / "killed", steps, kills, random.Random(seed)
+        )
     assert in_save >= kills // 5, "too few kills came inside a save"
     assert elsewhere >= kills // 5, "too few kills came outside of a save"
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
@@ -108,12 +123,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("number", "rank"),
-    [(signal.SIGTERM, 1), (signal.SIGUSR1, 0), (signal.SIGINT, 1), (signal.SIGTERM, None), (signal.SIGINT, None)],
+    [
+        (signal.SIGTERM, 1),
+        (signal.SIGUSR1, 0),
+        (signal.SIGINT, 1),
+        (signal.SIGTERM, None),
+        (signal.SIGINT, None),
+    ],
 )
 def test_a_signal_on_any_rank_ends_all_with_a_checkpoint(
     tmp_path: Path, whole: Path, number: signal.Signals, rank: int | None
 ) -> None:
-    """If one rank or all processes are asked to end, both ranks exit with 75 after the same step, and the run resumes."""
+    """If one rank or all processes are asked to end, both ranks exit with 75 after the same step,
+    and the run resumes.
+    """
     with Pairs() as pairs:
         pairs.start(tmp_path / "asked", 60)
         wait_for((tmp_path / "asked" / "stepping").exists, "the first step")
@@ -124,7 +147,9 @@ def test_a_signal_on_any_rank_ends_all_with_a_checkpoint(
         assert time.monotonic() - asked < 30  # Slurm's and Kubernetes' usual grace
         told = (tmp_path / "asked.rank0.log").read_text()
         found = re.search(
-            rf"{number.name} on rank {rank or 0}.*: the run ended after step (\d+); to resume: ckpt_path=last", told
+            rf"{number.name} on rank {rank or 0}.*: the run ended after step (\d+); to resume:"
+            r" ckpt_path=last",
+            told,
         )
         assert found, told
         assert verify(newest(tmp_path / "asked"))["global_step"] == int(found[1])
@@ -137,7 +162,10 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
     """A rank that gets a second signal exits without a checkpoint."""
     with Pairs(JOB_STUCK="1") as pairs:
         pairs.start(tmp_path / "run", 30)
-        wait_for(lambda: len(list((tmp_path / "run").glob("stuck*"))) == 2, "the step that takes for ever")
+        wait_for(
+            lambda: len(list((tmp_path / "run").glob("stuck*"))) == 2,
+            "the step that takes for ever",
+        )
         pairs.signal(signal.SIGTERM)
         time.sleep(1.5)  # what follows within a second is the same wish
         assert pairs.alive()
@@ -147,7 +175,9 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
-    """If the disk fills up, training continues, older checkpoints stay, and each failed write is reported."""
+    """If the disk fills up, training continues, older checkpoints stay,
+    and each failed write is reported.
+    """
     with Pairs(JOB_FILE_LIMIT_FROM_STEP="7", JOB_WIDTH="5000") as pairs:
         pairs.start(tmp_path / "run", 14)
         assert pairs.codes() == [0, 0]
@@ -155,7 +185,8 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     assert re.search(r"step=9 was NOT written: .*\. Training continues\.", told)
     assert re.search(r"Checkpoints that were NOT written: .*step=9.*step=12", told)
     assert drafts(tmp_path / "run") == []
-    assert verify(newest(tmp_path / "run"))["global_step"] in (5, 6)  # that of step 6 may still be on its way at step 7
+    # that of step 6 may still be on its way at step 7
+    assert verify(newest(tmp_path / "run"))["global_step"] in (5, 6)
     assert load("last", [store(tmp_path / "run")], _Anything(), resume=True) is not None
 
 

@@ -1,4 +1,6 @@
-"""Faults under the real launchers: a rank dies, the launcher is asked to end, the job is restarted."""
+"""Faults under the real launchers:
+a rank dies, the launcher is asked to end, the job is restarted.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ TORCHRUN = f"torchrun --nproc-per-node 2 {JOB}"
 
 def finish(line: str, run_dir: Path, **environment: str) -> str:
     """Run a job to its end and return its output."""
-    done = run_command(f"{line} {run_dir} {STEPS}", run_dir.parent, 120, PYTHONPATH=str(ROOT), **environment)
+    done = run_command(
+        f"{line} {run_dir} {STEPS}", run_dir.parent, 120, PYTHONPATH=str(ROOT), **environment
+    )
     assert done.code == 0, done.text
     return done.text
 
@@ -43,11 +47,24 @@ def ranks_of(run_dir: Path) -> list[int]:
     found = []
     for folder in Path("/proc").iterdir():
         try:
-            words = (folder / "cmdline").read_bytes().decode().split("\0") if folder.name.isdigit() else []
+            words = (
+                (folder / "cmdline").read_bytes().decode().split("\0")
+                if folder.name.isdigit()
+                else []
+            )
             a_rank = str(JOB) in words[:3] and str(run_dir) in words
             a_rank = a_rank and b"_RANK=" in (folder / "environ").read_bytes()
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1]) if a_rank else 0
-            if a_rank and str(JOB) not in (Path("/proc") / str(parent) / "cmdline").read_bytes().decode().split("\0")[:3]:
+            parent = (
+                int((folder / "stat").read_text().rpartition(")")[2].split()[1]) if a_rank else 0
+            )
+            if (
+                a_rank
+                and str(JOB)
+                not in (Path("/proc") / str(parent) / "cmdline")
+                .read_bytes()
+                .decode()
+                .split("\0")[:3]
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -55,13 +72,17 @@ def ranks_of(run_dir: Path) -> list[int]:
 
 
 def disturb(line: str, run_dir: Path, number: signal.Signals, whom: str) -> tuple[int, str]:
-    """Start a job, send a signal to a rank or to the launcher once it trains, and return how it ended."""
+    """Start a job, send a signal to a rank or to the launcher once it trains,
+    and return how it ended.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
     env |= {"PATH": f"{BIN}:{env['PATH']}", "PYTHONPATH": str(ROOT)}
     log = run_dir.with_suffix(".log")
     with log.open("w") as out:
         command = [*line.split(), str(run_dir), str(STEPS)]
-        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             wait_for((run_dir / "stepping").exists, "the first step")
             wait_for((run_dir / "checkpoints" / "last").exists, "the first checkpoint")
@@ -76,17 +97,27 @@ def disturb(line: str, run_dir: Path, number: signal.Signals, whom: str) -> tupl
     return code, log.read_text()
 
 
-def test_a_rank_that_is_killed_under_horovodrun_costs_a_restart(tmp_path: Path, whole: Path) -> None:
-    """SIGKILL of one rank ends the job; restarted with "auto" it ends like the run without a fault."""
+def test_a_rank_that_is_killed_under_horovodrun_costs_a_restart(
+    tmp_path: Path, whole: Path
+) -> None:
+    """SIGKILL of one rank ends the job;
+    restarted with "auto" it ends like the run without a fault.
+    """
     code, _ = disturb(HOROVODRUN, tmp_path / "run", signal.SIGKILL, "rank")
     assert code != 0
     finish(HOROVODRUN, tmp_path / "run")
     assert_same_run(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("line", "whom"), [(HOROVODRUN, "launcher"), (HOROVODRUN, "rank"), (TORCHRUN, "launcher")])
-def test_a_job_that_is_asked_to_end_leaves_a_checkpoint(tmp_path: Path, whole: Path, line: str, whom: str) -> None:
-    """After SIGTERM to the launcher or to one rank all ranks end at one step with a checkpoint, and the job resumes from it."""
+@pytest.mark.parametrize(
+    ("line", "whom"), [(HOROVODRUN, "launcher"), (HOROVODRUN, "rank"), (TORCHRUN, "launcher")]
+)
+def test_a_job_that_is_asked_to_end_leaves_a_checkpoint(
+    tmp_path: Path, whole: Path, line: str, whom: str
+) -> None:
+    """After SIGTERM to the launcher or to one rank all ranks end at one step with a checkpoint,
+    and the job resumes from it.
+    """
     _, text = disturb(line, tmp_path / "run", signal.SIGTERM, whom)
     found = re.search(r"SIGTERM on rank \d.*: the run ended after step (\d+); to resume", text)
     assert found, text
@@ -97,8 +128,12 @@ def test_a_job_that_is_asked_to_end_leaves_a_checkpoint(tmp_path: Path, whole: P
 
 
 def test_torchruns_restart_goes_on(tmp_path: Path) -> None:
-    """Under torchrun --max-restarts a rank that dies is restarted with the others, from the last checkpoint."""
+    """Under torchrun --max-restarts a rank that dies is restarted with the others,
+    from the last checkpoint.
+    """
     finish(TORCHRUN, tmp_path / "whole")
-    finish(f"torchrun --nproc-per-node 2 --max-restarts 1 {JOB}", tmp_path / "run", JOB_DIES_AT="17")
+    finish(
+        f"torchrun --nproc-per-node 2 --max-restarts 1 {JOB}", tmp_path / "run", JOB_DIES_AT="17"
+    )
     assert (tmp_path / "run" / "died").exists()
     assert_same_run(tmp_path / "whole", tmp_path / "run")

@@ -1,4 +1,6 @@
-"""Faults while ranks write a checkpoint in parts: a rank is killed, or its disk is full for a while."""
+"""Faults while ranks write a checkpoint in parts:
+a rank is killed, or its disk is full for a while.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +68,20 @@ trainer.fit(Wide(), DataLoader(data, 4, shuffle=True), ckpt_path="auto")
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start two ranks in a folder."""
     (folder / "fit.py").write_text(FIT)
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "fit.py", *arguments]
+    line = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "fit.py",
+        *arguments,
+    ]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(line, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        line, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def finish(job: subprocess.Popen[str]) -> str:
@@ -92,13 +105,21 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_while_it_writes(rank: int, tmp_path: Path, undisturbed: dict[str, torch.Tensor]) -> None:
-    """What was being written is no checkpoint; the run resumes from the one before, to the same bits."""
+def test_a_rank_that_is_killed_while_it_writes(
+    rank: int, tmp_path: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    """What was being written is no checkpoint;
+    the run resumes from the one before, to the same bits.
+    """
     job = start(tmp_path)
     checkpoints, end = tmp_path / "run" / "checkpoints", time.monotonic() + 200
-    while not (drafts := [d for d in checkpoints.glob(".*.draft") if (d / f"rank-{rank}-of-2.safetensors").exists()]) or (
-        len(list(checkpoints.glob("*step=*"))) < 2
-    ):
+    while not (
+        drafts := [
+            d
+            for d in checkpoints.glob(".*.draft")
+            if (d / f"rank-{rank}-of-2.safetensors").exists()
+        ]
+    ) or (len(list(checkpoints.glob("*step=*"))) < 2):
         assert time.monotonic() < end and job.poll() is None, job.communicate()
         time.sleep(0.001)
     os.kill(int((tmp_path / f"pid-{rank}").read_text()), signal.SIGKILL)
@@ -112,8 +133,12 @@ def test_a_rank_that_is_killed_while_it_writes(rank: int, tmp_path: Path, undist
     assert all(torch.equal(found[name], value) for name, value in undisturbed.items())
 
 
-def test_a_disk_that_is_full_on_one_rank(tmp_path: Path, undisturbed: dict[str, torch.Tensor]) -> None:
-    """Checkpoints that rank 1 cannot write are reported and left out; training goes on, and the next ones are whole."""
+def test_a_disk_that_is_full_on_one_rank(
+    tmp_path: Path, undisturbed: dict[str, torch.Tensor]
+) -> None:
+    """Checkpoints that rank 1 cannot write are reported and left out;
+    training goes on, and the next ones are whole.
+    """
     text = finish(start(tmp_path, "full"))
     checkpoints = tmp_path / "run" / "checkpoints"
     steps = sorted(int(path.name.rpartition("step=")[2]) for path in checkpoints.glob("*step=*"))

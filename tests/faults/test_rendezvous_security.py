@@ -1,4 +1,6 @@
-"""A process without the secret, on the same machine, can neither change nor read a job on trainkit's Horovod."""
+"""A process without the secret, on the same machine,
+can neither change nor read a job on trainkit's Horovod.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ import pytest
 from horovod.runner.common.util.codec import dumps_base64
 from horovod.runner.elastic.rendezvous import create_rendezvous_handler
 from horovod.runner.http import http_client, signature
-from horovod.runner.http.http_server import SINGLE_REQUEST_TIMEOUT, BoundedHTTPServer, KVStoreServer, RendezvousServer
+from horovod.runner.http.http_server import (
+    SINGLE_REQUEST_TIMEOUT,
+    BoundedHTTPServer,
+    KVStoreServer,
+    RendezvousServer,
+)
 
 from tests.faults.jobs import WORKERS, wait_for
 from tests.helpers.launching import BIN, run_command
@@ -47,7 +54,9 @@ class Payload:
 NONCE = f"{'ab' * 16}.1"
 
 
-def answer(method: str, url: str, body: bytes = b"", signature: str | None = None, **more: str) -> int:
+def answer(
+    method: str, url: str, body: bytes = b"", signature: str | None = None, **more: str
+) -> int:
     """Send a request and return the status of its answer."""
     headers = {} if signature is None else {signing.HEADER: signature, signing.NONCE: NONCE}
     headers |= more
@@ -101,11 +110,15 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     env |= {"PATH": f"{BIN}:{env['PATH']}", "TRAINKIT_TEST_JOB": mark}
     with out.open("wb") as file:
         command = ["horovodrun", "--gloo", "-np", "2", sys.executable, str(RANK), "wait"]
-        launcher = subprocess.Popen(command, env=env, stdout=file, stderr=file, start_new_session=True)
+        launcher = subprocess.Popen(
+            command, env=env, stdout=file, stderr=file, start_new_session=True
+        )
     try:
         wait_for(lambda: out.read_text().count('"ready"') == 2, "the start of two ranks")
         ours = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
-        ours = [folder for folder in ours if environment_of(folder).get("TRAINKIT_TEST_JOB") == mark]
+        ours = [
+            folder for folder in ours if environment_of(folder).get("TRAINKIT_TEST_JOB") == mark
+        ]
         ranks = [env for env in map(environment_of, ours) if "HOROVOD_RANK" in env]
         yield Job(ours, int(ranks[0]["HOROVOD_GLOO_RENDEZVOUS_PORT"]), ranks[0][signing.SECRET])
     finally:
@@ -115,8 +128,16 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 def listeners(port: int) -> list[str]:
     """Return the addresses at which a port of this machine is open, as /proc/net writes them."""
-    rows = [row.split() for file in ("tcp", "tcp6") for row in Path(f"/proc/net/{file}").read_text().splitlines()[1:]]
-    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
+    rows = [
+        row.split()
+        for file in ("tcp", "tcp6")
+        for row in Path(f"/proc/net/{file}").read_text().splitlines()[1:]
+    ]
+    return [
+        row[1].partition(":")[0]
+        for row in rows
+        if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+    ]
 
 
 def test_port_of_a_local_job_is_open_on_loopback_only(job: Job) -> None:
@@ -125,7 +146,9 @@ def test_port_of_a_local_job_is_open_on_loopback_only(job: Job) -> None:
 
 
 def test_secret_is_on_no_command_line(job: Job) -> None:
-    """The arguments of launcher, helpers and ranks, which every user of the machine can read, hold no secret."""
+    """The arguments of launcher, helpers and ranks,
+    which every user of the machine can read, hold no secret.
+    """
     lines = [(folder / "cmdline").read_bytes() for folder in job.folders]
     assert len([line for line in lines if b"horovod_rank.py" in line]) >= 3
     assert len(job.secret) == 64
@@ -133,10 +156,17 @@ def test_secret_is_on_no_command_line(job: Job) -> None:
 
 
 def test_running_job_refuses_strangers(job: Job, tmp_path: Path) -> None:
-    """Each request without the right signature gets a 403; what it brought is neither kept nor run."""
-    target, body = "/worker_addresses/localhost:0", dumps_base64(Payload(tmp_path / "was-run"), to_ascii=False)
+    """Each request without the right signature gets a 403;
+    what it brought is neither kept nor run.
+    """
+    target, body = (
+        "/worker_addresses/localhost:0",
+        dumps_base64(Payload(tmp_path / "was-run"), to_ascii=False),
+    )
     url = f"http://127.0.0.1:{job.port}{target}"
-    assert {answer(method, url, sent, given) for method, sent, given in attacks(target, body)} == {403}
+    assert {answer(method, url, sent, given) for method, sent, given in attacks(target, body)} == {
+        403
+    }
     assert answer("GET", url, signature=signing.sign(job.secret, "GET", target, NONCE)) == 404
     assert not (tmp_path / "was-run").exists()
 
@@ -190,17 +220,24 @@ class Driver:
 
 
 def test_elastic_handler_unpickles_nothing_of_a_stranger(secret: str, tmp_path: Path) -> None:
-    """Horovod's elastic handler, which unpickles what workers PUT, refuses an unsigned pickle (CVE-2024-10190)."""
+    """Horovod's elastic handler, which unpickles what workers PUT,
+    refuses an unsigned pickle (CVE-2024-10190).
+    """
     driver, server = Driver(), RendezvousServer()
     port = server.start(create_rendezvous_handler(driver), address="127.0.0.1")
     try:
-        target, body = "/worker_addresses/localhost:0", dumps_base64((Payload(tmp_path / "was-run"), b""), to_ascii=False)
+        target, body = (
+            "/worker_addresses/localhost:0",
+            dumps_base64((Payload(tmp_path / "was-run"), b""), to_ascii=False),
+        )
         for method, sent, given in attacks(target, body):
             if method == "PUT":
                 assert answer(method, f"http://127.0.0.1:{port}{target}", sent, given) == 403
         assert not (tmp_path / "was-run").exists()
         assert driver.told == []
-        http_client.put_data_into_kvstore("127.0.0.1", port, "worker_addresses", "localhost:0", ({"lo": []}, b"key"))
+        http_client.put_data_into_kvstore(
+            "127.0.0.1", port, "worker_addresses", "localhost:0", ({"lo": []}, b"key")
+        )
         assert driver.told == [("localhost", 0, {"lo": []}, b"key")]
     finally:
         server.stop()
@@ -220,7 +257,12 @@ def test_large_body_of_a_stranger_is_not_read(store: int) -> None:
     large, signed = str(2**20 + 1), signing.sign(SECRET, "PUT", "/scope/key", NONCE, b"x")
     begun = time.monotonic()
     assert answer("PUT", url, b"x", signed, **{"Content-Length": large}) == 413
-    assert answer("PUT", url, b"x", signed, **{"Content-Length": large, signature.LENGTH_HEADER: signed}) == 413
+    assert (
+        answer(
+            "PUT", url, b"x", signed, **{"Content-Length": large, signature.LENGTH_HEADER: signed}
+        )
+        == 413
+    )
     for length in ("9" * 5000, "-1", "1e3", ""):
         assert answer("PUT", url, b"x", signed, **{"Content-Length": length}) == 400
     assert time.monotonic() - begun < SINGLE_REQUEST_TIMEOUT, "it waited for a body"
@@ -231,7 +273,9 @@ def test_large_body_of_a_stranger_is_not_read(store: int) -> None:
 def test_request_counts_once(store: int) -> None:
     """Recorded and sent again, it is refused."""
     signed = signing.sign(SECRET, "PUT", "/scope/key", NONCE, b"x")
-    assert [answer("PUT", f"http://127.0.0.1:{store}/scope/key", b"x", signed) for _ in range(2)] == [200, 403]
+    assert [
+        answer("PUT", f"http://127.0.0.1:{store}/scope/key", b"x", signed) for _ in range(2)
+    ] == [200, 403]
 
 
 def test_silent_clients_hold_no_server(store: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +301,10 @@ def test_results_of_functions_come_from_ranks_only(secret: str, tmp_path: Path) 
         with pytest.raises(RuntimeError, match="failed"):
             http_client.read_data_from_kvstore("127.0.0.1", port, "runfunc_result", "0")
         http_client.put_data_into_kvstore("127.0.0.1", port, "runfunc_result", "0", [1, 2])
-        assert http_client.read_data_from_kvstore("127.0.0.1", port, "runfunc_result", "0") == [1, 2]
+        assert http_client.read_data_from_kvstore("127.0.0.1", port, "runfunc_result", "0") == [
+            1,
+            2,
+        ]
         assert not (tmp_path / "was-run").exists()
     finally:
         server.shutdown_server()
@@ -275,7 +322,10 @@ class Impostor(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(self.body)))
         if self.secret:
             self.send_header(
-                signing.HEADER, signing.sign(self.secret, "ANSWER 200", self.path, self.headers[signing.NONCE], self.body)
+                signing.HEADER,
+                signing.sign(
+                    self.secret, "ANSWER 200", self.path, self.headers[signing.NONCE], self.body
+                ),
             )
         self.end_headers()
         self.wfile.write(self.body)
@@ -299,7 +349,9 @@ def test_rank_unpickles_no_answer_of_a_stranger(known: str, secret: str, tmp_pat
 def test_both_sides_of_trainkit_sign_alike() -> None:
     """Horovod's signing module and trainkit's sign a request alike."""
     names = ("HEADER", "NONCE", "SECRET")
-    assert [getattr(signature, name) for name in names] == [getattr(signing, name) for name in names]
+    assert [getattr(signature, name) for name in names] == [
+        getattr(signing, name) for name in names
+    ]
     assert signature.answer_to(200) == signing.answer_to(200)
     request = ("PUT", "/g3.global/0", NONCE, pickle.dumps({"a": 1}))
     assert signature.sign(SECRET, *request) == signing.sign(SECRET, *request)

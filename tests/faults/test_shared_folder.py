@@ -1,4 +1,6 @@
-"""Hosts that do not share the run's folder, under a real horovodrun: one is a mount namespace with another disk there."""
+"""Hosts that do not share the run's folder, under a real horovodrun:
+one is a mount namespace with another disk there.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,17 @@ import pytest
 from tests.faults.jobs import ROOT, wait_for
 from tests.helpers.launching import Done, run_command
 
-_TRY = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True, check=False)
+_TRY = subprocess.run(
+    ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"],
+    capture_output=True,
+    text=True,
+    check=False,
+)
 pytestmark = [
     pytest.mark.parallel,
-    pytest.mark.skipif(_TRY.returncode != 0, reason=f"mount namespaces are not allowed here: {_TRY.stderr.strip()}"),
+    pytest.mark.skipif(
+        _TRY.returncode != 0, reason=f"mount namespaces are not allowed here: {_TRY.stderr.strip()}"
+    ),
 ]
 
 # A worker: on the second host `runs` is another disk.
@@ -54,7 +63,13 @@ def job(folder: Path, options: str, words: str = "") -> Done:
     (folder / "patient.py").write_text(TASK)
     (folder / "host.sh").write_text(HOST)
     (folder / "host.sh").chmod(0o755)
-    return run_command(f"horovodrun --gloo {options} {FIT} {words}", folder, 120, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    return run_command(
+        f"horovodrun --gloo {options} {FIT} {words}",
+        folder,
+        120,
+        PYTHONPATH=str(ROOT),
+        OMP_NUM_THREADS="1",
+    )
 
 
 def test_fixed_ranks_train_and_the_host_is_named(tmp_path: Path) -> None:
@@ -65,10 +80,15 @@ def test_fixed_ranks_train_and_the_host_is_named(tmp_path: Path) -> None:
 
 
 def test_an_elastic_job_does_not_start(tmp_path: Path) -> None:
-    """Rank 0 could be on the other host later: exit code 2, before training, and nothing is left."""
+    """Rank 0 could be on the other host later:
+    exit code 2, before training, and nothing is left.
+    """
     done = job(tmp_path, "-np 2 --min-np 1 -H localhost:1,127.0.0.1:1", "callbacks=elastic")
     assert done.code == 2, done.text
-    either = r"runs/mine', and (localhost|127.0.0.1) does not see it: it is not shared between the hosts.*=s3://"
+    either = (
+        r"runs/mine', and (localhost|127.0.0.1) does not see it: it is not shared between the"
+        r" hosts.*=s3://"
+    )
     assert len(re.findall(either, done.text)) == 1, done.text  # the first worker to come is rank 0
     assert list((tmp_path / "runs").iterdir()) == [], done.text
 
@@ -79,16 +99,27 @@ def test_a_host_that_comes_without_the_folder_is_left_out(tmp_path: Path) -> Non
     hosts.write_text("localhost:1\n")
     (tmp_path / "log").touch()
     come = f"{{do: add_host, step: 5, host: '127.0.0.1:1', hosts_file: '{hosts}'}}"
-    words = f"callbacks=[elastic,faults] 'callbacks.faults.faults=[{come}]' trainer.max_epochs=2000 2>log"
+    words = (
+        f"callbacks=[elastic,faults] 'callbacks.faults.faults=[{come}]' trainer.max_epochs=2000"
+        " 2>log"
+    )
 
     def end() -> None:
-        wait_for(lambda: "ended with exit code 2" in (tmp_path / "log").read_text(), "the end of the worker that came", 100)
+        wait_for(
+            lambda: "ended with exit code 2" in (tmp_path / "log").read_text(),
+            "the end of the worker that came",
+            100,
+        )
         (tmp_path / "enough").touch()
 
     watch = threading.Thread(target=end)
     watch.start()
-    done = job(tmp_path, f"-np 1 --min-np 1 --max-np 2 --host-discovery-script 'cat {hosts}'", words)
+    done = job(
+        tmp_path, f"-np 1 --min-np 1 --max-np 2 --host-discovery-script 'cat {hosts}'", words
+    )
     watch.join()
     text = (tmp_path / "log").read_text()
     assert done.code == 0, text
-    assert NOT_SEEN in text and "127.0.0.1, slot 0) ended with exit code 2; 1 rank continues" in text, text
+    assert (
+        NOT_SEEN in text and "127.0.0.1, slot 0) ended with exit code 2; 1 rank continues" in text
+    ), text

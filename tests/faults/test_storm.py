@@ -1,4 +1,6 @@
-"""A short storm (tests/faults/storm): random faults over an elastic job on simulated hosts, and what must hold after them."""
+"""A short storm (tests/faults/storm):
+random faults over an elastic job on simulated hosts, and what must hold after them.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,14 @@ MINUTES = 1.0  # of faults; the job's start and end, and the checks, come on top
 
 
 def test_a_job_survives_a_short_storm(tmp_path: Path) -> None:
-    """Each sample of each epoch counts once, the weights are the undisturbed run's, and nothing is left behind."""
+    """Each sample of each epoch counts once, the weights are the undisturbed run's,
+    and nothing is left behind.
+    """
     if why := unavailable():
         pytest.skip(f"no storm: {why}")
-    line = f"{sys.executable} -m tests.faults.storm --seed {SEED} --minutes {MINUTES} --per-round 1000"
+    line = (
+        f"{sys.executable} -m tests.faults.storm --seed {SEED} --minutes {MINUTES} --per-round 1000"
+    )
     done = run_command(line, tmp_path, 400, PYTHONPATH=str(ROOT))
     assert done.code == 0, done.text
     _, _, summary = done.out.partition("\n{")

@@ -2,11 +2,12 @@
 
     python -m tests.golden.record          # writes losses.json and checkpoint/; only for a change that is meant to move them
 
-Losses are stored in float32, for the processor that recorded them, and in float64, for all others: in float32 another order of
-additions changes the sixth digit, and 20 steps of a ResNet the second.
+Losses are stored in float32, for the processor that recorded them, and in float64, for all others:
+in float32 another order of additions changes the sixth digit, and 20 steps of a ResNet the second.
 
-Each run takes 20 optimizer steps on one thread a rank and logs the loss of each step. The data is digits (scikit-learn's
-own) or tests/golden/text.txt, so nothing but trainkit, torch and the processor decides the numbers.
+Each run takes 20 optimizer steps on one thread a rank and logs the loss of each step. The data is
+digits (scikit-learn's own) or tests/golden/text.txt, so nothing but trainkit, torch and the
+processor decides the numbers.
 """
 
 from __future__ import annotations
@@ -33,15 +34,26 @@ RUNS = {
     "gpt": f"conf=gpt {TEXT} data.batch_size=2 data.context=32 task.model.width=32",
     "resnet18": "conf=resnet18 data.batch_size=4",
 }
-COMMON = f"callbacks=none logger=csv engine.device=cpu trainer.max_steps={STEPS} trainer.log_every_n_steps=1"
+COMMON = (
+    f"callbacks=none logger=csv engine.device=cpu trainer.max_steps={STEPS}"
+    " trainer.log_every_n_steps=1"
+)
 
 
 FLOAT64 = "trainer.precision=64-true"
 
 
 def processor() -> str:
-    """Return the processor's model and the vector instructions that torch uses: they decide the last digits of a sum."""
-    found = dict(re.findall(r"^(model name|cpu family|model|stepping)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M))
+    """Return the processor's model and the vector instructions that torch uses:
+    they decide the last digits of a sum.
+    """
+    found = dict(
+        re.findall(
+            r"^(model name|cpu family|model|stepping)\s*: (.*)$",
+            Path("/proc/cpuinfo").read_text(),
+            re.M,
+        )
+    )
     return " / ".join([*found.values(), torch.backends.cpu.get_cpu_capability()])
 
 
@@ -62,9 +74,18 @@ def losses(run: str, ranks: int, folder: Path, more: str = "") -> list[str]:
 
 
 def train_net(run_dir: Path, max_steps: int, ckpt_path: str | None = None) -> list[float]:
-    """Train a Net (dropout, batch norm, momentum, a schedule) with a checkpoint at its end; return its weights."""
+    """Train a Net (dropout, batch norm, momentum, a schedule) with a checkpoint at its end;
+    return its weights.
+    """
     task = Net(lr=0.05, momentum=0.9)
-    trainer = quiet(run_dir, max_steps=max_steps, max_epochs=None, lr_warmup_steps=6, enable_checkpointing=True, seed=3)
+    trainer = quiet(
+        run_dir,
+        max_steps=max_steps,
+        max_epochs=None,
+        lr_warmup_steps=6,
+        enable_checkpointing=True,
+        seed=3,
+    )
     trainer.fit(task, loader(24, shuffle=True), ckpt_path=ckpt_path)
     return weights(task).tolist()
 
@@ -76,7 +97,9 @@ def write_checkpoint() -> None:
         shutil.rmtree(CHECKPOINT, ignore_errors=True)
         shutil.copytree((Path(folder) / "part" / "checkpoints" / "last").resolve(), CHECKPOINT)
         whole = train_net(Path(folder) / "whole", 10)
-    (CHECKPOINT.parent / "weights.json").write_text(json.dumps({"processor": processor(), "weights": whole}) + "\n")
+    (CHECKPOINT.parent / "weights.json").write_text(
+        json.dumps({"processor": processor(), "weights": whole}) + "\n"
+    )
 
 
 def main() -> None:
@@ -88,7 +111,9 @@ def main() -> None:
         for ranks in (1, 2):
             with tempfile.TemporaryDirectory() as folder:
                 found[f"{run} at {ranks}"] = losses(run, ranks, Path(folder, "32"))
-                found[f"{run} at {ranks} in float64"] = losses(run, ranks, Path(folder, "64"), FLOAT64)
+                found[f"{run} at {ranks} in float64"] = losses(
+                    run, ranks, Path(folder, "64"), FLOAT64
+                )
     STORED.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -1,4 +1,5 @@
-"""The groups of the tests: which there are, which are due, how they run beside each other, and how long they took.
+"""The groups of the tests: which there are, which are due, how they run beside each other, and how
+long they took.
 
 table       groups.toml -> Group; which group a test belongs to
 plugin      pytest --group NAME; seconds and started processes of each test

@@ -21,7 +21,16 @@ from dataclasses import replace
 from tests.groups.plugin import read_record, record_commit, write_record
 from tests.groups.report import end_of_run, table, write_table
 from tests.groups.runner import Ended, run_groups
-from tests.groups.stamps import clean_commit, due, is_ancestor, joined, read_stamps, stamp_of, too_old, write_stamps
+from tests.groups.stamps import (
+    clean_commit,
+    due,
+    is_ancestor,
+    joined,
+    read_stamps,
+    stamp_of,
+    too_old,
+    write_stamps,
+)
 from tests.groups.table import Group, all_groups
 
 
@@ -35,8 +44,14 @@ def main(words: list[str]) -> int:
         if names == ["all"]:
             os.environ["TRAINKIT_TEST_SEARCH"] = "1"
         return _run(chosen, options, budgets_count=names == ["all"])
-    if names[:1] == ["due"] and len(names) <= 2 and all(word.startswith("minutes=") for word in names[1:]):
-        return _run_due(float(names[1].partition("=")[2]) if len(names) == 2 else float("inf"), options)
+    if (
+        names[:1] == ["due"]
+        and len(names) <= 2
+        and all(word.startswith("minutes=") for word in names[1:])
+    ):
+        return _run_due(
+            float(names[1].partition("=")[2]) if len(names) == 2 else float("inf"), options
+        )
     if names == ["ages"]:
         return _check_ages()
     if names == ["table"]:
@@ -71,34 +86,51 @@ def _run(groups: list[Group], options: list[str], budgets_count: bool = False) -
 
 
 def _run_due(minutes: float, options: list[str]) -> int:
-    """Run the groups that are due, each if what it took last time, or its budget, still fits; name the others."""
+    """Run the groups that are due, each if what it took last time, or its budget, still fits;
+    name the others.
+    """
     stamps = read_stamps()
     seconds_left, chosen = 60 * minutes, []
     for one in due(all_groups(), stamps):
         if one.group.quick:  # `make test` has run it
             continue
         needed = stamps.get(one.group.name, {}).get("seconds", one.group.budget_s)
-        since = f"since {one.since[:9]}: {', '.join(one.changed[:3])}{' ...' * (len(one.changed) > 3)}" if one.since else "ever"
+        since = (
+            f"since {one.since[:9]}: {', '.join(one.changed[:3])}{' ...' * (len(one.changed) > 3)}"
+            if one.since
+            else "ever"
+        )
         if needed <= seconds_left:
             seconds_left -= needed
             chosen.append(one.group)
             print(f"{one.group.name:<10} is due: it has not run {since}")
         else:
             print(
-                f"{one.group.name:<10} is LEFT OUT ({needed:.0f} s, {max(seconds_left, 0):.0f} s left): it has not run {since}"
+                f"{one.group.name:<10} is LEFT OUT ({needed:.0f} s, {max(seconds_left, 0):.0f} s"
+                f" left): it has not run {since}"
             )
     if not chosen:
-        print("no group is due" if seconds_left == 60 * minutes else "no group fits into the time left")
+        print(
+            "no group is due"
+            if seconds_left == 60 * minutes
+            else "no group fits into the time left"
+        )
         return 0
     return _run(chosen, options)
 
 
 def _run_again(group: Group) -> int:
-    """Run the tests that failed in a group's last complete run; stamp the group at that run's commit if they pass now."""
+    """Run the tests that failed in a group's last complete run;
+    stamp the group at that run's commit if they pass now.
+    """
     before, commit = read_record(group.name), clean_commit()
     failures, ran_at = before.get("failures", []), before.get("commit")
     if not failures or ran_at is None or commit is None:
-        why = "the working tree is not a commit" if commit is None else "its last run was at no commit, or nothing failed in it"
+        why = (
+            "the working tree is not a commit"
+            if commit is None
+            else "its last run was at no commit, or nothing failed in it"
+        )
         print(f"{group.name}: {why}: run `make {group.name}`", file=sys.stderr)
         return 2
     record = before
@@ -116,7 +148,8 @@ def _run_again(group: Group) -> int:
 
 
 def _check_ages() -> int:
-    groups = {name: group for name, group in all_groups().items() if not group.quick}  # each run of `make test` has those
+    # each run of `make test` has those
+    groups = {name: group for name, group in all_groups().items() if not group.quick}
     reasons = too_old(groups, read_stamps())
     for name, reason in reasons.items():
         print(f"{name} {reason}: run `make {name}`, and commit tests/stamps.json", file=sys.stderr)

@@ -21,14 +21,18 @@ import pytest
 from tests.groups.table import ROOT, all_groups, group_of
 
 BUILD = ROOT / "build" / "tests"
-_PROGRAMS = re.compile(r"(^|[/\s'\"])(python[\d.]*|horovodrun|torchrun|mpirun|srun|sbatch|trainkit)($|[\s'\"])")
+_PROGRAMS = re.compile(
+    r"(^|[/\s'\"])(python[\d.]*|horovodrun|torchrun|mpirun|srun|sbatch|trainkit)($|[\s'\"])"
+)
 TO_KEEP = "to keep it, put above"  # before an example that failed
 _started = 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --group."""
-    parser.addoption("--group", help="run the tests of this group of tests/groups.toml, and record their seconds")
+    parser.addoption(
+        "--group", help="run the tests of this group of tests/groups.toml, and record their seconds"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -108,7 +112,9 @@ class Recorder:
         write_record(self.group, record)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print each example on which a claim for all inputs failed as the line that keeps it: @example(...)."""
+        """Print each example on which a claim for all inputs failed as
+        the line that keeps it: @example(...).
+        """
         for report in terminalreporter.stats.get("failed", []):
             for line in examples(str(report.longrepr)):
                 terminalreporter.write_line(f"{TO_KEEP} {Path(report.nodeid).name}: {line}")
@@ -133,7 +139,9 @@ def record_commit(group: str, commit: str) -> None:
 
 
 def examples(text: str) -> list[str]:
-    """Return hypothesis' falsifying examples in a failure's text as decorators; those drawn inside a test have none."""
+    """Return hypothesis' falsifying examples in a failure's text as decorators;
+    those drawn inside a test have none.
+    """
     lines = []
     for found in re.finditer(r"Falsifying example: \w+\((.*?)\n[E ]*\)", text, re.DOTALL):
         arguments = re.sub(r"\n[E ]*", " ", re.sub(r"#.*", "", found[1])).strip().rstrip(",")

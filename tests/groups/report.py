@@ -14,7 +14,9 @@ _TABLE = re.compile(r"(<!-- groups -->\n).*?(<!-- end of groups -->)", re.DOTALL
 
 
 def end_of_run(ended: Iterable[Ended], seconds: float) -> str:
-    """Return the last lines of a run: its slowest tests, why tests were skipped, what is over budget, and all counts."""
+    """Return the last lines of a run:
+    its slowest tests, why tests were skipped, what is over budget, and all counts.
+    """
     ended = list(ended)
     tests = [(spent, name) for end in ended for name, spent in end.record["tests"].items()]
     lines = ["", "slowest tests:"] * bool(tests)
@@ -23,13 +25,20 @@ def end_of_run(ended: Iterable[Ended], seconds: float) -> str:
     for end in ended:
         for reason, number in end.record["skips"].items():
             skips[reason] = skips.get(reason, 0) + number
-    lines += ["", "skipped:"] * bool(skips) + [f"  {number:4}  {reason}" for reason, number in skips.items()]
+    lines += ["", "skipped:"] * bool(skips) + [
+        f"  {number:4}  {reason}" for reason, number in skips.items()
+    ]
     lines += [""]
     for end in ended:
         if end.is_over_budget:
-            took = f"took {end.record['seconds']:.0f} s; its budget was {end.budget_s:.0f} s (tests/groups.toml)"
+            took = (
+                f"took {end.record['seconds']:.0f} s; its budget was {end.budget_s:.0f} s"
+                " (tests/groups.toml)"
+            )
             lines += [f"{end.group.name} {took}"]
-    counts = {what: sum(end.record[what] for end in ended) for what in ("passed", "failed", "skipped")}
+    counts = {
+        what: sum(end.record[what] for end in ended) for what in ("passed", "failed", "skipped")
+    }
     said = ", ".join(f"{number} {what}" for what, number in counts.items())
     failed = [end.group.name for end in ended if not end.is_green]
     lines += [f"{said} in {seconds:.0f} s" + f"; failed: {', '.join(failed)}" * bool(failed)]
@@ -37,13 +46,22 @@ def end_of_run(ended: Iterable[Ended], seconds: float) -> str:
 
 
 def table(groups: dict[str, Group], stamps: dict[str, dict[str, Any]]) -> str:
-    """Return the groups as a table of Markdown: what each holds, and the figures of its last complete green run."""
-    rows = ["| group | what it holds | tests | starts | seconds | before |", "|---|---|---|---|---|---|"]
+    """Return the groups as a table of Markdown:
+    what each holds, and the figures of its last complete green run.
+    """
+    rows = [
+        "| group | what it holds | tests | starts | seconds | before |",
+        "|---|---|---|---|---|---|",
+    ]
     for group in groups.values():
         stamp = stamps.get(group.name)
         figures = ["", "", ""]
         if stamp is not None:
-            figures = [str(stamp["passed"] + stamp["skipped"]), str(stamp["started"] or ""), f"{stamp['seconds']:.0f}"]
+            figures = [
+                str(stamp["passed"] + stamp["skipped"]),
+                str(stamp["started"] or ""),
+                f"{stamp['seconds']:.0f}",
+            ]
         name = f"**{group.name}**" if group.quick else group.name
         rows.append(f"| {name} | {group.about} | {' | '.join(figures)} | {group.before_s or ''} |")
     return "\n".join(rows) + "\n"

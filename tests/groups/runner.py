@@ -1,6 +1,8 @@
-"""Runs groups side by side, as many as the cores carry; the output of each goes to build/tests/NAME.log.
+"""Runs groups side by side, as many as the cores carry; the output of each goes to
+build/tests/NAME.log.
 
-A group starts when the cores that it keeps busy are free; the first always starts. What fails is printed when its group ends.
+A group starts when the cores that it keeps busy are free; the first always starts. What fails is
+printed when its group ends.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Ended:
 
     Attributes:
         record: as plugin.Recorder writes it, or as `_plain_record` makes it.
-        crowding: the most cores that groups kept busy meanwhile, by those that there are; at least 1.
+        crowding: the most cores that groups kept busy meanwhile, by those that there are; at least
+            1.
     """
 
     group: Group
@@ -67,7 +70,11 @@ class _Running:
                 command_of(group, options),
                 shell=True,
                 cwd=ROOT,
-                env={**os.environ, **environment, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+                env={
+                    **os.environ,
+                    **environment,
+                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -95,7 +102,16 @@ def command_of(group: Group, options: list[str]) -> str:
     commands = [group.prepare] if group.prepare else []
     commands += group.commands
     if group.tests:
-        words = [sys.executable, "-m", "pytest", "-q", "--group", group.name, *group.paths, *options]
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--group",
+            group.name,
+            *group.paths,
+            *options,
+        ]
         if group.workers:
             words += ["-n", str(group.workers), "--dist", group.dist]
         commands.append(shlex.join(words))
@@ -109,7 +125,10 @@ def _plain_record(code: int) -> dict[str, Any]:
 
 
 def run_groups(
-    groups: list[Group], options: list[str], out: TextIO = sys.stdout, on_end: Callable[[Ended], object] = bool
+    groups: list[Group],
+    options: list[str],
+    out: TextIO = sys.stdout,
+    on_end: Callable[[Ended], object] = bool,
 ) -> list[Ended]:
     """Run groups; return them as they ended.
 
@@ -146,9 +165,18 @@ def run_groups(
 
 def _line(end: Ended) -> str:
     record = end.record
-    counts = ", ".join(f"{record[what]} {what}" for what in ("passed", "failed", "skipped") if record[what])
-    over = f"; over its budget of {end.budget_s:.0f} s" if end.is_over_budget else f" of {end.budget_s:.0f} s"
-    return f"{end.group.name:<10} {counts or 'ended with ' + str(record['exit'])} in {record['seconds']:.0f} s{over}"
+    counts = ", ".join(
+        f"{record[what]} {what}" for what in ("passed", "failed", "skipped") if record[what]
+    )
+    over = (
+        f"; over its budget of {end.budget_s:.0f} s"
+        if end.is_over_budget
+        else f" of {end.budget_s:.0f} s"
+    )
+    return (
+        f"{end.group.name:<10} {counts or 'ended with ' + str(record['exit'])} in"
+        f" {record['seconds']:.0f} s{over}"
+    )
 
 
 def failures(text: str) -> str:

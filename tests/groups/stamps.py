@@ -1,7 +1,7 @@
 """tests/stamps.json: the last complete green run of each group, and which groups are due since.
 
-A stamp is {"commit", "date", "seconds", "passed", "skipped", "started"}. A run writes it only if all
-tests of the group passed or were skipped, one passed, and the working tree was the commit's.
+A stamp is {"commit", "date", "seconds", "passed", "skipped", "started"}. A run writes it only if
+all tests of the group passed or were skipped, one passed, and the working tree was the commit's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Due:
     """A group that has not run since its sources changed.
 
     Attributes:
-        since: the commit of its last complete green run; None: there was none that this repository knows.
+        since: the commit of its last complete green run; None: there was none that this repository
+            knows.
         changed: the files that changed since.
     """
 
@@ -41,14 +42,18 @@ def read_stamps(file: Path = FILE) -> dict[str, dict[str, Any]]:
 def git(*arguments: str, root: Path = ROOT) -> str | None:
     """Return what git prints, without the last newline; None if it fails or is not there."""
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         return None
     return done.stdout.rstrip("\n") if done.returncode == 0 else None
 
 
 def clean_commit(root: Path = ROOT) -> str | None:
-    """Return the commit that the working tree is, or None if files differ from it; those that runs write do not count."""
+    """Return the commit that the working tree is, or None if files differ from it;
+    those that runs write do not count.
+    """
     written = (":!tests/stamps.json", ":!CONTRIBUTING.md")
     if git("status", "--porcelain", "--", ".", *written, root=root) != "":
         return None
@@ -56,11 +61,17 @@ def clean_commit(root: Path = ROOT) -> str | None:
 
 
 def stamp_of(record: dict[str, Any], commit: str) -> dict[str, Any] | None:
-    """Return the stamp for a group's record (plugin.Recorder), or None if the run was not complete and green."""
+    """Return the stamp for a group's record (plugin.Recorder),
+    or None if the run was not complete and green.
+    """
     if record["exit"] != 0 or record["failed"] or not record["passed"]:
         return None
     figures = {key: record[key] for key in ("seconds", "passed", "skipped", "started")}
-    return {"commit": commit, "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), **figures}
+    return {
+        "commit": commit,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **figures,
+    }
 
 
 def joined(before: dict[str, Any], again: dict[str, Any], commit_is_later: bool) -> dict[str, Any]:
@@ -69,9 +80,12 @@ def joined(before: dict[str, Any], again: dict[str, Any], commit_is_later: bool)
     Args:
         before: of the complete run.
         again: of the run of its failures.
-        commit_is_later: whether the second run's commit has that of the first among its ancestors; else nothing is joined.
+        commit_is_later: whether the second run's commit has that of the first among its ancestors;
+            else nothing is joined.
     """
-    is_green = again["exit"] == 0 and not again["failed"] and again["passed"] == len(before["failures"])
+    is_green = (
+        again["exit"] == 0 and not again["failed"] and again["passed"] == len(before["failures"])
+    )
     if not commit_is_later or not is_green:
         return before
     sums = {key: round(before[key] + again[key], 1) for key in ("seconds", "passed", "started")}
@@ -88,12 +102,20 @@ def write_stamps(stamps: dict[str, dict[str, Any]], file: Path = FILE) -> None:
     file.write_text(json.dumps({**read_stamps(file), **stamps}, indent=2, sort_keys=True) + "\n")
 
 
-def due(groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: Path = ROOT) -> list[Due]:
-    """Return the groups whose sources or tests changed since their stamp, in the table's order: the most valuable first."""
+def due(
+    groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: Path = ROOT
+) -> list[Due]:
+    """Return the groups whose sources or tests changed since their stamp, in the table's order:
+    the most valuable first.
+    """
     result = []
     for group in groups.values():
         commit = stamps.get(group.name, {}).get("commit")
-        changed = git("diff", "--name-only", str(commit), "HEAD", "--", *group.due_after, root=root) if commit else None
+        changed = (
+            git("diff", "--name-only", str(commit), "HEAD", "--", *group.due_after, root=root)
+            if commit
+            else None
+        )
         if changed is None:
             result.append(Due(group, None))
         elif changed:
@@ -101,8 +123,11 @@ def due(groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: Path 
     return result
 
 
-def too_old(groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: Path = ROOT) -> dict[str, str]:
-    """Return why each group that has not run for MOST_COMMITS commits must run. Empty without git and its history.
+def too_old(
+    groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: Path = ROOT
+) -> dict[str, str]:
+    """Return why each group that has not run for MOST_COMMITS commits must run. Empty without git
+    and its history.
 
     A group without a stamp counts from the commit that named it.
     """
@@ -112,13 +137,23 @@ def too_old(groups: dict[str, Group], stamps: dict[str, dict[str, Any]], root: P
     for name in groups:
         stamp = stamps.get(name)
         if stamp is None:
-            first = (git("log", "--format=%H", "-S", f"[{name}]", "--", "tests/groups.toml", root=root) or "").split()
-            if first and int(git("rev-list", "--count", f"{first[-1]}..HEAD", root=root) or 0) > MOST_COMMITS:
+            first = (
+                git("log", "--format=%H", "-S", f"[{name}]", "--", "tests/groups.toml", root=root)
+                or ""
+            ).split()
+            if (
+                first
+                and int(git("rev-list", "--count", f"{first[-1]}..HEAD", root=root) or 0)
+                > MOST_COMMITS
+            ):
                 reasons[name] = "has never run completely"
             continue
         age = git("rev-list", "--count", f"{stamp['commit']}..HEAD", root=root)
         if age is None:  # the commit was rewritten
             age = git("rev-list", "--count", f"--since={stamp['date']}", "HEAD", root=root) or "0"
         if int(age) > MOST_COMMITS:
-            reasons[name] = f"has not run for {age} commits, since {stamp['commit'][:9]} of {stamp['date'][:10]}"
+            reasons[name] = (
+                f"has not run for {age} commits, since {stamp['commit'][:9]} of"
+                f" {stamp['date'][:10]}"
+            )
     return reasons

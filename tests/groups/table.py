@@ -28,7 +28,8 @@ class Group:
         quick: whether it is a part of `make test`.
         budget_s: seconds that it may take on two quiet cores.
         sources: files and folders of the repository; a change to one makes the group due.
-        tests: folders, files or single tests. A test belongs to the group that names it most closely.
+        tests: folders, files or single tests. A test belongs to the group that names it most
+            closely.
         workers: processes of pytest-xdist; 0 runs the tests in pytest's own process.
         dist: how pytest-xdist distributes the tests.
         cores: how many cores it keeps busy, for what may run beside it.
@@ -60,7 +61,9 @@ class Group:
         if self.chosen:
             return self.chosen
         files = list(dict.fromkeys(test.partition("::")[0] for test in self.tests))
-        return tuple(file for file in files if not any(file.startswith(f"{other}/") for other in files))
+        return tuple(
+            file for file in files if not any(file.startswith(f"{other}/") for other in files)
+        )
 
     @property
     def due_after(self) -> tuple[str, ...]:
@@ -84,7 +87,10 @@ def read(text: str) -> dict[str, Group]:
 
 
 def _group(name: str, entry: dict[str, Any]) -> Group:
-    return Group(name, **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+    return Group(
+        name,
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()},
+    )
 
 
 @functools.cache

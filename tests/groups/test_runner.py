@@ -1,4 +1,6 @@
-"""Runs of groups: side by side as the cores carry, with what failed, what was slow and what is over its budget."""
+"""Runs of groups: side by side as the cores carry, with what failed,
+what was slow and what is over its budget.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from tests.groups.runner import Ended, command_of, failures, run_groups
 from tests.groups.stamps import Due
 from tests.groups.table import Group, all_groups
 
-RECORD: dict[str, Any] = {"exit": 0, "failed": 0, "passed": 3, "skipped": 1, "started": 2, "seconds": 4.5}
+RECORD: dict[str, Any] = {
+    "exit": 0,
+    "failed": 0,
+    "passed": 3,
+    "skipped": 1,
+    "started": 2,
+    "seconds": 4.5,
+}
 RECORD |= {"skips": {"no GPU": 1}, "tests": {"test_a": 4.0, "test_b": 0.5}}
 
 
@@ -32,7 +41,9 @@ def commands(name: str, *lines: str, cores: float = 1, budget_s: int = 60) -> Gr
     return Group(name, "", budget_s, commands=lines, cores=cores)
 
 
-def test_groups_run_beside_each_other_as_the_cores_carry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_run_beside_each_other_as_the_cores_carry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two light ones wait for each other's file; two heavy ones are never there together."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     meet = "touch {0}; for i in $(seq 100); do test -e {1} && exit 0; sleep 0.05; done; exit 1"
@@ -41,12 +52,17 @@ def test_groups_run_beside_each_other_as_the_cores_carry(tmp_path: Path, monkeyp
     assert all(end.is_green for end in run_groups(light, [], io.StringIO()))
     alone = f"mkdir {tmp_path}/lock && sleep 0.3 && rmdir {tmp_path}/lock"
     heavy = [commands(name, alone, cores=2) for name in "cd"]
-    assert [end.group.name for end in run_groups(heavy, [], io.StringIO()) if end.is_green] == ["c", "d"]
+    assert [end.group.name for end in run_groups(heavy, [], io.StringIO()) if end.is_green] == [
+        "c",
+        "d",
+    ]
 
 
 def test_chosen_tests_run_in_place_of_their_files() -> None:
     """A failure that runs again does not bring all tests of its file."""
-    group = Group("one", "", 10, tests=("tests/a.py", "tests/b"), chosen=("tests/a.py::test_x[a b]",))
+    group = Group(
+        "one", "", 10, tests=("tests/a.py", "tests/b"), chosen=("tests/a.py::test_x[a b]",)
+    )
     assert command_of(group, []).endswith("--group one 'tests/a.py::test_x[a b]' -n 2 --dist load")
     assert " tests/a.py tests/b " in command_of(dataclasses.replace(group, chosen=()), [])
 
@@ -55,12 +71,18 @@ def test_a_failure_is_printed_when_its_group_ends() -> None:
     """With the last lines of its log; the group is not green."""
     out = io.StringIO()
     (end,) = run_groups([commands("one", "echo wrong; exit 3")], [], out)
-    assert not end.is_green and "one        1 failed in" in out.getvalue() and "\nwrong\n" in out.getvalue()
+    assert (
+        not end.is_green
+        and "one        1 failed in" in out.getvalue()
+        and "\nwrong\n" in out.getvalue()
+    )
 
 
 def test_what_cannot_be_prepared_fails() -> None:
     """Without its tests."""
-    (end,) = run_groups([Group("one", "", 1, commands=("true",), prepare="false")], [], io.StringIO())
+    (end,) = run_groups(
+        [Group("one", "", 1, commands=("true",), prepare="false")], [], io.StringIO()
+    )
     assert not end.is_green
 
 
@@ -68,15 +90,30 @@ def test_the_command_names_files_workers_and_options() -> None:
     """A group with workers=0 runs in pytest's own process."""
     group = Group("one", "", 1, tests=("tests/a",), dist="loadfile", prepare="prepare")
     assert command_of(group, ["-x"]).startswith("prepare && ")
-    assert command_of(group, ["-x"]).endswith("-m pytest -q --group one tests/a -x -n 2 --dist loadfile")
-    assert command_of(Group("one", "", 1, tests=("tests/a",), workers=0), []).endswith("--group one tests/a")
+    assert command_of(group, ["-x"]).endswith(
+        "-m pytest -q --group one tests/a -x -n 2 --dist loadfile"
+    )
+    assert command_of(Group("one", "", 1, tests=("tests/a",), workers=0), []).endswith(
+        "--group one tests/a"
+    )
 
 
 def test_a_long_failure_keeps_its_names() -> None:
     """The first lines, the names of all that failed, and the examples to keep."""
-    lines = ["=== FAILURES ===", *["E"] * 300, f"{plugin.TO_KEEP} test_a: @example(1)", "FAILED test_a", "1 failed"]
+    lines = [
+        "=== FAILURES ===",
+        *["E"] * 300,
+        f"{plugin.TO_KEEP} test_a: @example(1)",
+        "FAILED test_a",
+        "1 failed",
+    ]
     text = failures("\n".join(["progress", *lines]))
-    assert "progress" not in text and "@example(1)" in text and "FAILED test_a" in text and len(text.splitlines()) < 160
+    assert (
+        "progress" not in text
+        and "@example(1)" in text
+        and "FAILED test_a" in text
+        and len(text.splitlines()) < 160
+    )
 
 
 def test_a_budget_is_of_a_quiet_machine() -> None:
@@ -87,7 +124,10 @@ def test_a_budget_is_of_a_quiet_machine() -> None:
 
 def test_the_end_names_slow_tests_skips_budgets_and_counts() -> None:
     """What one looks at after each run."""
-    late, red = Ended(commands("late", budget_s=4), RECORD, 1.0), Ended(commands("red"), RECORD | {"exit": 1, "failed": 2}, 1.0)
+    late, red = (
+        Ended(commands("late", budget_s=4), RECORD, 1.0),
+        Ended(commands("red"), RECORD | {"exit": 1, "failed": 2}, 1.0),
+    )
     text = end_of_run([late, red], 9.2)
     assert text.index("4.0 s  test_a") < text.index("0.5 s  test_b")
     assert "2  no GPU" in text and "late took 4 s; its budget was 4 s" in text
@@ -98,15 +138,22 @@ def test_a_late_group_fails_only_the_run_of_all(monkeypatch: pytest.MonkeyPatch)
     """`make test` names it, `make test-all` ends with 1."""
     monkeypatch.setattr(command, "clean_commit", lambda: None)
     monkeypatch.setattr(
-        command, "run_groups", lambda groups, options, on_end: [Ended(commands("late", budget_s=4), RECORD, 1.0)]
+        command,
+        "run_groups",
+        lambda groups, options, on_end: [Ended(commands("late", budget_s=4), RECORD, 1.0)],
     )
     assert command._run([], []) == 0
     assert command._run([], [], budgets_count=True) == 1
 
 
-def test_a_group_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_that_does_not_fit_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the commit since which it has not run; a shorter one after it may fit."""
-    groups = {name: commands(name, budget_s=seconds) for name, seconds in {"a": 100, "b": 300, "c": 100}.items()}
+    groups = {
+        name: commands(name, budget_s=seconds)
+        for name, seconds in {"a": 100, "b": 300, "c": 100}.items()
+    }
     seen: list[Group] = []
     monkeypatch.setattr(command, "all_groups", lambda: groups)
     monkeypatch.setattr(command, "read_stamps", lambda: {"c": {"seconds": 130}})
@@ -116,7 +163,10 @@ def test_a_group_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch, cap
     assert command.main(["due", "minutes=4"]) == 0
     printed = capsys.readouterr().out
     assert [group.name for group in seen] == ["a", "c"]
-    assert "b          is LEFT OUT (300 s, 140 s left): it has not run since 012345678: x, y" in printed
+    assert (
+        "b          is LEFT OUT (300 s, 140 s left): it has not run since 012345678: x, y"
+        in printed
+    )
 
 
 @pytest.mark.parametrize("name", all_groups())
@@ -130,12 +180,16 @@ def test_each_group_runs_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def report_of(when: str, outcome: str, seconds: float) -> Any:
     """Return what pytest reports of a test that started one program."""
-    report: Any = pytest.TestReport("test_a", ("a", 1, "a"), {}, outcome, None, when, duration=seconds)  # type: ignore[arg-type]
+    report: Any = pytest.TestReport(
+        "test_a", ("a", 1, "a"), {}, outcome, None, when, duration=seconds
+    )  # type: ignore[arg-type]
     report.user_properties = [("started", 1)]
     return report
 
 
-def test_seconds_and_starts_of_a_test_are_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_and_starts_of_a_test_are_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over its set-up, call and teardown."""
     monkeypatch.setattr(plugin, "BUILD", tmp_path)
     recorder = Recorder("one")
@@ -144,7 +198,12 @@ def test_seconds_and_starts_of_a_test_are_summed(tmp_path: Path, monkeypatch: py
     recorder.pytest_sessionfinish(1)
     record = runner.json.loads((tmp_path / "one.json").read_text())
     assert record["tests"] == {"test_a": 1.5} and record["started"] == 3
-    assert (record["passed"], record["failed"], record["exit"], record["failures"]) == (0, 1, 1, ["test_a"])
+    assert (record["passed"], record["failed"], record["exit"], record["failures"]) == (
+        0,
+        1,
+        1,
+        ["test_a"],
+    )
 
 
 def test_programs_are_counted_and_others_not() -> None:
@@ -165,16 +224,28 @@ def test_programs_are_counted_and_others_not() -> None:
 
 def test_a_failing_example_is_a_line_to_paste() -> None:
     """As hypothesis prints it; one that is no expression is left out."""
-    text = "E   Falsifying example: test_a(\nE       x=[1, 2],  # or any other generated value\nE       y='b',\nE   )\n"
+    text = (
+        "E   Falsifying example: test_a(\nE       x=[1, 2],  # or any other generated value\nE     "
+        "  y='b',\nE   )\n"
+    )
     assert examples(text) == ["@example(x=[1, 2], y='b')"]
     assert examples("Falsifying example: test_a(\n    x=<object>,\n)") == []
 
 
-def test_the_table_has_the_figures_of_the_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_the_figures_of_the_stamps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between its marks in CONTRIBUTING.md."""
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- groups -->\nold\n<!-- end of groups -->\nafter")
     monkeypatch.setattr(report, "PAGE", page)
-    report.write_table(table({"one": commands("one")}, {"one": {"passed": 3, "skipped": 1, "started": 2, "seconds": 4.5}}))
-    assert page.read_text().startswith("before\n<!-- groups -->\n| group |") and page.read_text().endswith("groups -->\nafter")
+    report.write_table(
+        table(
+            {"one": commands("one")},
+            {"one": {"passed": 3, "skipped": 1, "started": 2, "seconds": 4.5}},
+        )
+    )
+    assert page.read_text().startswith(
+        "before\n<!-- groups -->\n| group |"
+    ) and page.read_text().endswith("groups -->\nafter")
     assert "| 4 | 2 | 4 |" in page.read_text()

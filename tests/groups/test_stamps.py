@@ -10,7 +10,16 @@ import pytest
 
 from tests.groups import stamps
 from tests.groups.__main__ import main
-from tests.groups.stamps import clean_commit, due, is_ancestor, joined, read_stamps, stamp_of, too_old, write_stamps
+from tests.groups.stamps import (
+    clean_commit,
+    due,
+    is_ancestor,
+    joined,
+    read_stamps,
+    stamp_of,
+    too_old,
+    write_stamps,
+)
 from tests.groups.table import Group
 
 GROUPS = {
@@ -41,7 +50,13 @@ class Repository:
 
     def __call__(self, *arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        done = subprocess.run(["git", *identity, *arguments], cwd=self.folder, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", *identity, *arguments],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return done.stdout.strip()
 
     def write(self, name: str, text: str) -> None:
@@ -74,7 +89,9 @@ def test_only_a_complete_green_run_has_a_stamp() -> None:
 
 
 def test_a_run_whose_failures_pass_later_has_a_stamp(repository: Repository) -> None:
-    """At the commit of the complete run; not if one fails again, has not run, or ran at a commit of another line."""
+    """At the commit of the complete run;
+    not if one fails again, has not run, or ran at a commit of another line.
+    """
     before = RECORD | {"exit": 1, "passed": 2, "failed": 1, "failures": ["t::one"], "commit": "abc"}
     again = RECORD | {"passed": 1, "skipped": 0, "seconds": 1.5, "started": 1}
     stamp = stamp_of(joined(before, again, commit_is_later=True), "abc")
@@ -97,9 +114,9 @@ def test_a_group_is_due_when_its_sources_or_tests_change(repository: Repository)
     repository.write("src/b/x", "2")
     assert due(GROUPS, known, repository.folder) == []  # a commit is what counts
     repository.commit()
-    assert [(one.group.name, one.since, one.changed) for one in due(GROUPS, known, repository.folder)] == [
-        ("b", repository.first, ("src/b/x",))
-    ]
+    assert [
+        (one.group.name, one.since, one.changed) for one in due(GROUPS, known, repository.folder)
+    ] == [("b", repository.first, ("src/b/x",))]
     repository.write("tests/a/x", "2")
     repository.commit()
     assert [one.group.name for one in due(GROUPS, known, repository.folder)] == ["a", "b"]
@@ -117,7 +134,9 @@ def test_a_changed_file_leaves_no_clean_commit(repository: Repository) -> None:
     assert clean_commit(repository.folder) is None
 
 
-def test_a_group_that_has_not_run_for_150_commits_is_named(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_has_not_run_for_150_commits_is_named(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So is one that never ran; a shallow clone cannot count."""
     monkeypatch.setattr(stamps, "MOST_COMMITS", 2)
     known = {"a": {"commit": repository.first, "date": "2026-11-25T00:00:00+00:00"}}
@@ -128,7 +147,9 @@ def test_a_group_that_has_not_run_for_150_commits_is_named(repository: Repositor
     repository.commit()
     repository.commit()
     assert too_old(GROUPS, known, repository.folder)["b"] == "has never run completely"
-    assert too_old(GROUPS, known, repository.folder)["a"].startswith(f"has not run for 4 commits, since {repository.first[:9]}")
+    assert too_old(GROUPS, known, repository.folder)["a"].startswith(
+        f"has not run for 4 commits, since {repository.first[:9]}"
+    )
     assert too_old(GROUPS, known, repository.folder.parent) == {}  # no repository
 
 
@@ -136,7 +157,9 @@ def test_stamps_of_other_groups_stay(tmp_path: Path) -> None:
     """A run of one group renews its own."""
     write_stamps({"a": {"commit": "1"}, "b": {"commit": "1"}}, tmp_path / "stamps.json")
     write_stamps({"b": {"commit": "2"}}, tmp_path / "stamps.json")
-    assert {name: stamp["commit"] for name, stamp in read_stamps(tmp_path / "stamps.json").items()} == {"a": "1", "b": "2"}
+    assert {
+        name: stamp["commit"] for name, stamp in read_stamps(tmp_path / "stamps.json").items()
+    } == {"a": "1", "b": "2"}
 
 
 def test_illegal_requests_print_the_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""groups.toml: each test belongs to the group that names it most closely, and nothing runs nowhere."""
+"""groups.toml: each test belongs to the group that names it most closely,
+and nothing runs nowhere.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ def test_each_name_of_the_table_exists() -> None:
             assert (ROOT / file).exists(), name
             if test:
                 tree = ast.parse((ROOT / file).read_text())
-                defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+                defined = {
+                    node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+                }
                 assert test.partition("[")[0] in defined, name
 
 
 def test_the_closest_name_wins() -> None:
-    """A test's name before its file's, a file's before its folder's; a parametrized test, its cases too."""
+    """A test's name before its file's, a file's before its folder's;
+    a parametrized test, its cases too.
+    """
     groups = {
         "folder": Group("folder", "", 1, tests=("tests/a",)),
         "file": Group("file", "", 1, tests=("tests/a/test_b.py",)),
@@ -48,7 +54,10 @@ def test_the_closest_name_wins() -> None:
 def test_two_groups_cannot_name_the_same_test() -> None:
     """It would run twice, or not where one thinks."""
     with pytest.raises(ValueError, match=r"tests/a is named by two groups: one and two"):
-        read('[one]\nabout = ""\nbudget_s = 1\ntests = ["tests/a"]\n[two]\nabout = ""\nbudget_s = 1\ntests = ["tests/a"]\n')
+        read(
+            '[one]\nabout = ""\nbudget_s = 1\ntests = ["tests/a"]\n[two]\nabout = ""\nbudget_s ='
+            ' 1\ntests = ["tests/a"]\n'
+        )
 
 
 def test_a_misspelled_key_raises() -> None:
@@ -60,7 +69,11 @@ def test_a_misspelled_key_raises() -> None:
 def test_pytest_gets_each_file_once() -> None:
     """A file in a folder that is named too is part of the folder."""
     group = Group(
-        "one", "", 1, sources=("trainkit",), tests=("tests/a", "tests/a/test_b.py::test_c", "tests/d.py::x", "tests/d.py::y")
+        "one",
+        "",
+        1,
+        sources=("trainkit",),
+        tests=("tests/a", "tests/a/test_b.py::test_c", "tests/d.py::x", "tests/d.py::y"),
     )
     assert group.paths == ("tests/a", "tests/d.py")
     assert group.due_after == ("trainkit", "tests/a", "tests/a/test_b.py", "tests/d.py")

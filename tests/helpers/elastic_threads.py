@@ -1,10 +1,11 @@
-"""An elastic job in one process: workers are threads that die, leave and join, and ranks are assigned again without them.
+"""An elastic job in one process: workers are threads that die, leave and join, and ranks are
+assigned again without them.
 
     job = Job(work, first=2)
     job.run("ab")                           # each of workers "a" and "b" runs `work(engine)`
 
-The real Trainer runs on each. A worker dies when its code raises Killed; the others' next collective fails, as it does when a
-process is gone.
+The real Trainer runs on each. A worker dies when its code raises Killed; the others' next
+collective fails, as it does when a process is gone.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Job:
         self.errors: dict[str, BaseException] = {}
 
     def run(self, workers: str) -> None:
-        """Start these workers and wait until all have ended; raise the first error that is not Killed."""
+        """Start these workers and wait until all have ended;
+        raise the first error that is not Killed.
+        """
         with without_collections():
             for worker in workers:
                 self.start(worker)
@@ -98,7 +101,9 @@ class Job:
             self._waiting[worker] = commit
             self._changed.notify_all()
             self._form()
-            assert self._changed.wait_for(lambda: worker in self._seats, _PATIENCE_S), "the others do not come"
+            assert self._changed.wait_for(lambda: worker in self._seats, _PATIENCE_S), (
+                "the others do not come"
+            )
             return self._seats[worker]
 
     @property
@@ -120,7 +125,9 @@ class Job:
         running = [worker for worker in self._alive if worker in self._seats]
         if running or not self._waiting or (not self.sizes and len(self._waiting) < self.first):
             return
-        order = sorted(self._waiting, key=lambda w: (-self._waiting[w], self._old_rank.get(w, 99), w))
+        order = sorted(
+            self._waiting, key=lambda w: (-self._waiting[w], self._old_rank.get(w, 99), w)
+        )
         generation = _Generation(len(order))
         self._seats = {worker: (generation, rank) for rank, worker in enumerate(order)}
         self._old_rank = {worker: rank for rank, worker in enumerate(order)}

@@ -58,7 +58,9 @@ def net(seed: int = 0) -> nn.Sequential:
 
 
 def lightning(model: nn.Module, **more: Any) -> dict[str, Any]:
-    """Return the object that Lightning's Trainer.save_checkpoint passes to torch.save, with hyper-parameters of all kinds."""
+    """Return the object that Lightning's Trainer.save_checkpoint passes to torch.save,
+    with hyper-parameters of all kinds.
+    """
     optimizer = torch.optim.Adam(model.parameters())
     sum(p.sum() for p in model.parameters()).backward()
     optimizer.step()
@@ -69,7 +71,12 @@ def lightning(model: nn.Module, **more: Any) -> dict[str, Any]:
         "pytorch-lightning_version": "2.5.0",
         "state_dict": model.state_dict(),
         "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 3}}}},
-        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_path": Path("a.ckpt"), "kth": collections.deque([1])}},
+        "callbacks": {
+            "ModelCheckpoint{'monitor': None}": {
+                "best_model_path": Path("a.ckpt"),
+                "kth": collections.deque([1]),
+            }
+        },
         "optimizer_states": [optimizer.state_dict()],
         "lr_schedulers": [schedule.state_dict()],
         "hparams_name": "kwargs",
@@ -93,4 +100,6 @@ def saved(tmp_path: Path, content: Any, name: str = "file.pt", **options: Any) -
 
 def same(a: Any, b: Any) -> bool:
     """Return whether two state_dicts are equal, bit for bit."""
-    return sorted(a) == sorted(b) and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
+    return sorted(a) == sorted(b) and all(
+        a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a
+    )

@@ -1,11 +1,12 @@
-"""Runs Python programs of tests as forks of a process that has imported torch, Horovod and Hydra already.
+"""Runs Python programs of tests as forks of a process that has imported torch, Horovod and Hydra
+already.
 
-Most programs of the tests train for two steps: their imports take longer than their work. `Forks` is
-a folder for the front of PATH: its `python`, `horovodrun` and `torchrun` hand arguments, environment
-and descriptors to a server, which forks; each then passes on signals and ends as its fork did. A rank
-of a launcher, too, is such a fork. What `python` cannot hand over (options, a program on stdin,
-settings that Python reads at its start) runs as usual. A fork ends as Python does, with its exit
-handlers.
+Most programs of the tests train for two steps: their imports take longer than their work. `Forks`
+is a folder for the front of PATH: its `python`, `horovodrun` and `torchrun` hand arguments,
+environment and descriptors to a server, which forks; each then passes on signals and ends as its
+fork did. A rank of a launcher, too, is such a fork. What `python` cannot hand over (options, a
+program on stdin, settings that Python reads at its start) runs as usual. A fork ends as Python
+does, with its exit handlers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-_LAUNCHERS = {"horovodrun": "horovod.runner.launch:run_commandline", "torchrun": "torch.distributed.run:main"}
+_LAUNCHERS = {
+    "horovodrun": "horovod.runner.launch:run_commandline",
+    "torchrun": "torch.distributed.run:main",
+}
 _MODULES = (
     "hydra",
     "horovod.torch",
@@ -50,7 +54,8 @@ _MODULES = (
     "trainkit.cli.run",
     "trainkit.trainer",
 )
-_NAMESPACES = ("net", "mnt", "pid", "ipc", "user", "uts")  # in another one, a fork from here would be elsewhere
+# in another one, a fork from here would be elsewhere
+_NAMESPACES = ("net", "mnt", "pid", "ipc", "user", "uts")
 # Isolated and without site: it starts in a hundredth of a second.
 _STUB = """\
 #!{python} -ISE
@@ -126,7 +131,13 @@ class Forks:
         listener.listen(64)
         env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.helpers.forks", str(listener.fileno()), str(self.folder / "python")],
+            [
+                sys.executable,
+                "-m",
+                "tests.helpers.forks",
+                str(listener.fileno()),
+                str(self.folder / "python"),
+            ],
             pass_fds=[listener.fileno()],
             env=env,
             cwd=ROOT,
@@ -145,7 +156,9 @@ class Forks:
 
 
 def _serve(listener: socket.socket) -> None:
-    """Fork for each request, until stdin ends; return in the fork, in the environment of its request."""
+    """Fork for each request, until stdin ends;
+    return in the fork, in the environment of its request.
+    """
     waiting = selectors.DefaultSelector()
     waiting.register(listener, selectors.EVENT_READ)
     waiting.register(0, selectors.EVENT_READ)
@@ -190,7 +203,9 @@ def _kill(session: int) -> None:
 
 
 def _forked(connection: socket.socket) -> int:
-    """Fork; return the child's id, or 0 in the child, which is by then the program of the request."""
+    """Fork; return the child's id, or 0 in the child,
+    which is by then the program of the request.
+    """
     _, fds, _, _ = socket.recv_fds(connection, 1, 4)
     pid = os.fork()
     if pid:
@@ -222,7 +237,8 @@ def _become(request_fd: int, *descriptors: int) -> None:
     os.chdir(_request["cwd"])
     os.environ.clear()
     os.environ.update(_request["env"])
-    tempfile.tempdir = None  # that of the request, not the one that a module asked for when it was imported
+    # that of the request, not the one that a module asked for when it was imported
+    tempfile.tempdir = None
     if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
@@ -232,7 +248,9 @@ def _become(request_fd: int, *descriptors: int) -> None:
         buffer: Any = raw if unbuffered else io.BufferedWriter(raw)
         errors = "backslashreplace" if name == "stderr" else "strict"
         lines = number == 2 or os.isatty(number)
-        text = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=lines, write_through=unbuffered)
+        text = io.TextIOWrapper(
+            buffer, "utf-8", errors, line_buffering=lines, write_through=unbuffered
+        )
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
 
@@ -276,7 +294,9 @@ def _run() -> int:
 
 
 def _forget(module: str) -> None:
-    """Let a module that is run as `__main__` be imported once more by its name; nobody warns of that at a real start."""
+    """Let a module that is run as `__main__` be imported once more by its name;
+    nobody warns of that at a real start.
+    """
     path = getattr(sys.modules.get(module), "__path__", None)
     sys.modules.pop(module if path is None else f"{module}.__main__", None)
 
@@ -286,7 +306,9 @@ def _code(code: object) -> int:
 
 
 def _end(code: int) -> None:
-    """End as Python does, with other threads and exit handlers, but without taking all modules apart."""
+    """End as Python does, with other threads and exit handlers,
+    but without taking all modules apart.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
@@ -300,7 +322,11 @@ if __name__ == "__main__":
     _listener, _python = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     for _name in _MODULES:
         importlib.import_module(_name)
-    _own_path = sys.path[1 + len(os.environ.get("PYTHONPATH", "").split(os.pathsep)) * bool(os.environ.get("PYTHONPATH")) :]
+    _own_path = sys.path[
+        1
+        + len(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        * bool(os.environ.get("PYTHONPATH")) :
+    ]
     gc.freeze()  # what is imported is not looked at again in each fork
     print("ready", flush=True)
     _serve(_listener)

@@ -1,4 +1,6 @@
-"""What each rank of a test's job has found: a file of its own, since lines of ranks that share a pipe arrive mixed."""
+"""What each rank of a test's job has found:
+a file of its own, since lines of ranks that share a pipe arrive mixed.
+"""
 
 from __future__ import annotations
 

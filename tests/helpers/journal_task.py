@@ -1,4 +1,6 @@
-"""The Task of the tests' jobs: each rank writes the samples of each microbatch down, in a file of its process's own."""
+"""The Task of the tests' jobs: each rank writes the samples of each microbatch down,
+in a file of its process's own.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,15 @@ class Journalled(trainkit.Task):
         """Write it down, and train."""
         x, ids = batch
         trainer = self.trainer
-        scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", f"g{os.environ.get('SLURM_RESTART_COUNT', '0')}.")
-        line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "ids": ids.tolist(), "t": time.time()}
+        scope = os.environ.get(
+            "HOROVOD_RENDEZVOUS_SCOPE", f"g{os.environ.get('SLURM_RESTART_COUNT', '0')}."
+        )
+        line = {
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+            "ids": ids.tolist(),
+            "t": time.time(),
+        }
         line |= {
             "rank": trainer.global_rank,
             "ranks": trainer.world_size,

@@ -1,4 +1,6 @@
-"""Jobs with ranks that write down which samples they train: a user's project, and what its ranks have written."""
+"""Jobs with ranks that write down which samples they train:
+a user's project, and what its ranks have written.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,14 @@ class Journal:
         return (self.folder / "log").read_text()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the lines of all ranks' journals, by time; a line that is being written is left out."""
+        """Return the lines of all ranks' journals, by time;
+        a line that is being written is left out.
+        """
         found = []
         for path in self.folder.glob("journal-*"):
-            found += [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+            found += [
+                json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")
+            ]
         return sorted(found, key=lambda line: line["t"])
 
     def has_step(self, step: int, ranks: int = 2) -> bool:
@@ -50,7 +56,12 @@ class Journal:
 
     def sizes(self) -> list[int]:
         """Return the number of ranks of each generation that trained, in order."""
-        return [ranks for _, ranks in sorted({line["generation"]: line["ranks"] for line in self.lines()}.items())]
+        return [
+            ranks
+            for _, ranks in sorted(
+                {line["generation"]: line["ranks"] for line in self.lines()}.items()
+            )
+        ]
 
     def ends(self) -> list[dict[str, Any]]:
         """Return what the ranks that came to the end wrote."""
@@ -73,12 +84,14 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, failure: Callabl
 
 
 def check_samples(job: Journal, epochs: int = 4, repeated: int = 0) -> None:
-    """Each epoch holds each sample once, in the steps as they were trained last; the ranks end alike; no step is lost.
+    """Each epoch holds each sample once, in the steps as they were trained last; the ranks end
+    alike; no step is lost.
 
     Args:
         job: that has ended.
         epochs: of the job.
-        repeated: how many samples at most were trained twice: those of the steps that a loss has cut.
+        repeated: how many samples at most were trained twice: those of the steps that a loss has
+            cut.
     """
     steps: dict[tuple[int, int], dict[int, list[int]]] = {}
     lines = job.lines()
@@ -89,6 +102,13 @@ def check_samples(job: Journal, epochs: int = 4, repeated: int = 0) -> None:
         ids = [i for (of, _), parts in steps.items() if of == epoch for i in parts[max(parts)]]
         assert sorted(ids) == list(range(SAMPLES)), f"epoch {epoch}\n{job.text}"
     ends = job.ends()
-    assert ends and all(end == ends[0] for end in ends), f"the ranks' last weights differ\n{job.text}"
-    again = sum(len(ids) for parts in steps.values() for generation, ids in parts.items() if generation != max(parts))
+    assert ends and all(end == ends[0] for end in ends), (
+        f"the ranks' last weights differ\n{job.text}"
+    )
+    again = sum(
+        len(ids)
+        for parts in steps.values()
+        for generation, ids in parts.items()
+        if generation != max(parts)
+    )
     assert again <= repeated, f"{again} samples were repeated\n{job.text}"

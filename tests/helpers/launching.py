@@ -1,4 +1,6 @@
-"""Runs commands as a user would: in an empty folder, in their own process group, with a time limit."""
+"""Runs commands as a user would:
+in an empty folder, in their own process group, with a time limit.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ Command = Callable[..., Done]
 def run_command(line: str, cwd: Path, timeout_s: float = 480, **environment: str) -> Done:
     """Run a shell command with this environment's programs; nothing that it started outlives it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
-    env |= {"PATH": f"{_forks().folder}:{BIN}:{env['PATH']}", "WANDB_MODE": "offline", _MARK: uuid.uuid4().hex} | environment
+    env |= {
+        "PATH": f"{_forks().folder}:{BIN}:{env['PATH']}",
+        "WANDB_MODE": "offline",
+        _MARK: uuid.uuid4().hex,
+    } | environment
     process = subprocess.Popen(
         line,
         shell=True,
@@ -58,7 +64,9 @@ def run_command(line: str, cwd: Path, timeout_s: float = 480, **environment: str
         stacks = _stacks({*_marked(env[_MARK]), *_children(_forks().process.pid)})
         _end_all(env[_MARK])
         out, err = process.communicate()
-        pytest.fail(f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}\n{stacks}")
+        pytest.fail(
+            f"`{line}` did not end within {timeout_s} s:\n{out[-2000:]}\n{err[-2000:]}\n{stacks}"
+        )
     finally:
         _end_all(env[_MARK])
     return Done(process.returncode, out, err)
@@ -79,7 +87,9 @@ def _marked(mark: str) -> Iterator[int]:
 
 
 def _children(parent: int) -> Iterator[int]:
-    """Yield the forks: their environment, as others see it, is still that of the process that they come from."""
+    """Yield the forks: their environment, as others see it,
+    is still that of the process that they come from.
+    """
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
@@ -93,7 +103,9 @@ def _stacks(pids: Iterable[int]) -> str:
     found = []
     for pid in sorted(pids):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run([*dump, str(pid)], check=False, capture_output=True, text=True, timeout=30)
+            done = subprocess.run(
+                [*dump, str(pid)], check=False, capture_output=True, text=True, timeout=30
+            )
             found.append(done.stdout or f"process {pid}: {done.stderr}")
     return "\n".join(found)
 

@@ -8,7 +8,9 @@ from trainkit.api.callback import Callback
 
 
 class Written(Callback):
-    """Records (step, values) of the logged names that begin with one of `starts` (by default all)."""
+    """Records (step, values) of the logged names that begin with
+    one of `starts` (by default all).
+    """
 
     def __init__(self, *starts: str) -> None:
         self.starts = starts
@@ -16,7 +18,11 @@ class Written(Callback):
 
     def on_metrics(self, trainer: Any, task: Any, metrics: dict[str, float], step: int) -> None:
         """Keep them."""
-        chosen = {name: value for name, value in metrics.items() if not self.starts or name.startswith(self.starts)}
+        chosen = {
+            name: value
+            for name, value in metrics.items()
+            if not self.starts or name.startswith(self.starts)
+        }
         if chosen:
             self.rows.append((step, chosen))
 

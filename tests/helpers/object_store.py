@@ -1,4 +1,6 @@
-"""A real S3 server on this machine (moto's), for tests of what is read from and written to an object store."""
+"""A real S3 server on this machine (moto's),
+for tests of what is read from and written to an object store.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,23 @@ def serve() -> Iterator[ObjectStore]:
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            found = next(found for text in server.stderr if (found := re.search(r"Running on (http://[\d.:]+)", text)))
-            keys = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "mine", "AWS_DEFAULT_REGION": "us-east-1"}
+            found = next(
+                found
+                for text in server.stderr
+                if (found := re.search(r"Running on (http://[\d.:]+)", text))
+            )
+            keys = {
+                "AWS_ACCESS_KEY_ID": "me",
+                "AWS_SECRET_ACCESS_KEY": "mine",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
             environment = {"AWS_ENDPOINT_URL": found[1], **keys}
             client = boto3.client(
-                "s3", "us-east-1", endpoint_url=found[1], aws_access_key_id="me", aws_secret_access_key="mine"
+                "s3",
+                "us-east-1",
+                endpoint_url=found[1],
+                aws_access_key_id="me",
+                aws_secret_access_key="mine",
             )
             client.create_bucket(Bucket=BUCKET)
             client.close()

@@ -1,7 +1,9 @@
-"""The code blocks of a page of Markdown, and how a test runs them: top to bottom, in one folder, made small.
+"""The code blocks of a page of Markdown, and how a test runs them: top to bottom, in one folder,
+made small.
 
-A block of Python, YAML or TOML whose first line is a comment with a file's name is that file. Shell commands are run as they
-are written, but for `shrunk`. A comment before a block says what is special about it:
+A block of Python, YAML or TOML whose first line is a comment with a file's name is that file. Shell
+commands are run as they are written, but for `shrunk`. A comment before a block says what is
+special about it:
 
     <!-- not run: why -->         its commands are not run here
     <!-- ends with: 75; why -->   the exit code of its last command; "not 0" for any other
@@ -34,7 +36,9 @@ class Block:
     def file(self) -> str | None:
         """The name of the file that the block is."""
         named = _FILE.match(self.text)
-        return named[1] if named is not None and self.language in ("python", "yaml", "toml") else None
+        return (
+            named[1] if named is not None and self.language in ("python", "yaml", "toml") else None
+        )
 
     @property
     def content(self) -> str:
@@ -46,7 +50,10 @@ class Block:
         """The lines of a shell block without their comments; `\\` joins lines."""
         if self.language != "sh":
             return []
-        lines = [re.split(r"\s{2,}#|\s#\s", line)[0].strip() for line in self.text.replace("\\\n", " ").splitlines()]
+        lines = [
+            re.split(r"\s{2,}#|\s#\s", line)[0].strip()
+            for line in self.text.replace("\\\n", " ").splitlines()
+        ]
         return [line for line in lines if line and not line.startswith("#")]
 
     @property
@@ -57,12 +64,17 @@ class Block:
     def is_expected(self, code: int) -> bool:
         """Return whether the last command may end with this code."""
         ends = re.match(r"ends with: (not 0|\d+)", self.comment)
-        return code == 0 if ends is None else code != 0 if ends[1] == "not 0" else code == int(ends[1])
+        return (
+            code == 0 if ends is None else code != 0 if ends[1] == "not 0" else code == int(ends[1])
+        )
 
 
 def blocks(page: Path) -> list[Block]:
     """Return the page's code blocks, in order."""
-    return [Block(comment or "", language, text) for comment, language, text in _BLOCK.findall(page.read_text())]
+    return [
+        Block(comment or "", language, text)
+        for comment, language, text in _BLOCK.findall(page.read_text())
+    ]
 
 
 def commands(page: Path) -> Iterator[str]:
@@ -74,11 +86,16 @@ def commands(page: Path) -> Iterator[str]:
 
 def shrunk(line: str) -> str:
     """Return a command that takes seconds: small batches and images, a few steps."""
-    words = line.replace("data.root=/data/imagenet", "data.root=images").replace("max_epochs=90", "max_epochs=1")
+    words = line.replace("data.root=/data/imagenet", "data.root=images").replace(
+        "max_epochs=90", "max_epochs=1"
+    )
     if not re.search(r"-m trainkit \w", words):
         return words
     if "imagefolder" in words:
-        return words + " data.num_classes=2 data.image_size=32 data.batch_size=2 trainer.max_steps=2 data.num_workers=1"
+        return (
+            words + " data.num_classes=2 data.image_size=32 data.batch_size=2 trainer.max_steps=2"
+            " data.num_workers=1"
+        )
     large = re.search(r"conf=(resnet|gpt|hf_|bert|recommender)", words) is not None
     if " scaling " in words:
         return words + " steps=2"
@@ -100,14 +117,18 @@ def shrunk(line: str) -> str:
 
 def prepare(folder: Path) -> None:
     """Write what pages expect to be there: images, a text, an executable list of hosts."""
-    from tests.e2e.test_bad_input import write_images  # noqa: PLC0415 - it needs the command fixture's imports
+    from tests.e2e.test_bad_input import (
+        write_images,
+    )  # noqa: PLC0415 - it needs the command fixture's imports
 
     write_images(folder)
     (folder / "my.txt").write_text("to be or not to be\n" * 400)
 
 
 def run_page(page: Path, folder: Path, timeout_s: float = 240) -> int:
-    """Run a page top to bottom; return how many commands ran. One that ends otherwise than the page says fails the test."""
+    """Run a page top to bottom; return how many commands ran.
+    One that ends otherwise than the page says fails the test.
+    """
     count = 0
     for block in blocks(page):
         if block.file is not None:
@@ -118,7 +139,11 @@ def run_page(page: Path, folder: Path, timeout_s: float = 240) -> int:
             continue
         for line in block.commands:
             done = run_command(shrunk(line), folder, timeout_s)
-            is_right = block.is_expected(done.code) if line == block.commands[-1] else done.code == 0
-            assert is_right, f"{page.name}: {shrunk(line)}\nended with {done.code}:\n{done.text[-3000:]}"
+            is_right = (
+                block.is_expected(done.code) if line == block.commands[-1] else done.code == 0
+            )
+            assert is_right, (
+                f"{page.name}: {shrunk(line)}\nended with {done.code}:\n{done.text[-3000:]}"
+            )
             count += 1
     return count

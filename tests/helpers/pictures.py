@@ -8,7 +8,9 @@ import torch
 from torchvision.io import write_jpeg
 
 
-def write_pictures(root: Path, train: int = 32, val: int = 8, classes: int = 4, size: int = 24) -> Path:
+def write_pictures(
+    root: Path, train: int = 32, val: int = 8, classes: int = 4, size: int = 24
+) -> Path:
     """Write train/<class>/*.jpg and val/<class>/*.jpg, and return the folder."""
     generator = torch.Generator().manual_seed(0)
     for part, count in (("train", train), ("val", val)):

@@ -12,7 +12,8 @@ from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.loggers import PrometheusLogger
 
-Samples = dict[str, list[tuple[dict[str, str], float]]]  # a sample's name -> (labels, value) of each
+# a sample's name -> (labels, value) of each
+Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
 def scrape(logger: PrometheusLogger) -> Samples:
@@ -42,8 +43,12 @@ class Scrapes(Callback):
             self.seen.append(scrape(self.logger))
 
 
-def exported(folder: Path, task: Line | None = None, ckpt_path: str | None = None, **settings: Any) -> list[Samples]:
-    """Train epochs of two steps of four samples each; return the exported values at the end of each."""
+def exported(
+    folder: Path, task: Line | None = None, ckpt_path: str | None = None, **settings: Any
+) -> list[Samples]:
+    """Train epochs of two steps of four samples each;
+    return the exported values at the end of each.
+    """
     logger = PrometheusLogger(port=0)
     scrapes = Scrapes(logger)
     own = settings.pop("callbacks", [])

@@ -43,6 +43,8 @@ def newest(run_dir: Path) -> Path:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """The newest checkpoints are equal bit for bit, metrics included, and so are the logged values."""
+    """The newest checkpoints are equal bit for bit, metrics included,
+    and so are the logged values.
+    """
     assert differences(newest(one), newest(other)) == []
     assert (one / "metrics.csv").read_text() == (other / "metrics.csv").read_text()

@@ -15,7 +15,8 @@ class Simulated:
     """Sends events to a state machine, and checks its invariants after each.
 
     Attributes:
-        alive: the names of processes that were started and have not ended, in the order of their start.
+        alive: the names of processes that were started and have not ended, in the order of their
+            start.
         starts: all that were started.
         sent: signals by worker.
         said: messages for the user.
@@ -46,14 +47,29 @@ class Simulated:
             self._obey(self.state_machine.joined(self.now, name, commit, own))
 
     def beat(
-        self, *names: str, step: int = 0, waiting: str = "", stall_s: float | None = None, raised: bool = False
+        self,
+        *names: str,
+        step: int = 0,
+        waiting: str = "",
+        stall_s: float | None = None,
+        raised: bool = False,
     ) -> list[dict[str, Any]]:
         """Workers beat; returns the replies."""
         replies = []
         for name in names:
             seat = self.seat(name)
-            said = {"step": step, "progress": step, "waiting": waiting, "stall_s": stall_s, "raised": raised}
-            self._obey(self.state_machine.beat(self.now, name, said | {"generation": seat.generation if seat else 0}))
+            said = {
+                "step": step,
+                "progress": step,
+                "waiting": waiting,
+                "stall_s": stall_s,
+                "raised": raised,
+            }
+            self._obey(
+                self.state_machine.beat(
+                    self.now, name, said | {"generation": seat.generation if seat else 0}
+                )
+            )
             replies.append(self.state_machine.reply(name))
         return replies
 
@@ -104,15 +120,19 @@ class Simulated:
     def wanted(self, name: str) -> bool:
         """Whether a worker is requested to join."""
         worker = self.state_machine.job.workers[name]
-        return self.state_machine.reply(name)["wanted"] > (worker.seat.generation if worker.seat else 0)
+        return self.state_machine.reply(name)["wanted"] > (
+            worker.seat.generation if worker.seat else 0
+        )
 
     def _obey(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             if isinstance(decision, Start):
-                assert decision.worker not in {start.worker for start in self.starts}, "a name is used once"
-                assert self.state_machine.job.over is None and self.state_machine.job.stop is None, (
-                    "nothing is started in a job that ends"
+                assert decision.worker not in {start.worker for start in self.starts}, (
+                    "a name is used once"
                 )
+                assert (
+                    self.state_machine.job.over is None and self.state_machine.job.stop is None
+                ), "nothing is started in a job that ends"
                 self.alive.append(decision.worker)
                 self.starts.append(decision)
             elif isinstance(decision, Send):
@@ -131,16 +151,26 @@ class Simulated:
             return
         assert job.generation == self._formed + 1
         self._formed = job.generation
-        crew = sorted((w for w in job.workers.values() if w.phase == "running"), key=lambda w: w.seat.rank)  # type: ignore[union-attr]
+        crew = sorted(
+            (w for w in job.workers.values() if w.phase == "running"), key=lambda w: w.seat.rank
+        )  # type: ignore[union-attr]
         seats = [w.seat for w in crew if w.seat is not None]
         least = 1 if job.is_ending else self.rules.min_np if self._formed > 1 else self.rules.np
         assert least <= len(seats) <= self.rules.most
-        assert {seat.generation for seat in seats} == {job.generation}, "nobody runs beside a generation"
+        assert {seat.generation for seat in seats} == {job.generation}, (
+            "nobody runs beside a generation"
+        )
         assert [seat.rank for seat in seats] == list(range(len(seats)))
         assert {seat.size for seat in seats} == {len(seats)}
-        candidates = crew + [w for w in job.workers.values() if w.phase == "waiting" and not (job.is_ending and w.seat is None)]
+        candidates = crew + [
+            w
+            for w in job.workers.values()
+            if w.phase == "waiting" and not (job.is_ending and w.seat is None)
+        ]
         assert crew[0].commit == max(w.commit for w in candidates), "rank 0 has the newest state"
-        by_host = {host: [w.seat for w in crew if w.host == host] for host in {w.host for w in crew}}
+        by_host = {
+            host: [w.seat for w in crew if w.host == host] for host in {w.host for w in crew}
+        }
         for own in by_host.values():
             assert [seat.local_rank for seat in own if seat] == list(range(len(own)))
             assert {seat.local_size for seat in own if seat} == {len(own)}

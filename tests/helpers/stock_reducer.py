@@ -1,4 +1,6 @@
-"""The stock `hvd.DistributedOptimizer`, used only for its sums: the reference of trainkit's own, bit for bit."""
+"""The stock `hvd.DistributedOptimizer`, used only for its sums:
+the reference of trainkit's own, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES
 
 
 class Contiguous:
-    """A Horovod `Compression` that compresses nothing: it carries channels_last and bfloat16 over the wire."""
+    """A Horovod `Compression` that compresses nothing:
+    it carries channels_last and bfloat16 over the wire.
+    """
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +37,8 @@ class Contiguous:
 class StockReducer:
     """Sums through `hvd.DistributedOptimizer`; the user's own optimizer takes the step.
 
-    Its hooks stay on the parameters, which serve for one fit alone, and none may be frozen or sparse.
+    Its hooks stay on the parameters, which serve for one fit alone, and none may be frozen or
+    sparse.
 
     Args:
         model: all of its parameters are trained.
@@ -47,7 +52,11 @@ class StockReducer:
             named = [(n, p) for n, p in model.named_parameters() if p in own]
             self._wrapped.append(
                 hvd.DistributedOptimizer(
-                    optimizer, named_parameters=named, compression=Contiguous, op=hvd.Sum, sparse_as_dense=True
+                    optimizer,
+                    named_parameters=named,
+                    compression=Contiguous,
+                    op=hvd.Sum,
+                    sparse_as_dense=True,
                 )
             )
 
@@ -76,7 +85,12 @@ class StockReducer:
 class StockEngine(HorovodEngine):
     """HorovodEngine with the stock sums in place of trainkit's."""
 
-    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
+    def prepare(
+        self,
+        task: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        precision: Precision | None = None,
+    ) -> None:
         """See Engine."""
         super().prepare(task, optimizers, precision)
         assert self._reducer is not None

@@ -1,13 +1,16 @@
-"""Ranks as threads of one process: the real Trainer, loop and feeds run on each, and an engine in memory joins them.
+"""Ranks as threads of one process: the real Trainer, loop and feeds run on each, and an engine in
+memory joins them.
 
     world = World(3)
     results = world.run(lambda engine: fit_something(engine))     # one call in each thread, results in the order of ranks
 
-Random numbers are the process's, and so shared: use tasks without dropout, and data sets that draw nothing.
+Random numbers are the process's, and so shared: use tasks without dropout, and data sets that draw
+nothing.
 
-Ranks run in `without_collections`: torch.get_rng_state makes a Python object while it holds the generator's lock. Up to Python
-3.11 this can start a collection of cycles, which runs Python code (gc.callbacks, finalizers) and so may hand the interpreter's
-lock to another rank, which blocks on the generator's lock for ever.
+Ranks run in `without_collections`: torch.get_rng_state makes a Python object while it holds the
+generator's lock. Up to Python 3.11 this can start a collection of cycles, which runs Python code
+(gc.callbacks, finalizers) and so may hand the interpreter's lock to another rank, which blocks on
+the generator's lock for ever.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ _PATIENCE_S = 60
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Within the context the interpreter starts no collection of cycles by itself; gc.collect() still works."""
+    """Within the context the interpreter starts no collection of cycles by itself;
+    gc.collect() still works.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -66,7 +71,9 @@ class World:
         return list(self._box)
 
     def run(self, work: Callable[[ThreadEngine], _Result]) -> list[_Result]:
-        """Call `work` on each rank and return the results in order; the first error of a rank is raised here."""
+        """Call `work` on each rank and return the results in order;
+        the first error of a rank is raised here.
+        """
         results: list[Any] = [None] * self.size
         errors: list[BaseException] = []
 
@@ -153,7 +160,12 @@ class ThreadEngine(Engine):
         self.ranks.assign(place, size, place, size)
         self.device = torch.device("cpu")
 
-    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
+    def prepare(
+        self,
+        task: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        precision: Precision | None = None,
+    ) -> None:
         """See Engine."""
         super().prepare(task, optimizers, precision)
         self.comm.broadcast_tensors(tensors_of(task))
@@ -168,6 +180,8 @@ class ThreadEngine(Engine):
     def reduce_gradients(self) -> None:
         """See Engine. A parameter without gradient on any rank keeps none."""
         own = [None if p.grad is None else p.grad.clone() for p in self._parameters]
-        for parameter, held in zip(self._parameters, zip(*self.comm.exchange(own), strict=True), strict=True):
+        for parameter, held in zip(
+            self._parameters, zip(*self.comm.exchange(own), strict=True), strict=True
+        ):
             there = [grad for grad in held if grad is not None]
             parameter.grad = sum(there[1:], there[0].clone()) if there else None

@@ -30,14 +30,18 @@ def rows(num_samples: int = 23) -> TensorDataset:
 
 def loader(data: int | Dataset[Any] = 23, batch_size: int = 4, **options: Any) -> DataLoader[Any]:
     """Return a DataLoader over a data set, or over a number of rows."""
-    return DataLoader(rows(data) if isinstance(data, int) else data, batch_size=batch_size, **options)
+    return DataLoader(
+        rows(data) if isinstance(data, int) else data, batch_size=batch_size, **options
+    )
 
 
 def fill(model: nn.Module) -> None:
     """Set the weights to fixed values, all different, independent of the random state."""
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
-            values = torch.linspace(-0.6, 0.5, parameter.numel(), dtype=parameter.dtype) * (1 + 0.1 * i)
+            values = torch.linspace(-0.6, 0.5, parameter.numel(), dtype=parameter.dtype) * (
+                1 + 0.1 * i
+            )
             parameter.copy_(values.reshape(parameter.shape))
 
 
@@ -76,15 +80,21 @@ class Line(Task):
 
 
 class Net(Line):
-    """Two layers with dropout and batch norm: a model with random numbers and buffers of its own."""
+    """Two layers with dropout and batch norm:
+    a model with random numbers and buffers of its own.
+    """
 
     def make_model(self) -> nn.Module:
         """Return the model: 3 numbers in, 1 out."""
-        return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+        return nn.Sequential(
+            nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1)
+        )
 
 
 class Recorder(Callback):
-    """Keeps the learning rate of each step, and the gradients' norm before it is clipped, and as it was used."""
+    """Keeps the learning rate of each step, and the gradients' norm before it is clipped,
+    and as it was used.
+    """
 
     def __init__(self) -> None:
         self.lrs: list[float] = []
@@ -102,7 +112,9 @@ class Recorder(Callback):
 
 
 def _norm(task: Task) -> float:
-    return float(torch.cat([p.grad.reshape(-1) for p in task.parameters() if p.grad is not None]).norm())
+    return float(
+        torch.cat([p.grad.reshape(-1) for p in task.parameters() if p.grad is not None]).norm()
+    )
 
 
 def quiet(run_dir: Path | str, **settings: Any) -> Trainer:
@@ -140,7 +152,9 @@ class Numbered(Dataset[Any]):
 
 
 class Numbers(Line):
-    """A Line on numbered rows, with momentum; its epoch value shows whether each sample was counted once."""
+    """A Line on numbered rows, with momentum;
+    its epoch value shows whether each sample was counted once.
+    """
 
     def __init__(self) -> None:
         super().__init__(lr=0.05, momentum=0.9)

@@ -1,4 +1,6 @@
-"""Reads the file of an offline W&B run: records of wandb's own protocol, in LevelDB's log format."""
+"""Reads the file of an offline W&B run:
+records of wandb's own protocol, in LevelDB's log format.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ _HEAD = struct.Struct("<IHB")  # checksum, length, kind: whole, first, middle, l
 def records(folder: Path) -> list[Any]:
     """Return the records of the one offline run in `<folder>/wandb`, which has ended.
 
-    W&B's own process writes the file, and may do so only after `finish` has returned: this waits for the run's last record.
+    W&B's own process writes the file, and may do so only after `finish` has returned: this waits
+    for the run's last record.
     """
     (path,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
     deadline = time.monotonic() + _WRITTEN_WITHIN_S
@@ -24,7 +27,9 @@ def records(folder: Path) -> list[Any]:
         found = _parse(path.read_bytes())
         if any(record.WhichOneof("record_type") == "exit" for record in found):
             return found
-        assert time.monotonic() < deadline, f"the run has not ended; {path} holds {len(found)} records"
+        assert time.monotonic() < deadline, (
+            f"the run has not ended; {path} holds {len(found)} records"
+        )
         time.sleep(0.01)
 
 
@@ -52,9 +57,16 @@ def _parse(content: bytes) -> list[Any]:
 
 def of_kind(folder: Path, kind: str) -> list[Any]:
     """Return the records of a kind: "run", "history", "exit", ..."""
-    return [getattr(record, kind) for record in records(folder) if record.WhichOneof("record_type") == kind]
+    return [
+        getattr(record, kind)
+        for record in records(folder)
+        if record.WhichOneof("record_type") == kind
+    ]
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
     """Return the rows that were logged."""
-    return [{".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row.item} for row in of_kind(folder, "history")]
+    return [
+        {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row.item}
+        for row in of_kind(folder, "history")
+    ]

@@ -5,8 +5,9 @@
     failures         which tests of a report failed
     known.py         which of them may, and why
 
-It fails if another test fails, or if a process leaves no report: a crash, or a hang until the group's time limit. HOROVOD_GIT
-names another repository with the same commit, for machines without access to GitHub.
+It fails if another test fails, or if a process leaves no report: a crash, or a hang until the
+group's time limit. HOROVOD_GIT names another repository with the same commit, for machines without
+access to GitHub.
 """
 
 from __future__ import annotations
@@ -41,7 +42,16 @@ class Group:
     timeout_s: float
 
 
-_SINGLE = ("elastic_discovery", "elastic_driver", "elastic_run", "run", "service", "task_service", "torch_elastic", "util")
+_SINGLE = (
+    "elastic_discovery",
+    "elastic_driver",
+    "elastic_run",
+    "run",
+    "service",
+    "task_service",
+    "torch_elastic",
+    "util",
+)
 GROUPS = (
     Group("parallel", ("parallel/test_torch.py", "parallel/test_common.py"), 2, 900),
     Group("single", tuple(f"single/test_{name}.py" for name in _SINGLE), 0, 900),
@@ -61,25 +71,44 @@ def fetch() -> None:
         url = os.environ.get("HOROVOD_GIT", REPOSITORY)
         run([*git, "init", "--quiet"], what="git init", log=LOG)
         tag = f"refs/tags/v{VERSION}"
-        run([*git, "fetch", "--depth", "1", url, tag], what=f"Fetching Horovod's tests from {url}", log=LOG)
-        found = subprocess.check_output([*git, "rev-parse", "FETCH_HEAD^{commit}"], text=True).strip()
+        run(
+            [*git, "fetch", "--depth", "1", url, tag],
+            what=f"Fetching Horovod's tests from {url}",
+            log=LOG,
+        )
+        found = subprocess.check_output(
+            [*git, "rev-parse", "FETCH_HEAD^{commit}"], text=True
+        ).strip()
         if found != COMMIT:
-            raise EngineError(f"{url} has commit {found} at v{VERSION}; it must be {COMMIT}. None of it was run.")
+            raise EngineError(
+                f"{url} has commit {found} at v{VERSION}; it must be {COMMIT}. None of it was run."
+            )
         run([*git, "checkout", "--quiet", COMMIT, "--", "test"], what="git checkout", log=LOG)
     if not PACKAGES.is_dir():
-        run(pip("install", "--target", str(PACKAGES), *NEEDS), what=f"Installing {', '.join(NEEDS)}", log=LOG)
+        run(
+            pip("install", "--target", str(PACKAGES), *NEEDS),
+            what=f"Installing {', '.join(NEEDS)}",
+            log=LOG,
+        )
 
 
 def run_group(group: Group) -> list[Path]:
     """Run a group, and return the paths of the reports that its processes are to write."""
     folders = [SOURCE / "test" / name for name in ("utils", "parallel", "single", "integration")]
     paths = [ROOT, PACKAGES, *folders]
-    # Horovod's tests call its launcher as a function, and expect an elastic job's errors as exceptions of its own driver.
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "TRAINKIT_ELASTIC_DRIVER": "horovod"}
+    # Horovod's tests call its launcher as a function, and expect an elastic job's errors as
+    # exceptions of its own driver.
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "TRAINKIT_ELASTIC_DRIVER": "horovod",
+    }
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     files = " ".join(str(SOURCE / "test" / file) for file in group.files)
     report = str(REPORTS / group.name) + "-${HOROVOD_RANK:-0}.xml"
-    pytest = f"{sys.executable} -m pytest -q -c /dev/null --rootdir={SOURCE} -p no:cacheprovider --junitxml={report} {files}"
+    pytest = (
+        f"{sys.executable} -m pytest -q -c /dev/null --rootdir={SOURCE} -p no:cacheprovider"
+        f" --junitxml={report} {files}"
+    )
     # exit 0: the launcher ends all ranks if one fails, and the others would leave no report
     command = ["sh", "-c", f"{pytest}; exit 0"]
     if group.ranks:
@@ -88,14 +117,22 @@ def run_group(group: Group) -> list[Path]:
     for path in reports:
         path.unlink(missing_ok=True)
     try:
-        run(command, what=f"Horovod's {group.name} tests", log=LOG, env=env, timeout_s=group.timeout_s)
+        run(
+            command,
+            what=f"Horovod's {group.name} tests",
+            log=LOG,
+            env=env,
+            timeout_s=group.timeout_s,
+        )
     except EngineError as error:
         print(error)
     return reports
 
 
 def failures(report: Path) -> tuple[int, set[str]]:
-    """Return how many tests passed, and the names of those that failed: "test_torch.TorchTests.test_x"."""
+    """Return how many tests passed, and the names of those that failed:
+    "test_torch.TorchTests.test_x".
+    """
     passed, failed = 0, set()
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname')}.{case.get('name')}"
@@ -127,7 +164,11 @@ def main() -> int:
     chosen = sys.argv[1:] or [group.name for group in GROUPS]
     unknown = set(chosen) - {group.name for group in GROUPS}
     if unknown:
-        print(f"There is no group '{unknown.pop()}'; there are: {', '.join(group.name for group in GROUPS)}", file=sys.stderr)
+        print(
+            f"There is no group '{unknown.pop()}'; there are:"
+            f" {', '.join(group.name for group in GROUPS)}",
+            file=sys.stderr,
+        )
         return 2
     try:
         fetch()

@@ -16,7 +16,9 @@ Make = Callable[..., Hosts]
 
 @pytest.fixture
 def make_hosts(tmp_path: Path) -> Iterator[Make]:
-    """A function that makes two hosts, with sshd if there is one and with the storm's stand-in otherwise."""
+    """A function that makes two hosts,
+    with sshd if there is one and with the storm's stand-in otherwise.
+    """
     if why := unavailable():
         pytest.skip(f"no hosts: {why}")
     with ExitStack() as stack:
@@ -24,6 +26,8 @@ def make_hosts(tmp_path: Path) -> Iterator[Make]:
         def make(**given: Any) -> Hosts:
             folder = tmp_path / "hosts"
             folder.mkdir()
-            return stack.enter_context(Hosts(folder, 2, real_ssh=not sshd_missing(), named=True, **given))
+            return stack.enter_context(
+                Hosts(folder, 2, real_ssh=not sshd_missing(), named=True, **given)
+            )
 
         yield make

@@ -1,4 +1,5 @@
-"""What the ranks of these tests run: the storm's fit (tests/faults/storm/job.py), under any launcher, with checkpoints.
+"""What the ranks of these tests run: the storm's fit (tests/faults/storm/job.py), under any
+launcher, with checkpoints.
 
 job.py RUN_DIR NOTES JSON        {"pace_s": 0.02, "epochs": 2, "elastic": true}
 """
@@ -51,8 +52,14 @@ def main() -> None:
         num_sanity_val_steps=0,
         log_every_n_steps=5,
     )
-    trainer.fit(task, DataLoader(samples(), batch_size=STEP // ranks, shuffle=True), ckpt_path="auto")
-    end: dict[str, Any] = {"step": trainer.global_step, "uneven": int(task.uneven), "seen": task.seen.tolist()}
+    trainer.fit(
+        task, DataLoader(samples(), batch_size=STEP // ranks, shuffle=True), ckpt_path="auto"
+    )
+    end: dict[str, Any] = {
+        "step": trainer.global_step,
+        "uneven": int(task.uneven),
+        "seen": task.seen.tolist(),
+    }
     (notes / f"end-{os.getpid()}.json").write_text(json.dumps(end | {"weights": flat(task)}))
 
 

@@ -54,7 +54,9 @@ class Job:
         began = time.monotonic()
         while not holds():
             waited = time.monotonic() - began
-            assert waited < timeout_s, f"{what} did not happen within {timeout_s:g} s:\n{self.text[-3000:]}"
+            assert waited < timeout_s, (
+                f"{what} did not happen within {timeout_s:g} s:\n{self.text[-3000:]}"
+            )
             time.sleep(0.02)
         return time.monotonic() - began
 
@@ -75,15 +77,24 @@ class Job:
         return next((code for p in self.processes if (code := p.poll()) is not None), None)
 
     def end(self, timeout_s: float = 300) -> int:
-        """Wait until all its commands have ended; return the largest exit code (a signal's number is one)."""
+        """Wait until all its commands have ended;
+        return the largest exit code (a signal's number is one).
+        """
         try:
             return max(abs(process.wait(timeout_s)) for process in self.processes)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the job did not end within {timeout_s:g} s:\n{self.text[-3000:]}") from None
+            raise AssertionError(
+                f"the job did not end within {timeout_s:g} s:\n{self.text[-3000:]}"
+            ) from None
 
     def left(self) -> list[int]:
         """Return its processes on the hosts."""
-        there = [pid for host in range(self.hosts.count) if self.hosts.is_there(host) for pid in self.hosts.processes(host)]
+        there = [
+            pid
+            for host in range(self.hosts.count)
+            if self.hosts.is_there(host)
+            for pid in self.hosts.processes(host)
+        ]
         return [pid for pid in there if str(JOB).encode() in _command(pid)]
 
     def status(self) -> Status:
@@ -124,11 +135,17 @@ def job_of(
     """
     (folder / "run").mkdir(exist_ok=True)
     (folder / "notes").mkdir(exist_ok=True)
-    for old in [path for name in ("end-*", "step", "pace") for path in (folder / "notes").glob(name)]:
+    for old in [
+        path for name in ("end-*", "step", "pace") for path in (folder / "notes").glob(name)
+    ]:
         old.unlink()
     settings = json.dumps({"pace_s": 0.01, "epochs": 1, "elastic": launcher == "elastic"} | given)
     script = [str(JOB), str(folder / "run"), str(folder / "notes"), settings]
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_", "TRAINKIT_"))}
+    environ = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("HOROVOD_", "PYTEST_", "TRAINKIT_"))
+    }
     environ |= {"PATH": hosts.path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     job = Job(hosts, folder)
     with (folder / "output").open("wb") as output:
@@ -158,13 +175,34 @@ def job_of(
                 os.kill(pid, signal.SIGKILL)
 
 
-def _commands(hosts: Hosts, launcher: str, words: Sequence[str], program: Sequence[str]) -> list[list[str]]:
+def _commands(
+    hosts: Hosts, launcher: str, words: Sequence[str], program: Sequence[str]
+) -> list[list[str]]:
     if launcher == "torchrun":
-        options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={hosts.address(0)}:29500"]
-        return [[*hosts.on(host), "torchrun", *options, "--rdzv-id=hosts", *words] for host in (0, 1)]
+        options = [
+            "--nnodes=2",
+            "--nproc-per-node=1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={hosts.address(0)}:29500",
+        ]
+        return [
+            [*hosts.on(host), "torchrun", *options, "--rdzv-id=hosts", *words] for host in (0, 1)
+        ]
     named = ",".join(f"{hosts.address(host)}:1" for host in (0, 1))
-    options = ["--min-np", "1", "--blacklist-cooldown-range", "1", "2"] if launcher == "elastic" else ["--disable-cache"]
-    given = ["horovodrun", "--gloo", "-np", "2", *options, *([] if "-H" in words else ["-H", named]), *words]
+    options = (
+        ["--min-np", "1", "--blacklist-cooldown-range", "1", "2"]
+        if launcher == "elastic"
+        else ["--disable-cache"]
+    )
+    given = [
+        "horovodrun",
+        "--gloo",
+        "-np",
+        "2",
+        *options,
+        *([] if "-H" in words else ["-H", named]),
+        *words,
+    ]
     return [[*hosts.launcher, *given, *program]]
 
 

@@ -1,4 +1,6 @@
-"""Faults between two hosts: a cable, a host, a driver, a network that is split. No sample is lost or trained on twice."""
+"""Faults between two hosts: a cable, a host, a driver, a network that is split.
+No sample is lost or trained on twice.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,24 @@ LONG = 8  # epochs of a job that is not done before its fault is over
 
 
 def finish(job: Job, epochs: int) -> None:
-    """Check that a job ends well, with each sample counted once in each epoch, and leaves nothing."""
+    """Check that a job ends well, with each sample counted once in each epoch,
+    and leaves nothing.
+    """
     assert job.end() == 0, job.text[-3000:]
     job.check_samples(epochs)
     assert job.left() == []
 
 
 def resume(job: Job, folder: Path, launcher: str, epochs: int = 2) -> None:
-    """Start a job again that has ended, and check that it resumes from its checkpoint, and its end."""
+    """Start a job again that has ended,
+    and check that it resumes from its checkpoint, and its end.
+    """
     with job_of(job.hosts, folder, launcher, epochs=epochs) as again:
         finish(again, epochs)
         found = again.status().progress
-        assert found is not None and found.starts[-1].how == "resume" and found.starts[-1].step >= 10
+        assert (
+            found is not None and found.starts[-1].how == "resume" and found.starts[-1].step >= 10
+        )
 
 
 def test_a_cable_that_is_back_after_seconds_costs_nothing(make_hosts: Make, tmp_path: Path) -> None:
@@ -35,15 +43,21 @@ def test_a_cable_that_is_back_after_seconds_costs_nothing(make_hosts: Make, tmp_
     with job_of(make_hosts(), tmp_path, "elastic", epochs=2, pace_s=0.05) as job:
         job.reach(12)
         job.hosts.cut(1)
-        job.wait_for("a pause", lambda: (found := job.status().progress) is not None and found.still_s > 3)
+        job.wait_for(
+            "a pause", lambda: (found := job.status().progress) is not None and found.still_s > 3
+        )
         job.hosts.mend(1)
         finish(job, epochs=2)
         assert "generation 2" not in job.text
 
 
 @pytest.mark.parametrize("launcher", ["elastic", "torchrun"])
-def test_a_link_that_loses_packets_costs_time_alone(launcher: str, make_hosts: Make, tmp_path: Path) -> None:
-    """One in twenty, in both directions: TCP sends them again, the ranks stay, and each sample counts once."""
+def test_a_link_that_loses_packets_costs_time_alone(
+    launcher: str, make_hosts: Make, tmp_path: Path
+) -> None:
+    """One in twenty, in both directions:
+    TCP sends them again, the ranks stay, and each sample counts once.
+    """
     hosts = make_hosts()
     if not hosts.thin(1, 0.05):
         pytest.skip("no iptables, or its module `statistic` is missing")
@@ -64,7 +78,9 @@ def test_a_killed_driver_ends_its_workers(make_hosts: Make, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fault", ["cable", "host"])
-def test_a_host_that_is_cut_off_is_done_without_and_comes_back(fault: str, make_hosts: Make, tmp_path: Path) -> None:
+def test_a_host_that_is_cut_off_is_done_without_and_comes_back(
+    fault: str, make_hosts: Make, tmp_path: Path
+) -> None:
     """ssh notices after a minute; the other host continues, and both again once it is back."""
     with job_of(make_hosts(), tmp_path, "elastic", epochs=LONG, pace_s=0.05) as job:
         job.reach(12)
@@ -78,7 +94,9 @@ def test_a_host_that_is_cut_off_is_done_without_and_comes_back(fault: str, make_
 
 
 def test_hosts_that_do_not_see_each_other_wait(make_hosts: Make, tmp_path: Path) -> None:
-    """The driver sees both: none trains on alone, the status says that they wait, and the job continues after it."""
+    """The driver sees both: none trains on alone, the status says that they wait,
+    and the job continues after it.
+    """
     with job_of(make_hosts(), tmp_path, "elastic", epochs=2, pace_s=0.05) as job:
         job.reach(12)
         job.hosts.split(0, 1)
@@ -89,8 +107,12 @@ def test_hosts_that_do_not_see_each_other_wait(make_hosts: Make, tmp_path: Path)
         assert step[1] == 2
 
 
-def test_a_driver_that_is_cut_off_loses_its_workers_and_finds_them_again(make_hosts: Make, tmp_path: Path) -> None:
-    """The workers end by themselves; the driver starts others once it reaches the hosts, which resume from the checkpoint."""
+def test_a_driver_that_is_cut_off_loses_its_workers_and_finds_them_again(
+    make_hosts: Make, tmp_path: Path
+) -> None:
+    """The workers end by themselves;
+    the driver starts others once it reaches the hosts, which resume from the checkpoint.
+    """
     with job_of(make_hosts(), tmp_path, "elastic", epochs=2, pace_s=0.05) as job:
         job.reach(12)
         for host in (0, 1):
@@ -102,10 +124,16 @@ def test_a_driver_that_is_cut_off_loses_its_workers_and_finds_them_again(make_ho
 
 
 @pytest.mark.parametrize("launcher", ["static", "torchrun"])
-def test_fixed_ranks_end_when_a_host_is_lost_and_resume(launcher: str, make_hosts: Make, tmp_path: Path) -> None:
-    """Within Gloo's limit; torch's is half an hour, so there the watchdog ends them. The same command resumes."""
+def test_fixed_ranks_end_when_a_host_is_lost_and_resume(
+    launcher: str, make_hosts: Make, tmp_path: Path
+) -> None:
+    """Within Gloo's limit; torch's is half an hour, so there the watchdog ends them.
+    The same command resumes.
+    """
     is_watched = launcher == "torchrun"
-    with job_of(make_hosts(), tmp_path, launcher, epochs=2, pace_s=0.05, watchdog=is_watched) as job:
+    with job_of(
+        make_hosts(), tmp_path, launcher, epochs=2, pace_s=0.05, watchdog=is_watched
+    ) as job:
         job.reach(12)
         job.hosts.lose(1)
         job.wait_for("the end", lambda: job.code is not None and job.left() == [], 200)

@@ -38,8 +38,12 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_job_spans_two_nodes_and_outlives_one(make_hosts: Make, tmp_path: Path, short: Path) -> None:
-    """Rank 0 is beside the driver; the other node loses power, and the job trains to its end with the rank that is left."""
+def test_a_job_spans_two_nodes_and_outlives_one(
+    make_hosts: Make, tmp_path: Path, short: Path
+) -> None:
+    """Rank 0 is beside the driver; the other node loses power,
+    and the job trains to its end with the rank that is left.
+    """
     hosts, run = make_hosts(), tmp_path / "run"
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
     environ |= {
@@ -47,7 +51,8 @@ def test_a_job_spans_two_nodes_and_outlives_one(make_hosts: Make, tmp_path: Path
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "RAY_ADDRESS": f"{hosts.address(0)}:{PORT}",
-        "RAY_AUTH_MODE": "token",  # else a head takes a token of the machine, if it has one, and other nodes do not
+        # else a head takes a token of the machine, if it has one, and other nodes do not
+        "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
 
@@ -63,9 +68,16 @@ def test_a_job_spans_two_nodes_and_outlives_one(make_hosts: Make, tmp_path: Path
             )
 
     def node(host: int) -> subprocess.Popen[bytes]:
-        joins = f"--address {hosts.address(0)}:{PORT}" if host else f"--head --port {PORT} --include-dashboard false"
+        joins = (
+            f"--address {hosts.address(0)}:{PORT}"
+            if host
+            else f"--head --port {PORT} --include-dashboard false"
+        )
         size = f"--num-cpus 1 --object-store-memory {150 * 2**20} --temp-dir {short}/{host}"
-        line = f"ray start {joins} --node-ip-address {hosts.address(host)} {size} --disable-usage-stats --block"
+        line = (
+            f"ray start {joins} --node-ip-address {hosts.address(host)} {size}"
+            " --disable-usage-stats --block"
+        )
         return start(host, line, f"ray{host}")
 
     def has_started(host: int) -> bool:
@@ -75,7 +87,10 @@ def test_a_job_spans_two_nodes_and_outlives_one(make_hosts: Make, tmp_path: Path
     for host in (0, 1):
         nodes.append(node(host))
         wait_for(partial(has_started, host), f"the start of node {host}")
-    fit = "python -m trainkit fit conf=mlp trainer.max_epochs=150 launcher=ray launcher.num_workers=[1,2]"
+    fit = (
+        "python -m trainkit fit conf=mlp trainer.max_epochs=150 launcher=ray"
+        " launcher.num_workers=[1,2]"
+    )
     job = start(0, f"{fit} launcher.placement_strategy=SPREAD run_dir={run}", "output")
     addresses = {hosts.address(0), hosts.address(1)}
 
@@ -89,7 +104,11 @@ def test_a_job_spans_two_nodes_and_outlives_one(make_hosts: Make, tmp_path: Path
     wait_for(lambda: spans({hosts.address(0)}), "a rank that is left")
     assert job.wait(240) == 0, (tmp_path / "output").read_text()[-3000:]
     found = read_status(run)
-    assert found.progress is not None and found.state == "ended" and found.progress.step == found.progress.total_steps
+    assert (
+        found.progress is not None
+        and found.state == "ended"
+        and found.progress.step == found.progress.total_steps
+    )
     for process in nodes:
         process.kill()
         process.wait()

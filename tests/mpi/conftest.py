@@ -1,4 +1,6 @@
-"""Horovod with MPI, for this folder's tests alone: `make mpi` puts it beside the environment, whose own Horovod has no MPI."""
+"""Horovod with MPI, for this folder's tests alone:
+`make mpi` puts it beside the environment, whose own Horovod has no MPI.
+"""
 
 from __future__ import annotations
 

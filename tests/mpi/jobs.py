@@ -18,7 +18,8 @@ BESIDE = Path(sys.prefix) / "mpi"
 FIT = "python -m trainkit fit"
 JOURNAL = "conf=journal trainer.lr_scaling=none run_dir=run"
 LIMIT_S = 240.0  # loaded machines are slow
-# What Open MPI needs on a machine of tests: root, more ranks than cores, and ranks that give up their core while they wait.
+# What Open MPI needs on a machine of tests: root, more ranks than cores, and ranks that give up
+# their core while they wait.
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -44,7 +45,9 @@ def run(line: str, folder: Path, **more: str) -> Done:
 
 @dataclass
 class Job(Journal):
-    """A fit of the journal's task under a launcher, in its folder's "run"; a context manager that leaves no process behind."""
+    """A fit of the journal's task under a launcher, in its folder's "run";
+    a context manager that leaves no process behind.
+    """
 
     process: subprocess.Popen[bytes]
 
@@ -52,19 +55,32 @@ class Job(Journal):
     def start(cls, folder: Path, line: str) -> Job:
         """Start a shell command without waiting for it; `log` gets its output."""
         write_project(folder)
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))} | variables(folder)
+        env = {
+            k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))
+        } | variables(folder)
         with (folder / "log").open("ab") as log:
-            process = subprocess.Popen(line, shell=True, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                line,
+                shell=True,
+                cwd=folder,
+                env=env,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         return cls(folder, process)
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for folder in Path("/proc").iterdir():  # ranks outlive their launcher, each in a group of its own
+        # ranks outlive their launcher, each in a group of its own
+        for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 with contextlib.suppress(OSError):  # gone by now
-                    if f"TRAINKIT_JOURNAL={self.folder}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    if f"TRAINKIT_JOURNAL={self.folder}".encode() in (
+                        folder / "environ"
+                    ).read_bytes().split(b"\0"):
                         os.kill(int(folder.name), signal.SIGKILL)
         self.process.wait()
 

@@ -31,8 +31,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Tenso
 
 
 @pytest.mark.parametrize(("name", "split"), [("equal", 2), ("unequal", 1)])
-def test_adasum_is_that_of_the_ranks_own_means(name: str, split: int, ranks: list[dict[str, list[Tensor]]]) -> None:
-    """Each rank's own mean gradient, weighted by its share if shares differ, enters the paper's formula."""
+def test_adasum_is_that_of_the_ranks_own_means(
+    name: str, split: int, ranks: list[dict[str, list[Tensor]]]
+) -> None:
+    """Each rank's own mean gradient, weighted by its share if shares differ,
+    enters the paper's formula.
+    """
     own = []
     for rows in (models.batch()[:split], models.batch()[split:4]):
         net = models.net()

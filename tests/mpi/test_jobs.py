@@ -29,13 +29,17 @@ def same_weights(one: Path, other: Path) -> None:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder and the output of a fit on two ranks of mpirun, with a timeline."""
     folder = tmp_path_factory.mktemp("recorded")
-    done = run(f"{MPIRUN} {FIT} {SMALL} run_dir=run 'callbacks=[checkpoint,timeline,elastic]'", folder)
+    done = run(
+        f"{MPIRUN} {FIT} {SMALL} run_dir=run 'callbacks=[checkpoint,timeline,elastic]'", folder
+    )
     assert done.code == 0, done.text
     return folder, done.text
 
 
 def test_ranks_of_mpirun_train_together(recorded: tuple[Path, str]) -> None:
-    """The banner, once, names two ranks of Horovod; elastic is off, in words; what is printed is plain text in a pipe."""
+    """The banner, once, names two ranks of Horovod; elastic is off, in words;
+    what is printed is plain text in a pipe.
+    """
     folder, text = recorded
     assert text.count("engine         horovod, 2 ranks") == 1 and text.count("epoch 1/1") == 1
     assert text.count("Elastic is off: ranks of MPI cannot be replaced.") == 1
@@ -47,10 +51,15 @@ def test_a_timeline_of_mpi_is_reported(recorded: tuple[Path, str]) -> None:
     """Both ranks' steps are recorded, with Horovod's sums on MPI."""
     done = run("python -m trainkit timeline run", recorded[0])
     assert done.code == 0, done.text
-    assert re.search(r"Steps 20 to 22 on 2 ranks \(horovod, cpu\)", done.out) and "exposed communication" in done.out
+    assert (
+        re.search(r"Steps 20 to 22 on 2 ranks \(horovod, cpu\)", done.out)
+        and "exposed communication" in done.out
+    )
 
 
-def test_a_process_set_trains_while_the_others_wait(recorded: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_process_set_trains_while_the_others_wait(
+    recorded: tuple[Path, str], tmp_path: Path
+) -> None:
     """Two of three ranks train as two ranks do, and the third ends without an error."""
     done = run(f"mpirun -np 3 {FIT} {SMALL} run_dir=run engine.process_set=[0,1]", tmp_path)
     assert done.code == 0, done.text

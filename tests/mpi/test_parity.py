@@ -30,7 +30,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("scenario", TRAINED)
 def test_ranks_of_mpirun_end_where_one_process_ends(scenario: str, results: dict[str, Any]) -> None:
-    """With SGD, clipping, schedules, unequal shares and frozen layers, in float64 as in tests/parallel."""
+    """With SGD, clipping, schedules, unequal shares and frozen layers,
+    in float64 as in tests/parallel.
+    """
     (alone,) = results["alone"][scenario]
     for rank in results["mpirun"][scenario]:
         torch.testing.assert_close(rank["weights"], alone["weights"], rtol=0, atol=1e-9)
@@ -52,8 +54,13 @@ def test_all_ranks_end_with_the_same_bits(results: dict[str, Any]) -> None:
 
 
 def test_an_evaluation_is_exact_and_no_stream_loses_a_sample(results: dict[str, Any]) -> None:
-    """Values are those of each sample once; ranks with streams of different lengths end together."""
+    """Values are those of each sample once;
+    ranks with streams of different lengths end together.
+    """
     for rank in results["mpirun"]["evaluation"]:
         assert rank["value"] == pytest.approx(rank["expected"], rel=1e-15) and rank["same"]
-    seen, others = (sorted(v for rank in results[name]["streams"] for v in rank["seen"]) for name in ("mpirun", "gloo"))
+    seen, others = (
+        sorted(v for rank in results[name]["streams"] for v in rank["seen"])
+        for name in ("mpirun", "gloo")
+    )
     assert seen == others and len(seen) > 0

@@ -1,4 +1,5 @@
-"""Every command and config of the README and of docs/ is composed and checked, in one process and without torch.
+"""Every command and config of the README and of docs/ is composed and checked, in one process and
+without torch.
 
 The pages run in the groups of their subjects (tests/e2e/test_guides.py names the test of each),
 which `make test` leaves out. What goes stale most is here: a setting, a choice of a group, a conf,
@@ -25,9 +26,11 @@ from tests.helpers.pages import ROOT, Block, blocks, prepare
 from trainkit.cli import commands
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# What an earlier command of the page makes only if it runs, and a package that stands beside this environment.
+# What an earlier command of the page makes only if it runs, and a package that stands beside this
+# environment.
 _LATER = re.compile(
-    r"'runs/[^']*', (which holds no config.yaml|and there is no such file)|data.root is '(tokens|masked)'"
+    r"'runs/[^']*', (which holds no config.yaml|and there is no such file)|data.root is"
+    r" '(tokens|masked)'"
     r"|DeepSpeed is not installed"
 )
 _WITHOUT_CONF = re.compile(r"conf is missing")  # of a run that a script of the page makes
@@ -40,7 +43,9 @@ class Checked(BaseException):
 
 @dataclass(frozen=True)
 class Typed:
-    """A trainkit command of a page: its arguments, and the ranks that a launcher before it would start."""
+    """A trainkit command of a page:
+    its arguments, and the ranks that a launcher before it would start.
+    """
 
     arguments: list[str]
     launcher: str = ""
@@ -49,12 +54,21 @@ class Typed:
     @property
     def environment(self) -> dict[str, str]:
         """What the launcher would set on rank 0."""
-        sizes = {"RANK": "0", "SIZE": str(self.ranks), "LOCAL_RANK": "0", "LOCAL_SIZE": str(self.ranks)}
+        sizes = {
+            "RANK": "0",
+            "SIZE": str(self.ranks),
+            "LOCAL_RANK": "0",
+            "LOCAL_SIZE": str(self.ranks),
+        }
         if self.launcher in ("horovodrun", "mpirun"):
             return {f"HOROVOD_{key}": value for key, value in sizes.items()}
         if self.launcher == "torchrun":
             sizes |= {"WORLD_SIZE": sizes.pop("SIZE"), "LOCAL_WORLD_SIZE": sizes.pop("LOCAL_SIZE")}
-            return sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "page"}
+            return sizes | {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29500",
+                "TORCHELASTIC_RUN_ID": "page",
+            }
         return {}
 
 
@@ -66,14 +80,24 @@ def typed(line: str) -> Typed | None:
         words = list(lexer)
     except ValueError:  # part of a quoted program for another shell
         words = line.replace("'", " ").split()
-    starts = [i for i, word in enumerate(words) if word == "trainkit" and i and words[i - 1] == "-m"]
+    starts = [
+        i for i, word in enumerate(words) if word == "trainkit" and i and words[i - 1] == "-m"
+    ]
     if not starts:
         return None
     before, rest = words[: starts[0]], words[starts[0] + 1 :]
     arguments = rest[: next((i for i, word in enumerate(rest) if word in _END), len(rest))]
     launcher = next((word for word in before if word in ("horovodrun", "mpirun", "torchrun")), "")
-    ranks = [int(after) for word, after in pairwise(before) if word in ("-np", "--nproc-per-node") and after.isdigit()]
-    return Typed(arguments, launcher, ranks[0] if ranks else 2 * bool(launcher) or 1) if arguments else None
+    ranks = [
+        int(after)
+        for word, after in pairwise(before)
+        if word in ("-np", "--nproc-per-node") and after.isdigit()
+    ]
+    return (
+        Typed(arguments, launcher, ranks[0] if ranks else 2 * bool(launcher) or 1)
+        if arguments
+        else None
+    )
 
 
 def trainkit_commands(block: Block) -> list[Typed]:
@@ -85,7 +109,9 @@ def trainkit_commands(block: Block) -> list[Typed]:
 
 @pytest.fixture
 def checker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A function that checks a command in an empty folder: what it would raise, or print as an error, fails."""
+    """A function that checks a command in an empty folder:
+    what it would raise, or print as an error, fails.
+    """
     compose: Any = importlib.import_module("trainkit.config.compose")
     run, parse = compose.run, argparse.ArgumentParser.parse_args
 
@@ -126,7 +152,11 @@ def checker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             if hasattr(module, "read_keys"):
                 stop_after_keys(module, monkeypatch)
             elif name in ("timeline", "replay", "doctor", "explain", "completion"):
-                given = {word.partition("=")[0] for word in rest if "=" in word and "/" not in word.partition("=")[0]}
+                given = {
+                    word.partition("=")[0]
+                    for word in rest
+                    if "=" in word and "/" not in word.partition("=")[0]
+                }
                 usage = commands.find_usage(name)
                 assert given <= set(usage.keys() if usage is not None else ()), command
                 return 0
@@ -170,14 +200,20 @@ def stop_after_keys(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_about_what_would_be_there(command: Typed, error: str) -> bool:
-    """Return whether an error only misses what an earlier command of the page makes when it runs."""
+    """Return whether an error only misses what an earlier
+    command of the page makes when it runs.
+    """
     names_run = any(word.startswith("run_dir=") for word in command.arguments)
     return bool(_LATER.search(error) or (names_run and _WITHOUT_CONF.search(error)))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_are_legal(page: Path, checker: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the page's order, with the files that it writes; what ends with an error there ends with it here, or later."""
+def test_the_commands_of_a_page_are_legal(
+    page: Path, checker: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the page's order, with the files that it writes;
+    what ends with an error there ends with it here, or later.
+    """
     prepare(tmp_path)
     for block in blocks(page):
         if block.file is not None:
@@ -191,7 +227,10 @@ def test_the_commands_of_a_page_are_legal(page: Path, checker: Any, tmp_path: Pa
             printed = capsys.readouterr()
             is_right = code == 0 or (command is commands[-1] and block.is_expected(code))
             is_right |= is_about_what_would_be_there(command, printed.err)
-            assert is_right, f"{page.name}: {shlex.join(command.arguments)}\nended with {code}: {printed.err[-1500:]}"
+            assert is_right, (
+                f"{page.name}: {shlex.join(command.arguments)}\nended with {code}:"
+                f" {printed.err[-1500:]}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -203,7 +242,9 @@ def test_the_python_of_a_page_compiles(page: Path) -> None:
 
 
 def test_a_setting_that_is_no_more_fails(checker: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The check can fail: for a setting, a choice of a group, a conf, a command's key, and a command."""
+    """The check can fail: for a setting, a choice of a group, a conf,
+    a command's key, and a command.
+    """
     for line in (
         "fit conf=mlp trainer.max_epoch=1",
         "fit conf=mlp optimizer=sdg",
@@ -222,8 +263,8 @@ def test_a_setting_that_is_no_more_fails(checker: Any, capsys: pytest.CaptureFix
 def test_it_needs_no_torch() -> None:
     """A check without torch is a quarter of a second; with it, it would be four."""
     program = (
-        "import sys; import trainkit.config.compose as compose; jobs = []\n"
-        "compose.run('fit', ['conf=resnet50', 'optimizer=sgd'], True, jobs.append)\n"
-        "assert jobs and 'torch' not in sys.modules, [name for name in sys.modules if 'torch' in name][:5]"
+        "import sys; import trainkit.config.compose as compose; jobs = []\ncompose.run('fit',"
+        " ['conf=resnet50', 'optimizer=sgd'], True, jobs.append)\nassert jobs and 'torch' not in"
+        " sys.modules, [name for name in sys.modules if 'torch' in name][:5]"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -40,7 +40,9 @@ class Starts(dict[Any, Results]):
         folders: of a start, once it has run.
     """
 
-    def __init__(self, line: Callable[[Any], str], folders: pytest.TempPathFactory, timeout_s: float = 180) -> None:
+    def __init__(
+        self, line: Callable[[Any], str], folders: pytest.TempPathFactory, timeout_s: float = 180
+    ) -> None:
         super().__init__()
         self._line, self._new_folder, self._timeout_s = line, folders.mktemp, timeout_s
         self.output: dict[Any, str] = {}
@@ -50,7 +52,12 @@ class Starts(dict[Any, Results]):
         folder = self.folders[start] = self._new_folder("start")
         line = self._line(start).format(out=folder / "out.pt")
         others = filter(None, [os.environ.get("PYTHONPATH")])
-        done = run_command(line, folder, timeout_s=self._timeout_s, PYTHONPATH=os.pathsep.join([str(ROOT), *others]))
+        done = run_command(
+            line,
+            folder,
+            timeout_s=self._timeout_s,
+            PYTHONPATH=os.pathsep.join([str(ROOT), *others]),
+        )
         assert done.code == 0, done.text
         self.output[start] = done.text
         self[start] = torch.load(folder / "out.pt", weights_only=False)

@@ -1,4 +1,6 @@
-"""Averages of weights, LARS, LAMB and unfreezing on two ranks: equal on all, equal to one process, resumed bit for bit."""
+"""Averages of weights, LARS, LAMB and unfreezing on two ranks:
+equal on all, equal to one process, resumed bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,25 @@ def test_all_ranks_end_alike(start: str, name: str, results: Any) -> None:
     for rank in ranks:
         assert torch.equal(rank["trained"], ranks[0]["trained"])
         assert rank["metrics"] == ranks[0]["metrics"]
-        assert all(torch.equal(rank["state"][key], value) for key, value in ranks[0]["state"].items())
+        assert all(
+            torch.equal(rank["state"][key], value) for key, value in ranks[0]["state"].items()
+        )
 
 
 @pytest.mark.parametrize("start", ["horovod", "ddp"])
 @pytest.mark.parametrize("name", [*GOES_ON, "lars", "lamb"])
 def test_two_ranks_are_one_process(start: str, name: str, results: Any) -> None:
-    """Two ranks end with the weights of one process that accumulates; with SWA, with its statistics too."""
+    """Two ranks end with the weights of one process that accumulates;
+    with SWA, with its statistics too.
+    """
     (alone,) = results["single"][name]
     for rank in results[start][name]:
-        torch.testing.assert_close(rank["whole"]["trained"], alone["whole"]["trained"], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            rank["whole"]["trained"], alone["whole"]["trained"], rtol=0, atol=1e-12
+        )
         for key, value in alone["whole"]["state"].items():
-            # In training each rank's norms follow its own batches, so that rank 0's are not those of one process.
+            # In training each rank's norms follow its own batches, so that rank 0's are not those
+            # of one process.
             if name == "swa" or key not in STATISTICS:
                 torch.testing.assert_close(rank["whole"]["state"][key], value, rtol=0, atol=1e-12)
 

@@ -1,4 +1,6 @@
-"""callbacks=balance under real launchers: ranks are dealt samples by measured speed, and a resumed run deals alike."""
+"""callbacks=balance under real launchers:
+ranks are dealt samples by measured speed, and a resumed run deals alike.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,11 @@ keep_found(read_launcher().rank, found)
 
 
 @pytest.mark.parametrize("engine", ["horovod", "ddp"])
-def test_ranks_are_dealt_by_speed_and_resumed_alike(engine: str, command: Command, tmp_path: Path) -> None:
-    """12 of 16 samples for the rank that is three times as fast; a run that resumes ends bit for bit like one that never
-    stopped, dropout included."""
+def test_ranks_are_dealt_by_speed_and_resumed_alike(
+    engine: str, command: Command, tmp_path: Path
+) -> None:
+    """12 of 16 samples for the rank that is three times as fast; a run that resumes ends bit for
+    bit like one that never stopped, dropout included."""
     (tmp_path / "fit.py").write_text(FIT)
     start = "horovodrun -np 2 python" if engine == "horovod" else "torchrun --nproc-per-node 2"
     done = command(f"{start} fit.py {engine}", timeout_s=300, PYTHONPATH=str(ROOT))
@@ -74,5 +78,6 @@ def test_ranks_are_dealt_by_speed_and_resumed_alike(engine: str, command: Comman
         assert rank["resumed"]["sizes"] == [size] * 5
         assert rank["resumed"]["weights"] == rank["whole"]["weights"] != rank["cut"]["weights"]
         assert rank["resumed"]["dealt"] == rank["whole"]["dealt"] == "3:1"
-    assert done.out.count("Balance: after step 2 samples are dealt 12:4 (even before)") == 2  # whole, and cut
+    # whole, and cut
+    assert done.out.count("Balance: after step 2 samples are dealt 12:4 (even before)") == 2
     assert "rank_shares was" not in done.out, "the resumed run begins with the checkpoint's shares"

@@ -1,4 +1,6 @@
-"""Approximate communication on several ranks: what equals exact sums, what ranks share, what resumes, and what travels."""
+"""Approximate communication on several ranks:
+what equals exact sums, what ranks share, what resumes, and what travels.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,17 @@ pytestmark = pytest.mark.parallel
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
-    """Of each start: (launcher, ranks), or two of them: the second one resumes the checkpoints of the first."""
+    """Of each start: (launcher, ranks), or two of them:
+    the second one resumes the checkpoints of the first.
+    """
 
     def line(start: Any) -> str:
         if isinstance(start[0], tuple):
             source, start = start
             _ = starts[source]
             return line_of(*start, "communication.py") + f" {{out}} {starts.folders[source]}"
-        # Horovod fuses what is ready together, and on three ranks the order of its additions follows from that: a sum of one
-        # run would differ from the next one's in the last digit.
+        # Horovod fuses what is ready together, and on three ranks the order of its additions
+        # follows from that: a sum of one run would differ from the next one's in the last digit.
         return "env HOROVOD_FUSION_THRESHOLD=0 " + line_of(*start, "communication.py") + " {out}"
 
     starts = Starts(line, tmp_path_factory, timeout_s=300)
@@ -42,7 +46,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_what_equals_exact_sums(start: Any, results: Any) -> None:
-    """Factors of full rank, and an outer step after each step, train plain SGD; short last steps and own weights included."""
+    """Factors of full rank, and an outer step after each step, train plain SGD;
+    short last steps and own weights included.
+    """
     for rank in results[start]["exact_sums"]:
         assert not torch.equal(rank["exact"], rank["weighted, exact"])
         for name, found in rank.items():
@@ -52,7 +58,9 @@ def test_what_equals_exact_sums(start: Any, results: Any) -> None:
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_layers_that_a_rank_does_not_use(start: Any, results: Any) -> None:
-    """One that no rank has used stays as it is, weight decay included; one that some ranks use gets their sum."""
+    """One that no rank has used stays as it is, weight decay included;
+    one that some ranks use gets their sum.
+    """
     for rank in results[start]["unused"]:
         for name, value in rank["exact"].items():
             torch.testing.assert_close(rank["full rank"][name], value, rtol=0, atol=1e-13)
@@ -66,14 +74,17 @@ def equal_steps(ranks: list[Any], kind: str) -> list[bool]:
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_ranks_meet_when_they_should(start: Any, results: Any) -> None:
-    """In each step under PowerSGD; else at outer steps, which validations (each 3 steps here) bring forward, and at the end."""
+    """In each step under PowerSGD; else at outer steps,
+    which validations (each 3 steps here) bring forward, and at the end.
+    """
     ranks = results[start]["approximate"]
     count = len(ranks[0]["exact"]["steps"])
     assert all(equal_steps(ranks, "exact"))
     assert all(equal_steps(ranks, "powersgd"))
     alone = {"local": 3, "diloco": 4, "fragments": None}
     for kind, every in alone.items():
-        # The record of a step is older than the validation after it only if the validation is inside the epoch.
+        # The record of a step is older than the validation after it only if the validation is
+        # inside the epoch.
         expected = [bool(every) and step % every == 0 for step in range(1, count + 1)]
         found = equal_steps(ranks, kind)
         assert all(f for f, e in zip(found, expected, strict=True) if e), kind
@@ -89,7 +100,9 @@ def test_ranks_meet_when_they_should(start: Any, results: Any) -> None:
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_exact_steps_come_first(start: Any, results: Any) -> None:
-    """Those before `start_after_steps` are exact sums, but for the order of adding on three ranks; the next one is not."""
+    """Those before `start_after_steps` are exact sums, but for the order of adding on three ranks;
+    the next one is not.
+    """
     for rank in results[start]["approximate"]:
         for kind, first in (("powersgd", 2), ("postlocal", 3)):
             pairs = zip(rank[kind]["steps"], rank["exact"]["steps"], strict=True)
@@ -100,7 +113,9 @@ def test_exact_steps_come_first(start: Any, results: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_resuming_changes_no_bit_on_any_rank(start: Any, kind: str, results: Any) -> None:
-    """Killed inside a round and resumed, each rank has the weights of the run that never stopped, step by step."""
+    """Killed inside a round and resumed,
+    each rank has the weights of the run that never stopped, step by step.
+    """
     for rank in results[start]["resumed"]:
         whole, parts = rank[kind]["whole"], rank[kind]["parts"][-len(rank[kind]["whole"]) :]
         assert len(whole) == 8
@@ -110,7 +125,9 @@ def test_resuming_changes_no_bit_on_any_rank(start: Any, kind: str, results: Any
 
 @pytest.mark.parametrize(("source", "start"), CHANGES, ids=str)
 def test_another_number_of_ranks_resumes(source: Any, start: Any, results: Any) -> None:
-    """What was held back keeps its sum; weights and moments of ranks alone are averaged; both are said, as is the contract."""
+    """What was held back keeps its sum; weights and moments of ranks alone are averaged;
+    both are said, as is the contract.
+    """
     found, old = results[source, start]["changed"], results[source]["resumed"]
     text = results.output[source, start]
     assert f"What {source[1]} ranks held back (PowerSGD) is dealt evenly to {start[1]}" in text
@@ -120,7 +137,9 @@ def test_another_number_of_ranks_resumes(source: Any, start: Any, results: Any) 
     before = saved(results.folders[source] / "resumed powersgd parts")
     for name in before[0]["error"]:
         total = sum(rank["powersgd"]["start"]["error"][name] for rank in found)
-        torch.testing.assert_close(total, sum(rank["error"][name] for rank in before), rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(
+            total, sum(rank["error"][name] for rank in before), rtol=1e-12, atol=1e-15
+        )
         assert float(total.abs().max()) > 0
     for kind in ALONE:
         assert len(old) == source[1]
@@ -140,7 +159,9 @@ def saved(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_the_guard_compares_what_ranks_share(start: Any, results: Any) -> None:
-    """It is content with ranks that step alone, and names a rank on which the shared weights have changed."""
+    """It is content with ranks that step alone,
+    and names a rank on which the shared weights have changed.
+    """
     for rank in results[start]["guarded"]:
         assert rank["sound"] == ""
         assert "'the shared model.0.weight' of rank 1" in rank["damaged"]
@@ -151,7 +172,9 @@ def own_network() -> str | None:
     """Why a command cannot have a network of its own here, or None."""
     if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("ip") is None:
         return "needs root, unshare and ip"
-    done = subprocess.run("unshare -n ip link set lo up", shell=True, capture_output=True, check=False)
+    done = subprocess.run(
+        "unshare -n ip link set lo up", shell=True, capture_output=True, check=False
+    )
     return None if done.returncode == 0 else "network namespaces are not allowed here"
 
 
@@ -164,7 +187,12 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
     for launcher in ("ddp", "horovod"):
         folder = tmp_path_factory.mktemp(launcher)
         line = line_of(launcher, 2, "traffic.py") + f" {folder / 'out.pt'}"
-        done = run_command(f"unshare -n sh -c 'ip link set lo up && {line}'", folder, timeout_s=200, PYTHONPATH=str(ROOT))
+        done = run_command(
+            f"unshare -n sh -c 'ip link set lo up && {line}'",
+            folder,
+            timeout_s=200,
+            PYTHONPATH=str(ROOT),
+        )
         assert done.code == 0, done.text
         found[launcher] = torch.load(folder / "out.pt", weights_only=False)
     return found
@@ -172,9 +200,12 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
 
 @pytest.mark.parametrize("launcher", ["ddp", "horovod"])
 def test_fewer_bytes_travel(launcher: str, traffic: Any) -> None:
-    """Counted at the network interface: as few as the factors' sizes and the rarer messages promise, on both engines."""
+    """Counted at the network interface:
+    as few as the factors' sizes and the rarer messages promise, on both engines.
+    """
     steps = traffic[launcher]
-    # Two square layers of 256: 2 x 256 x 256 numbers of 4 bytes, and 512 of the biases. Both ranks send and receive once.
+    # Two square layers of 256: 2 x 256 x 256 numbers of 4 bytes, and 512 of the biases. Both ranks
+    # send and receive once.
     assert steps["exact"] > 2 * 2 * 256 * 256 * 4
     # Of rank 4: 2 x 2 x 256 x 4 numbers and the biases, 32 times less; the rest is the protocol's.
     assert steps["powersgd"] < steps["exact"] / 15

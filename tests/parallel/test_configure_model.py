@@ -1,4 +1,6 @@
-"""Layers that configure_model makes under engine=fsdp: no rank ever holds all of them, nor all of a file's."""
+"""Layers that configure_model makes under engine=fsdp:
+no rank ever holds all of them, nor all of a file's.
+"""
 
 from __future__ import annotations
 
@@ -74,10 +76,16 @@ except TrainkitError as error:
 """
 
 
-def fit(command: Command, folder: Path, layers: int, width: int, weights: str = "-", code: int = 0) -> str:
+def fit(
+    command: Command, folder: Path, layers: int, width: int, weights: str = "-", code: int = 0
+) -> str:
     """Run the script on two ranks; return its output."""
     (folder / "wide.py").write_text(FIT)
-    done = command(f"torchrun --nproc-per-node 2 wide.py {layers} {width} {weights}", timeout_s=300, PYTHONPATH=str(ROOT))
+    done = command(
+        f"torchrun --nproc-per-node 2 wide.py {layers} {width} {weights}",
+        timeout_s=300,
+        PYTHONPATH=str(ROOT),
+    )
     assert (done.code == 0) == (code == 0), done.text
     return done.text
 
@@ -85,12 +93,15 @@ def fit(command: Command, folder: Path, layers: int, width: int, weights: str = 
 def result(text: str) -> dict[str, Any]:
     """Return what rank 0 printed."""
     found: dict[str, Any]
-    found, _ = json.JSONDecoder().raw_decode(text[text.index('{"') :])  # ranks may print on one line
+    # ranks may print on one line
+    found, _ = json.JSONDecoder().raw_decode(text[text.index('{"') :])
     return found
 
 
 def test_no_rank_holds_all_weights(command: Command, tmp_path: Path) -> None:
-    """Until the fit begins, a rank's memory grows by its half of 400 MB; what one small layer takes (imports) is taken off."""
+    """Until the fit begins, a rank's memory grows by its half of 400 MB;
+    what one small layer takes (imports) is taken off.
+    """
     small, large = (result(fit(command, tmp_path, layers, 1000)) for layers in (1, 100))
     assert (small["held"], large["held"]) == (2_000_000, 200_000_000)
     grown = large["grown"] - small["grown"]
@@ -104,19 +115,30 @@ def test_weights_of_a_file_are_read_in_parts(command: Command, tmp_path: Path) -
     text = fit(command, tmp_path, 3, 8, "there.pt")
     assert result(text)["first"] == weights["layers.0.weight"][0, :3].tolist()
     text = fit(command, tmp_path, 4, 8, "there.pt", code=2)
-    assert text.count("missing in the file: layers.3.weight [8, 8]") == 1 and 'wide.py", line' not in text
+    assert (
+        text.count("missing in the file: layers.3.weight [8, 8]") == 1
+        and 'wide.py", line' not in text
+    )
 
 
 def test_a_file_is_validated(command: Command, tmp_path: Path) -> None:
     """ckpt_path may be a file of weights; each rank takes its part."""
     model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3)))
-    torch.save({f"layers.{name}": value for name, value in model.state_dict().items()}, tmp_path / "there.pt")
+    torch.save(
+        {f"layers.{name}": value for name, value in model.state_dict().items()},
+        tmp_path / "there.pt",
+    )
     found = result(fit(command, tmp_path, 3, 8, "validate=there.pt"))
     with torch.no_grad():
-        assert found["val/loss"] == pytest.approx(model(torch.ones(1, 8)).pow(2).mean().item(), rel=1e-5)
+        assert found["val/loss"] == pytest.approx(
+            model(torch.ones(1, 8)).pow(2).mean().item(), rel=1e-5
+        )
 
 
 def test_a_value_that_is_asked_for_is_refused_once(command: Command, tmp_path: Path) -> None:
     """No layer has a value yet: one message says what to do."""
     text = fit(command, tmp_path, 2, 8, "ask", code=2)
-    assert text.count("configure_model needs the value of a tensor (item)") == 1 and 'wide.py", line' not in text
+    assert (
+        text.count("configure_model needs the value of a tensor (item)") == 1
+        and 'wide.py", line' not in text
+    )

@@ -1,4 +1,6 @@
-"""Finders under real launchers: all ranks agree, the curve is exact, and nothing of the user's is changed, bit for bit."""
+"""Finders under real launchers:
+all ranks agree, the curve is exact, and nothing of the user's is changed, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -109,15 +111,20 @@ keep_found(RANK, result)
 def found(engine: str, command: Command, folder: Path) -> list[dict[str, Any]]:
     """Return what each rank has found."""
     (folder / "find.py").write_text(FIND)
-    start = {"horovod": "horovodrun -np 2 python", "ddp": "torchrun --nproc-per-node 2", "single": "python"}[engine]
+    start = {
+        "horovod": "horovodrun -np 2 python",
+        "ddp": "torchrun --nproc-per-node 2",
+        "single": "python",
+    }[engine]
     done = command(f"{start} find.py {engine}", timeout_s=240, PYTHONPATH=str(ROOT))
     assert done.code == 0, done.text
     return take_found(folder)
 
 
 def test_finders_agree_over_ranks_and_leave_no_trace(command: Command, tmp_path: Path) -> None:
-    """Weights, random numbers and the order of data are as before, and a fit afterwards is that without a finder; two ranks
-    measure the losses of one; a rank that is out of memory is known by the other."""
+    """Weights, random numbers and the order of data are as before, and a fit afterwards is that
+    without a finder; two ranks measure the losses of one; a rank that is out of memory is known by
+    the other."""
     (alone,) = found("single", command, tmp_path)
     assert alone["kept"] and alone["same_order"] and alone["same_weights"]
     for engine in ("horovod", "ddp"):
@@ -125,11 +132,17 @@ def test_finders_agree_over_ranks_and_leave_no_trace(command: Command, tmp_path:
         assert len(ranks) == 2
         for rank in ranks:
             assert rank["kept"] and rank["same_order"] and rank["same_weights"]
-            assert rank["losses"] == pytest.approx(alone["losses"], rel=1e-9) and rank["lrs"] == alone["lrs"]
+            assert (
+                rank["losses"] == pytest.approx(alone["losses"], rel=1e-9)
+                and rank["lrs"] == alone["lrs"]
+            )
             assert rank["losses"] == ranks[0]["losses"]
             largest, choice, tried = rank["batch"]
             assert 38 <= largest <= 40 and choice == [32, 1]
-            assert all(failed == ([1] if size > 40 else []) for size, failed in tried) and max(tried)[0] == 64
+            assert (
+                all(failed == ([1] if size > 40 else []) for size, failed in tried)
+                and max(tried)[0] == 64
+            )
 
 
 SETTINGS = """
@@ -185,27 +198,44 @@ keep_found(RANK, result)
 
 
 def test_settings_of_the_wire_are_really_tried(command: Command, tmp_path: Path) -> None:
-    """Each option of an engine on the job itself, which is restarted with it; afterwards nothing of it is left."""
+    """Each option of an engine on the job itself, which is restarted with it;
+    afterwards nothing of it is left.
+    """
     (tmp_path / "settings.py").write_text(SETTINGS)
     both: dict[str, list[dict[str, Any]]] = {}
-    for engine, start in (("horovod", "horovodrun -np 2 python"), ("ddp", "torchrun --nproc-per-node 2")):
+    for engine, start in (
+        ("horovod", "horovodrun -np 2 python"),
+        ("ddp", "torchrun --nproc-per-node 2"),
+    ):
         done = command(f"{start} settings.py {engine}", timeout_s=240, PYTHONPATH=str(ROOT))
         assert done.code == 0, done.text
         both[engine] = take_found(tmp_path)
         first, second = both[engine]
         assert [row[:2] for row in first["tried"]] == [row[:2] for row in second["tried"]]
         assert all(row[2] for row in first["tried"] + second["tried"])
-        assert first["kept"] and second["kept"] and first["environment"] == second["environment"] == [None, None]
+        assert (
+            first["kept"]
+            and second["kept"]
+            and first["environment"] == second["environment"] == [None, None]
+        )
         assert first["seen"] == second["seen"] and first["bytes"] == 9_228_328
     ddp, horovod = both["ddp"][0], both["horovod"][0]
-    assert [row[0] for row in ddp["tried"][:3]] == ["", "engine.bucket_cap_mb=1.0", "engine.bucket_cap_mb=5.0"]
+    assert [row[0] for row in ddp["tried"][:3]] == [
+        "",
+        "engine.bucket_cap_mb=1.0",
+        "engine.bucket_cap_mb=5.0",
+    ]
     assert [row[0].split("compression=")[-1] for row in ddp["tried"][3:]] == ["fp16", "bf16"]
     assert [sums for sums, *_ in ddp["seen"][:6]] == [1, 5, 2] * 2
     assert "engine=fsdp gathers weights unit by unit" in ddp["refused"][0]
     assert "find settings measures exact gradients" in ddp["refused"][1]
     names = [row[0] for row in horovod["tried"]]
-    assert names[:3] == ["", "engine.num_groups=1", "engine.num_groups=4"] and names[-1].endswith("engine.compression=fp16")
+    assert names[:3] == ["", "engine.num_groups=1", "engine.num_groups=4"] and names[-1].endswith(
+        "engine.compression=fp16"
+    )
     assert [sums for sums, *_ in horovod["seen"][:3]] == [8, 1, 4]
     assert {fusion for _, fusion, _ in horovod["seen"]} == {None, str(2 * 2**20)}
     assert {cycle for _, _, cycle in horovod["seen"]} == {None, "0.1", "5"}
-    assert horovod["skipped"] == ["engine.cycle_time_ms: HOROVOD_CYCLE_TIME is set in the environment, and wins."]
+    assert horovod["skipped"] == [
+        "engine.cycle_time_ms: HOROVOD_CYCLE_TIME is set in the environment, and wins."
+    ]

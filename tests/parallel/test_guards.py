@@ -16,7 +16,9 @@ pytestmark = pytest.mark.parallel
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     """See Starts."""
-    return Starts(lambda start: line_of(*start, "guards.py") + f" {{out}} {start[1]}", tmp_path_factory)
+    return Starts(
+        lambda start: line_of(*start, "guards.py") + f" {{out}} {start[1]}", tmp_path_factory
+    )
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -27,7 +29,9 @@ def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 @pytest.mark.parametrize("start", STARTS, ids=str)
 @pytest.mark.parametrize("scenario", ["roomy", "accumulation_by_epoch", "overfit"])
 def test_ranks_equal_one_process(start: tuple[str, int], scenario: str, results: Starts) -> None:
-    """Short steps, accumulation by epoch and overfitting: every rank ends with the single process's weights."""
+    """Short steps, accumulation by epoch and overfitting:
+    every rank ends with the single process's weights.
+    """
     expected = results["single", start[1]][scenario][0]["weights"]
     for rank in results[start][scenario]:
         same(rank["weights"], expected)
@@ -42,7 +46,10 @@ def test_a_rank_out_of_memory_makes_all_split(start: tuple[str, int], results: S
     deep = [rank["weights"] for rank in results[start]["out_of_memory_in_backward"]]
     for own in deep:
         same(own, results["single", start[1]]["out_of_memory_in_backward"][0]["weights"])
-    said = f"Out of memory on rank {0 if start[0] == 'single' else start[1] - 1}: all ranks split each microbatch into 2"
+    said = (
+        f"Out of memory on rank {0 if start[0] == 'single' else start[1] - 1}: all ranks split each"
+        " microbatch into 2"
+    )
     assert results.output[start].count(said) == 3, results.output[start]
 
 
@@ -52,18 +59,27 @@ def test_all_ranks_end_before_a_poisoned_update(start: tuple[str, int], results:
     last = start[1] - 1
     samples = ", ".join(str(8 * start[1] - 4 + i) for i in range(4))
     for rank in results[start]["not_finite"]:
-        assert rank["error"].startswith("DivergenceError: The loss is not finite at step 1 (epoch 0): ")
-        assert f"nan on rank {last}, samples {samples} of the data set. The weights" in rank["error"]
+        assert rank["error"].startswith(
+            "DivergenceError: The loss is not finite at step 1 (epoch 0): "
+        )
+        assert (
+            f"nan on rank {last}, samples {samples} of the data set. The weights" in rank["error"]
+        )
         same(rank["weights"], rank["before"])
 
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_a_flipped_bit_is_found_and_repaired(start: tuple[str, int], results: Starts) -> None:
-    """The first tensor and the rank are named; a repair makes all ranks equal to one that was never damaged."""
+    """The first tensor and the rank are named;
+    a repair makes all ranks equal to one that was never damaged.
+    """
     suspect = start[1] - 1
     for rank in results[start]["divergence"]:
         assert rank["plain"]["error"] is None
-        assert f"At step 2 ranks no longer hold the same model: 'model.weight' of rank {suspect}" in rank["stopped"]["error"]
+        assert (
+            f"At step 2 ranks no longer hold the same model: 'model.weight' of rank {suspect}"
+            in rank["stopped"]["error"]
+        )
         assert rank["repaired"]["error"] is None
         assert rank["repairs"] == 1
         assert torch.equal(rank["repaired"]["weights"], rank["plain"]["weights"])
@@ -75,7 +91,9 @@ def test_metric_objects_are_exact(start: tuple[str, int], results: Starts) -> No
     for rank in results[start]["metric_objects"]:
         for kind in ("many", "few"):
             expected = results["single", start[1]]["metric_objects"][0][kind]
-            assert rank[kind] == {name: pytest.approx(value, rel=1e-6) for name, value in expected.items()}
+            assert rank[kind] == {
+                name: pytest.approx(value, rel=1e-6) for name, value in expected.items()
+            }
             assert rank[kind]["object"] == pytest.approx(rank[kind]["plain"], rel=1e-6)
 
 
@@ -91,12 +109,19 @@ def test_written_predictions_are_in_order(start: tuple[str, int], results: Start
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_batch_norm_over_all_ranks(start: tuple[str, int], results: Starts) -> None:
-    """Weights, running statistics and validation are those of one process that takes the ranks' microbatches as one."""
+    """Weights, running statistics and validation are those of one process
+    that takes the ranks' microbatches as one.
+    """
     (whole,) = results["single", start[1]]["sync_batchnorm"]
     for rank in results[start]["sync_batchnorm"]:
         assert rank["state"].keys() == whole["state"].keys()
         for name, value in whole["state"].items():
             same(rank["state"][name], value)
-        assert rank["metrics"] == {name: pytest.approx(value, rel=1e-9) for name, value in whole["metrics"].items()}
+        assert rank["metrics"] == {
+            name: pytest.approx(value, rel=1e-9) for name, value in whole["metrics"].items()
+        }
         assert "the last step of an epoch has 1 samples" in rank["refused"]
-        assert "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true" in rank["together"]
+        assert (
+            "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true"
+            in rank["together"]
+        )

@@ -10,5 +10,7 @@ pytestmark = pytest.mark.parallel
 
 
 def test_this_environment_has_the_edits() -> None:
-    """What is tested here is a Horovod with the edits of this trainkit, none that was built before or by others."""
+    """What is tested here is a Horovod with the edits of this trainkit,
+    none that was built before or by others.
+    """
     assert installed_edits() == identity(), "run: python -m trainkit horovod install"

@@ -49,6 +49,12 @@ def test_numbers_are_written_on_rank_0_alone(start: str, results: Any) -> None:
     assert {"throughput/items_per_s", "lr-SGD", "grad_norm/total", "update_ratio/total"} <= names
     for _, values in rows:
         if "throughput/items_per_s" in values:
-            assert values["throughput/items_per_s"] == pytest.approx(10 * values["throughput/samples_per_s"])
+            assert values["throughput/items_per_s"] == pytest.approx(
+                10 * values["throughput/samples_per_s"]
+            )
     for own in ranks[1:]:
-        assert not [values for _, values in own["rows"] if any("/" in name and "train/" not in name for name in values)]
+        assert not [
+            values
+            for _, values in own["rows"]
+            if any("/" in name and "train/" not in name for name in values)
+        ]

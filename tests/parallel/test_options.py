@@ -24,7 +24,10 @@ pytestmark = pytest.mark.parallel
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     """See Starts."""
-    return Starts(lambda start: line_of(start.split()[0], size_of(start), "options.py") + " {out}", tmp_path_factory)
+    return Starts(
+        lambda start: line_of(start.split()[0], size_of(start), "options.py") + " {out}",
+        tmp_path_factory,
+    )
 
 
 def size_of(start: str) -> int:
@@ -40,7 +43,9 @@ def by_hand(ranks: int) -> list[Tensor]:
 
 
 def assert_gradients(found: list[Any], expected: list[Tensor], part: float | None = None) -> None:
-    """Gradients are the expected ones: to 1e-9, or to a part of the largest element, and then not to all digits."""
+    """Gradients are the expected ones:
+    to 1e-9, or to a part of the largest element, and then not to all digits.
+    """
     largest = max(float(e.abs().max()) for e in expected)
     worst = max(float((f.double() - e).abs().max()) for f, e in zip(found, expected, strict=True))
     assert all(f.dtype == e.dtype for f, e in zip(found, expected, strict=True))
@@ -53,10 +58,18 @@ def assert_gradients(found: list[Any], expected: list[Tensor], part: float | Non
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize(
     ("scenario", "factor"),
-    [("plain", False), ("predivided", False), ("everyone", False), ("total", True), ("total_predivided", True)],
+    [
+        ("plain", False),
+        ("predivided", False),
+        ("everyone", False),
+        ("total", True),
+        ("total_predivided", True),
+    ],
 )
 def test_sums_are_exact(start: str, scenario: str, factor: bool, results: Any) -> None:
-    """The mean over the step's samples, or (op=sum) that times the number of ranks, divided before and after or not."""
+    """The mean over the step's samples, or (op=sum) that times the number of ranks,
+    divided before and after or not.
+    """
     expected = [grad * (size_of(start) if factor else 1) for grad in by_hand(size_of(start))]
     for rank in results[start][scenario]:
         assert_gradients(rank["grads"], expected)
@@ -70,8 +83,12 @@ def test_sums_are_exact(start: str, scenario: str, factor: bool, results: Any) -
     + [(start, "plain", 1) for start in DDP]
     + [(start, "small_buckets", 4) for start in DDP],
 )
-def test_groups_are_exact_and_as_many_as_asked_for(start: str, scenario: str, sums: int, results: Any) -> None:
-    """Four parameters take the expected number of collectives, the last with the flags; the gradients are the same."""
+def test_groups_are_exact_and_as_many_as_asked_for(
+    start: str, scenario: str, sums: int, results: Any
+) -> None:
+    """Four parameters take the expected number of collectives, the last with the flags;
+    the gradients are the same.
+    """
     for rank in results[start][scenario]:
         assert_gradients(rank["grads"], by_hand(size_of(start)))
         assert len(rank["wires"]) == sums
@@ -79,31 +96,47 @@ def test_groups_are_exact_and_as_many_as_asked_for(start: str, scenario: str, su
 
 @pytest.mark.parametrize(
     ("start", "scenario", "dtype", "part"),
-    [(start, scenario, torch.float16, HALF) for start in STARTS for scenario in ("half", "half_grouped")]
+    [
+        (start, scenario, torch.float16, HALF)
+        for start in STARTS
+        for scenario in ("half", "half_grouped")
+    ]
     + [(start, "brain", torch.bfloat16, BRAIN) for start in DDP],
 )
-def test_compressed_gradients_take_two_bytes(start: str, scenario: str, dtype: Any, part: float, results: Any) -> None:
-    """All that the framework gets to sum is of the small dtype, two bytes an element; results are float64 again."""
+def test_compressed_gradients_take_two_bytes(
+    start: str, scenario: str, dtype: Any, part: float, results: Any
+) -> None:
+    """All that the framework gets to sum is of the small dtype, two bytes an element;
+    results are float64 again.
+    """
     for rank in results[start][scenario]:
         assert {kind for kind, _ in rank["wires"]} == {dtype}
-        assert sum(size for _, size in rank["wires"]) == 2 * (ELEMENTS + 4)  # and a flag for each parameter
+        # and a flag for each parameter
+        assert sum(size for _, size in rank["wires"]) == 2 * (ELEMENTS + 4)
         assert_gradients(rank["grads"], by_hand(size_of(start)), part)
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_gradients_of_two_bytes_are_not_narrowed_again(start: str, results: Any) -> None:
-    """bfloat16 stays bfloat16 on ddp; on Horovod, which cannot sum it, fp16 halves the float32 that would travel."""
+    """bfloat16 stays bfloat16 on ddp;
+    on Horovod, which cannot sum it, fp16 halves the float32 that would travel.
+    """
     for rank in results[start]["half_of_brain"]:
-        assert {kind for kind, _ in rank["wires"]} == {torch.bfloat16 if start in DDP else torch.float16}
+        assert {kind for kind, _ in rank["wires"]} == {
+            torch.bfloat16 if start in DDP else torch.float16
+        }
         assert sum(size for _, size in rank["wires"]) == 2 * (ELEMENTS + 4)
         found = [grad.double() for grad in rank["grads"]]
         assert {grad.dtype for grad in rank["grads"]} == {torch.bfloat16}
-        assert_gradients(found, by_hand(size_of(start)), 3 * BRAIN)  # the forward is of bfloat16 too
+        # the forward is of bfloat16 too
+        assert_gradients(found, by_hand(size_of(start)), 3 * BRAIN)
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_predivide_factor_saves_what_float16_cannot_hold(start: str, results: Any) -> None:
-    """Gradients of 1e-11 vanish and those of 1e6 become infinite, unless a factor takes them into float16's range."""
+    """Gradients of 1e-11 vanish and those of 1e6 become infinite,
+    unless a factor takes them into float16's range.
+    """
     for name, scale in (("tiny_half", 1e-10), ("huge_half", 1e7)):
         expected = [grad * scale for grad in by_hand(size_of(start))]
         for rank in results[start][name]:
@@ -112,7 +145,9 @@ def test_a_predivide_factor_saves_what_float16_cannot_hold(start: str, results: 
             assert_gradients(rank["scaled"], expected, HALF)
 
 
-def words_by_hand(ranks: int, kind: type[torch.optim.Optimizer], factor: float = 1.0) -> tuple[list[Any], list[Tensor]]:
+def words_by_hand(
+    ranks: int, kind: type[torch.optim.Optimizer], factor: float = 1.0
+) -> tuple[list[Any], list[Tensor]]:
     """The worker's two steps on words: the first step's gradients, and the weights after both."""
     model, rows = models.Words(), models.WORDS
     tables = [model.table.weight, model.bags.weight, model.unused.weight, model.raw]
@@ -142,8 +177,11 @@ def words_by_hand(ranks: int, kind: type[torch.optim.Optimizer], factor: float =
         ("densified", torch.optim.SGD, [False, False, False, None, False, False]),
     ],
 )
-def test_sparse_gradients_are_exact(start: str, scenario: str, kind: Any, sparse: list[Any], results: Any) -> None:
-    """Embeddings used by some ranks or by none, ranks without a sample, accumulation: all as in one process.
+def test_sparse_gradients_are_exact(
+    start: str, scenario: str, kind: Any, sparse: list[Any], results: Any
+) -> None:
+    """Embeddings used by some ranks or by none, ranks without a sample, accumulation: all as in one
+    process.
 
     Sparse according to `sparse`: raw, table, bags, unused (None: not used), head's weight and bias.
     """
@@ -176,7 +214,10 @@ def test_rows_of_bfloat16_travel(start: str, results: Any) -> None:
     counts = torch.bincount(models.WORDS[: ranks * (ranks + 1) // 2].reshape(-1), minlength=12)
     for rank in results[start]["sparse_brain"]:
         assert rank["sparse"]
-        assert {kind for kind, _ in rank["wires"]} == {torch.int64, torch.int16 if start in HOROVOD else torch.bfloat16} | {
+        assert {kind for kind, _ in rank["wires"]} == {
+            torch.int64,
+            torch.int16 if start in HOROVOD else torch.bfloat16,
+        } | {
             torch.float32  # the flags
         }
         assert torch.equal(rank["grad"], counts.bfloat16().unsqueeze(1).expand(12, 4))
@@ -184,8 +225,11 @@ def test_rows_of_bfloat16_travel(start: str, results: Any) -> None:
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_batchnorm_over_ranks_is_that_of_the_whole_batch(start: str, momentum: float | None, results: Any) -> None:
-    """Outputs, gradients of inputs and weights, and statistics are those of plain BatchNorm over all ranks' rows.
+def test_batchnorm_over_ranks_is_that_of_the_whole_batch(
+    start: str, momentum: float | None, results: Any
+) -> None:
+    """Outputs, gradients of inputs and weights, and statistics are those of plain BatchNorm over
+    all ranks' rows.
 
     The ranks' parts differ in size, the mean is far from 0, and a branch is used on rank 0 alone.
     """
@@ -205,42 +249,64 @@ def test_batchnorm_over_ranks_is_that_of_the_whole_batch(start: str, momentum: f
         first = number * (number + 1) // 2
         assert held["same"]
         for found, expected in zip(held["outputs"], outputs, strict=True):
-            torch.testing.assert_close(found, expected[first : first + number + 1], rtol=0, atol=1e-9)
+            torch.testing.assert_close(
+                found, expected[first : first + number + 1], rtol=0, atol=1e-9
+            )
         for found, parameter in zip(held["grads"], plain.parameters(), strict=True):
             torch.testing.assert_close(found, parameter.grad, rtol=0, atol=1e-9)
         assert held["buffers"].keys() == dict(plain.named_buffers()).keys()
         for name, expected in plain.named_buffers():
             torch.testing.assert_close(held["buffers"][name], expected, rtol=1e-12, atol=1e-9)
-    torch.testing.assert_close(results[start]["norms"][0][str(momentum)]["alone"], alone, rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        results[start]["norms"][0][str(momentum)]["alone"], alone, rtol=0, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_batchnorm_over_ranks_keeps_the_dtype_of_its_input(start: str, dtype: torch.dtype, results: Any) -> None:
-    """Under autocast inputs are of 16 bits: statistics are of 32, the output and the input's gradient of 16 again."""
+def test_batchnorm_over_ranks_keeps_the_dtype_of_its_input(
+    start: str, dtype: torch.dtype, results: Any
+) -> None:
+    """Under autocast inputs are of 16 bits:
+    statistics are of 32, the output and the input's gradient of 16 again.
+    """
     ranks = size_of(start)
     total = ranks * (ranks + 1) // 2
-    drawn = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(17)).to(dtype)[:total].float().requires_grad_()
+    drawn = (
+        torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(17))
+        .to(dtype)[:total]
+        .float()
+        .requires_grad_()
+    )
     output = functional.batch_norm(drawn, None, None, training=True)
     output.sin().sum().backward()
     for number, rank in enumerate(results[start]["half_norms"]):
         first = number * (number + 1) // 2
         for found, expected in zip(rank[str(dtype)], (output.detach(), drawn.grad), strict=True):
             assert found.dtype == dtype
-            torch.testing.assert_close(found.float(), expected[first : first + number + 1], rtol=BRAIN, atol=BRAIN)
+            torch.testing.assert_close(
+                found.float(), expected[first : first + number + 1], rtol=BRAIN, atol=BRAIN
+            )
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_process_set_trains_and_the_others_wait(start: str, results: Any) -> None:
-    """The set's ranks count from 0, share sums, objects and the weights of their first; the others have no part."""
+    """The set's ranks count from 0, share sums, objects and the weights of their first;
+    the others have no part.
+    """
     chosen = [1] if size_of(start) == 2 else [0, 2]
     everyone = results[start]["first"]
     assert [number for number, rank in enumerate(everyone) if rank["takes_part"]] == chosen
-    assert all(rank["waited"] == len(chosen) for rank in everyone)  # until each of the set had done its work
+    # until each of the set had done its work
+    assert all(rank["waited"] == len(chosen) for rank in everyone)
     expected = by_hand(len(chosen))
     for place, number in enumerate(chosen):
         rank = everyone[number]
-        assert (rank["rank"], rank["world_size"], rank["local"]) == (place, len(chosen), (place, len(chosen)))
+        assert (rank["rank"], rank["world_size"], rank["local"]) == (
+            place,
+            len(chosen),
+            (place, len(chosen)),
+        )
         assert rank["sum"] == sum(10.0 + i for i in range(len(chosen)))
         assert rank["mean"] == rank["sum"] / len(chosen)  # of a synchronised batch norm
         assert rank["objects"] == ([f"of {i}" for i in range(len(chosen))], 0)
@@ -251,13 +317,19 @@ def test_a_process_set_trains_and_the_others_wait(start: str, results: Any) -> N
 
 @pytest.mark.parametrize("start", HOROVOD)
 def test_horovods_settings_are_there_before_it_starts_and_stay(start: str, results: Any) -> None:
-    """They are set in the environment, and a later engine of the process that wants others is refused."""
+    """They are set in the environment,
+    and a later engine of the process that wants others is refused.
+    """
     for first, again in zip(results[start]["first"], results[start]["set_again"], strict=True):
         assert first["environment"]["HOROVOD_FUSION_THRESHOLD"] == str(8 * 2**20)
         assert first["environment"]["HOROVOD_CACHE_CAPACITY"] == "64"
         assert first["environment"]["HOROVOD_CYCLE_TIME"] == "0.5"
-        assert again["process_set"].startswith("EngineError: engine.process_set is [0], but Horovod runs")
-        assert again["fusion_threshold_mb"].startswith("EngineError: engine.fusion_threshold_mb is 9, but Horovod runs")
+        assert again["process_set"].startswith(
+            "EngineError: engine.process_set is [0], but Horovod runs"
+        )
+        assert again["fusion_threshold_mb"].startswith(
+            "EngineError: engine.fusion_threshold_mb is 9, but Horovod runs"
+        )
         assert "HOROVOD_FUSION_THRESHOLD=8388608) and reads" in again["fusion_threshold_mb"]
         assert "HOROVOD_AUTOTUNE=not set" in again["autotune"]
 
@@ -265,7 +337,11 @@ def test_horovods_settings_are_there_before_it_starts_and_stay(start: str, resul
 @pytest.mark.parametrize("start", STARTS)
 def test_adasum_without_mpi_says_how_to_get_it(start: str, results: Any) -> None:
     """Horovod on Gloo, and ddp, refuse it at the start."""
-    words = "Build it with MPI: `python -m trainkit horovod install --mpi`" if start in HOROVOD else "which is Horovod's"
+    words = (
+        "Build it with MPI: `python -m trainkit horovod install --mpi`"
+        if start in HOROVOD
+        else "which is Horovod's"
+    )
     for rank in results[start]["adasum"]:
         assert "engine.op is 'adasum'" in rank["error"]
         assert words in rank["error"]
@@ -273,9 +349,21 @@ def test_adasum_without_mpi_says_how_to_get_it(start: str, results: Any) -> None
 
 def test_options_reach_horovod_from_the_command_line(command: Command) -> None:
     """Autotuning writes its log; options overridden by the environment are reported once."""
-    options = "engine.autotune=true engine.autotune_log_file=tuned.csv engine.cycle_time_ms=3 engine.compression=fp16"
-    line = f"horovodrun -np 2 python -m trainkit fit conf=mlp trainer.max_epochs=1 run_dir=here {options} && head -1 tuned.csv"
+    options = (
+        "engine.autotune=true engine.autotune_log_file=tuned.csv engine.cycle_time_ms=3"
+        " engine.compression=fp16"
+    )
+    line = (
+        "horovodrun -np 2 python -m trainkit fit conf=mlp trainer.max_epochs=1 run_dir=here"
+        f" {options} && head -1 tuned.csv"
+    )
     done = command(line, timeout_s=300, HOROVOD_CYCLE_TIME="2")
     assert done.code == 0, done.text
-    assert done.text.count("engine.cycle_time_ms is 3, but HOROVOD_CYCLE_TIME=2 is set in the environment, and wins.") == 1
+    assert (
+        done.text.count(
+            "engine.cycle_time_ms is 3, but HOROVOD_CYCLE_TIME=2 is set in the environment, and"
+            " wins."
+        )
+        == 1
+    )
     assert "score" in done.out

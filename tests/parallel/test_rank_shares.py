@@ -1,4 +1,6 @@
-"""trainer.rank_shares: ranks of unequal speed take unequal parts of each step, and nothing else changes."""
+"""trainer.rank_shares: ranks of unequal speed take unequal parts of each step,
+and nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ keep_found(read_launcher().rank, found)
 
 @pytest.mark.parametrize("engine", ["horovod", "ddp", "fsdp"])
 def test_shares_change_no_result(engine: str, command: Command, tmp_path: Path) -> None:
-    """Weights and metrics are those of even shares up to rounding, and of shares that are equal bit for bit; 3:1 deals 3:1."""
+    """Weights and metrics are those of even shares up to rounding,
+    and of shares that are equal bit for bit; 3:1 deals 3:1.
+    """
     (tmp_path / "fit.py").write_text(FIT)
     start = "horovodrun -np 2 python" if engine == "horovod" else "torchrun --nproc-per-node 2"
     shares = json.dumps({"even": None, "alike": [2, 2], "uneven": [3, 1]}).replace(" ", "")
@@ -77,21 +81,31 @@ def test_shares_change_no_result(engine: str, command: Command, tmp_path: Path) 
         assert rank["alike"] == rank["even"]
         assert rank["uneven"]["weights"] == pytest.approx(rank["even"]["weights"], abs=1e-13)
         assert rank["uneven"]["value"] == pytest.approx(rank["even"]["value"], rel=1e-12)
-    assert [rank["uneven"]["seen"] for rank in ranks] == [104, 36]  # of 64 + 6, twice: 48 + 4 and 16 + 2
+    # of 64 + 6, twice: 48 + 4 and 16 + 2
+    assert [rank["uneven"]["seen"] for rank in ranks] == [104, 36]
 
 
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
-        ("[3]", "trainer.rank_shares is [3], and there are 2 ranks; it must have a number for each."),
-        ("[3,0]", "trainer.rank_shares is [3, 0]; it must be one whole number of 1 or more for each rank"),
+        (
+            "[3]",
+            "trainer.rank_shares is [3], and there are 2 ranks; it must have a number for each.",
+        ),
+        (
+            "[3,0]",
+            "trainer.rank_shares is [3, 0]; it must be one whole number of 1 or more for each rank",
+        ),
         ("[]", "trainer.rank_shares is []; it must be one whole number of 1 or more for each rank"),
         ("[1.5,1]", "trainer.rank_shares is [1.5, 1]; it must be"),
     ],
 )
 def test_shares_that_do_not_fit_are_refused(shares: str, message: str, command: Command) -> None:
     """In one message, before training."""
-    line = f"torchrun --nproc-per-node 2 -m trainkit fit conf=mlp trainer.max_steps=2 'trainer.rank_shares={shares}'"
+    line = (
+        "torchrun --nproc-per-node 2 -m trainkit fit conf=mlp trainer.max_steps=2"
+        f" 'trainer.rank_shares={shares}'"
+    )
     done = command(line, timeout_s=300)
     assert done.code != 0
     assert done.err.count(message) == 1, done.text
@@ -100,7 +114,11 @@ def test_shares_that_do_not_fit_are_refused(shares: str, message: str, command: 
 def test_the_pages_commands_run(command: Command) -> None:
     """Those of docs/unequal_ranks.md; those with shares print them."""
     page = (ROOT / "docs" / "unequal_ranks.md").read_text()
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL) for line in block.splitlines()]
+    lines = [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)
+        for line in block.splitlines()
+    ]
     assert len(lines) == 4
     for line in lines:
         done = command(line + " trainer.max_steps=2", timeout_s=300)

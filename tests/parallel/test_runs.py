@@ -1,4 +1,6 @@
-"""Whole runs on two ranks: restarts, ranks without samples, samplers, full disks, stops and errors."""
+"""Whole runs on two ranks: restarts, ranks without samples, samplers, full disks,
+stops and errors.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
 
 @pytest.mark.parametrize("start", STARTS)
 def test_resuming_changes_no_bit_on_any_rank(start: str, results: Any) -> None:
-    """A run that was stopped inside an epoch ends with the bits of the run that never stopped, dropout included."""
+    """A run that was stopped inside an epoch ends with the bits of the run that never stopped,
+    dropout included.
+    """
     for rank in results[start]["resumed"]:
         assert rank["whole metrics"] == rank["parts metrics"]
         for name, value in rank["whole"].items():
@@ -85,7 +89,9 @@ def test_all_ranks_stop_together(start: str, results: Any) -> None:
 
 @pytest.mark.parametrize("start", STARTS)
 def test_streams_of_unequal_length_share_one_schedule(start: str, results: Any) -> None:
-    """Ranks with lists of different length plan the same steps, take them together, and end with the same weights."""
+    """Ranks with lists of different length plan the same steps, take them together,
+    and end with the same weights.
+    """
     ranks = results[start]["sized_streams"]
     steps = 10 if start == "single" else 14
     assert [(rank["planned"], rank["steps"]) for rank in ranks] == [(steps, steps)] * len(ranks)
@@ -95,10 +101,15 @@ def test_streams_of_unequal_length_share_one_schedule(start: str, results: Any) 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> None:
-    """A checkpoint that only rank 0 looks for and does not find is an error on every rank, in the same words."""
+    """A checkpoint that only rank 0 looks for and does not find is an error on every rank,
+    in the same words.
+    """
     ranks = results[start]["refused"]
     assert all(rank == ranks[0] for rank in ranks)
-    assert [message.split(":")[0] for message in ranks[0]["messages"]] == ["CheckpointError", "CheckpointError"]
+    assert [message.split(":")[0] for message in ranks[0]["messages"]] == [
+        "CheckpointError",
+        "CheckpointError",
+    ]
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -114,6 +125,11 @@ def test_a_sum_is_on_its_way_beside_other_collectives(start: str, results: Any) 
 
 def test_no_thread_of_gloo_outlives_the_exit_handlers(tmp_path: Path) -> None:
     """One that did would abort a rank now and then, after its work was done."""
-    done = run_command(f"{line_of('ddp', 2, 'leaving.py')} {tmp_path}", tmp_path, timeout_s=300, PYTHONPATH=str(ROOT))
+    done = run_command(
+        f"{line_of('ddp', 2, 'leaving.py')} {tmp_path}",
+        tmp_path,
+        timeout_s=300,
+        PYTHONPATH=str(ROOT),
+    )
     assert done.code == 0, done.text
     assert done.out.count("left: []") == 2, done.text

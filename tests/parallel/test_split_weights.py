@@ -1,4 +1,6 @@
-"""Ranks that hold parts of the weights (engine=fsdp) train as one process does, and resume what any engine has saved."""
+"""Ranks that hold parts of the weights (engine=fsdp) train as one process does,
+and resume what any engine has saved.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ pytestmark = pytest.mark.parallel
 
 
 class Runs(dict[tuple[str, str], Results]):
-    """The results of a start, by (where its checkpoints come from, its name); "" for a start from nothing."""
+    """The results of a start, by (where its checkpoints come from, its name);
+    "" for a start from nothing.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -89,7 +93,9 @@ def compare(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("start", [*SPLIT, "ddp, 2 ranks"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_they_train_as_one_process_does(start: str, scenario: str, runs: Runs) -> None:
-    """Plain SGD, clipped AdamW with activation checkpointing, EMA, layers of configure_model, LARS and LAMB; short steps."""
+    """Plain SGD, clipped AdamW with activation checkpointing, EMA, layers of configure_model,
+    LARS and LAMB; short steps.
+    """
     (alone,) = runs["", "single"][scenario]
     for rank in runs["", start][scenario]:
         compare(rank, alone)
@@ -97,11 +103,14 @@ def test_they_train_as_one_process_does(start: str, scenario: str, runs: Runs) -
 
 @pytest.mark.parametrize("start", SPLIT)
 def test_each_holds_its_part(start: str, runs: Runs) -> None:
-    """Together the ranks of a group hold the weights once; what no plan splits by width, once for each tensor rank."""
+    """Together the ranks of a group hold the weights once;
+    what no plan splits by width, once for each tensor rank.
+    """
     held = [rank["held"] for rank in runs["", start]["sgd"]]
     groups, tensor = (STARTS[start][2].get(name, 1) for name in ("replicas", "tensor"))
     (alone,) = runs["", "single"]["sgd"]
-    by_width = 3 * (2 * 63 * 126 + 126)  # of three blocks: the wide layers, but for the bias after the sum
+    # of three blocks: the wide layers, but for the bias after the sum
+    by_width = 3 * (2 * 63 * 126 + 126)
     assert sum(held) == groups * (by_width + tensor * (alone["held"] - by_width))
     assert max(held) < 1.1 * alone["held"] * groups / len(held)
 
@@ -117,7 +126,9 @@ def test_no_thread_of_a_group_lives_to_the_end(start: str, runs: Runs) -> None:
 
 @pytest.mark.parametrize(("source", "start"), GOES_ON)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_checkpoint_goes_on_at_any_engine_and_number_of_ranks(source: str, start: str, scenario: str, runs: Runs) -> None:
+def test_a_checkpoint_goes_on_at_any_engine_and_number_of_ranks(
+    source: str, start: str, scenario: str, runs: Runs
+) -> None:
     """Weights, optimizer state and averages are those of the run that never changed."""
     (alone,) = runs["single", "single"][scenario]
     for rank in runs[source, start][scenario]:
@@ -125,13 +136,23 @@ def test_a_checkpoint_goes_on_at_any_engine_and_number_of_ranks(source: str, sta
 
 
 def test_each_rank_writes_its_own_file(runs: Runs) -> None:
-    """No rank gathers the model; nothing in the folder is pickled but plain values and small tensors."""
+    """No rank gathers the model; nothing in the folder is pickled
+    but plain values and small tensors.
+    """
     _ = runs["", "fsdp, 2 ranks"]
     folder = runs.out("", "fsdp, 2 ranks").parent / "adamw" / "checkpoints" / "last"
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    assert set(sizes) == {"manifest.json", "training.pt", "rank-0-of-2.safetensors", "rank-1-of-2.safetensors"}
+    assert set(sizes) == {
+        "manifest.json",
+        "training.pt",
+        "rank-0-of-2.safetensors",
+        "rank-1-of-2.safetensors",
+    }
     weights = 8 * runs["", "single"]["adamw"][0]["held"]
-    assert all(1.4 * weights < sizes[f"rank-{rank}-of-2.safetensors"] < 1.7 * weights for rank in range(2))  # and two moments
+    # and two moments
+    assert all(
+        1.4 * weights < sizes[f"rank-{rank}-of-2.safetensors"] < 1.7 * weights for rank in range(2)
+    )
 
 
 LOST = """
@@ -158,10 +179,17 @@ except TrainkitError as error:
 
 
 def test_a_lost_rank_is_named_as_the_cause(command: Command, tmp_path: Path) -> None:
-    """The others report in a line that a rank has ended, in place of the traceback of a gather inside their forward."""
+    """The others report in a line that a rank has ended,
+    in place of the traceback of a gather inside their forward.
+    """
     (tmp_path / "lost.py").write_text(LOST)
-    # By default torchrun looks every 0.1 s, and may send SIGTERM before the other rank has said anything.
-    done = command("torchrun --nproc-per-node 2 --monitor-interval 5 lost.py", timeout_s=300, PYTHONPATH=str(ROOT))
+    # By default torchrun looks every 0.1 s, and may send SIGTERM before the other rank has said
+    # anything.
+    done = command(
+        "torchrun --nproc-per-node 2 --monitor-interval 5 lost.py",
+        timeout_s=300,
+        PYTHONPATH=str(ROOT),
+    )
     assert done.code != 0
     assert done.text.count("Another rank ended") == 1, done.text
     assert "trainkit/loop.py" not in done.text
@@ -189,9 +217,17 @@ quiet("run", engine="fsdp", max_steps=4, callbacks=policy).fit(Line(), loader(64
 
 
 def test_a_rank_that_can_write_nothing_costs_a_checkpoint(command: Command, tmp_path: Path) -> None:
-    """Not even a report: rank 0 gets it over the group, says so at once, and training and later checkpoints continue."""
+    """Not even a report: rank 0 gets it over the group, says so at once,
+    and training and later checkpoints continue.
+    """
     (tmp_path / "full.py").write_text(FULL)
     done = command("torchrun --nproc-per-node 2 full.py", timeout_s=300, PYTHONPATH=str(ROOT))
     assert done.code == 0, done.text
-    assert done.text.count("step=2 was NOT written: rank 1: ") == 1 and "Not a directory" in done.text, done.text
-    assert {path.name for path in (tmp_path / "run/checkpoints").glob("step=*")} == {"step=1", "step=3", "step=4"}
+    assert (
+        done.text.count("step=2 was NOT written: rank 1: ") == 1 and "Not a directory" in done.text
+    ), done.text
+    assert {path.name for path in (tmp_path / "run/checkpoints").glob("step=*")} == {
+        "step=1",
+        "step=3",
+        "step=4",
+    }

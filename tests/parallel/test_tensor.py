@@ -1,4 +1,6 @@
-"""Tensor groups (engine=fsdp engine.tensor=2): their ranks read the same samples, and each sample counts once."""
+"""Tensor groups (engine=fsdp engine.tensor=2):
+their ranks read the same samples, and each sample counts once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from tests.parallel.starts import ROOT, WORKERS, Results, Starts
 
 LINES = {
     "single": f"python {WORKERS / 'tensor.py'} {{out}} single '{{{{}}}}'",
-    "2 x 2": f"torchrun --nproc-per-node 4 {WORKERS / 'tensor.py'} {{out}} fsdp '{{{{\"tensor\":2}}}}'",
+    "2 x 2": (
+        f"torchrun --nproc-per-node 4 {WORKERS / 'tensor.py'} {{out}} fsdp '{{{{\"tensor\":2}}}}'"
+    ),
 }
 
 pytestmark = pytest.mark.parallel
@@ -36,7 +40,9 @@ def ranks(starts: Starts) -> Results:
 
 @pytest.mark.parametrize("scenario", ["counted", "by_hand", "streamed", "recipes"])
 def test_weights_are_those_of_one_process(scenario: str, alone: Results, ranks: Results) -> None:
-    """With weighted samples and a short last step, by a plan or torch's parallelize_module; GPT, GPT-2 and BERT."""
+    """With weighted samples and a short last step, by a plan or torch's parallelize_module;
+    GPT, GPT-2 and BERT.
+    """
     for rank in ranks[scenario]:
         for name, value in alone[scenario][0]["weights"].items():
             torch.testing.assert_close(rank["weights"][name], value, rtol=0, atol=1e-14)
@@ -49,7 +55,9 @@ def test_the_ranks_of_a_group_read_the_same(scenario: str, ranks: Results) -> No
     assert seen[0] == seen[1] != seen[2] == seen[3]
     if scenario != "streamed":  # there a rank without a batch borrows one, with weight 0
         epochs = 1 if scenario == "dropped" else 2
-        assert sorted(n for rank in (seen[0], seen[2]) for batch in rank for n in batch) == sorted([*range(21)] * epochs)
+        assert sorted(n for rank in (seen[0], seen[2]) for batch in rank for n in batch) == sorted(
+            [*range(21)] * epochs
+        )
 
 
 def test_values_count_each_sample_once(alone: Results, ranks: Results) -> None:
@@ -69,7 +77,11 @@ def test_each_sample_is_predicted_once(ranks: Results) -> None:
 def test_the_contract_counts_data_ranks(ranks: Results) -> None:
     """Two ranks of 4 samples make a step of 8, at twice the rate."""
     for rank in ranks["scaled"]:
-        assert (rank["contract"]["world_size"], rank["contract"]["batch_size"], rank["steps"]) == (2, 4, 3)
+        assert (rank["contract"]["world_size"], rank["contract"]["batch_size"], rank["steps"]) == (
+            2,
+            4,
+            3,
+        )
         assert rank["lr"] == [0.1]
 
 
@@ -80,7 +92,9 @@ def test_dropout_is_equal_within_a_group(ranks: Results) -> None:
 
 
 def test_norms_are_those_of_one_process(alone: Results, ranks: Results) -> None:
-    """Of gradients and updates, by layer; and a summary of layers, with a forward of its own, holds up no rank."""
+    """Of gradients and updates, by layer;
+    and a summary of layers, with a forward of its own, holds up no rank.
+    """
     (expected, *_), (found, *others) = alone["watched"], ranks["watched"]
     assert len(expected["norms"]) == 3
     assert found["norms"] == [pytest.approx(values, rel=1e-12) for values in expected["norms"]]
@@ -97,7 +111,10 @@ def test_an_overflow_on_one_rank_holds_back_all_updates(ranks: Results) -> None:
     ("case", "part"),
     [
         ("no plan", "engine.tensor is 2, and no layer of NoPlan is split"),
-        ("unknown name", "'upper', which is no module of Misnamed. Its layers are first, up, down."),
+        (
+            "unknown name",
+            "'upper', which is no module of Misnamed. Its layers are first, up, down.",
+        ),
         ("width", "'down' has 1 outputs, which 2 ranks cannot share evenly"),
         ("tied", "splits a weight that two layers share (again.weight and up.weight)"),
         ("no layer", "has rowwise for 'dropout', which is a Dropout"),
@@ -105,7 +122,13 @@ def test_an_overflow_on_one_rank_holds_back_all_updates(ranks: Results) -> None:
         ("sharded", "train_dataloaders is trainkit.sharded(...), and engine.tensor is 2"),
         ("plan by config", "engine.tensor_plan names 'upper.*'"),
         ("ranks", "engine.tensor is 3, and there are 4 ranks; it must divide them."),
-        ("groups", "engine.replicas is 4 and engine.tensor is 2, and there are 4 ranks; their product, 8, must divide them."),
+        (
+            "groups",
+            (
+                "engine.replicas is 4 and engine.tensor is 2, and there are 4 ranks; their product,"
+                " 8, must divide them."
+            ),
+        ),
         ("plan alone", "engine.tensor_plan is set, and engine.tensor is 1"),
     ],
 )
@@ -117,11 +140,14 @@ def test_what_cannot_be_is_refused_on_all_ranks(case: str, part: str, ranks: Res
 
 def test_the_banner_shows_the_groups(command: Command) -> None:
     """And a plan by config splits the layers that it names."""
-    small = "task.model.depth=1 task.model.width=16 task.model.heads=2 data.batch_size=2 trainer.max_steps=2 callbacks=none"
+    small = (
+        "task.model.depth=1 task.model.width=16 task.model.heads=2 data.batch_size=2"
+        " trainer.max_steps=2 callbacks=none"
+    )
     plan = "'engine.tensor_plan={model.blocks.*.wide.0:colwise,model.blocks.*.wide.2:rowwise}'"
     done = command(
-        f"torchrun --nproc-per-node 2 -m trainkit fit conf=gpt {small} engine=fsdp engine.tensor=2 {plan} logger=none "
-        "trainer.limit_val_batches=0",
+        f"torchrun --nproc-per-node 2 -m trainkit fit conf=gpt {small} engine=fsdp engine.tensor=2"
+        f" {plan} logger=none trainer.limit_val_batches=0",
         timeout_s=300,
         PYTHONPATH=str(ROOT),
     )

@@ -1,4 +1,6 @@
-"""A project from a widespread Lightning-and-Hydra template, with imports and base classes changed and nothing else."""
+"""A project from a widespread Lightning-and-Hydra template,
+with imports and base classes changed and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.helpers.threads import ThreadEngine, World
 class DigitsData(trainkit.DataModule):
     """Random digits that can be learnt, split as the template does."""
 
-    def __init__(self, train_val_test_split: tuple[int, int, int] = (96, 32, 32), batch_size: int = 16) -> None:
+    def __init__(
+        self, train_val_test_split: tuple[int, int, int] = (96, 32, 32), batch_size: int = 16
+    ) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)
         self.data_train: Any = None
@@ -37,7 +41,9 @@ class DigitsData(trainkit.DataModule):
             noise = torch.randn(160, 10, generator=generator)
             digits = TensorDataset(nn.functional.one_hot(targets, 10) * 3.0 + noise, targets)
             self.data_train, self.data_val, self.data_test = random_split(
-                dataset=digits, lengths=list(self.hparams.train_val_test_split), generator=torch.Generator().manual_seed(42)
+                dataset=digits,
+                lengths=list(self.hparams.train_val_test_split),
+                generator=torch.Generator().manual_seed(42),
             )
 
     def train_dataloader(self) -> DataLoader[Any]:
@@ -64,7 +70,9 @@ class DigitsTask(trainkit.Task):
         self.train_acc = torchmetrics.Accuracy(task="multiclass", num_classes=10)
         self.val_acc = torchmetrics.Accuracy(task="multiclass", num_classes=10)
         self.test_acc = torchmetrics.Accuracy(task="multiclass", num_classes=10)
-        self.train_loss, self.val_loss, self.test_loss = (torchmetrics.MeanMetric() for _ in range(3))
+        self.train_loss, self.val_loss, self.test_loss = (
+            torchmetrics.MeanMetric() for _ in range(3)
+        )
         self.val_acc_best = torchmetrics.MaxMetric()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,17 +135,23 @@ class DigitsTask(trainkit.Task):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_template_trains_and_tests(ranks: int, tmp_path: Path) -> None:
-    """It learns; the best accuracy is that of the epochs; the best checkpoint is tested; ranks agree."""
+    """It learns; the best accuracy is that of the epochs;
+    the best checkpoint is tested; ranks agree.
+    """
 
     def work(engine: ThreadEngine) -> dict[str, float]:
         torch.manual_seed(1)
         task = DigitsTask(
             nn.Linear(10, 10),
             functools.partial(torch.optim.Adam, lr=0.05),
-            functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, mode="min", factor=0.1, patience=10),
+            functools.partial(
+                torch.optim.lr_scheduler.ReduceLROnPlateau, mode="min", factor=0.1, patience=10
+            ),
         )
         callbacks = [
-            trainkit.ModelCheckpoint(dirpath=str(tmp_path / "checkpoints"), monitor="val/acc", mode="max", save_last=True),
+            trainkit.ModelCheckpoint(
+                dirpath=str(tmp_path / "checkpoints"), monitor="val/acc", mode="max", save_last=True
+            ),
             trainkit.EarlyStopping(monitor="val/acc", patience=100, mode="max"),
         ]
         trainer = trainkit.Trainer(

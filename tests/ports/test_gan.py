@@ -1,4 +1,6 @@
-"""A GAN as Lightning's examples write it: two optimizers in turns, and pictures at each epoch's end."""
+"""A GAN as Lightning's examples write it:
+two optimizers in turns, and pictures at each epoch's end.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,18 @@ from trainkit.loggers import CSVLogger, TensorBoardLogger
 class Gan(trainkit.Task):
     """Draws 4 x 4 pictures of one grey."""
 
-    def __init__(self, latent_dim: int = 4, lr: float = 0.02, b1: float = 0.5, b2: float = 0.999) -> None:
+    def __init__(
+        self, latent_dim: int = 4, lr: float = 0.02, b1: float = 0.5, b2: float = 0.999
+    ) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.automatic_optimization = False
-        self.generator = nn.Sequential(nn.Linear(latent_dim, 16), nn.LeakyReLU(0.2), nn.Linear(16, 16), nn.Sigmoid())
-        self.discriminator = nn.Sequential(nn.Linear(16, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1), nn.Sigmoid())
+        self.generator = nn.Sequential(
+            nn.Linear(latent_dim, 16), nn.LeakyReLU(0.2), nn.Linear(16, 16), nn.Sigmoid()
+        )
+        self.discriminator = nn.Sequential(
+            nn.Linear(16, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1), nn.Sigmoid()
+        )
         self.validation_z = torch.randn(6, self.hparams.latent_dim)
 
     def forward(self, z: Tensor) -> Tensor:
@@ -61,7 +69,9 @@ class Gan(trainkit.Task):
         self.untoggle_optimizer(optimizer_d)
 
     def on_train_epoch_end(self) -> None:
-        """Log pictures of the same noise, by the library's own object and by the call for all loggers."""
+        """Log pictures of the same noise,
+        by the library's own object and by the call for all loggers.
+        """
         sample_imgs = self(self.validation_z.type_as(self.generator[0].weight)).detach()
         self.logger.experiment.add_image("generated_images", sample_imgs[0], self.current_epoch)
         self.log_image("samples", sample_imgs[0])
@@ -109,6 +119,10 @@ def test_a_gan_trains_and_shows_its_pictures(ranks: int, tmp_path: Path) -> None
 
 def test_a_logger_of_plain_files_has_no_experiment(tmp_path: Path) -> None:
     """It is refused with what to do."""
-    trainer = trainkit.Trainer(max_epochs=1, run_dir=str(tmp_path), logger=CSVLogger(), enable_progress_bar=False)
-    with pytest.raises(trainkit.TrainkitError, match=r"CSVLogger\.experiment: this logger writes plain files"):
+    trainer = trainkit.Trainer(
+        max_epochs=1, run_dir=str(tmp_path), logger=CSVLogger(), enable_progress_bar=False
+    )
+    with pytest.raises(
+        trainkit.TrainkitError, match=r"CSVLogger\.experiment: this logger writes plain files"
+    ):
         trainer.fit(Gan(), DataLoader(TensorDataset(torch.rand(8, 1, 4, 4)), batch_size=4))

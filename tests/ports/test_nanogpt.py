@@ -1,4 +1,6 @@
-"""nanoGPT's training loop, and the same loop on trainkit.Loop: the losses agree, on one rank and on two."""
+"""nanoGPT's training loop, and the same loop on trainkit.Loop:
+the losses agree, on one rank and on two.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(128, 32), nn.Embedding(block_size, 32)
-        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, norm_first=True, activation="gelu")
+        layer = nn.TransformerEncoderLayer(
+            32, 2, 64, dropout=0.0, batch_first=True, norm_first=True, activation="gelu"
+        )
         self.h = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.ln_f, self.lm_head = nn.LayerNorm(32), nn.Linear(32, 128, bias=False)
         self.lm_head.weight = self.wte.weight
@@ -48,7 +52,10 @@ class GPT(nn.Module):
         """AdamW, with weight decay for matrices and embeddings only."""
         decay = [p for p in self.parameters() if p.dim() >= 2]
         nodecay = [p for p in self.parameters() if p.dim() < 2]
-        groups = [{"params": decay, "weight_decay": weight_decay}, {"params": nodecay, "weight_decay": 0.0}]
+        groups = [
+            {"params": decay, "weight_decay": weight_decay},
+            {"params": nodecay, "weight_decay": 0.0},
+        ]
         return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95))
 
 
@@ -116,7 +123,9 @@ def val_batches() -> list[tuple[Tensor, Tensor]]:
     return [get_batch(val_data, generator) for _ in range(eval_iters)]
 
 
-def with_trainkit(run_dir: Path, engine: Any = "auto", ranks: int = 1) -> tuple[list[float], list[float], GPT]:
+def with_trainkit(
+    run_dir: Path, engine: Any = "auto", ranks: int = 1
+) -> tuple[list[float], list[float], GPT]:
     """Return the same from a loop of one's own on trainkit; rank 0's losses."""
     model = copy.deepcopy(new_model())
     optimizer = model.configure_optimizers()

@@ -1,4 +1,6 @@
-"""torchvision's reference training for classification, and the same with trainkit: its groups, schedule, mixup and EMA."""
+"""torchvision's reference training for classification, and the same with trainkit:
+its groups, schedule, mixup and EMA.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,12 @@ def get_model() -> nn.Module:
 
 def get_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     """SGD, with another weight decay for norms (the reference's set_weight_decay)."""
-    norms = [p for module in model.modules() if isinstance(module, nn.BatchNorm2d) for p in module.parameters()]
+    norms = [
+        p
+        for module in model.modules()
+        if isinstance(module, nn.BatchNorm2d)
+        for p in module.parameters()
+    ]
     others = [p for p in model.parameters() if all(p is not norm for norm in norms)]
     groups = [{"params": others, "weight_decay": wd}, {"params": norms, "weight_decay": norm_wd}]
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, weight_decay=wd, nesterov=True)
@@ -57,8 +64,12 @@ def get_scheduler(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def get_collate_fn() -> Any:
-    """One of mixup and cutmix for each batch; here with random numbers of the batch, so that two trainings draw alike."""
-    mix = v2.RandomChoice([v2.MixUp(alpha=0.2, num_classes=classes), v2.CutMix(alpha=1.0, num_classes=classes)])
+    """One of mixup and cutmix for each batch;
+    here with random numbers of the batch, so that two trainings draw alike.
+    """
+    mix = v2.RandomChoice(
+        [v2.MixUp(alpha=0.2, num_classes=classes), v2.CutMix(alpha=1.0, num_classes=classes)]
+    )
 
     def collate(samples: Any) -> Any:
         x, y = default_collate(samples)
@@ -70,7 +81,9 @@ def get_collate_fn() -> Any:
 
 
 def loaders() -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Return those of training and of validation; unshuffled, so that both trainings have one order."""
+    """Return those of training and of validation;
+    unshuffled, so that both trainings have one order.
+    """
     data = images()
     return DataLoader(data, batch_size, collate_fn=get_collate_fn()), DataLoader(data, batch_size)
 
@@ -135,7 +148,13 @@ class Classification(trainkit.Task):
 
 def weights(model: nn.Module) -> Tensor:
     """Return weights and statistics as a vector."""
-    return torch.cat([value.double().flatten() for name, value in model.state_dict().items() if "num_batches" not in name])
+    return torch.cat(
+        [
+            value.double().flatten()
+            for name, value in model.state_dict().items()
+            if "num_batches" not in name
+        ]
+    )
 
 
 def test_the_reference_training_of_torchvision(tmp_path: Path) -> None:
@@ -143,9 +162,17 @@ def test_the_reference_training_of_torchvision(tmp_path: Path) -> None:
     average, right = as_the_reference_writes_it()
     task = Classification()
     train, val = loaders()
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "run_dir": str(tmp_path)}
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "run_dir": str(tmp_path),
+    }
     ema = trainkit.EMA(decay=0.9, warmup=False)
-    trainkit.Trainer(max_epochs=epochs, gradient_clip_val=clip_norm, callbacks=[ema], **quiet).fit(task, train, val)
+    trainkit.Trainer(max_epochs=epochs, gradient_clip_val=clip_norm, callbacks=[ema], **quiet).fit(
+        task, train, val
+    )
     assert torch.allclose(weights(task.model), weights(average), atol=1e-5)
-    assert trainkit.Trainer(**quiet).validate(task, val, ckpt_path="best")["val/acc"] == pytest.approx(right, abs=1e-6)
+    assert trainkit.Trainer(**quiet).validate(task, val, ckpt_path="best")[
+        "val/acc"
+    ] == pytest.approx(right, abs=1e-6)
     assert right > 0.9

@@ -1,4 +1,6 @@
-"""A fine-tune as users of transformers write it: a tokenizer, a collator and a pretrained folder of theirs, and a Task."""
+"""A fine-tune as users of transformers write it:
+a tokenizer, a collator and a pretrained folder of theirs, and a Task.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ from transformers import (
 import trainkit
 from tests.helpers.threads import ThreadEngine, World
 
-# Ranks are threads here, and `from_pretrained` replaces a method of a class while it loads: of two that overlap, the second
-# leaves transformers without tied weights for the rest of the process.
+# Ranks are threads here, and `from_pretrained` replaces a method of a class while it loads: of two
+# that overlap, the second leaves transformers without tied weights for the rest of the process.
 ONE_AT_A_TIME = threading.Lock()
 WORDS = ["[PAD]", "[UNK]", "good", "bad", "film", "song", "very", "a"]
 
@@ -32,13 +34,24 @@ WORDS = ["[PAD]", "[UNK]", "good", "bad", "film", "song", "very", "a"]
 @pytest.fixture
 def pretrained(tmp_path: Path) -> str:
     """Return a folder with a tiny BERT and a tokenizer of words, as a hub's."""
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]")
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(tmp_path / "tiny")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(tmp_path / "tiny")
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     torch.manual_seed(0)
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    BertForSequenceClassification(BertConfig(vocab_size=len(WORDS), **sizes, **off)).save_pretrained(tmp_path / "tiny")
+    BertForSequenceClassification(
+        BertConfig(vocab_size=len(WORDS), **sizes, **off)
+    ).save_pretrained(tmp_path / "tiny")
     return str(tmp_path / "tiny")
 
 
@@ -52,14 +65,23 @@ class Reviews(Dataset[Any]):
         return 26
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        text = " ".join(["a", *["very"] * (index % 5), ("good", "bad")[index % 2], ("film", "song")[index % 3 % 2]])
+        text = " ".join(
+            [
+                "a",
+                *["very"] * (index % 5),
+                ("good", "bad")[index % 2],
+                ("film", "song")[index % 3 % 2],
+            ]
+        )
         return {**self.tokenizer(text, truncation=True), "labels": index % 2}
 
 
 class FineTune(trainkit.Task):
     """The loss and the logits are the model's own."""
 
-    def __init__(self, folder: str, learning_rate: float = 1e-2, weight_decay: float = 0.01) -> None:
+    def __init__(
+        self, folder: str, learning_rate: float = 1e-2, weight_decay: float = 0.01
+    ) -> None:
         super().__init__()
         self.save_hyperparameters()
         with ONE_AT_A_TIME:
@@ -79,24 +101,38 @@ class FineTune(trainkit.Task):
         """Log loss and accuracy."""
         outputs = self(**batch)
         self.log("val_loss", outputs.loss)
-        self.log("val_acc", (outputs.logits.argmax(-1) == batch["labels"]).float().mean(), prog_bar=True)
+        self.log(
+            "val_acc", (outputs.logits.argmax(-1) == batch["labels"]).float().mean(), prog_bar=True
+        )
 
     def configure_optimizers(self) -> Any:
         """Return AdamW without decay of biases and norms, and a linear schedule with warm-up."""
         no_decay = ["bias", "LayerNorm.weight"]
-        named, plain = list(self.model.named_parameters()), lambda name: any(part in name for part in no_decay)
+        named, plain = (
+            list(self.model.named_parameters()),
+            lambda name: any(part in name for part in no_decay),
+        )
         groups = [
-            {"params": [p for n, p in named if not plain(n)], "weight_decay": self.hparams.weight_decay},
+            {
+                "params": [p for n, p in named if not plain(n)],
+                "weight_decay": self.hparams.weight_decay,
+            },
             {"params": [p for n, p in named if plain(n)], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=self.hparams.learning_rate)
-        scheduler = get_linear_schedule_with_warmup(optimizer, 2, self.trainer.estimated_stepping_batches)
+        scheduler = get_linear_schedule_with_warmup(
+            optimizer, 2, self.trainer.estimated_stepping_batches
+        )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_fine_tune_learns_and_leaves_a_folder(ranks: int, pretrained: str, tmp_path: Path) -> None:
-    """Batches are transformers' own BatchEncodings; on two ranks the result is that of one, and `from_pretrained` reads it."""
+def test_a_fine_tune_learns_and_leaves_a_folder(
+    ranks: int, pretrained: str, tmp_path: Path
+) -> None:
+    """Batches are transformers' own BatchEncodings;
+    on two ranks the result is that of one, and `from_pretrained` reads it.
+    """
 
     def work(engine: ThreadEngine) -> tuple[float, torch.Tensor]:
         tokenizer = AutoTokenizer.from_pretrained(pretrained)

@@ -1,4 +1,6 @@
-"""Training from tar files with WebDataset, as its documentation writes it: every sample once, on any number of ranks."""
+"""Training from tar files with WebDataset, as its documentation writes it:
+every sample once, on any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         with wds.TarWriter(str(folder / f"train-{shard:06d}.tar")) as sink:
             for i in range(10):
                 key = 10 * shard + i
-                sink.write({"__key__": f"{key:04d}", "x.npy": np.full(3, key / 40, np.float32), "cls": key})
+                sink.write(
+                    {"__key__": f"{key:04d}", "x.npy": np.full(3, key / 40, np.float32), "cls": key}
+                )
     return sorted(map(str, folder.glob("*.tar")))
 
 
@@ -54,11 +58,17 @@ class Regression(trainkit.Task):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_sample_of_the_shards_is_trained_on_once(workers: int, shards: list[str], tmp_path: Path) -> None:
+def test_every_sample_of_the_shards_is_trained_on_once(
+    workers: int, shards: list[str], tmp_path: Path
+) -> None:
     """Also with loader workers, which have shards of their own."""
     dataset = wds.WebDataset(shards, shardshuffle=False).decode().to_tuple("x.npy", "cls")
     task = Regression()
-    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_checkpointing": False,
+    }
     trainer = trainkit.Trainer(max_epochs=2, run_dir=str(tmp_path), **quiet)
     trainer.fit(task, DataLoader(dataset, batch_size=4, num_workers=workers))
     assert sorted(task.seen) == [(epoch, number) for epoch in range(2) for number in range(40)]

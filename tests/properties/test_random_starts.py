@@ -1,4 +1,6 @@
-"""A run that is killed at random moments, and resumed by other engines and ranks, is the run that was not: weights and logs."""
+"""A run that is killed at random moments, and resumed by other engines and ranks,
+is the run that was not: weights and logs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from trainkit.checkpoint.weights import read_weights
 
 SCRIPT = Path(__file__).parent / "workers" / "random_start.py"
 LAST_STEP = 12  # of three epochs of four steps; nine if updates are by hand
-PLAIN = Start(engine="single", ranks=1, accumulate=1, workers=0, kind="map", ema=True, every=2, dies=None)
+PLAIN = Start(
+    engine="single", ranks=1, accumulate=1, workers=0, kind="map", ema=True, every=2, dies=None
+)
 
 
 def launch(start: Start, run_dir: Path) -> Done:
@@ -36,19 +40,28 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
     """Return metrics.csv without speeds."""
     with (run_dir / "metrics.csv").open() as file:
         return [
-            {name: float(text) for name, text in row.items() if text and "samples" not in name} for row in csv.DictReader(file)
+            {name: float(text) for name, text in row.items() if text and "samples" not in name}
+            for row in csv.DictReader(file)
         ]
 
 
 @st.composite
 def starts(draw: Any) -> list[Start]:
     """Draw a run: what all its starts share, and how each of those that are killed trains."""
-    kind, ema, every = draw(st.sampled_from(["map", "map", "stream", "manual"])), draw(st.booleans()), draw(st.integers(1, 3))
+    kind, ema, every = (
+        draw(st.sampled_from(["map", "map", "stream", "manual"])),
+        draw(st.booleans()),
+        draw(st.integers(1, 3)),
+    )
     sequence = []
     for _ in range(draw(st.integers(1, 3))):
         ranks = draw(st.integers(1, 3))
         splits = ["fsdp"] * (kind != "manual")  # it refuses updates by hand
-        engine = draw(st.sampled_from(["horovod", "ddp", *splits] if ranks > 1 else ["single", "horovod", "ddp"]))
+        engine = draw(
+            st.sampled_from(
+                ["horovod", "ddp", *splits] if ranks > 1 else ["single", "horovod", "ddp"]
+            )
+        )
         accumulate = 1 if kind == "manual" else draw(st.integers(1, 2))
         workers = 0 if kind == "stream" else draw(st.sampled_from([0, 0, 2]))
         dies = (draw(st.integers(0, ranks - 1)), draw(st.integers(1, LAST_STEP)))
@@ -61,16 +74,22 @@ def starts(draw: Any) -> list[Start]:
 @example([dataclasses.replace(PLAIN, engine="fsdp", ranks=3, accumulate=2, dies=(2, 5))])
 @example([dataclasses.replace(PLAIN, engine="horovod", ranks=2, workers=2, dies=(0, 6)), PLAIN])
 def test_a_run_of_many_starts_is_one_run(sequence: list[Start]) -> None:
-    """Whatever engine, ranks, accumulation and workers each start had, and whichever rank was killed after which step."""
+    """Whatever engine, ranks, accumulation and workers each start had,
+    and whichever rank was killed after which step.
+    """
     with tempfile.TemporaryDirectory() as place:
         whole, killed = Path(place, "whole"), Path(place, "killed")
-        last = dataclasses.replace(PLAIN, kind=sequence[0].kind, ema=sequence[0].ema, every=sequence[0].every)  # of one rank
+        # of one rank
+        last = dataclasses.replace(
+            PLAIN, kind=sequence[0].kind, ema=sequence[0].ema, every=sequence[0].every
+        )
         done = launch(last, whole)
         assert done.code == 0, done.text
         for start in sequence:
             (Path(place) / DEATH).unlink(missing_ok=True)
             done = launch(start, killed)
-            assert (done.code != 0) == (Path(place) / DEATH).exists(), done.text  # it failed by the death alone
+            # it failed by the death alone
+            assert (done.code != 0) == (Path(place) / DEATH).exists(), done.text
         done = launch(last, killed)
         assert done.code == 0, done.text
         own = read_weights(str(killed / "checkpoints" / "last"))

@@ -1,4 +1,6 @@
-"""A run that dies at random moments and resumes ends with the weights and the logs of one that did not."""
+"""A run that dies at random moments and resumes ends with the
+weights and the logs of one that did not.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import EMA, LearningRateMonitor, ModelCheckpoint
 from trainkit.loggers import CSVLogger, TensorBoardLogger
 
-MOMENTS = ("on_train_epoch_start", "on_train_batch_end", "on_validation_epoch_end", "on_train_epoch_end")
+MOMENTS = (
+    "on_train_epoch_start",
+    "on_train_batch_end",
+    "on_validation_epoch_end",
+    "on_train_epoch_end",
+)
 STEPS, EPOCHS = 6, 3
 
 
@@ -48,8 +55,12 @@ class Death(trainkit.Callback):
         setattr(self, hook, die)
 
 
-def fit(folder: Path, ranks: int, interval: Any, validations: float, every: int, death: Death | None) -> None:
-    """Train on ranks that are threads, from the run's newest checkpoint if there is one, to the end or the death."""
+def fit(
+    folder: Path, ranks: int, interval: Any, validations: float, every: int, death: Death | None
+) -> None:
+    """Train on ranks that are threads, from the run's newest checkpoint if there is one,
+    to the end or the death.
+    """
 
     def work(engine: ThreadEngine) -> None:
         callbacks = [
@@ -79,13 +90,18 @@ def fit(folder: Path, ranks: int, interval: Any, validations: float, every: int,
 
 
 def logs(folder: Path, with_steps: bool) -> tuple[list[Any], list[Any]]:
-    """Return the values of metrics.csv, and of TensorBoard, without speeds; a step's loss is rank 0's."""
+    """Return the values of metrics.csv, and of TensorBoard, without speeds;
+    a step's loss is rank 0's.
+    """
 
     def counts(name: str) -> bool:
         return "samples" not in name and (with_steps or name != "loss_step")
 
     with (folder / "metrics.csv").open() as file:
-        rows = [{name: float(text) for name, text in row.items() if text and counts(name)} for row in csv.DictReader(file)]
+        rows = [
+            {name: float(text) for name, text in row.items() if text and counts(name)}
+            for row in csv.DictReader(file)
+        ]
     reader = EventAccumulator(str(folder / "tensorboard"))
     reader.Reload()
     names = [name for name in reader.Tags()["scalars"] if counts(name)]
@@ -102,18 +118,28 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 @settings(deadline=None, max_examples=30)
 @given(
-    deaths=st.lists(st.tuples(st.sampled_from(MOMENTS), st.integers(1, STEPS * EPOCHS - 1), st.integers(1, 2)), max_size=4),
+    deaths=st.lists(
+        st.tuples(st.sampled_from(MOMENTS), st.integers(1, STEPS * EPOCHS - 1), st.integers(1, 2)),
+        max_size=4,
+    ),
     interval=st.sampled_from(["step", "epoch", None]),
     validations=st.sampled_from([1.0, 0.5]),
     every=st.integers(1, 4),
 )
 @example(deaths=[("on_train_epoch_end", 6, 1)], interval="epoch", validations=1.0, every=3)
 @example(deaths=[("on_train_batch_end", 9, 1)], interval="epoch", validations=1.0, every=2)
-@example(deaths=[("on_train_batch_end", 9, 2), ("on_train_batch_end", 11, 1)], interval=None, validations=0.5, every=1)
+@example(
+    deaths=[("on_train_batch_end", 9, 2), ("on_train_batch_end", 11, 1)],
+    interval=None,
+    validations=0.5,
+    every=1,
+)
 def test_logs_and_weights_are_those_of_one_run(
     deaths: list[tuple[str, int, int]], interval: Any, validations: float, every: int
 ) -> None:
-    """No row and no event is lost, doubled or another, on whatever number of ranks each start was."""
+    """No row and no event is lost, doubled or another,
+    on whatever number of ranks each start was.
+    """
     with tempfile.TemporaryDirectory() as place:
         whole, resumed = Path(place, "whole"), Path(place, "resumed")
         fit(whole, 1, interval, validations, every, None)
@@ -121,10 +147,15 @@ def test_logs_and_weights_are_those_of_one_run(
             fit(resumed, ranks, interval, validations, every, Death(hook, step))
         fit(resumed, 1, interval, validations, every, None)
         on_one_rank = all(ranks == 1 for *_, ranks in deaths)
-        (rows, events), (expected_rows, expected_events) = logs(resumed, on_one_rank), logs(whole, on_one_rank)
+        (rows, events), (expected_rows, expected_events) = (
+            logs(resumed, on_one_rank),
+            logs(whole, on_one_rank),
+        )
         assert rows == [pytest.approx(row, abs=1e-4) for row in expected_rows]
         assert [event[:2] for event in events] == [event[:2] for event in expected_events]
-        assert [event[2] for event in events] == pytest.approx([event[2] for event in expected_events], abs=1e-4)
+        assert [event[2] for event in events] == pytest.approx(
+            [event[2] for event in expected_events], abs=1e-4
+        )
         own = weights(resumed)
         for name, expected in weights(whole).items():
             torch.testing.assert_close(own[name], expected, rtol=0, atol=0 if on_one_rank else 1e-6)

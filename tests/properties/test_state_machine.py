@@ -1,4 +1,6 @@
-"""The elastic driver under random events: its promises hold after each, and every job ends (helpers/simulated_job.py)."""
+"""The elastic driver under random events:
+its promises hold after each, and every job ends (helpers/simulated_job.py).
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,30 @@ EVENTS = [
 
 often = settings(deadline=None, max_examples=400)
 sequences = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5)), max_size=60)
-shapes = st.tuples(st.integers(1, 3), st.integers(0, 2), st.none() | st.integers(0, 2), st.none() | st.integers(0, 3))
+shapes = st.tuples(
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.none() | st.integers(0, 2),
+    st.none() | st.integers(0, 3),
+)
 
 
-def play(shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]) -> Simulated:
+def play(
+    shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
+) -> Simulated:
     """Let events happen to a job, those that can."""
     min_np, more, spare, resets = shape
     np = min_np + more
     most = None if spare is None else np + spare
-    job = Simulated(HOSTS[1], np=np, min_np=min_np, max_np=most, reset_limit=resets, timeout_s=20.0, start_s=40.0)
+    job = Simulated(
+        HOSTS[1],
+        np=np,
+        min_np=min_np,
+        max_np=most,
+        reset_limit=resets,
+        timeout_s=20.0,
+        start_s=40.0,
+    )
     step = 0
     for event, number in sequence:
         if event == "hosts":
@@ -51,14 +68,20 @@ def play(shape: tuple[int, int, int | None, int | None], sequence: list[tuple[st
             if event == "join":
                 job.join(name, commit=step)
             elif event == "stale":
-                job.join(name, commit=step - number, generation=max(0, job.state_machine.job.generation - number))
+                job.join(
+                    name,
+                    commit=step - number,
+                    generation=max(0, job.state_machine.job.generation - number),
+                )
             elif event == "answer":
                 job.state_machine.answer(name)
             elif event == "beat":
                 step += number
                 job.beat(name, step=step, waiting="grads" if number % 2 else "", stall_s=5.0)
             else:
-                job.exit(name, code={"crash": -9, "lost": None, "75": 75, "0": 0, "error": 4}[event])
+                job.exit(
+                    name, code={"crash": -9, "lost": None, "75": 75, "0": 0, "error": 4}[event]
+                )
     return job
 
 
@@ -67,7 +90,9 @@ def play(shape: tuple[int, int, int | None, int | None], sequence: list[tuple[st
 def test_rules_hold_and_obedient_workers_bring_the_job_to_its_end(
     shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
 ) -> None:
-    """From any state, workers that join on request, work a while and end bring the job to an end."""
+    """From any state, workers that join on request,
+    work a while and end bring the job to an end.
+    """
     job = play(shape, sequence)
     for turn in range(200):
         if job.state_machine.finished:
@@ -88,12 +113,15 @@ def test_rules_hold_and_obedient_workers_bring_the_job_to_its_end(
             else:
                 job.beat(name, step=1000 + turn, stall_s=5.0)
         job.wait(1)
-    assert job.state_machine.finished, f"still open: {job.state_machine.job.workers}, {job.said[-3:]}"
+    assert job.state_machine.finished, (
+        f"still open: {job.state_machine.job.workers}, {job.said[-3:]}"
+    )
 
 
 @often
 @given(shapes, sequences)
-@example((2, 2, None, None), [("wait", 5), ("hosts", 3)])  # the time is up in the event that fills a slot
+# the time is up in the event that fills a slot
+@example((2, 2, None, None), [("wait", 5), ("hosts", 3)])
 def test_workers_that_all_crash_bring_the_job_to_its_end(
     shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
 ) -> None:
@@ -105,7 +133,9 @@ def test_workers_that_all_crash_bring_the_job_to_its_end(
         if job.alive:
             job.exit(job.alive[0])
         job.wait(1)
-    assert job.state_machine.finished, f"still open: {job.state_machine.job.workers}, {job.said[-3:]}"
+    assert job.state_machine.finished, (
+        f"still open: {job.state_machine.job.workers}, {job.said[-3:]}"
+    )
 
 
 @often
@@ -113,7 +143,9 @@ def test_workers_that_all_crash_bring_the_job_to_its_end(
 def test_workers_that_do_nothing_any_more_bring_the_job_to_its_end(
     shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
 ) -> None:
-    """Silent processes that only SIGKILL ends do not block a job indefinitely, once they have reported their stall_s."""
+    """Silent processes that only SIGKILL ends do not block a job indefinitely,
+    once they have reported their stall_s.
+    """
     job = play(shape, sequence)
     for name in list(job.alive):
         job.beat(name, stall_s=5.0)
@@ -124,4 +156,6 @@ def test_workers_that_do_nothing_any_more_bring_the_job_to_its_end(
             if 9 in job.sent.get(name, []):
                 job.exit(name)
         job.wait(1)
-    assert job.state_machine.finished, f"still open: {job.state_machine.job.workers}, {job.said[-3:]}"
+    assert job.state_machine.finished, (
+        f"still open: {job.state_machine.job.workers}, {job.said[-3:]}"
+    )

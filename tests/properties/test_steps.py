@@ -1,6 +1,8 @@
-"""Properties of every step, at 1 to 5 ranks: each sample used once, the gradient of the whole batch, exact means.
+"""Properties of every step, at 1 to 5 ranks: each sample used once, the gradient of the whole
+batch, exact means.
 
-The ranks are threads (tests/helpers/threads.py), so that Trainer, loop and feeds are the real ones on each of them.
+The ranks are threads (tests/helpers/threads.py), so that Trainer, loop and feeds are the real ones
+on each of them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Case:
         drop_last: of the loader.
         limit: as limit_train_batches and limit_val_batches.
         weighs: whether training_step returns a num_samples of its own.
-        shards: for each rank the batches that it iterates as a stream; None for a data set that is dealt.
+        shards: for each rank the batches that it iterates as a stream; None for a data set that is
+            dealt.
     """
 
     samples: int
@@ -69,18 +72,25 @@ class Case:
         if isinstance(self.limit, float):
             left = max(1, int(left * self.limit))
         elif self.limit is not None and self.limit * self.batch_size * self.ranks < left:
-            return list(range(self.limit * self.batch_size * self.ranks))  # full microbatches: drop_last drops none of them
+            # full microbatches: drop_last drops none of them
+            return list(range(self.limit * self.batch_size * self.ranks))
         return list(range(left // size * size if self.drop_last else left))
 
     def on_one_rank(self) -> Case:
         """Return the run of one rank that takes the batches of these ranks in turn."""
         own, limit = self.accumulate, self.limit
-        changed = {e: n * self.ranks for e, n in own.items()} if isinstance(own, dict) else own * self.ranks
+        changed = (
+            {e: n * self.ranks for e, n in own.items()}
+            if isinstance(own, dict)
+            else own * self.ranks
+        )
         limit = limit * self.ranks if isinstance(limit, int) else limit
         return replace(self, ranks=1, accumulate=changed, limit=limit)
 
 
-accumulations = st.integers(1, 4) | st.fixed_dictionaries({0: st.integers(1, 4), 1: st.integers(1, 4)})
+accumulations = st.integers(1, 4) | st.fixed_dictionaries(
+    {0: st.integers(1, 4), 1: st.integers(1, 4)}
+)
 counts = st.none() | st.integers(1, 6)
 
 
@@ -104,7 +114,9 @@ def dealt(draw: st.DrawFn) -> Case:
 
 @st.composite
 def streamed(draw: st.DrawFn) -> Case:
-    """Runs over streams: each rank brings batches of its own, of any sizes and any number, none included."""
+    """Runs over streams: each rank brings batches of its own,
+    of any sizes and any number, none included.
+    """
     sizes = draw(st.lists(st.lists(st.integers(1, 5), max_size=5), min_size=1, max_size=5))
     assume(any(sizes))
     numbers: Iterator[int] = iter(range(125))
@@ -158,7 +170,9 @@ class Probe(Line):
         """Keep the weights and the gradient that they are about to take."""
         place = self.trainer.current_epoch, self.trainer.global_step
         self.seen.before[place] = weights(self)
-        self.seen.gradients[place] = torch.cat([p.grad.reshape(-1) for p in self.parameters() if p.grad is not None])
+        self.seen.gradients[place] = torch.cat(
+            [p.grad.reshape(-1) for p in self.parameters() if p.grad is not None]
+        )
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log the mean of the batch."""
@@ -169,7 +183,9 @@ class Probe(Line):
 def data_of(case: Case) -> TensorDataset:
     """Return samples of input, target, index and weight."""
     x_NI, y_NO = rows(case.samples).tensors
-    return TensorDataset(x_NI, y_NO, torch.arange(case.samples), 1.0 + torch.arange(case.samples) % 7)
+    return TensorDataset(
+        x_NI, y_NO, torch.arange(case.samples), 1.0 + torch.arange(case.samples) % 7
+    )
 
 
 def loader_of(case: Case, rank: int) -> Any:
@@ -188,13 +204,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trainer(case: Case, engine: ThreadEngine, folder: Path, **options: Any) -> Any:
     """Return a trainer in float64."""
-    return quiet(folder, engine=engine, precision="64-true", lr_scaling="none", num_sanity_val_steps=0, **options)
+    return quiet(
+        folder,
+        engine=engine,
+        precision="64-true",
+        lr_scaling="none",
+        num_sanity_val_steps=0,
+        **options,
+    )
 
 
 def fit_on(case: Case, folder: Path, engine: ThreadEngine) -> Seen:
     """Train on one rank and return its records."""
     task = Probe(case.weighs)
-    options = {"max_epochs": EPOCHS, "accumulate_grad_batches": case.accumulate, "limit_train_batches": case.limit}
+    options = {
+        "max_epochs": EPOCHS,
+        "accumulate_grad_batches": case.accumulate,
+        "limit_train_batches": case.limit,
+    }
     run = trainer(case, engine, folder, **options)
     run.fit(task, loader_of(case, engine.place))
     task.seen.metrics, task.seen.end = dict(run.callback_metrics), weights(task)
@@ -210,12 +237,17 @@ def steps_of(ranks: list[Seen]) -> dict[tuple[int, int], list[int]]:
     """Return the samples of each step over all ranks, sorted, by (epoch, step)."""
     places = sorted(ranks[0].gradients)
     assert all(sorted(rank.gradients) == places for rank in ranks)
-    return {place: sorted(i for rank in ranks for i in rank.samples.get(place, [])) for place in places}
+    return {
+        place: sorted(i for rank in ranks for i in rank.samples.get(place, [])) for place in places
+    }
 
 
 def epochs_of(steps: dict[tuple[int, int], list[int]]) -> list[list[list[int]]]:
     """Return the steps' samples, epoch by epoch."""
-    return [[samples for (epoch, _), samples in steps.items() if epoch == wanted] for wanted in range(EPOCHS)]
+    return [
+        [samples for (epoch, _), samples in steps.items() if epoch == wanted]
+        for wanted in range(EPOCHS)
+    ]
 
 
 @few
@@ -233,7 +265,9 @@ def test_each_sample_is_trained_on_once_an_epoch(folder: Path, case: Case) -> No
 @few
 @given(case=dealt() | streamed())
 def test_a_gradient_is_that_of_the_whole_batch(folder: Path, case: Case) -> None:
-    """All ranks have the gradient of the mean over all samples of the step, with the task's weights, to 1e-10."""
+    """All ranks have the gradient of the mean over all samples of the step,
+    with the task's weights, to 1e-10.
+    """
     ranks = fit(case, folder)
     data, by_hand = data_of(case), Probe(case.weighs).double()
     last: list[Tensor] = []  # the losses of the last epoch's samples
@@ -243,19 +277,26 @@ def test_a_gradient_is_that_of_the_whole_batch(folder: Path, case: Case) -> None
         batch = [t.double() for t in data[torch.tensor(samples)]]
         losses = by_hand.losses(batch)
         own = batch[3] if case.weighs else torch.ones_like(losses)
-        gradients = torch.autograd.grad((losses * own).sum() / own.sum(), list(by_hand.parameters()))
+        gradients = torch.autograd.grad(
+            (losses * own).sum() / own.sum(), list(by_hand.parameters())
+        )
         expected = torch.cat([gradient.reshape(-1) for gradient in gradients])
         for rank in ranks:
             torch.testing.assert_close(rank.gradients[epoch, step], expected, rtol=0, atol=1e-10)
             assert torch.equal(rank.before[epoch, step], before)
         last += [losses.detach()] if epoch == EPOCHS - 1 else []
-    assert all(rank.metrics == {"train/mean": pytest.approx(torch.cat(last).mean().item(), rel=1e-10)} for rank in ranks)
+    assert all(
+        rank.metrics == {"train/mean": pytest.approx(torch.cat(last).mean().item(), rel=1e-10)}
+        for rank in ranks
+    )
 
 
 @few
 @given(case=dealt())
 def test_one_rank_goes_through_the_same_batches(folder: Path, case: Case) -> None:
-    """Global batches are the same sets in the same order at any number of ranks, and end in the same weights."""
+    """Global batches are the same sets in the same order at any number of ranks,
+    and end in the same weights.
+    """
     many, (one,) = fit(case, folder), fit(case.on_one_rank(), folder)
     assert steps_of(many) == steps_of([one])
     assert one.end is not None
@@ -274,9 +315,13 @@ def evaluate_on(case: Case, folder: Path, engine: ThreadEngine) -> Seen:
 @few
 @given(case=dealt() | streamed())
 def test_evaluation_is_exact(folder: Path, case: Case) -> None:
-    """Each sample is evaluated once, in spite of shuffle and drop_last, and all ranks know the mean over all of them."""
+    """Each sample is evaluated once, in spite of shuffle and drop_last,
+    and all ranks know the mean over all of them.
+    """
     ranks = World(case.ranks).run(partial(evaluate_on, case, folder))
     expected = replace(case, drop_last=False).indices(0)
     assert sorted(i for rank in ranks for i in rank.evaluated) == expected
     losses = Probe(False).double().losses([t.double() for t in data_of(case)[expected]])
-    assert [rank.metrics for rank in ranks] == [{"val/mean": pytest.approx(losses.mean().item(), rel=1e-12)}] * case.ranks
+    assert [rank.metrics for rank in ranks] == [
+        {"val/mean": pytest.approx(losses.mean().item(), rel=1e-12)}
+    ] * case.ranks

@@ -1,4 +1,6 @@
-"""One Ray cluster for all tests of this folder: raylets on this machine, in a folder of its own, ended by their process ids."""
+"""One Ray cluster for all tests of this folder:
+raylets on this machine, in a folder of its own, ended by their process ids.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ NODE = {"num_cpus": 2, "object_store_memory": 150 * 2**20}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ray leaves files and sockets to the garbage collector, whose warnings are errors elsewhere."""
+    """Ray leaves files and sockets to the garbage collector,
+    whose warnings are errors elsewhere.
+    """
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.filterwarnings("ignore"))
@@ -40,20 +44,30 @@ def _free_port() -> int:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A ray.cluster_utils.Cluster of two nodes with 2 CPUs each; RAY_ADDRESS names it. Tests may add nodes of their own.
+    """A ray.cluster_utils.Cluster of two nodes with 2 CPUs each; RAY_ADDRESS names it. Tests may
+    add nodes of their own.
 
-    It asks for a token, as each cluster of `ray.init()` does, and those of `ray start` on a machine that has one.
+    It asks for a token, as each cluster of `ray.init()` does, and those of `ray start` on a machine
+    that has one.
     """
-    folder = tempfile.mkdtemp(prefix="rt", dir="/tmp")  # short: sockets' paths have at most 107 characters
+    # short: sockets' paths have at most 107 characters
+    folder = tempfile.mkdtemp(prefix="rt", dir="/tmp")
     before = dict(os.environ)
     os.environ |= {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     take_access({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    os.environ |= {"PYTHONPATH": str(ROOT), "PATH": f"{BIN}:{os.environ['PATH']}"}  # the raylets' processes have them
+    # the raylets' processes have them
+    os.environ |= {"PYTHONPATH": str(ROOT), "PATH": f"{BIN}:{os.environ['PATH']}"}
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
-    os.environ["RAY_JOB_STOP_WAIT_TIME_S"] = "30"  # read by the head: a job gets so long to write its checkpoint
+    # read by the head: a job gets so long to write its checkpoint
+    os.environ["RAY_JOB_STOP_WAIT_TIME_S"] = "30"
     made = cluster_utils.Cluster(
         initialize_head=True,
-        head_node_args=NODE | {"include_dashboard": True, "dashboard_port": _free_port(), "dashboard_agent_listen_port": 0},
+        head_node_args=NODE
+        | {
+            "include_dashboard": True,
+            "dashboard_port": _free_port(),
+            "dashboard_agent_listen_port": 0,
+        },
     )
     try:
         made.add_node(**NODE)

@@ -1,4 +1,6 @@
-"""A fit on Ray Data that records each sample: python -m tests.ray.data_job RUN_DIR JOURNAL [KILL_AT]."""
+"""A fit on Ray Data that records each sample:
+python -m tests.ray.data_job RUN_DIR JOURNAL [KILL_AT].
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Numbered(Line):
         x, y, number = batch
         rank = self.trainer.global_rank
         with self.journal.open("a") as file:
-            print(json.dumps([self.current_epoch, self.global_step, rank, number.tolist()]), file=file)
+            print(
+                json.dumps([self.current_epoch, self.global_step, rank, number.tolist()]), file=file
+            )
         return super().training_step((x, y), batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -70,8 +74,13 @@ def main() -> None:
     val = RayData(lambda: table(17), 6, columns)
     trainer.fit(Numbered(journal, kill_at), train, val, ckpt_path="auto")
     if trainer.is_global_zero:
-        weights = [float(value) for p in trainer.run.task.parameters() for value in p.detach().reshape(-1)]
-        print("RESULT", json.dumps({"weights": weights, "val": trainer.callback_metrics["val/number"]}))
+        weights = [
+            float(value) for p in trainer.run.task.parameters() for value in p.detach().reshape(-1)
+        ]
+        print(
+            "RESULT",
+            json.dumps({"weights": weights, "val": trainer.callback_metrics["val/number"]}),
+        )
 
 
 if __name__ == "__main__":

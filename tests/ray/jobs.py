@@ -36,16 +36,22 @@ class Started(Journal):
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"the job did not end within {timeout_s} s:\n{self.text[-3000:]}") from None
+            raise AssertionError(
+                f"the job did not end within {timeout_s} s:\n{self.text[-3000:]}"
+            ) from None
 
 
-def wait_for(condition: Callable[[], bool], what: str, job: Started | None = None, timeout_s: float = 240) -> None:
+def wait_for(
+    condition: Callable[[], bool], what: str, job: Started | None = None, timeout_s: float = 240
+) -> None:
     """Poll a condition; fail if it does not hold in time, or if the job has ended."""
 
     def holds() -> bool:
         if condition():
             return True
-        assert job is None or job.process.poll() is None, f"the job ended before {what}\n{job.text[-3000:]}"
+        assert job is None or job.process.poll() is None, (
+            f"the job ended before {what}\n{job.text[-3000:]}"
+        )
         return False
 
     wait_until(holds, timeout_s, lambda: what if job is None else f"{what}\n{job.text[-3000:]}")
@@ -60,13 +66,25 @@ def write_project(folder: Path) -> None:
 def started(folder: Path, *words: str, command: str = "", **environment: str) -> Iterator[Started]:
     """Start a fit in a folder, or another command; nothing of it is left at the end."""
     write_project(folder)
-    line = [sys.executable, *["-m", "trainkit", "fit", "conf=journal", "launcher=ray", "run_dir=run"]]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "PYTEST_"))}
+    line = [
+        sys.executable,
+        *["-m", "trainkit", "fit", "conf=journal", "launcher=ray", "run_dir=run"],
+    ]
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOROVOD_", "PYTEST_"))
+    }
     env |= {"PYTHONPATH": str(ROOT), "JOURNAL": str(folder), "OMP_NUM_THREADS": "1"} | environment
     env |= {"TRAINKIT_JOURNAL": str(folder)}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*(command.split() or line), *words], cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True
+            [*(command.split() or line), *words],
+            cwd=folder,
+            env=env,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
         try:
             yield Started(folder, process)

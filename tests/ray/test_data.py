@@ -1,4 +1,6 @@
-"""Ray Data as training and validation data: each sample once, in an order that resumes, on any number of ranks."""
+"""Ray Data as training and validation data:
+each sample once, in an order that resumes, on any number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ def epoch_of(steps: Steps, epoch: int) -> list[int]:
 def test_each_sample_counts_once_and_a_killed_run_resumes(
     launcher: str, cluster: str, command: Command, tmp_path: Path
 ) -> None:
-    """61 of 61 samples in both epochs, each in another order; killed in the second epoch and resumed, a run reads the same
-    samples in the same steps, and ends with the same weights."""
+    """61 of 61 samples in both epochs, each in another order; killed in the second epoch and
+    resumed, a run reads the same samples in the same steps, and ends with the same weights."""
     start = f"{launcher} -m tests.ray.data_job {tmp_path}"
     whole = command(f"{start}/whole {tmp_path}/journal")
     assert whole.code == 0, whole.text
@@ -71,35 +73,58 @@ def write_digits(folder: Path) -> None:
     digits = Digits(image_size=8)
     digits.setup("fit")
     for name, part in (("train", digits.train), ("val", digits.val)):
-        images, labels = (torch.stack(column) for column in zip(*(part[i] for i in range(len(part))), strict=True))
+        images, labels = (
+            torch.stack(column) for column in zip(*(part[i] for i in range(len(part))), strict=True)
+        )
         flat = pyarrow.array(images.flatten(1).tolist(), pyarrow.list_(pyarrow.float32()))
         (folder / name).mkdir(parents=True)
-        parquet.write_table(pyarrow.table({"image": flat, "label": labels.numpy()}), folder / name / "a.parquet")
+        parquet.write_table(
+            pyarrow.table({"image": flat, "label": labels.numpy()}), folder / name / "a.parquet"
+        )
     shutil.copy(folder / "train" / "a.parquet", folder / "train.parquet")
 
 
 def test_files_by_config(cluster: str, command: Command, tmp_path: Path) -> None:
-    """`data=ray` trains on Parquet files and validates on others; a folder that does not exist is named."""
+    """`data=ray` trains on Parquet files and validates on others;
+    a folder that does not exist is named.
+    """
     write_digits(tmp_path)
     own = "data=ray 'data.columns=[image,label]' data.num_classes=10 trainer.max_epochs=2"
-    done = command(f"python -m trainkit fit conf=mlp {own} data.train=train data.val=val run_dir=run")
+    done = command(
+        f"python -m trainkit fit conf=mlp {own} data.train=train data.val=val run_dir=run"
+    )
     assert done.code == 0, done.text[-3000:]
-    accuracies = [float(row["val/acc"]) for row in csv.DictReader((tmp_path / "run/metrics.csv").open()) if row["val/acc"]]
+    accuracies = [
+        float(row["val/acc"])
+        for row in csv.DictReader((tmp_path / "run/metrics.csv").open())
+        if row["val/acc"]
+    ]
     assert len(accuracies) == 2 and accuracies[-1] > 0.8
     lost = command(f"python -m trainkit fit conf=mlp {own} data.train=/no/such/folder run_dir=lost")
     assert lost.code == 1 and "/no/such/folder" in lost.err.splitlines()[-1]
-    other = command(f"python -m trainkit fit conf=mlp {own} data.train=train data.reader=parket run_dir=lost")
+    other = command(
+        f"python -m trainkit fit conf=mlp {own} data.train=train data.reader=parket run_dir=lost"
+    )
     assert other.code == 2 and "Did you mean 'parquet'?" in other.err
 
 
-@pytest.mark.parametrize("launcher", ["horovodrun -np 2", "torchrun --nproc-per-node 2 --no-python"])
-def test_a_cluster_of_rank_0s_own_asks_for_its_token(launcher: str, command: Command, tmp_path: Path) -> None:
-    """With authentication as Ray ships it, which no variable here switches off: the other rank joins with the token."""
+@pytest.mark.parametrize(
+    "launcher", ["horovodrun -np 2", "torchrun --nproc-per-node 2 --no-python"]
+)
+def test_a_cluster_of_rank_0s_own_asks_for_its_token(
+    launcher: str, command: Command, tmp_path: Path
+) -> None:
+    """With authentication as Ray ships it, which no variable here switches off:
+    the other rank joins with the token.
+    """
     write_digits(tmp_path)
     (tmp_path / "home").mkdir()
     start = f"env -u RAY_AUTH_MODE -u RAY_AUTH_TOKEN -u RAY_ADDRESS HOME={tmp_path}/home {launcher}"
     paths = f"data.train={tmp_path}/train data.val={tmp_path}/val"
-    line = f"{start} python -m trainkit fit conf=mlp data=ray {paths} 'data.columns=[image,label]' data.num_classes=10"
+    line = (
+        f"{start} python -m trainkit fit conf=mlp data=ray {paths} 'data.columns=[image,label]'"
+        " data.num_classes=10"
+    )
     done = command(f"{line} trainer.max_steps=2 run_dir=run")
     assert done.code == 0, done.text
     assert (tmp_path / "home" / ".ray" / "auth_token").is_file()

@@ -61,7 +61,11 @@ def fitted(folder: str, fails: bool = False) -> tuple[int, int, list[float]]:
     torch.set_num_threads(1)
     task = Line()
     trainer = trainkit.Trainer(
-        max_epochs=2, run_dir=folder, logger=False, enable_progress_bar=False, callbacks=[Elastic(commit_every_n_steps=1)]
+        max_epochs=2,
+        run_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        callbacks=[Elastic(commit_every_n_steps=1)],
     )
     rows = torch.arange(16.0).reshape(8, 2) / 16
     trainer.fit(task, train_dataloaders=DataLoader(TensorDataset(rows), batch_size=2))
@@ -117,14 +121,27 @@ def test_a_trainer_runs_in_the_ranks(ranks: RayExecutor, tmp_path: Path) -> None
     ("fn", "kind", "text"),
     [
         (failing, KeyError, "of rank 1"),
-        (exiting, EngineError, r"^Rank 1 ended its process with exit code 3 \(os\._exit\): see its output\.$"),
-        (killed, EngineError, "^Rank 1 was lost: its process was killed by a signal .* Ray's report: The actor is dead"),
+        (
+            exiting,
+            EngineError,
+            r"^Rank 1 ended its process with exit code 3 \(os\._exit\): see its output\.$",
+        ),
+        (
+            killed,
+            EngineError,
+            (
+                "^Rank 1 was lost: its process was killed by a signal .* Ray's report: The actor is"
+                " dead"
+            ),
+        ),
     ],
 )
 def test_the_first_error_ends_all(cluster: Any, fn: Any, kind: type[Exception], text: str) -> None:
-    """A rank's own exception comes out of `run`, though another rank waits for it; then the executor has no ranks.
+    """A rank's own exception comes out of `run`, though another rank waits for it; then the
+    executor has no ranks.
 
-    Of a rank whose process ended without one, the rank and the exit code are named. Nothing has Ray's colours.
+    Of a rank whose process ended without one, the rank and the exit code are named. Nothing has
+    Ray's colours.
     """
     with RayExecutor(2) as executor:
         with pytest.raises(kind, match=text) as caught:
@@ -135,7 +152,9 @@ def test_the_first_error_ends_all(cluster: Any, fn: Any, kind: type[Exception], 
 
 
 def test_an_elastic_executor_fits(cluster: Any, tmp_path: Path) -> None:
-    """With two numbers the ranks are processes under the elastic driver; results are those of the ranks at the end."""
+    """With two numbers the ranks are processes under the elastic driver;
+    results are those of the ranks at the end.
+    """
     with RayExecutor((2, 3)) as executor:
         results = executor.run(fitted, args=(str(tmp_path),))
         assert [rank for rank, _, _ in results] == list(range(len(results))) and len(results) >= 2
@@ -143,32 +162,46 @@ def test_an_elastic_executor_fits(cluster: Any, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="of the user's"):
             executor.run(fitted, args=(str(tmp_path / "other"), True))
         with pytest.raises(
-            EngineError, match=r"exit code 3, .* function's: worker \S+/0#1 ended with exit code 3: see its output"
+            EngineError,
+            match=(
+                r"exit code 3, .* function's: worker \S+/0#1 ended with exit code 3: see its output"
+            ),
         ):
             executor.run(exiting_in_fit)
 
 
 def test_a_function_without_trainer_needs_a_fixed_number(cluster: Any) -> None:
     """hvd.init() in an elastic executor would wait forever: it is refused, with what to use."""
-    with RayExecutor((1, 2)) as executor, pytest.raises(EngineError, match="RayExecutor with a fixed num_workers"):
+    with (
+        RayExecutor((1, 2)) as executor,
+        pytest.raises(EngineError, match="RayExecutor with a fixed num_workers"),
+    ):
         executor.run(summed, args=(1.0,))
 
 
 def test_resources_that_never_come_are_reported(cluster: Any) -> None:
-    """As many workers as the cluster can have, but not on one node: what was asked, what is free, the largest node."""
+    """As many workers as the cluster can have, but not on one node:
+    what was asked, what is free, the largest node.
+    """
     executor = RayExecutor(4, placement_strategy="STRICT_PACK", start_timeout_s=2)
     text = (
-        r"asks for 4 x \{CPU: 1\} .* within 2 s .*free now: .*CPU: .* on one node, \{CPU: 4\}: the largest node has \{CPU: 2\}"
+        r"asks for 4 x \{CPU: 1\} .* within 2 s .*free now: .*CPU: .* on one node, \{CPU: 4\}: the"
+        r" largest node has \{CPU: 2\}"
     )
     with pytest.raises(ConfigError, match=text):
         executor.__enter__()
 
 
 def test_growth_waits_for_the_first_ranks(ranks: RayExecutor) -> None:
-    """The bundle of a third worker does not take the CPU that the first two wait for; two others of the four are in use."""
+    """The bundle of a third worker does not take the CPU that the first two wait for;
+    two others of the four are in use.
+    """
     options = options_of("launcher.", (2, 3))
     with connected(options):
-        _until(lambda: ray.available_resources().get("CPU") == 2, "those of earlier tests are not given back")
+        _until(
+            lambda: ray.available_resources().get("CPU") == 2,
+            "those of earlier tests are not given back",
+        )
         held = placement_group([{"CPU": 1}])
         ray.get(held.ready(), timeout=60)
         slots = Slots(options)

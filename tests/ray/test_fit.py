@@ -1,4 +1,6 @@
-"""fit with launcher=ray on a real cluster: like horovodrun's, whatever happens to ranks and nodes."""
+"""fit with launcher=ray on a real cluster:
+like horovodrun's, whatever happens to ranks and nodes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from ray.core.generated import autoscaler_pb2
 from tests.ray.conftest import NODE
 from tests.ray.jobs import check_samples, started, wait_for
 
-HOROVODRUN = f"{sys.executable} -m horovod.runner.launch --gloo -np 2 {sys.executable} -m trainkit fit conf=journal run_dir=run"
+HOROVODRUN = (
+    f"{sys.executable} -m horovod.runner.launch --gloo -np 2 {sys.executable} -m trainkit fit"
+    " conf=journal run_dir=run"
+)
 
 
 def parent_of(pid: int) -> int:
@@ -44,11 +49,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def drain(cluster: Any, node: Any) -> None:
     """Announce that a node will go in a minute, as a cloud does of a spot machine."""
     reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    GcsClient(address=cluster.address).drain_node(node.node_id, reason, "spot", int(time.time() * 1000) + 60_000)
+    GcsClient(address=cluster.address).drain_node(
+        node.node_id, reason, "spot", int(time.time() * 1000) + 60_000
+    )
 
 
-def test_two_ranks_end_with_horovodruns_weights(cluster: Any, tmp_path: Path, undisturbed: list[float]) -> None:
-    """The same command gives the same weights, bit for bit, and each line of output has its rank."""
+def test_two_ranks_end_with_horovodruns_weights(
+    cluster: Any, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    """The same command gives the same weights, bit for bit,
+    and each line of output has its rank.
+    """
     with started(tmp_path, "task.pause_s=0") as job:
         assert job.end() == 0, job.text
     check_samples(job)
@@ -58,8 +69,12 @@ def test_two_ranks_end_with_horovodruns_weights(cluster: Any, tmp_path: Path, un
     assert not list((tmp_path / "run").glob(".shared-*"))
 
 
-def test_killed_processes_are_replaced(cluster: Any, tmp_path: Path, undisturbed: list[float]) -> None:
-    """SIGKILL of a rank, then of the actor above another one, whose child ends too: no sample and no completed step is lost."""
+def test_killed_processes_are_replaced(
+    cluster: Any, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    """SIGKILL of a rank, then of the actor above another one, whose child ends too:
+    no sample and no completed step is lost.
+    """
     with started(tmp_path) as job:
         job.wait_for_step(3)
         os.kill(job.pids()[1], signal.SIGKILL)
@@ -73,12 +88,17 @@ def test_killed_processes_are_replaced(cluster: Any, tmp_path: Path, undisturbed
         assert job.end() == 0, job.text
     check_samples(job, repeated=24)
     assert job.ends()[0]["weights"] == pytest.approx(undisturbed, rel=1e-6)
-    assert "was lost: its actor or its node has ended; 1 rank waits for 1 more (launcher.num_workers)" in job.text
+    assert (
+        "was lost: its actor or its node has ended; 1 rank waits for 1 more (launcher.num_workers)"
+        in job.text
+    )
     assert "ssh" not in job.text
 
 
 def test_nodes_come_and_drain_and_go(cluster: Any, tmp_path: Path) -> None:
-    """An elastic job grows when a node comes, leaves one that drains without repeating a sample, and survives a dead raylet."""
+    """An elastic job grows when a node comes, leaves one that drains without repeating a sample,
+    and survives a dead raylet.
+    """
     spot = NODE | {"num_cpus": 1, "resources": {"spot": 1}}
     nodes = [cluster.add_node(**spot)]
     words = (
@@ -99,7 +119,9 @@ def test_nodes_come_and_drain_and_go(cluster: Any, tmp_path: Path) -> None:
             wait_for(lambda: job.sizes() == [1, 2, 1, 2], "growth onto the third node", job)
             job.wait_for_step(1, ranks=2)
             cluster.remove_node(nodes.pop(1), allow_graceful=False)
-            wait_for(lambda: job.sizes() == [1, 2, 1, 2, 1], "the generation without the dead node", job)
+            wait_for(
+                lambda: job.sizes() == [1, 2, 1, 2, 1], "the generation without the dead node", job
+            )
             job.hurry()
             assert job.end() == 0, job.text
         check_samples(job, epochs=40, repeated=12)
@@ -115,15 +137,21 @@ def check_no_repeats(job: Any) -> None:
 
 
 def test_an_error_of_the_users_ends_the_job(cluster: Any, tmp_path: Path) -> None:
-    """What rank 1 raises reaches the driver's output with its traceback, once, and its exit code is the job's."""
+    """What rank 1 raises reaches the driver's output with its traceback, once,
+    and its exit code is the job's.
+    """
     with started(tmp_path, "task.fails_at=2", "launcher.num_workers=2") as job:
         assert job.end() == 1, job.text
     assert job.text.count("ValueError: a mistake of the user's") == 1
-    assert re.search(r"the job ends with exit code 1: rank 1 .* ended with exit code 1: see its output", job.text)
+    assert re.search(
+        r"the job ends with exit code 1: rank 1 .* ended with exit code 1: see its output", job.text
+    )
 
 
 def test_sigterm_ends_the_job_with_a_checkpoint(cluster: Any, tmp_path: Path) -> None:
-    """SIGTERM to the driver: exit code 75, a checkpoint, no process left; the same command with resume=auto ends the fit."""
+    """SIGTERM to the driver: exit code 75, a checkpoint, no process left;
+    the same command with resume=auto ends the fit.
+    """
     with started(tmp_path) as job:
         job.wait_for_step(3)
         pids = job.pids().values()
@@ -131,7 +159,9 @@ def test_sigterm_ends_the_job_with_a_checkpoint(cluster: Any, tmp_path: Path) ->
         assert job.end() == 75, job.text
         assert not any(is_alive(pid) for pid in pids)
     (last,) = {int(found) for found in re.findall(r"the run ended after step (\d+)", job.text)}
-    assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == f"epoch={last // 6}-step={last}"
+    assert (
+        tmp_path / "run" / "checkpoints" / "last"
+    ).resolve().name == f"epoch={last // 6}-step={last}"
     with started(tmp_path, "resume=auto", "task.pause_s=0") as again:
         assert again.end() == 0, again.text
     check_samples(again)

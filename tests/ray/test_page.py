@@ -1,4 +1,6 @@
-"""All commands and all code of docs/ray.md run, but for what NOT_RUN names: made small, on the tests' cluster."""
+"""All commands and all code of docs/ray.md run, but for what NOT_RUN names:
+made small, on the tests' cluster.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ from tests.ray.test_data import write_digits
 PAGE = (ROOT / "docs" / "ray.md").read_text()
 NOT_RUN = {
     "pip install 'trainkit[ray]'": "it installs from an index",
-    "export RAY_ADDRESS=auto": "`auto` finds one cluster of this host; the tests' is one of several, and is named",
+    "export RAY_ADDRESS=auto": (
+        "`auto` finds one cluster of this host; the tests' is one of several, and is named"
+    ),
 }
 QUICK = " trainer.max_steps=2 trainer.limit_val_batches=1 data.batch_size=2"
 PRELUDES = {
-    "RayExecutor": "import horovod.torch as hvd\ndef train(value):\n    hvd.init()\n    return hvd.rank(), value\n",
-    "TorchTrainer": """
+    "RayExecutor": (
+        "import horovod.torch as hvd\ndef train(value):\n    hvd.init()\n    return hvd.rank(),"
+        " value\n"
+    ),
+    "TorchTrainer": (
+        """
 from tests.helpers.toy import Line as MyTask, loader
 from trainkit import DataModule
 class MyData(DataModule):
@@ -39,8 +47,10 @@ class MyData(DataModule):
         return loader(23)
     def val_dataloader(self):
         return loader(7)
-""",
-    "RayData": """
+"""
+    ),
+    "RayData": (
+        """
 import torch
 import trainkit
 from torch.nn import functional
@@ -59,7 +69,8 @@ def decode(row):
 
 task = Classifier()
 trainer = trainkit.Trainer(max_epochs=1, enable_progress_bar=False)
-""",
+"""
+    ),
     "tune.Tuner": "",
 }
 AFTER = {
@@ -73,14 +84,21 @@ AFTER = {
 def commands() -> list[str]:
     """Return the page's commands, a command of several lines as one, without comments."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [
+        line.split("  #")[0].strip()
+        for block in blocks
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
     return [re.sub(r" +", " ", line) for line in lines if line]
 
 
 def code() -> dict[str, str]:
     """Return the page's Python, by what it shows; the client of `serve` apart."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    return {next((name for name in PRELUDES if f"{name}(" in block), "client"): block for block in blocks}
+    return {
+        next((name for name in PRELUDES if f"{name}(" in block), "client"): block
+        for block in blocks
+    }
 
 
 def shrunk(line: str, cluster: Any, folder: Path) -> str:
@@ -106,46 +124,69 @@ def test_the_page_has_its_commands() -> None:
 
 @pytest.mark.parametrize("line", RUN)
 def test_a_command_of_the_page_runs(line: str, cluster: Any, tmp_path: Path) -> None:
-    """It ends with 0, on two ranks of Horovod's where it asks for several, on a cluster of its own if none is named."""
+    """It ends with 0, on two ranks of Horovod's where it asks for several,
+    on a cluster of its own if none is named.
+    """
     if "data=ray" in line:
         write_digits(tmp_path / "data")
     own = {} if "conf=mlp launcher=ray" not in line else {"RAY_ADDRESS": ""}
     done = run_command(shrunk(line, cluster, tmp_path), tmp_path, 240, OMP_NUM_THREADS="1", **own)
     assert done.code == 0, f"{line}\n{done.text[-3000:]}"
-    assert ("engine         horovod, 2 ranks" in done.text) == ("num_workers=" in line or "-np 2" in line), done.text
+    assert ("engine         horovod, 2 ranks" in done.text) == (
+        "num_workers=" in line or "-np 2" in line
+    ), done.text
 
 
 @pytest.mark.parametrize("name", PRELUDES)
-def test_the_code_of_the_page_runs(name: str, cluster: Any, command: Command, tmp_path: Path) -> None:
+def test_the_code_of_the_page_runs(
+    name: str, cluster: Any, command: Command, tmp_path: Path
+) -> None:
     """As a script, with what it leaves to the reader; its result is asked for."""
-    block = code()[name].replace("num_workers=4", "num_workers=2").replace('{"CPU": 2, "GPU": 1}', '{"CPU": 1}')
+    block = (
+        code()[name]
+        .replace("num_workers=4", "num_workers=2")
+        .replace('{"CPU": 2, "GPU": 1}', '{"CPU": 1}')
+    )
     block = block.replace('"/shared/', f'"{tmp_path}/').replace('"/data/', f'"{tmp_path}/data/')
     block = block.replace("num_samples=8", "num_samples=2")
     if name == "RayData":
         write_digits(tmp_path / "data")
     (tmp_path / "mine.py").write_text(f"{PRELUDES[name]}\n{block}\n{AFTER[name]}\n")
-    done = command("python mine.py", HOME=str(tmp_path), RAY_TRAIN_V2_ENABLED="1", OMP_NUM_THREADS="1")
+    done = command(
+        "python mine.py", HOME=str(tmp_path), RAY_TRAIN_V2_ENABLED="1", OMP_NUM_THREADS="1"
+    )
     assert done.code == 0, done.text[-3000:]
 
 
 def test_the_manifest_of_kuberay_has_a_command_that_composes(command: Command) -> None:
-    """It cannot run here; its YAML is whole, and the command of its job is accepted, but for its start."""
+    """It cannot run here; its YAML is whole, and the command of its job is accepted,
+    but for its start.
+    """
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
     entrypoint = yaml.safe_load(text)["spec"]["entrypoint"]
     assert shlex.split(entrypoint)[:4] == ["python", "-m", "trainkit", "fit"]
     done = command(f"{entrypoint} --cfg job")
-    assert done.code == 0 and yaml.safe_load(done.out)["launcher"]["num_workers"] == [2, 8], done.text
+    assert done.code == 0 and yaml.safe_load(done.out)["launcher"]["num_workers"] == [
+        2,
+        8,
+    ], done.text
 
 
 def test_the_page_serves_a_run_and_an_export(cluster: Any, tmp_path: Path) -> None:
     """The client of the page is answered for a JPEG and for a sample, on Ray and in one process."""
-    fit = "python -m trainkit fit conf=resnet18 trainer.max_steps=2 trainer.limit_val_batches=1 run_dir=runs/resnet50/mine"
+    fit = (
+        "python -m trainkit fit conf=resnet18 trainer.max_steps=2 trainer.limit_val_batches=1"
+        " run_dir=runs/resnet50/mine"
+    )
     assert run_command(fit, tmp_path).code == 0
     Image.new("RGB", (40, 30), "red").save(tmp_path / "cat.jpg")
     for line in SERVED:
         _serve_and_ask(line, tmp_path)
         export = next((tmp_path / "runs/resnet50/mine/export").glob("*.pt2"))
-        for path, name in ((export, "model.pt2"), (export.with_suffix(".predict.json"), "model.predict.json")):
+        for path, name in (
+            (export, "model.pt2"),
+            (export.with_suffix(".predict.json"), "model.predict.json"),
+        ):
             shutil.copy(path, tmp_path / name)
 
 
@@ -156,14 +197,18 @@ def _serve_and_ask(line: str, folder: Path) -> None:
     words = shlex.split(line.replace(" port=8000", "")) + [f"port={port}"]
     env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(words, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            words, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         end = time.monotonic() + 150
         while not _answers(f"http://127.0.0.1:{port}/health"):
             assert process.poll() is None and time.monotonic() < end, (folder / "log").read_text()
             time.sleep(0.3)
         client = code()["client"].replace(":8000", f":{port}")
-        (folder / "client.py").write_text(f"import torch\nsample = torch.zeros(3, 32, 32)\n{client}")
+        (folder / "client.py").write_text(
+            f"import torch\nsample = torch.zeros(3, 32, 32)\n{client}"
+        )
         done = run_command("python client.py", folder, 60)
         assert done.code == 0 and done.out.count("{'predictions': [{'output': [") == 2, done.text
         assert done.out.count("'class': ") == 2, done.text

@@ -1,4 +1,6 @@
-"""A run's model behind HTTP, on Ray Serve and in one process: a resnet18 answers as its Task does, also for a JPEG."""
+"""A run's model behind HTTP, on Ray Serve and in one process:
+a resnet18 answers as its Task does, also for a JPEG.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from trainkit.extensions.serving.model import ServedModel
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A resnet18 after two steps."""
     folder = tmp_path_factory.mktemp("resnet18")
-    settings = "trainer.max_steps=2 trainer.limit_val_batches=2 data.batch_size=8 logger=none run_dir=run"
+    settings = (
+        "trainer.max_steps=2 trainer.limit_val_batches=2 data.batch_size=8 logger=none run_dir=run"
+    )
     done = run_command(f"python -m trainkit fit conf=resnet18 {settings}", folder)
     assert done.code == 0, done.text
     return folder / "run"
@@ -65,14 +69,17 @@ def service(run_dir: Path, *words: str) -> Iterator[str]:
 
 def ask(url: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any]:
     """Return status and JSON of an answer; 0 if nothing listens."""
-    with contextlib.suppress(urllib.error.URLError, ConnectionError, json.JSONDecodeError):  # a proxy without a route yet
+    # a proxy without a route yet
+    with contextlib.suppress(urllib.error.URLError, ConnectionError, json.JSONDecodeError):
         return _ask(url, body, kind)
     return 0, None
 
 
 def _ask(url: str, body: bytes | None, kind: str) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": kind}), timeout=60) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, body, {"content-type": kind}), timeout=60
+        ) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
@@ -80,13 +87,18 @@ def _ask(url: str, body: bytes | None, kind: str) -> tuple[int, Any]:
 
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_answers_are_the_tasks(backend: str, run_dir: Path, cluster: str) -> None:
-    """16 requests at a time, a JPEG, and bad input: all answered, by Ray Serve as by one process."""
+    """16 requests at a time, a JPEG, and bad input:
+    all answered, by Ray Serve as by one process.
+    """
     task, _ = load_task("last", str(run_dir), [])
     shape = (3, 32, 32)
     inputs = torch.randn(16, *shape, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         expected = task(inputs)
-    with service(run_dir, f"backend={backend}", "batch_wait_ms=100") as address, ThreadPoolExecutor(16) as pool:
+    with (
+        service(run_dir, f"backend={backend}", "batch_wait_ms=100") as address,
+        ThreadPoolExecutor(16) as pool,
+    ):
         bodies = [json.dumps({"inputs": x.tolist()}).encode() for x in inputs]
         answers = list(pool.map(lambda body: ask(f"{address}/predict", body), bodies))
         assert [status for status, _ in answers] == [200] * 16, answers
@@ -102,7 +114,11 @@ def test_answers_are_the_tasks(backend: str, run_dir: Path, cluster: str) -> Non
             scores = task(sample[None])[0].softmax(0)
         found = answer["predictions"][0]
         classes = read_description(export).classes
-        assert status == 200 and classes is not None and found["class"] == classes[int(scores.argmax())]
+        assert (
+            status == 200
+            and classes is not None
+            and found["class"] == classes[int(scores.argmax())]
+        )
         assert found["probability"] == pytest.approx(float(scores.max()), abs=1e-4)
 
         assert ask(f"{address}/predict", b"{}")[0] == 400
@@ -114,7 +130,9 @@ def test_answers_are_the_tasks(backend: str, run_dir: Path, cluster: str) -> Non
 
 
 def test_what_cannot_be_served_is_refused(run_dir: Path, command: Command) -> None:
-    """A folder that is no run, a missing one, a taken port and unknown settings end with exit code 2 and a sentence."""
+    """A folder that is no run, a missing one,
+    a taken port and unknown settings end with exit code 2 and a sentence.
+    """
     (run_dir.parent / "empty").mkdir(exist_ok=True)
     cases = {
         f"{run_dir.parent}/empty": "is no run",
@@ -127,5 +145,7 @@ def test_what_cannot_be_served_is_refused(run_dir: Path, command: Command) -> No
         done = command(f"python -m trainkit serve {words}")
         assert done.code == 2 and message in done.err, done.text
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        done = command(f"python -m trainkit serve {run_dir} backend=local port={taken.getsockname()[1]}")
+        done = command(
+            f"python -m trainkit serve {run_dir} backend=local port={taken.getsockname()[1]}"
+        )
     assert done.code == 2 and "cannot be used" in done.err, done.text

@@ -11,9 +11,11 @@ from tests.faults.jobs import free_port
 from tests.helpers.launching import Command
 
 
-def test_workers_of_a_torch_trainer_are_one_world(cluster: str, command: Command, tmp_path: Path) -> None:
-    """Two workers with engine=auto train together on torch.distributed; metrics and checkpoint arrive in the Result, and the
-    weights are those of two ranks of torchrun."""
+def test_workers_of_a_torch_trainer_are_one_world(
+    cluster: str, command: Command, tmp_path: Path
+) -> None:
+    """Two workers with engine=auto train together on torch.distributed; metrics and checkpoint
+    arrive in the Result, and the weights are those of two ranks of torchrun."""
     done = command(f"python -m tests.ray.train_job {tmp_path}/train", RAY_TRAIN_V2_ENABLED="1")
     assert done.code == 0, done.text[-3000:]
     (line,) = [line for line in done.out.splitlines() if line.startswith("RESULT")]
@@ -27,7 +29,9 @@ def test_workers_of_a_torch_trainer_are_one_world(cluster: str, command: Command
 
 
 def test_workers_leave_a_node_that_drains(cluster: str, command: Command, tmp_path: Path) -> None:
-    """Ray announces that the workers' node goes: they report a checkpoint, start on the other node, and take each step once."""
+    """Ray announces that the workers' node goes:
+    they report a checkpoint, start on the other node, and take each step once.
+    """
     folder = tmp_path / "train"
     line = f"python -m tests.ray.train_job {folder} drain {free_port()}"
     done = command(line, 400, RAY_TRAIN_V2_ENABLED="1", RAY_ADDRESS="", OMP_NUM_THREADS="1")

@@ -1,4 +1,6 @@
-"""Searches with Ray Tune: by command with ASHA, PBT, a failing trial, and `trial` in a Tuner of one's own."""
+"""Searches with Ray Tune: by command with ASHA, PBT, a failing trial,
+and `trial` in a Tuner of one's own.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,17 @@ def runs(command: Command) -> list[dict[str, Any]]:
 
 
 def test_asha_ends_bad_trials_early(cluster: str, command: Command) -> None:
-    """Of four rates the two bad ones end after one epoch; the table has all, and the best one's command trains as it did."""
-    line = "python -m trainkit tune conf=mlp 'search.optimizer.lr=grid(0.1,0.05,0.0002,0.0001)' search.num_samples=1 "
-    done = command(line + "search.scheduler=asha search.reduction_factor=2 search.max_concurrent=2 run_dir=search")
+    """Of four rates the two bad ones end after one epoch;
+    the table has all, and the best one's command trains as it did.
+    """
+    line = (
+        "python -m trainkit tune conf=mlp 'search.optimizer.lr=grid(0.1,0.05,0.0002,0.0001)'"
+        " search.num_samples=1 "
+    )
+    done = command(
+        line
+        + "search.scheduler=asha search.reduction_factor=2 search.max_concurrent=2 run_dir=search"
+    )
     assert done.code == 0, done.text[-3000:]
     found = runs(command)
     assert [run["state"] for run in found] == ["done"] * 4
@@ -50,9 +60,16 @@ def test_asha_ends_bad_trials_early(cluster: str, command: Command) -> None:
     assert not last or best[1][:5] in last[0]
 
 
-def test_pbt_trains_on_with_a_better_trials_weights(cluster: str, command: Command, tmp_path: Path) -> None:
-    """The trial with a useless rate resumes from the other's checkpoint with a rate near the other's, and ends as well."""
-    line = "python -m trainkit tune conf=mlp 'search.optimizer.lr=choice(0.0001,0.1)' search.num_samples=2 search.seed=3 "
+def test_pbt_trains_on_with_a_better_trials_weights(
+    cluster: str, command: Command, tmp_path: Path
+) -> None:
+    """The trial with a useless rate resumes from the other's checkpoint
+    with a rate near the other's, and ends as well.
+    """
+    line = (
+        "python -m trainkit tune conf=mlp 'search.optimizer.lr=choice(0.0001,0.1)'"
+        " search.num_samples=2 search.seed=3 "
+    )
     done = command(line + "search.scheduler=pbt trainer.max_epochs=3 run_dir=search")
     assert done.code == 0, done.text[-3000:]
     texts = [path.read_text() for path in tmp_path.glob("search/*/output.txt")]
@@ -63,7 +80,10 @@ def test_pbt_trains_on_with_a_better_trials_weights(cluster: str, command: Comma
 
 def test_a_failed_trial_ends_alone(cluster: str, command: Command) -> None:
     """Its error is in the table, the others go on, and the exit code says that one failed."""
-    line = "python -m trainkit tune conf=mlp 'search.optimizer.lr=grid(0.05,1e9)' search.num_samples=1 search.scheduler=none "
+    line = (
+        "python -m trainkit tune conf=mlp 'search.optimizer.lr=grid(0.05,1e9)' search.num_samples=1"
+        " search.scheduler=none "
+    )
     done = command(line + "trainer.max_epochs=1 trainer.stop_on_nonfinite=true run_dir=search")
     assert done.code == 1
     good, bad = runs(command)
@@ -73,7 +93,9 @@ def test_a_failed_trial_ends_alone(cluster: str, command: Command) -> None:
 
 
 def test_mistakes_end_a_search_before_it_starts(command: Command) -> None:
-    """An unknown key, a metric without direction and no search at all are refused without Ray's start."""
+    """An unknown key, a metric without direction and no search at
+    all are refused without Ray's start.
+    """
     start = "python -m trainkit tune conf=mlp "
     unknown = command(start + "'search.optimizer.lrr=uniform(0,1)'")
     assert unknown.code == 2 and "lrr" in unknown.err
@@ -82,20 +104,30 @@ def test_mistakes_end_a_search_before_it_starts(command: Command) -> None:
     assert command(start).code == 2
 
 
-def test_a_metric_that_is_never_logged_fails_with_the_names_that_are(cluster: str, command: Command) -> None:
+def test_a_metric_that_is_never_logged_fails_with_the_names_that_are(
+    cluster: str, command: Command
+) -> None:
     """Each trial ends at its first report, which names what it logged."""
-    line = "python -m trainkit tune conf=mlp 'search.optimizer.lr=uniform(0.01,0.1)' search.num_samples=1 search.mode=max "
+    line = (
+        "python -m trainkit tune conf=mlp 'search.optimizer.lr=uniform(0.01,0.1)'"
+        " search.num_samples=1 search.mode=max "
+    )
     done = command(line + "search.metric=val/acccc run_dir=search")
     assert done.code == 1
     assert "search.metric is 'val/acccc', which was not logged for an epoch; there are" in done.err
 
 
 def test_trial_is_a_trainable(cluster: str, command: Command, tmp_path: Path) -> None:
-    """In a Tuner of one's own keys of param_space are overrides; a trial that fails has trainkit's words as its error."""
+    """In a Tuner of one's own keys of param_space are overrides;
+    a trial that fails has trainkit's words as its error.
+    """
     (tmp_path / "mine.py").write_text(SCRIPT.replace("STORAGE", str(tmp_path / "tuned")))
     done = command("python mine.py")
     assert done.code == 0, done.text[-3000:]
-    good, bad = sorted((line for line in done.out.splitlines() if line.startswith("TRIAL")), key=lambda line: " -1.0 " in line)
+    good, bad = sorted(
+        (line for line in done.out.splitlines() if line.startswith("TRIAL")),
+        key=lambda line: " -1.0 " in line,
+    )
     assert "Checkpoint(" in good and "None" in good
     assert "TRIAL -1.0 None None" in bad
     assert "Invalid learning rate: -1.0" in done.text
@@ -118,16 +150,27 @@ if __name__ == "__main__":
 
 
 def test_a_trial_has_several_ranks(cluster: str, command: Command, tmp_path: Path) -> None:
-    """In the bundles of its own placement group, under the elastic driver; its values are those of horovodrun."""
+    """In the bundles of its own placement group, under the elastic driver;
+    its values are those of horovodrun.
+    """
     (tmp_path / "mine.py").write_text(RANKS.replace("STORAGE", str(tmp_path / "tuned")))
     done = command("python mine.py")
     assert done.code == 0, done.text[-3000:]
-    good, bad = sorted((line for line in done.out.splitlines() if line.startswith("TRIAL")), key=lambda line: " -1.0 " in line)
+    good, bad = sorted(
+        (line for line in done.out.splitlines() if line.startswith("TRIAL")),
+        key=lambda line: " -1.0 " in line,
+    )
     assert "Checkpoint(" in good and "TRIAL -1.0 None None" in bad
     assert "Invalid learning rate: -1.0" in done.text
-    output = next(path for path in (tmp_path / "tuned").rglob("output.txt") if "[0]<stdout>" in path.read_text())
+    output = next(
+        path
+        for path in (tmp_path / "tuned").rglob("output.txt")
+        if "[0]<stdout>" in path.read_text()
+    )
     assert "x 2 ranks" in output.read_text()
     fit = "python -m trainkit fit conf=mlp optimizer.lr=0.05 trainer.max_epochs=2 run_dir=plain"
     assert command(f"horovodrun --gloo -np 2 {fit}").code == 0
     rows = list(csv.DictReader((tmp_path / "plain" / "metrics.csv").open()))
-    assert float(good.split()[2]) == pytest.approx(float(next(row["val/acc"] for row in reversed(rows) if row["val/acc"])))
+    assert float(good.split()[2]) == pytest.approx(
+        float(next(row["val/acc"] for row in reversed(rows) if row["val/acc"]))
+    )

@@ -1,6 +1,7 @@
 """A Task in a TorchTrainer of two workers: python -m tests.ray.train_job FOLDER [drain].
 
-With `drain` in a cluster of its own, whose node with the workers is announced to go, once training is under way.
+With `drain` in a cluster of its own, whose node with the workers is announced to go, once training
+is under way.
 """
 
 from __future__ import annotations
@@ -42,9 +43,17 @@ def loop(config: dict[str, Any]) -> dict[str, Any]:
     report = RayReport(preemption_interval_s=0.5)
     epochs = 20 if config["drain"] else 2
     run_dir = str(folder / "run")
-    trainer = Trainer(max_epochs=epochs, run_dir=run_dir, callbacks=[report], logger=False, enable_progress_bar=False)
+    trainer = Trainer(
+        max_epochs=epochs,
+        run_dir=run_dir,
+        callbacks=[report],
+        logger=False,
+        enable_progress_bar=False,
+    )
     trainer.fit(Slow(), loader(23), loader(7), ckpt_path=RayReport.checkpoint())
-    values = [float(value) for p in trainer.run.task.parameters() for value in p.detach().reshape(-1)]
+    values = [
+        float(value) for p in trainer.run.task.parameters() for value in p.detach().reshape(-1)
+    ]
     return {"world": trainer.world_size, "engine": trainer.engine.name, "weights": values}
 
 
@@ -53,10 +62,28 @@ def drain(folder: Path, address: str) -> None:
     while not (folder / "node").exists():
         time.sleep(0.1)
     time.sleep(2)
-    words = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot", "--deadline-remaining-seconds", "120"]
+    words = [
+        "--reason",
+        "DRAIN_NODE_REASON_PREEMPTION",
+        "--reason-message",
+        "spot",
+        "--deadline-remaining-seconds",
+        "120",
+    ]
     node = (folder / "node").read_text()
     subprocess.run(
-        [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", address, "--node-id", node, *words], check=True
+        [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "drain-node",
+            "--address",
+            address,
+            "--node-id",
+            node,
+            *words,
+        ],
+        check=True,
     )
     (folder / "drained").write_text(node)
 
@@ -66,11 +93,15 @@ def main() -> None:
     folder, drains = Path(sys.argv[1]), "drain" in sys.argv[2:]
     folder.mkdir(parents=True, exist_ok=True)
     if drains:
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "dashboard_port": int(sys.argv[3])})
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "dashboard_port": int(sys.argv[3])}
+        )
         for _ in range(2):
             cluster.add_node(num_cpus=2)
         os.environ["RAY_ADDRESS"] = cluster.address
-    ray.init(log_to_driver=drains, runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}})
+    ray.init(
+        log_to_driver=drains, runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}}
+    )
     if drains:
         import threading
 
@@ -88,7 +119,11 @@ def main() -> None:
     ).fit()
     checkpoint = None if result.checkpoint is None else result.checkpoint.path
     print(
-        "RESULT", json.dumps({"metrics": result.metrics, "checkpoint": checkpoint, **(result.return_value or {})}), flush=True
+        "RESULT",
+        json.dumps(
+            {"metrics": result.metrics, "checkpoint": checkpoint, **(result.return_value or {})}
+        ),
+        flush=True,
     )
     ray.shutdown()
     if drains:

@@ -1,4 +1,6 @@
-"""What a behaviour is written against: the classes of one of the two trainers, and what both train."""
+"""What a behaviour is written against:
+the classes of one of the two trainers, and what both train.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Framework(NamedTuple):
             "num_sanity_val_steps": 0,
             "accelerator": "cpu",
         }
-        return self.root.Trainer(**silent | {"default_root_dir": str(self.folder), "max_epochs": 2} | settings)
+        return self.root.Trainer(
+            **silent | {"default_root_dir": str(self.folder), "max_epochs": 2} | settings
+        )
 
     def line(self, **members: Any) -> Any:
         """Return a linear model that trains by SGD; `members` replace or add methods."""
@@ -88,7 +92,9 @@ def line_of(base: Any) -> Any:
     return Line
 
 
-def data(rows: int = ROWS, batch: int = BATCH, kind: Callable[..., Any] = DataLoader, **options: Any) -> Any:
+def data(
+    rows: int = ROWS, batch: int = BATCH, kind: Callable[..., Any] = DataLoader, **options: Any
+) -> Any:
     """Return a loader of a fixed data set, in its order."""
     numbers = torch.Generator().manual_seed(1)
     inputs = torch.randn(rows, 2, generator=numbers)
@@ -97,4 +103,7 @@ def data(rows: int = ROWS, batch: int = BATCH, kind: Callable[..., Any] = DataLo
 
 def weights(task: Any) -> list[float]:
     """Return all weights."""
-    return [round(float(value), 5) for value in torch.cat([p.detach().reshape(-1) for p in task.parameters()])]
+    return [
+        round(float(value), 5)
+        for value in torch.cat([p.detach().reshape(-1) for p in task.parameters()])
+    ]

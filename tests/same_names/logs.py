@@ -25,7 +25,10 @@ def logged(kit: Framework, step: Any, loader: Any = None, **settings: Any) -> An
     return {name: round(float(value), 4) for name, value in own if name not in ("val_loss", "lr")}
 
 
-@differs("There callback_metrics has one rank's value of the last step too; here values of epochs, the same on all ranks.")
+@differs(
+    "There callback_metrics has one rank's value of the last step too; here values of epochs, the"
+    " same on all ranks."
+)
 def logged_by_default(kit: Framework) -> Any:
     """log in training_step without flags."""
     return logged(kit, lambda self, loss, i: self.log("loss", loss))
@@ -46,14 +49,24 @@ def logged_both(kit: Framework) -> Any:
 @equal
 def logged_dict(kit: Framework) -> Any:
     """log_dict."""
-    return logged(kit, lambda self, loss, i: self.log_dict({"a": loss, "b": 2 * loss}, on_step=False, on_epoch=True))
+    return logged(
+        kit,
+        lambda self, loss, i: self.log_dict(
+            {"a": loss, "b": 2 * loss}, on_step=False, on_epoch=True
+        ),
+    )
 
 
 def reduced(reduce_fx: Any) -> Any:
     """Return a behaviour that logs with a reduction."""
 
     def run(kit: Framework) -> Any:
-        return logged(kit, lambda self, loss, i: self.log("loss", loss, on_step=False, on_epoch=True, reduce_fx=reduce_fx))
+        return logged(
+            kit,
+            lambda self, loss, i: self.log(
+                "loss", loss, on_step=False, on_epoch=True, reduce_fx=reduce_fx
+            ),
+        )
 
     name = reduce_fx if isinstance(reduce_fx, str) else f"torch.{reduce_fx.__name__}"
     run.__doc__ = f"log(reduce_fx={name})."
@@ -67,14 +80,18 @@ for each in ("mean", "max", "min", "sum", torch.mean, torch.max, torch.min, torc
 @equal
 def a_mean_by_batches(kit: Framework) -> Any:
     """The epoch mean of a value with batch_size=1 for each batch, where the last batch is short."""
-    by_one = lambda self, loss, i: self.log("loss", loss, on_step=False, on_epoch=True, batch_size=1)  # noqa: E731
+    by_one = lambda self, loss, i: self.log(  # noqa: E731
+        "loss", loss, on_step=False, on_epoch=True, batch_size=1
+    )
     return logged(kit, by_one, data(36))
 
 
 @equal
 def a_mean_with_a_short_batch(kit: Framework) -> Any:
     """The epoch mean of a value where the last batch is short."""
-    return logged(kit, lambda self, loss, i: self.log("loss", loss, on_step=False, on_epoch=True), data(36))
+    return logged(
+        kit, lambda self, loss, i: self.log("loss", loss, on_step=False, on_epoch=True), data(36)
+    )
 
 
 @equal
@@ -116,7 +133,9 @@ def monitor_by_its_plain_name(kit: Framework) -> Any:
         self.log("val_loss", self.loss(batch), on_step=True, on_epoch=True)
 
     stopping = kit.callbacks.EarlyStopping("val_loss", mode="max", patience=1)
-    return callback_fit(kit, stopping, members={"validation_step": validation_step}, max_epochs=6).global_step
+    return callback_fit(
+        kit, stopping, members={"validation_step": validation_step}, max_epochs=6
+    ).global_step
 
 
 @equal
@@ -124,7 +143,12 @@ def early_stopping(kit: Framework) -> Any:
     """EarlyStopping: when, stopped_epoch, wait_count, best_score."""
     stopping = kit.callbacks.EarlyStopping("val_loss", mode="max", patience=2)
     trainer = callback_fit(kit, stopping, max_epochs=9)
-    return trainer.global_step, stopping.stopped_epoch, stopping.wait_count, round(float(stopping.best_score), 4)
+    return (
+        trainer.global_step,
+        stopping.stopped_epoch,
+        stopping.wait_count,
+        round(float(stopping.best_score), 4),
+    )
 
 
 @equal
@@ -143,7 +167,9 @@ def early_stopping_by_a_bound(kit: Framework) -> Any:
 
 def kept_by(kit: Framework, max_epochs: int = 4, **settings: Any) -> Any:
     """Train with a ModelCheckpoint; return it and the names that are left."""
-    keeper = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "kept"), **{"save_last": False} | settings)
+    keeper = kit.callbacks.ModelCheckpoint(
+        dirpath=str(kit.folder / "kept"), **{"save_last": False} | settings
+    )
     callback_fit(kit, keeper, max_epochs=max_epochs, enable_checkpointing=True)
     names = {path.name.removesuffix(".ckpt") for path in (kit.folder / "kept").iterdir()}
     return keeper, sorted(names - {"last", "best"})  # links, which Lightning does not make
@@ -176,10 +202,14 @@ def checkpoints_by_steps(kit: Framework) -> Any:
     return kept_by(kit, 2, every_n_train_steps=3, save_top_k=-1, filename="{step}")[1]
 
 
-@differs("Here ModelCheckpoint retains the newest too (save_last=True), so that each run can resume.")
+@differs(
+    "Here ModelCheckpoint retains the newest too (save_last=True), so that each run can resume."
+)
 def checkpoints_by_default(kit: Framework) -> Any:
     """ModelCheckpoint(every_n_train_steps=3) without save_last."""
-    return kept_by(kit, 2, every_n_train_steps=3, save_top_k=-1, filename="{step}", save_last=True)[1]
+    return kept_by(kit, 2, every_n_train_steps=3, save_top_k=-1, filename="{step}", save_last=True)[
+        1
+    ]
 
 
 @equal
@@ -188,7 +218,10 @@ def checkpoints_by_epochs(kit: Framework) -> Any:
     return kept_by(kit, 5, every_n_epochs=2, save_top_k=-1, filename="{epoch}")[1]
 
 
-@differs("There the average is of the weights at the starts of epochs, without the last; here of those at their ends.")
+@differs(
+    "There the average is of the weights at the starts of epochs, without the last; here of those"
+    " at their ends."
+)
 def swa(kit: Framework) -> Any:
     """StochasticWeightAveraging(swa_epoch_start=3): the rates and the weights."""
     from tests.same_names.kit import weights
@@ -242,7 +275,12 @@ def folders_of_a_logger(kit: Framework) -> Any:
     logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
     kit.trainer(logger=logger, max_epochs=1, log_every_n_steps=1).fit(kit.line(), data(), data())
     where = str(kit.folder)
-    return logger.save_dir.replace(where, ""), logger.name, logger.version, logger.log_dir.replace(where, "")
+    return (
+        logger.save_dir.replace(where, ""),
+        logger.name,
+        logger.version,
+        logger.log_dir.replace(where, ""),
+    )
 
 
 @equal
@@ -271,7 +309,11 @@ def step_numbers(kit: Framework) -> Any:
     kit.trainer(logger=logger, max_epochs=1, log_every_n_steps=2).fit(task, data())
     header, *rows = (kit.folder / "logs" / "mine" / "v1" / "metrics.csv").read_text().splitlines()
     names = header.split(",")
-    return [int(row.split(",")[names.index("step")]) for row in rows if row.split(",")[names.index("loss")]]
+    return [
+        int(row.split(",")[names.index("step")])
+        for row in rows
+        if row.split(",")[names.index("loss")]
+    ]
 
 
 def logs_loss(task: Any, batch: Any) -> Any:
@@ -282,7 +324,8 @@ def logs_loss(task: Any, batch: Any) -> Any:
 
 
 @differs(
-    "There a metric object without flags logs a step's value; here the epoch's, which is exact over all samples and ranks."
+    "There a metric object without flags logs a step's value; here the epoch's, which is exact over"
+    " all samples and ranks."
 )
 def a_metric_without_flags(kit: Framework) -> Any:
     """log("x", metric) in training_step without flags."""
@@ -304,7 +347,8 @@ def a_metric_without_flags(kit: Framework) -> Any:
 
 
 @differs(
-    "There BaseFinetuning.freeze(train_bn=False) leaves batch norms in training mode; here their statistics are frozen too."
+    "There BaseFinetuning.freeze(train_bn=False) leaves batch norms in training mode; here their"
+    " statistics are frozen too."
 )
 def frozen_norms(kit: Framework) -> Any:
     """BaseFinetuning.freeze(train_bn=False)."""

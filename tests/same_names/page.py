@@ -1,4 +1,6 @@
-"""The part of docs/lightning.md that is written from the table of behaviours: python -m tests.same_names.page"""
+"""The part of docs/lightning.md that is written from the table of behaviours:
+python -m tests.same_names.page
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Projects as they are written for Lightning, small: with the imports and base classes of either trainer."""
+"""Projects as they are written for Lightning, small:
+with the imports and base classes of either trainer.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,31 @@ def byol(kit: Framework) -> Any:
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             views = batch[0], batch[0] * 1.1
-            guesses = [functional.normalize(self.predictor(self.online(view)), dim=-1) for view in views]
+            guesses = [
+                functional.normalize(self.predictor(self.online(view)), dim=-1) for view in views
+            ]
             with torch.no_grad():
                 goals = [functional.normalize(self.target(view), dim=-1) for view in views]
-            loss = sum((guess - goal).pow(2).sum(-1).mean() for guess, goal in zip(guesses, reversed(goals), strict=True))
+            loss = sum(
+                (guess - goal).pow(2).sum(-1).mean()
+                for guess, goal in zip(guesses, reversed(goals), strict=True)
+            )
             return {"loss": loss}
 
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             with torch.no_grad():
-                for own, mean in zip(self.online.parameters(), self.target.parameters(), strict=True):
+                for own, mean in zip(
+                    self.online.parameters(), self.target.parameters(), strict=True
+                ):
                     mean.mul_(0.9).add_(own, alpha=0.1)
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.3, momentum=0.9)
-            return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_epochs)]
+            optimizer = torch.optim.SGD(
+                [p for p in self.parameters() if p.requires_grad], lr=0.3, momentum=0.9
+            )
+            return [optimizer], [
+                torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_epochs)
+            ]
 
     task = Byol()
     kit.trainer(max_epochs=4).fit(task, data())
@@ -83,7 +96,9 @@ def wgan(kit: Framework) -> Any:
                     parameter.clamp_(-0.1, 0.1)
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.RMSprop(self.critic.parameters(), 0.05), torch.optim.RMSprop(self.generator.parameters(), 0.05)
+            return torch.optim.RMSprop(self.critic.parameters(), 0.05), torch.optim.RMSprop(
+                self.generator.parameters(), 0.05
+            )
 
     task, trainer = Wgan(), kit.trainer(max_epochs=3)
     trainer.fit(task, data())
@@ -112,7 +127,9 @@ def ppo(kit: Framework) -> Any:
             self.rounds = 0
 
         def draw(self) -> Iterator[Any]:
-            """Yield one epoch's experience: states, actions, log-probabilities at that time, returns."""
+            """Yield one epoch's experience:
+            states, actions, log-probabilities at that time, returns.
+            """
             self.rounds += 1
             numbers = torch.Generator().manual_seed(self.rounds)
             states = torch.randn(16, 2, generator=numbers)
@@ -145,7 +162,9 @@ def ppo(kit: Framework) -> Any:
 
 @equal
 def fine_tuning_with_milestones(kit: Framework) -> Any:
-    """Fine-tuning of a classifier: frozen, then its last layers, then all, under MultiStepLR and with frozen norms."""
+    """Fine-tuning of a classifier: frozen, then its last layers, then all,
+    under MultiStepLR and with frozen norms.
+    """
 
     class Milestones(kit.callbacks.BaseFinetuning):  # type: ignore[name-defined, misc]
         def freeze_before_training(self, pl_module: Any) -> None:
@@ -153,15 +172,21 @@ def fine_tuning_with_milestones(kit: Framework) -> Any:
 
         def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
             if epoch == 1:
-                self.unfreeze_and_add_param_group(modules=pl_module.features[-1:], optimizer=optimizer, train_bn=True)
+                self.unfreeze_and_add_param_group(
+                    modules=pl_module.features[-1:], optimizer=optimizer, train_bn=True
+                )
             elif epoch == 2:
-                self.unfreeze_and_add_param_group(modules=pl_module.features[:-1], optimizer=optimizer, train_bn=True)
+                self.unfreeze_and_add_param_group(
+                    modules=pl_module.features[:-1], optimizer=optimizer, train_bn=True
+                )
 
     class Transfer(kit.Module):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.features = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4))
+            self.features = nn.Sequential(
+                nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4)
+            )
             self.head = nn.Linear(4, 1)
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -172,7 +197,9 @@ def fine_tuning_with_milestones(kit: Framework) -> Any:
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=0.01)
-            return [optimizer], [torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1, 3], gamma=0.5)]
+            return [optimizer], [
+                torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1, 3], gamma=0.5)
+            ]
 
     task, trainer = Transfer(), kit.trainer(max_epochs=4, callbacks=[Milestones()])
     trainer.fit(task, data(), data())
@@ -181,7 +208,9 @@ def fine_tuning_with_milestones(kit: Framework) -> Any:
 
 @equal
 def a_variational_experiment(kit: Framework) -> Any:
-    """An experiment that wraps a model: a dict of losses, log_dict of its items, a scheduler chosen by its parameters."""
+    """An experiment that wraps a model:
+    a dict of losses, log_dict of its items, a scheduler chosen by its parameters.
+    """
 
     class Experiment(kit.Module):  # type: ignore[name-defined, misc]
         def __init__(self, params: dict[str, Any]) -> None:
@@ -194,7 +223,11 @@ def a_variational_experiment(kit: Framework) -> Any:
             mean, spread = self.model(inputs).chunk(2, -1)
             near = functional.mse_loss(mean, inputs)
             far = (-0.5 * (1 + spread - mean**2 - spread.exp()).sum(1)).mean()
-            return {"loss": near + self.params["kld_weight"] * far, "near": near.detach(), "KLD": -far.detach()}
+            return {
+                "loss": near + self.params["kld_weight"] * far,
+                "near": near.detach(),
+                "KLD": -far.detach(),
+            }
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             self.curr_device = batch[0].device
@@ -204,13 +237,22 @@ def a_variational_experiment(kit: Framework) -> Any:
 
         def validation_step(self, batch: Any, batch_idx: int, optimizer_idx: int = 0) -> None:
             found = self.loss_of(batch[0])
-            self.log_dict({f"val_{key}": value.item() for key, value in found.items()}, sync_dist=True)
+            self.log_dict(
+                {f"val_{key}": value.item() for key, value in found.items()}, sync_dist=True
+            )
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.Adam(self.model.parameters(), lr=self.params["LR"])
-            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=self.params["gamma"])]
+            return [optimizer], [
+                torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=self.params["gamma"])
+            ]
 
-    task, trainer = Experiment({"kld_weight": 0.1, "LR": 0.05, "gamma": 0.9}), kit.trainer(max_epochs=3)
+    task, trainer = (
+        Experiment({"kld_weight": 0.1, "LR": 0.05, "gamma": 0.9}),
+        kit.trainer(max_epochs=3),
+    )
     trainer.fit(task, data(), data())
     names = [name for name in trainer.callback_metrics if name.startswith("val_")]
-    return weights(task), {name: round(float(trainer.callback_metrics[name]), 4) for name in sorted(names)}
+    return weights(task), {
+        name: round(float(trainer.callback_metrics[name]), 4) for name in sorted(names)
+    }

@@ -51,7 +51,10 @@ def across_epochs(kit: Framework) -> Any:
     return validations_of(kit, max_epochs=4, val_check_interval=7, check_val_every_n_epoch=None)
 
 
-@differs("There val_check_interval counts batches; here it counts updates, which do not depend on the number of ranks.")
+@differs(
+    "There val_check_interval counts batches; here it counts updates, which do not depend on the"
+    " number of ranks."
+)
 def every_n_batches_accumulated(kit: Framework) -> Any:
     """val_check_interval=2 with accumulate_grad_batches=2."""
     return validations_of(kit, rows=64, val_check_interval=2, accumulate_grad_batches=2)
@@ -171,7 +174,10 @@ def epochs_after_a_fit(kit: Framework) -> Any:
     return trainer.current_epoch, trainer.global_step
 
 
-@differs("There a second fit of a Trainer at max_epochs does nothing; here each fit is a run of its own, and says so.")
+@differs(
+    "There a second fit of a Trainer at max_epochs does nothing; here each fit is a run of its own,"
+    " and says so."
+)
 def a_second_fit(kit: Framework) -> Any:
     """A second fit of the same Trainer."""
     task, trainer = kit.line(), kit.trainer()
@@ -234,7 +240,11 @@ def several_validation_loaders(kit: Framework) -> Any:
         self.log("val_loss", self.loss(batch))
 
     trainer.fit(kit.line(validation_step=validation_step), data(), [data(), data(16)])
-    return {name: round(float(value), 4) for name, value in trainer.callback_metrics.items() if "val" in name}
+    return {
+        name: round(float(value), 4)
+        for name, value in trainer.callback_metrics.items()
+        if "val" in name
+    }
 
 
 @equal
@@ -271,7 +281,9 @@ def a_datamodule(kit: Framework) -> Any:
             calls.append(("teardown", stage))
 
     trainer, source = kit.trainer(), Data()
-    task = kit.line(test_step=lambda self, batch, batch_idx: self.log("test_loss", self.loss(batch)))
+    task = kit.line(
+        test_step=lambda self, batch, batch_idx: self.log("test_loss", self.loss(batch))
+    )
     trainer.fit(task, datamodule=source)
     found = trainer.test(task, datamodule=source)
     return calls, [round(float(row["test_loss"]), 4) for row in [found[0]]]
@@ -294,7 +306,10 @@ def validation_step_none(kit: Framework) -> Any:
     return weights(task)
 
 
-@differs("There each epoch trains all full batches; here drop_last leaves out the last step that is not full, and says so.")
+@differs(
+    "There each epoch trains all full batches; here drop_last leaves out the last step that is not"
+    " full, and says so."
+)
 def drop_last_accumulated(kit: Framework) -> Any:
     """drop_last=True with accumulate_grad_batches."""
     seen: list[int] = []
@@ -303,7 +318,9 @@ def drop_last_accumulated(kit: Framework) -> Any:
         seen.append(batch_idx)
         return self.loss(batch)
 
-    kit.trainer(accumulate_grad_batches=4, max_epochs=1).fit(kit.line(training_step=training_step), data(60, drop_last=True))
+    kit.trainer(accumulate_grad_batches=4, max_epochs=1).fit(
+        kit.line(training_step=training_step), data(60, drop_last=True)
+    )
     return seen
 
 
@@ -356,7 +373,9 @@ def a_home_folder(kit: Framework) -> Any:
     os.environ["HOME"] = str(kit.folder / "home")
     try:
         keeper = kit.callbacks.ModelCheckpoint(dirpath="~/saved")
-        kit.trainer(callbacks=[keeper], enable_checkpointing=True, max_epochs=1).fit(kit.line(), data(), data())
+        kit.trainer(callbacks=[keeper], enable_checkpointing=True, max_epochs=1).fit(
+            kit.line(), data(), data()
+        )
     finally:
         os.environ["HOME"] = old
     return (kit.folder / "home" / "saved").is_dir(), os.path.exists("~")
@@ -383,7 +402,11 @@ def evaluation_without_a_model(kit: Framework) -> Any:
 @equal
 def seed_everything(kit: Framework) -> Any:
     """seed_everything(42, workers=True), and its result."""
-    return kit.root.seed_everything(42, workers=True), torch.rand(3).tolist(), isinstance(kit.root.seed_everything(), int)
+    return (
+        kit.root.seed_everything(42, workers=True),
+        torch.rand(3).tolist(),
+        isinstance(kit.root.seed_everything(), int),
+    )
 
 
 @equal

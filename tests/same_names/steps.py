@@ -29,7 +29,9 @@ def calls_of(kit: Framework, base: Any, names: Any, **settings: Any) -> list[str
     calls: list[str] = []
     spied = {name: noting(name, calls) for name in names}
     if base is kit.Callback:
-        kit.trainer(callbacks=[type("Spy", (base,), spied)()], **settings).fit(kit.line(), data(), data())
+        kit.trainer(callbacks=[type("Spy", (base,), spied)()], **settings).fit(
+            kit.line(), data(), data()
+        )
     else:
         kit.trainer(**settings).fit(kit.line(**spied), data(), data())
     return calls
@@ -68,15 +70,26 @@ def order_under_accumulation(kit: Framework) -> Any:
 @equal
 def order_of_a_fit(kit: Framework) -> Any:
     """Order of a fit's hooks around its epochs and validations."""
-    ends = [f"on_{what}_{end}" for what in ("fit", "train", "train_epoch") for end in ("start", "end")]
-    ends += [f"on_{what}_{end}" for what in ("validation", "validation_epoch") for end in ("start", "end")]
+    ends = [
+        f"on_{what}_{end}" for what in ("fit", "train", "train_epoch") for end in ("start", "end")
+    ]
+    ends += [
+        f"on_{what}_{end}"
+        for what in ("validation", "validation_epoch")
+        for end in ("start", "end")
+    ]
     return calls_of(kit, kit.Callback, [*ends, "setup", "teardown", "on_validation_batch_end"])
 
 
 @equal
 def hooks_of_the_sanity_check(kit: Framework) -> Any:
     """Hooks of the sanity check."""
-    names = ["on_sanity_check_start", "on_sanity_check_end", "on_validation_start", "on_train_start"]
+    names = [
+        "on_sanity_check_start",
+        "on_sanity_check_end",
+        "on_validation_start",
+        "on_train_start",
+    ]
     return calls_of(kit, kit.Callback, names, num_sanity_val_steps=2, max_epochs=1)
 
 
@@ -121,7 +134,13 @@ def steps_counted_in_hooks(kit: Framework) -> Any:
     def note(name: str) -> Any:
         return lambda self, *args: seen.append((name, self.global_step, self.current_epoch))
 
-    names = ("on_train_batch_start", "on_before_optimizer_step", "on_train_epoch_start", "on_train_epoch_end", "on_train_end")
+    names = (
+        "on_train_batch_start",
+        "on_before_optimizer_step",
+        "on_train_epoch_start",
+        "on_train_epoch_end",
+        "on_train_end",
+    )
     kit.trainer().fit(kit.line(**{name: note(name) for name in names}), data())
     return [row for row in seen if row[0] != "on_train_end"]
 
@@ -135,7 +154,9 @@ def an_average_in_batch_end(kit: Framework) -> Any:
         value = float(self.layer.bias)
         mean.append(0.9 * mean[-1] + 0.1 * value if mean else value)
 
-    kit.trainer(accumulate_grad_batches=2).fit(kit.line(on_train_batch_end=on_train_batch_end), data(rows=32))
+    kit.trainer(accumulate_grad_batches=2).fit(
+        kit.line(on_train_batch_end=on_train_batch_end), data(rows=32)
+    )
     return [round(value, 5) for value in mean]
 
 
@@ -159,7 +180,12 @@ def an_average_in_before_zero_grad(kit: Framework) -> Any:
 
     def on_before_zero_grad(self: Any, optimizer: Any) -> None:
         grad = self.layer.weight.grad
-        seen.append((weights(self), None if grad is None else [round(g, 5) for g in grad.reshape(-1).tolist()]))
+        seen.append(
+            (
+                weights(self),
+                None if grad is None else [round(g, 5) for g in grad.reshape(-1).tolist()],
+            )
+        )
 
     kit.trainer().fit(kit.line(on_before_zero_grad=on_before_zero_grad), data())
     return seen
@@ -182,7 +208,9 @@ def outputs_of(kit: Framework, step: Any, **settings: Any) -> Any:
     seen: list[Any] = []
 
     def on_train_batch_end(self: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        seen.append({key: (round(float(value), 5), value.requires_grad) for key, value in outputs.items()})
+        seen.append(
+            {key: (round(float(value), 5), value.requires_grad) for key, value in outputs.items()}
+        )
 
     kit.trainer(**settings).fit(kit.line(on_train_batch_end=on_train_batch_end, **step), data())
     return seen
@@ -205,7 +233,9 @@ def outputs_of_a_dict(kit: Framework) -> Any:
     return outputs_of(kit, {"training_step": training_step})
 
 
-@differs("There the loss in `outputs` is divided by accumulate_grad_batches; here it is the step's own.")
+@differs(
+    "There the loss in `outputs` is divided by accumulate_grad_batches; here it is the step's own."
+)
 def outputs_under_accumulation(kit: Framework) -> Any:
     """`outputs["loss"]` with accumulate_grad_batches=2."""
     return outputs_of(kit, {}, accumulate_grad_batches=2)
@@ -245,7 +275,9 @@ def hooks_on_an_instance(kit: Framework) -> Any:
     task, callback = kit.line(), kit.Callback()
     task.on_train_epoch_end = lambda: calls.append("task")
     callback.on_train_epoch_start = lambda trainer, module: calls.append("callback")
-    task.training_step = lambda batch, batch_idx: 2 * type(task).training_step(task, batch, batch_idx)
+    task.training_step = lambda batch, batch_idx: (
+        2 * type(task).training_step(task, batch, batch_idx)
+    )
     kit.trainer(callbacks=[callback]).fit(task, data())
     return calls, weights(task)
 
@@ -334,7 +366,10 @@ def a_rate_beside_a_scheduler(kit: Framework) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
-    members = {"on_train_epoch_start": on_train_epoch_start, "configure_optimizers": configure_optimizers}
+    members = {
+        "on_train_epoch_start": on_train_epoch_start,
+        "configure_optimizers": configure_optimizers,
+    }
     return rates_of(kit, kit.line(**members), max_epochs=4)
 
 
@@ -353,12 +388,16 @@ def momentum_by_hand(kit: Framework) -> Any:
     """Momentum and weight decay that are set by hand hold."""
 
     def on_train_epoch_start(self: Any) -> None:
-        self.trainer.optimizers[0].param_groups[0].update(momentum=0.5 * self.current_epoch, weight_decay=0.1)
+        self.trainer.optimizers[0].param_groups[0].update(
+            momentum=0.5 * self.current_epoch, weight_decay=0.1
+        )
 
     def configure_optimizers(self: Any) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.9)
 
-    task = kit.line(on_train_epoch_start=on_train_epoch_start, configure_optimizers=configure_optimizers)
+    task = kit.line(
+        on_train_epoch_start=on_train_epoch_start, configure_optimizers=configure_optimizers
+    )
     kit.trainer(max_epochs=3).fit(task, data())
     return weights(task)
 
@@ -370,7 +409,9 @@ def scheduled(kit: Framework, make: Any, **settings: Any) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
         return {"optimizer": optimizer, "lr_scheduler": make(optimizer)}
 
-    return rates_of(kit, kit.line(configure_optimizers=configure_optimizers), max_epochs=4, **settings)
+    return rates_of(
+        kit, kit.line(configure_optimizers=configure_optimizers), max_epochs=4, **settings
+    )
 
 
 @equal
@@ -390,25 +431,41 @@ def a_scheduler_of_steps(kit: Framework) -> Any:
 def a_scheduler_with_a_frequency(kit: Framework) -> Any:
     """A scheduler with interval "step" and frequency 2, in epochs of 5 batches."""
     kind = torch.optim.lr_scheduler.ExponentialLR
-    return scheduled(kit, lambda optimizer: {"scheduler": kind(optimizer, 0.9), "interval": "step", "frequency": 2})
+    return scheduled(
+        kit,
+        lambda optimizer: {"scheduler": kind(optimizer, 0.9), "interval": "step", "frequency": 2},
+    )
 
 
 @equal
 def a_warmup_by_lambda(kit: Framework) -> Any:
     """LambdaLR with a warm-up from 0."""
     kind = torch.optim.lr_scheduler.LambdaLR
-    return scheduled(kit, lambda opt: {"scheduler": kind(opt, lambda step: min(1.0, step / 5)), "interval": "step"})
+    return scheduled(
+        kit,
+        lambda opt: {"scheduler": kind(opt, lambda step: min(1.0, step / 5)), "interval": "step"},
+    )
 
 
-@differs("There a scheduler with interval step counts batches under accumulation; here it counts updates, as in a plain loop.")
+@differs(
+    "There a scheduler with interval step counts batches under accumulation; here it counts"
+    " updates, as in a plain loop."
+)
 def a_scheduler_of_steps_accumulated(kit: Framework) -> Any:
     """A scheduler with interval "step", with accumulate_grad_batches=2."""
     kind = torch.optim.lr_scheduler.ExponentialLR
-    make = lambda optimizer: {"scheduler": kind(optimizer, 0.9), "interval": "step", "frequency": 3}  # noqa: E731
+    make = lambda optimizer: {  # noqa: E731
+        "scheduler": kind(optimizer, 0.9),
+        "interval": "step",
+        "frequency": 3,
+    }
     return scheduled(kit, make, accumulate_grad_batches=2)
 
 
-@differs("There the last, short window of an epoch is divided by N as well; here each sample weighs the same.")
+@differs(
+    "There the last, short window of an epoch is divided by N as well; here each sample weighs the"
+    " same."
+)
 def the_last_window(kit: Framework) -> Any:
     """The last window of an epoch with accumulate_grad_batches=2 and 5 batches."""
     task = kit.line()
@@ -437,7 +494,10 @@ def optimizers_for_reading(kit: Framework) -> Any:
     def on_train_epoch_end(self: Any) -> None:
         seen.append((self.optimizers().param_groups[0]["lr"], self.lr_schedulers().get_last_lr()))
 
-    kit.trainer().fit(kit.line(configure_optimizers=configure_optimizers, on_train_epoch_end=on_train_epoch_end), data())
+    kit.trainer().fit(
+        kit.line(configure_optimizers=configure_optimizers, on_train_epoch_end=on_train_epoch_end),
+        data(),
+    )
     return seen
 
 
@@ -470,7 +530,13 @@ def overridden(name: str) -> Any:
     return run
 
 
-for method_name in ("optimizer_step", "lr_scheduler_step", "configure_gradient_clipping", "optimizer_zero_grad", "backward"):
+for method_name in (
+    "optimizer_step",
+    "lr_scheduler_step",
+    "configure_gradient_clipping",
+    "optimizer_zero_grad",
+    "backward",
+):
     refused(method_name)(overridden(method_name))
 
 
@@ -494,7 +560,9 @@ def gan_of(kit: Framework, **settings: Any) -> Any:
                 optimizer.step()
 
         def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD(model.parameters(), lr=0.02) for model in (self.layer, self.other)]
+            return [
+                torch.optim.SGD(model.parameters(), lr=0.02) for model in (self.layer, self.other)
+            ]
 
     task, trainer = Gan(), kit.trainer(**settings)
     trainer.fit(task, data())
@@ -513,7 +581,10 @@ def manual_limit(kit: Framework) -> Any:
     return gan_of(kit, max_steps=6)
 
 
-@differs("There gradient_clip_val is refused; here it clips each optimizer's gradients, summed over ranks.")
+@differs(
+    "There gradient_clip_val is refused; here it clips each optimizer's gradients, summed over"
+    " ranks."
+)
 def manual_clipping(kit: Framework) -> Any:
     """gradient_clip_val under manual optimization."""
     try:

@@ -16,7 +16,8 @@ class Row(NamedTuple):
     Attributes:
         name: as the page has it.
         run: does it, and returns what can be compared.
-        verdict: "equal", "refused" (trainkit raises a sentence that has `text`) or "differs" (`text` says why).
+        verdict: "equal", "refused" (trainkit raises a sentence that has `text`) or "differs"
+            (`text` says why).
         text: see verdict.
     """
 
@@ -35,7 +36,9 @@ def equal(run: Behaviour) -> Behaviour:
 
 
 def refused(text: str) -> Callable[[Behaviour], Behaviour]:
-    """Return a decorator: Lightning runs it, and trainkit refuses it in a sentence that has the text."""
+    """Return a decorator: Lightning runs it,
+    and trainkit refuses it in a sentence that has the text.
+    """
     return lambda run: _add(run, "refused", text)
 
 

@@ -1,4 +1,6 @@
-"""Each behaviour runs in Lightning and in trainkit, in one process: equal, refused, or different for a reason."""
+"""Each behaviour runs in Lightning and in trainkit, in one process:
+equal, refused, or different for a reason.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,37 @@ def quietly() -> Iterator[None]:
 def lightning_kit(folder: Path) -> Framework:
     """Return Lightning's names."""
     pl = pytest.importorskip("lightning.pytorch")
-    return Framework("lightning", pl.LightningModule, pl.LightningDataModule, pl.Callback, pl.callbacks, pl.loggers, pl, folder)
+    return Framework(
+        "lightning",
+        pl.LightningModule,
+        pl.LightningDataModule,
+        pl.Callback,
+        pl.callbacks,
+        pl.loggers,
+        pl,
+        folder,
+    )
 
 
 def trainkit_kit(folder: Path) -> Framework:
     """Return trainkit's."""
-    names = trainkit.Task, trainkit.DataModule, trainkit.Callback, trainkit.callbacks, trainkit.loggers, trainkit
+    names = (
+        trainkit.Task,
+        trainkit.DataModule,
+        trainkit.Callback,
+        trainkit.callbacks,
+        trainkit.loggers,
+        trainkit,
+    )
     return Framework("trainkit", *names, folder)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.run.__name__ if row.run.__name__ != "run" else row.name)
-def test_the_same_name_means_the_same(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "row", ROWS, ids=lambda row: row.run.__name__ if row.run.__name__ != "run" else row.name
+)
+def test_the_same_name_means_the_same(
+    row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or it is refused, or the page says why it differs."""
     monkeypatch.chdir(tmp_path)
     there: Any = row.run(lightning_kit(tmp_path / "lightning"))

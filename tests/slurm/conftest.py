@@ -1,4 +1,6 @@
-"""One Slurm cluster for all tests of this folder: munged, slurmctld and three slurmd on this machine, in their own folder."""
+"""One Slurm cluster for all tests of this folder:
+munged, slurmctld and three slurmd on this machine, in their own folder.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,21 @@ __all__ = ["command"]
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")  # n3 is for the tests that take a whole node
 CPUS = 4
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol", "sacct")
+_PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "squeue",
+    "scancel",
+    "sinfo",
+    "scontrol",
+    "sacct",
+)
 _STARTS = 3
-# A requeued job waits until the credentials of its last start have expired: 2 minutes by default, 5 s at least.
+# A requeued job waits until the credentials of its last start have expired: 2 minutes by default, 5
+# s at least.
 _CONF = """
 ClusterName=trainkit
 SlurmctldHost={host}(127.0.0.1)
@@ -75,7 +89,9 @@ class Daemons:
         """Start a daemon in the foreground of no terminal; its output is in the folder."""
         name = "-".join(word.strip("-") for word in words[:1] + words[-1:] if "/" not in word)
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
         self.processes.append(process)
 
     def stop(self) -> None:
@@ -100,20 +116,29 @@ class Daemons:
 
     def log(self) -> str:
         """What the daemons have printed."""
-        return "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            path.read_text(errors="replace")[-1500:] for path in sorted(self.folder.glob("*.log"))
+        )
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Path]:
-    """A cluster of three nodes with 4 CPUs each, all this machine; SLURM_CONF names it. Its folder."""
+    """A cluster of three nodes with 4 CPUs each, all this machine;
+    SLURM_CONF names it. Its folder.
+    """
     if missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
-        pytest.skip(f"not installed: {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)")
+        pytest.skip(
+            f"not installed: {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client"
+            " munge)"
+        )
     if os.geteuid() != 0:
         pytest.skip("slurmd starts jobs as their users, which needs root")
-    folder = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))  # short: sockets' paths have at most 107 characters
+    # short: sockets' paths have at most 107 characters
+    folder = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))
     before, daemons = dict(os.environ), Daemons(folder)
     os.environ |= {"SLURM_CONF": f"{folder}/slurm.conf", "OMP_NUM_THREADS": "1"}
-    os.environ |= {"PYTHONPATH": str(ROOT), "PATH": f"{BIN}:{os.environ['PATH']}"}  # the jobs have them
+    # the jobs have them
+    os.environ |= {"PYTHONPATH": str(ROOT), "PATH": f"{BIN}:{os.environ['PATH']}"}
     try:
         if not any(_started(daemons) for _ in range(_STARTS)):
             pytest.skip(f"Slurm does not start on this machine:\n{daemons.log()}")
@@ -127,7 +152,9 @@ def cluster() -> Iterator[Path]:
 
 
 def _started(daemons: Daemons) -> bool:
-    """Start all daemons at free ports; return whether the nodes are up, or else end all: another process may take a port."""
+    """Start all daemons at free ports;
+    return whether the nodes are up, or else end all: another process may take a port.
+    """
     folder, host = daemons.folder, socket.gethostname().partition(".")[0]
     for name in ("munge", "state", "spool"):
         (folder / name).mkdir(exist_ok=True, mode=0o700)
@@ -135,9 +162,12 @@ def _started(daemons: Daemons) -> bool:
     key.touch(0o600)
     key.write_bytes(secrets.token_bytes(128))
     ports = _free_ports(1 + len(NODES))
-    lines = _CONF.format(host=host, folder=folder, ports=ports, first=1000 + secrets.randbelow(8000)).splitlines()
+    lines = _CONF.format(
+        host=host, folder=folder, ports=ports, first=1000 + secrets.randbelow(8000)
+    ).splitlines()
     nodes = [
-        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS} RealMemory=4000"
+        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CPUS}"
+        " RealMemory=4000"
         for node, port in zip(NODES, ports[1:], strict=True)
     ]
     (folder / "slurm.conf").write_text("\n".join([*lines[:-2], *nodes, *lines[-2:], ""]))
@@ -149,7 +179,9 @@ def _started(daemons: Daemons) -> bool:
     end = time.monotonic() + 20
     while time.monotonic() < end:
         done = subprocess.run(
-            ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%T"], capture_output=True, check=False
+            ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%T"],
+            capture_output=True,
+            check=False,
         )
         if done.stdout.split() == [b"idle"] * len(NODES):
             return True

@@ -32,12 +32,19 @@ class Submitted(Journal):
 
     def shown(self, field: str) -> str:
         """Return what `scontrol show job` prints for a field, as "JobState"."""
-        done = subprocess.run(["scontrol", "show", "job", str(self.number)], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["scontrol", "show", "job", str(self.number)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return re.findall(rf"\b{field}=(\S+)", done.stdout)[0]
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until a condition holds."""
-        wait_until(condition, _LIMIT_S, lambda: f"{what}\n{self.shown('JobState')}\n{self.text[-3000:]}")
+        wait_until(
+            condition, _LIMIT_S, lambda: f"{what}\n{self.shown('JobState')}\n{self.text[-3000:]}"
+        )
 
     def wait_for_step(self, step: int, ranks: int = 2) -> None:
         """Wait until a step, or a later one, is trained."""
@@ -53,19 +60,40 @@ class Submitted(Journal):
 def environment(folder: Path) -> dict[str, str]:
     """Return the variables of a user with a project in a folder."""
     left_out = ("HOROVOD_", "PYTEST_")
-    return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {"TRAINKIT_JOURNAL": str(folder)}
+    return {k: v for k, v in os.environ.items() if not k.startswith(left_out)} | {
+        "TRAINKIT_JOURNAL": str(folder)
+    }
 
 
 def run_in(folder: Path, line: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a shell command in a folder."""
     env = environment(folder) | variables
-    return subprocess.run(line, shell=True, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=_LIMIT_S)
+    return subprocess.run(
+        line,
+        shell=True,
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_LIMIT_S,
+    )
 
 
 def submit(folder: Path, *words: str) -> Submitted:
-    """Submit a fit of the journal's task on two ranks, by default on a node each; return its job."""
+    """Submit a fit of the journal's task on two ranks,
+    by default on a node each; return its job.
+    """
     write_project(folder)
-    line = " ".join(["fit conf=journal trainer.lr_scaling=none run_dir=run launcher=slurm launcher.partition=main", *words])
+    line = " ".join(
+        [
+            (
+                "fit conf=journal trainer.lr_scaling=none run_dir=run launcher=slurm"
+                " launcher.partition=main"
+            ),
+            *words,
+        ]
+    )
     done = run_in(folder, f"{TRAINKIT} {line}")
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = (folder / "run" / "slurm" / "jobs.jsonl").read_text().splitlines()[-1:]

@@ -12,8 +12,12 @@ from tests.slurm.jobs import run_in
 PAGE = (ROOT / "docs" / "slurm.md").read_text()
 # What each command prints, in the page's order.
 PRINTED = {
-    "fit conf=resnet50 launcher=slurm launcher.nodes=4": r"^#!/bin/bash\n(.|\n)*#SBATCH --gpus-per-node=8\n(.|\n)*^srun ",
-    "fit conf=resnet50 launcher=slurm launcher.nodes=2": r"\[slurm\] job \d+ is submitted: 2 x 1 ranks; script: .*/runs/mine/",
+    "fit conf=resnet50 launcher=slurm launcher.nodes=4": (
+        r"^#!/bin/bash\n(.|\n)*#SBATCH --gpus-per-node=8\n(.|\n)*^srun "
+    ),
+    "fit conf=resnet50 launcher=slurm launcher.nodes=2": (
+        r"\[slurm\] job \d+ is submitted: 2 x 1 ranks; script: .*/runs/mine/"
+    ),
     "jobs  ": r"RUNNING|PENDING|COMPLETED",
     "jobs --json": r'"run_dir": "/.*/runs/mine",\n',
     "jobs logs runs/mine": "engine         ddp, 2 ranks",
@@ -27,7 +31,11 @@ SMALL = " trainer.max_steps=2 trainer.limit_val_batches=1"
 
 def commands() -> list[str]:
     """Return the page's commands."""
-    return [line for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL) for line in block.splitlines()]
+    return [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+        for line in block.splitlines()
+    ]
 
 
 def output(folder: Path) -> str:

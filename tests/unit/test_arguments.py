@@ -103,7 +103,9 @@ def test_values_are_shown_as_in_a_config() -> None:
 
 def test_a_missing_folder_has_its_own_message() -> None:
     """For a folder the message says that it does not exist."""
-    assert illegal("data.root", "/x", "an existing folder").startswith("data.root is '/x', and there is no such folder.")
+    assert illegal("data.root", "/x", "an existing folder").startswith(
+        "data.root is '/x', and there is no such folder."
+    )
 
 
 def test_checked_classes_take_legal_arguments() -> None:
@@ -115,13 +117,18 @@ def test_checked_classes_take_legal_arguments() -> None:
 @pytest.mark.parametrize("call", [lambda: Oven(0), lambda: Oven(degrees=0)])
 def test_checked_classes_refuse_illegal_values(call: object) -> None:
     """An illegal value is refused with key, value and range."""
-    with pytest.raises(ConfigError, match=r"^Oven\.degrees is 0; it must be a whole number, 1 or more\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^Oven\.degrees is 0; it must be a whole number, 1 or more\.$"
+    ):
         call()
 
 
 def test_an_unknown_argument_gets_the_nearest_name() -> None:
     """A misspelt argument is answered with the nearest one and all that there are."""
-    with pytest.raises(ConfigError, match=r"Oven\.degree is not a setting\. Did you mean 'degrees'\? .*degrees, fan"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Oven\.degree is not a setting\. Did you mean 'degrees'\? .*degrees, fan",
+    ):
         Oven(degree=1)
 
 
@@ -132,10 +139,15 @@ def test_an_argument_from_elsewhere_is_explained() -> None:
 
 
 def test_a_taken_argument_stands_for_others() -> None:
-    """A name of other ovens that means something here sets what it means; a subclass may take more."""
+    """A name of other ovens that means something here sets what it means;
+    a subclass may take more.
+    """
 
     class Taking(Oven):
-        taken_arguments: ClassVar = {"celsius": lambda value: {"degrees": value}, "brand": lambda value: {}}
+        taken_arguments: ClassVar = {
+            "celsius": lambda value: {"degrees": value},
+            "brand": lambda value: {},
+        }
 
     assert Taking(celsius=3, brand="any").degrees == 3  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"^Taking\.degrees is 'x'"):

@@ -70,4 +70,6 @@ def test_anything_else_is_refused(written: Any) -> None:
     assert not is_duration(written)
     with pytest.raises(ConfigError) as caught:
         seconds_of(written)
-    assert str(caught.value).startswith(f"'{written}' is no duration; it must be a number of seconds above 0, a timedelta,")
+    assert str(caught.value).startswith(
+        f"'{written}' is no duration; it must be a number of seconds above 0, a timedelta,"
+    )

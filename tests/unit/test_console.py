@@ -29,7 +29,9 @@ class Broken(io.StringIO):
 def test_files_and_pipes_get_no_codes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """CI and launchers set such variables for all processes; a table in a log would be full of them."""
+    """CI and launchers set such variables for all processes;
+    a table in a log would be full of them.
+    """
     monkeypatch.setenv(name, "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     console_of().print(Text("red", style="red"))
@@ -44,7 +46,9 @@ def test_texts_of_rays_lose_their_colours() -> None:
 
 
 def test_a_failure_is_reported_once_on_the_other_stream_and_in_a_file(tmp_path: Path) -> None:
-    """What comes after it is dropped without an error; the streams are the caller's again at the end."""
+    """What comes after it is dropped without an error;
+    the streams are the caller's again at the end.
+    """
     out, err = Broken(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         with Output() as output, Output() as inner:

@@ -14,7 +14,12 @@ def test_every_error_is_a_trainkit_error() -> None:
 
 def test_only_a_near_name_is_suggested() -> None:
     """A suggestion is made if a name is near, and none otherwise."""
-    assert errors.did_you_mean("max_epoch", ["max_epochs", "max_steps"]) == " Did you mean 'max_epochs'?"
+    assert (
+        errors.did_you_mean("max_epoch", ["max_epochs", "max_steps"])
+        == " Did you mean 'max_epochs'?"
+    )
     assert errors.did_you_mean("zzz", ["max_epochs"]) == ""
-    assert errors.did_you_mean("epochs", ["min_epochs", "max_epochs"]) == " Did you mean 'max_epochs'?"
+    assert (
+        errors.did_you_mean("epochs", ["min_epochs", "max_epochs"]) == " Did you mean 'max_epochs'?"
+    )
     assert errors.did_you_mean("learning_rate", ["lr", "momentum"]) == " Did you mean 'lr'?"

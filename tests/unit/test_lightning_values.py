@@ -1,4 +1,6 @@
-"""Values and names that users of Lightning write: taken where they mean something, else answered."""
+"""Values and names that users of Lightning write:
+taken where they mean something, else answered.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from trainkit.trainer import Trainer
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("bf16", "bf16-mixed"), (16, "16-mixed"), ("16", "16-mixed"), (32, "32-true"), ("64", "64-true"), (None, "32-true")],
+    [
+        ("bf16", "bf16-mixed"),
+        (16, "16-mixed"),
+        ("16", "16-mixed"),
+        (32, "32-true"),
+        ("64", "64-true"),
+        (None, "32-true"),
+    ],
 )
 def test_short_precisions_are_taken(written: Any, meant: str, tmp_path: Path) -> None:
     """Lightning's short names of precisions mean what they mean there; configs take them too."""
@@ -30,7 +39,12 @@ def test_short_precisions_are_taken(written: Any, meant: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("max_epochs", -1), ("gradient_clip_val", 0), ("num_sanity_val_steps", -1), ("deterministic", "warn")],
+    [
+        ("max_epochs", -1),
+        ("gradient_clip_val", 0),
+        ("num_sanity_val_steps", -1),
+        ("deterministic", "warn"),
+    ],
 )
 def test_configs_take_them_too(setting: str, value: Any) -> None:
     """The check of a config accepts what the Trainer accepts."""
@@ -39,16 +53,28 @@ def test_configs_take_them_too(setting: str, value: Any) -> None:
 
 def _config(**trainer: Any) -> dict[str, Any]:
     task = {"_target_": "tests.helpers.toy.Line"}
-    return {"task": task, "trainer": {"max_epochs": 1} | trainer, "run_dir": ".", "trust": ["tests.helpers.toy"]}
+    return {
+        "task": task,
+        "trainer": {"max_epochs": 1} | trainer,
+        "run_dir": ".",
+        "trust": ["tests.helpers.toy"],
+    }
 
 
 def test_null_and_zero_mean_lightnings_defaults(tmp_path: Path) -> None:
     """Also a stop that a script requests of its own Trainer."""
-    names = ("enable_progress_bar", "enable_checkpointing", "enable_model_summary", "log_every_n_steps")
+    names = (
+        "enable_progress_bar",
+        "enable_checkpointing",
+        "enable_model_summary",
+        "log_every_n_steps",
+    )
     given = Trainer(max_epochs=1, overfit_batches=0, **dict.fromkeys(names))
     assert given.options.limits.log_every_n_steps == 50
     assert given.options.batch.limit_train_batches is None
-    assert {"ProgressBar", "ModelCheckpoint", "Banner"} <= {type(callback).__name__ for callback in given.callbacks}
+    assert {"ProgressBar", "ModelCheckpoint", "Banner"} <= {
+        type(callback).__name__ for callback in given.callbacks
+    }
 
     class Stop(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -70,11 +96,17 @@ def test_no_limit_of_epochs_trains_until_a_stop(tmp_path: Path) -> None:
 
     trainer = quiet(tmp_path / "a", max_epochs=-1, callbacks=Stop())
     trainer.fit(Line(), loader(8))
-    assert (trainer.current_epoch, trainer.max_epochs, trainer.state.stop_reason) == (5, None, "trainer.should_stop was set")
+    assert (trainer.current_epoch, trainer.max_epochs, trainer.state.stop_reason) == (
+        5,
+        None,
+        "trainer.should_stop was set",
+    )
     limited = quiet(tmp_path / "b", max_epochs=-1, max_steps=7)
     limited.fit(Line(), loader(8))
     assert limited.global_step == 7
-    with pytest.raises(ConfigError, match=r"or trainer\.max_epochs=-1 to train until a stop is requested"):
+    with pytest.raises(
+        ConfigError, match=r"or trainer\.max_epochs=-1 to train until a stop is requested"
+    ):
         quiet(tmp_path / "c", max_epochs=None, max_steps=-1).fit(Line(), loader(8))
 
 
@@ -87,7 +119,9 @@ def test_a_clip_of_zero_is_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("steps", "batches"), [(-1, 6), (None, 2), (1, 1)])
-def test_the_sanity_check_takes_all_batches(steps: int | None, batches: int, tmp_path: Path) -> None:
+def test_the_sanity_check_takes_all_batches(
+    steps: int | None, batches: int, tmp_path: Path
+) -> None:
     """num_sanity_val_steps=-1 tries all validation batches, null the default of 2."""
     seen: list[bool] = []
 
@@ -105,7 +139,12 @@ def test_warnings_in_place_of_errors_for_determinism(tmp_path: Path) -> None:
 
     class Look(Callback):
         def on_train_start(self, trainer: Any, task: Any) -> None:
-            seen.append((torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()))
+            seen.append(
+                (
+                    torch.are_deterministic_algorithms_enabled(),
+                    torch.is_deterministic_algorithms_warn_only_enabled(),
+                )
+            )
 
     quiet(tmp_path, deterministic="warn", callbacks=Look()).fit(Line(), loader(8))
     assert seen == [(True, True)]
@@ -114,20 +153,29 @@ def test_warnings_in_place_of_errors_for_determinism(tmp_path: Path) -> None:
 
 
 def test_logger_none_is_the_default_one(tmp_path: Path) -> None:
-    """logger=None gives the default loggers, as in Lightning; false gives none; both can be asked for before a run."""
+    """logger=None gives the default loggers, as in Lightning; false gives none;
+    both can be asked for before a run.
+    """
     trainer = quiet(tmp_path, logger=None)
     assert [type(logger) for logger in trainer.loggers] == [CSVLogger, TensorBoardLogger]
     assert trainer.logger is trainer.loggers[0]
-    assert (quiet(tmp_path, logger=False).logger, quiet(tmp_path, logger=False).loggers) == (None, [])
+    assert (quiet(tmp_path, logger=False).logger, quiet(tmp_path, logger=False).loggers) == (
+        None,
+        [],
+    )
 
 
 def test_the_parts_of_a_run_have_lightnings_names(tmp_path: Path) -> None:
-    """trainer.model, .optimizers, .datamodule and .logger, task.logger and task.loggers are those of the run."""
+    """trainer.model, .optimizers, .datamodule and .logger,
+    task.logger and task.loggers are those of the run.
+    """
     found: list[Any] = []
 
     class Own(Line):
         def on_train_start(self) -> None:
-            found.extend([self.logger, self.loggers, self.trainer.model, self.trainer.optimizers[0]])
+            found.extend(
+                [self.logger, self.loggers, self.trainer.model, self.trainer.optimizers[0]]
+            )
 
     task, csv = Own(), CSVLogger()
     trainer = quiet(tmp_path, logger=csv)
@@ -140,18 +188,46 @@ def test_the_parts_of_a_run_have_lightnings_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda t: t.fit(), r"^Trainer\.fit: missing a required argument: 'task'\. Its arguments: task, train_dataloaders"),
-        (lambda t: t.fit(Line(), train_dataloader=1), r"^Trainer\.fit: train_dataloader is not a .*mean 'train_dataloaders'\?"),
-        (lambda t: t.fit(Line(), model=Line()), r"^Trainer\.fit: (multiple values for argument 'task'|model is not a setting)"),
-        (lambda t: t.fit(Line(), None, None, None, None, None, True, 8), r"^Trainer\.fit: too many positional arguments"),
+        (
+            lambda t: t.fit(),
+            (
+                r"^Trainer\.fit: missing a required argument: 'task'\. Its arguments: task,"
+                r" train_dataloaders"
+            ),
+        ),
+        (
+            lambda t: t.fit(Line(), train_dataloader=1),
+            r"^Trainer\.fit: train_dataloader is not a .*mean 'train_dataloaders'\?",
+        ),
+        (
+            lambda t: t.fit(Line(), model=Line()),
+            r"^Trainer\.fit: (multiple values for argument 'task'|model is not a setting)",
+        ),
+        (
+            lambda t: t.fit(Line(), None, None, None, None, None, True, 8),
+            r"^Trainer\.fit: too many positional arguments",
+        ),
         (lambda t: t.test(modell=Line()), r"^Trainer\.test: modell is not a setting\."),
-        (lambda t: t.fit(Line(), datamodule=loader(8)), r"^datamodule is a DataLoader; it must be a trainkit\.DataModule"),
-        (lambda t: Trainer(3), r"^trainer: too many positional arguments\. Its arguments: engine, communication, max_epochs"),
+        (
+            lambda t: t.fit(Line(), datamodule=loader(8)),
+            r"^datamodule is a DataLoader; it must be a trainkit\.DataModule",
+        ),
+        (
+            lambda t: Trainer(3),
+            (
+                r"^trainer: too many positional arguments\. Its arguments: engine, communication,"
+                r" max_epochs"
+            ),
+        ),
         (lambda t: EarlyStopping(), r"^EarlyStopping: missing a required argument: 'monitor'"),
     ],
 )
-def test_wrong_arguments_of_a_call_raise_a_config_error(call: Any, words: str, tmp_path: Path) -> None:
-    """A public call with unknown, missing or too many arguments is answered with the names that there are."""
+def test_wrong_arguments_of_a_call_raise_a_config_error(
+    call: Any, words: str, tmp_path: Path
+) -> None:
+    """A public call with unknown, missing or too many arguments is
+    answered with the names that there are.
+    """
     with pytest.raises(ConfigError, match=words):
         call(quiet(tmp_path))
 
@@ -159,7 +235,9 @@ def test_wrong_arguments_of_a_call_raise_a_config_error(call: Any, words: str, t
 @pytest.mark.parametrize("entry", ["validate", "test", "predict"])
 def test_each_entry_point_takes_model(entry: str, tmp_path: Path) -> None:
     """Lightning's `model=` is the task."""
-    assert getattr(quiet(tmp_path), entry)(model=Line(), dataloaders=[torch.ones(2, 3)] if entry == "predict" else loader(8))
+    assert getattr(quiet(tmp_path), entry)(
+        model=Line(), dataloaders=[torch.ones(2, 3)] if entry == "predict" else loader(8)
+    )
 
 
 class Worse(Line):
@@ -176,10 +254,15 @@ class Worse(Line):
 
 
 @pytest.mark.parametrize(
-    ("least", "epochs", "steps"), [({}, 2, 4), ({"min_epochs": 4}, 4, 8), ({"min_steps": 5}, 3, 5), ({"min_epochs": 1}, 2, 4)]
+    ("least", "epochs", "steps"),
+    [({}, 2, 4), ({"min_epochs": 4}, 4, 8), ({"min_steps": 5}, 3, 5), ({"min_epochs": 1}, 2, 4)],
 )
-def test_early_stopping_waits_for_the_minimum(least: dict[str, int], epochs: int, steps: int, tmp_path: Path) -> None:
-    """A requested stop ends training at min_epochs and min_steps at the earliest; max_epochs still limits it."""
+def test_early_stopping_waits_for_the_minimum(
+    least: dict[str, int], epochs: int, steps: int, tmp_path: Path
+) -> None:
+    """A requested stop ends training at min_epochs and min_steps at the earliest;
+    max_epochs still limits it.
+    """
     stop = EarlyStopping("val/loss", patience=1)
     settings: dict[str, Any] = {"num_sanity_val_steps": 0, "callbacks": stop, **least}
     trainer = quiet(tmp_path / "a", max_epochs=9, **settings)
@@ -188,7 +271,9 @@ def test_early_stopping_waits_for_the_minimum(least: dict[str, int], epochs: int
     assert trainer.state.current_epoch == (epochs if steps % 2 == 0 else epochs - 1)
 
 
-def test_a_limit_of_time_does_not_wait_for_the_minimum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_of_time_does_not_wait_for_the_minimum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """min_epochs delays requests, and says so once; max_time ends the run."""
 
     class Stop(Callback):

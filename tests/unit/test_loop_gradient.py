@@ -1,4 +1,6 @@
-"""The gradient of a step is that of the mean loss over its samples; and the legal results of training_step."""
+"""The gradient of a step is that of the mean loss over its samples;
+and the legal results of training_step.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,16 @@ def by_hand(batch_size: int, accumulate: int, epochs: int = 1, **sgd: Any) -> to
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3, 6])
 @pytest.mark.parametrize("sgd", [{}, {"momentum": 0.9, "weight_decay": 0.1}])
-def test_accumulation_equals_the_whole_batch(tmp_path: Path, accumulate: int, sgd: dict[str, Any]) -> None:
-    """However a step is split into microbatches, short last ones included, the weights are the plain loop's."""
+def test_accumulation_equals_the_whole_batch(
+    tmp_path: Path, accumulate: int, sgd: dict[str, Any]
+) -> None:
+    """However a step is split into microbatches, short last ones included,
+    the weights are the plain loop's.
+    """
     task = Line(**sgd)
-    quiet(tmp_path, max_epochs=2, precision="64-true", accumulate_grad_batches=accumulate).fit(task, loader(23))
+    quiet(tmp_path, max_epochs=2, precision="64-true", accumulate_grad_batches=accumulate).fit(
+        task, loader(23)
+    )
     torch.testing.assert_close(weights(task), by_hand(4, accumulate, 2, **sgd), rtol=0, atol=1e-12)
 
 
@@ -71,9 +79,13 @@ def test_a_weight_of_the_batch_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_tasks_own_weights_are_used(tmp_path: Path) -> None:
-    """If the task returns num_samples, the step's gradient is that of the mean over all its tokens."""
+    """If the task returns num_samples,
+    the step's gradient is that of the mean over all its tokens.
+    """
     task, plain = Tokens(), Line().double()
-    quiet(tmp_path, max_steps=1, precision="64-true", accumulate_grad_batches=3).fit(task, loader(11))
+    quiet(tmp_path, max_steps=1, precision="64-true", accumulate_grad_batches=3).fit(
+        task, loader(11)
+    )
     x_NI, y_NO = (t.double() for t in rows(11).tensors)
     tokens = 1 + (10 * x_NI[:, :1].abs()).floor()
     (((plain(x_NI) - y_NO).square() * tokens).sum() / tokens.sum()).backward()
@@ -86,14 +98,23 @@ def test_a_weight_of_two_optimizers_is_divided_once(tmp_path: Path) -> None:
 
     class Twice(Tokens):
         def configure_optimizers(self) -> Any:
-            return [super().configure_optimizers(), torch.optim.SGD([self.model.weight], lr=0.1)], []
+            return [
+                super().configure_optimizers(),
+                torch.optim.SGD([self.model.weight], lr=0.1),
+            ], []
 
     task, once = Twice(), Tokens(lr=0.1)
-    settings: dict[str, Any] = {"max_steps": 1, "precision": "64-true", "accumulate_grad_batches": 3}
+    settings: dict[str, Any] = {
+        "max_steps": 1,
+        "precision": "64-true",
+        "accumulate_grad_batches": 3,
+    }
     quiet(tmp_path / "twice", **settings).fit(task, loader(11))
     before = Line().double().model.weight.detach().clone()
     quiet(tmp_path / "once", **settings).fit(once, loader(11))
-    torch.testing.assert_close(task.model.weight - before, 2 * (once.model.weight - before), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        task.model.weight - before, 2 * (once.model.weight - before), rtol=0, atol=1e-12
+    )
 
 
 def test_weights_in_some_batches_only_are_refused(tmp_path: Path) -> None:
@@ -104,16 +125,22 @@ def test_weights_in_some_batches_only_are_refused(tmp_path: Path) -> None:
             loss = super().training_step(batch, batch_idx)
             return {"loss": loss, "num_samples": 3} if batch_idx % 2 else {"loss": loss}
 
-    with pytest.raises(TaskError, match=r"Sometimes\.training_step returned 'num_samples' for some batches"):
+    with pytest.raises(
+        TaskError, match=r"Sometimes\.training_step returned 'num_samples' for some batches"
+    ):
         quiet(tmp_path, accumulate_grad_batches=2).fit(Sometimes(), loader(23))
 
 
 def test_clipping_is_of_the_whole_steps_gradient(tmp_path: Path) -> None:
-    """The norm over all parameters is clipped once a step, after accumulation; lower norms do not change."""
+    """The norm over all parameters is clipped once a step, after accumulation;
+    lower norms do not change.
+    """
     norms, used = [], []
     for settings in ({}, {"gradient_clip_val": 0.5}, {"gradient_clip_val": 1e9}):
         recorder = Recorder()
-        quiet(tmp_path, max_steps=1, accumulate_grad_batches=2, callbacks=recorder, **settings).fit(Line(), loader(23))
+        quiet(tmp_path, max_steps=1, accumulate_grad_batches=2, callbacks=recorder, **settings).fit(
+            Line(), loader(23)
+        )
         norms += recorder.norms
         used += recorder.used
     assert used == [norms[0], pytest.approx(0.5, rel=1e-5), norms[0]]
@@ -137,8 +164,12 @@ def test_clipping_by_value_is_of_each_element(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
-def test_a_batch_that_is_skipped_weighs_nothing(accumulate: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The step's gradient is the mean over its other samples; one line says that batches are skipped."""
+def test_a_batch_that_is_skipped_weighs_nothing(
+    accumulate: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step's gradient is the mean over its other samples;
+    one line says that batches are skipped.
+    """
 
     class Skips(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -199,7 +230,9 @@ def test_unused_parameters_stay_untouched(tmp_path: Path) -> None:
 
 
 def test_a_parameter_that_is_no_longer_used_stands_still(tmp_path: Path) -> None:
-    """A parameter with a gradient only in the first step is moved only by that step, even with momentum."""
+    """A parameter with a gradient only in the first step is moved only by that step,
+    even with momentum.
+    """
     seen: list[float] = []
 
     class Once(Line):
@@ -225,7 +258,11 @@ def test_forms_of_a_loss(tmp_path: Path, form: str) -> None:
     class Forms(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             loss = super().training_step(batch, batch_idx)
-            return {"tensor": loss, "dict": {"loss": loss, "more": 1}, "one element": loss.reshape(1, 1)}[form]
+            return {
+                "tensor": loss,
+                "dict": {"loss": loss, "more": 1},
+                "one element": loss.reshape(1, 1),
+            }[form]
 
     task, plain = Forms(), Line()
     quiet(tmp_path).fit(task, loader(23))
@@ -254,8 +291,12 @@ def test_what_is_no_loss_is_refused(tmp_path: Path, make: Any, words: str) -> No
         quiet(tmp_path).fit(Wrong(), loader(4))
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
-def test_true_precisions_cast_weights_and_inputs(tmp_path: Path, precision: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)]
+)
+def test_true_precisions_cast_weights_and_inputs(
+    tmp_path: Path, precision: str, dtype: torch.dtype
+) -> None:
     """With a true precision weights, inputs and loss are of that dtype."""
     seen: set[torch.dtype] = set()
 
@@ -280,9 +321,15 @@ class Gentle(Line):
         return super().training_step(batch, batch_idx) / 1000
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)])
-def test_mixed_precisions_compute_in_half(tmp_path: Path, precision: str, dtype: torch.dtype) -> None:
-    """With a mixed precision the weights stay float32, and the layers compute in half; training comes near float32."""
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)]
+)
+def test_mixed_precisions_compute_in_half(
+    tmp_path: Path, precision: str, dtype: torch.dtype
+) -> None:
+    """With a mixed precision the weights stay float32, and the layers compute in half;
+    training comes near float32.
+    """
     seen: set[torch.dtype] = set()
 
     class Look(Gentle):
@@ -299,7 +346,9 @@ def test_mixed_precisions_compute_in_half(tmp_path: Path, precision: str, dtype:
 
 
 def test_an_overflow_of_fp16_holds_the_update_back(tmp_path: Path) -> None:
-    """Gradients that are not finite skip the update and the schedule; the step counts, and the run continues."""
+    """Gradients that are not finite skip the update and the schedule;
+    the step counts, and the run continues.
+    """
 
     class Overflow(Gentle):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -309,7 +358,10 @@ def test_an_overflow_of_fp16_holds_the_update_back(tmp_path: Path) -> None:
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
             schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+            }
 
     task, recorder = Overflow(), Recorder()
     trainer = quiet(tmp_path, precision="16-mixed", callbacks=recorder)

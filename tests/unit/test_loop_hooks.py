@@ -12,7 +12,11 @@ from trainkit.api.callback import Callback
 from trainkit.api.task_hooks import TASK_HOOKS
 
 NOT_HOOKS = {"state_dict", "load_state_dict", "log", "log_dict"}
-HOOKS = [n for n, f in vars(Callback).items() if callable(f) and not n.startswith("_") and n not in NOT_HOOKS]
+HOOKS = [
+    n
+    for n, f in vars(Callback).items()
+    if callable(f) and not n.startswith("_") and n not in NOT_HOOKS
+]
 
 # Two epochs of two steps of two microbatches, a validation batch after each epoch, one before all.
 FIT = [
@@ -115,20 +119,29 @@ def spy(base: type, names: Any, calls: list[str], prefix: str = "") -> Any:
 def test_the_hooks_of_a_fit(tmp_path: Path) -> None:
     """A fit of two epochs calls exactly these hooks in this order."""
     calls: list[str] = []
-    settings: dict[str, Any] = {"accumulate_grad_batches": 2, "num_sanity_val_steps": 1, "log_every_n_steps": 2}
+    settings: dict[str, Any] = {
+        "accumulate_grad_batches": 2,
+        "num_sanity_val_steps": 1,
+        "log_every_n_steps": 2,
+    }
     trainer = quiet(tmp_path, max_epochs=2, callbacks=spy(Callback, HOOKS, calls), **settings)
     trainer.fit(Line(), loader(12), loader(4))
     assert calls == FIT
 
 
-@pytest.mark.parametrize(("entry", "kind"), [("validate", "validation"), ("test", "test"), ("predict", "predict")])
+@pytest.mark.parametrize(
+    ("entry", "kind"), [("validate", "validation"), ("test", "test"), ("predict", "predict")]
+)
 def test_the_hooks_of_an_evaluation(tmp_path: Path, entry: str, kind: str) -> None:
     """validate, test and predict call their own hooks, and none of training."""
     calls: list[str] = []
     trainer = quiet(tmp_path, callbacks=spy(Callback, HOOKS, calls))
     getattr(trainer, entry)(Line(), loader(8))
     batch = [f"on_{kind}_batch_start", f"on_{kind}_batch_end"]
-    start, end = [f"on_{kind}_start", f"on_{kind}_epoch_start"], [f"on_{kind}_epoch_end", f"on_{kind}_end"]
+    start, end = (
+        [f"on_{kind}_start", f"on_{kind}_epoch_start"],
+        [f"on_{kind}_epoch_end", f"on_{kind}_end"],
+    )
     assert calls == ["setup", *start, *batch, *batch, *end, "teardown"]
 
 
@@ -146,7 +159,9 @@ def test_a_tasks_hooks_come_after_the_callbacks(tmp_path: Path) -> None:
 
 
 def test_an_exception_is_announced_and_torn_down(tmp_path: Path) -> None:
-    """A run that ends with an error calls on_exception and teardown, and neither on_train_end nor on_fit_end."""
+    """A run that ends with an error calls on_exception and teardown,
+    and neither on_train_end nor on_fit_end.
+    """
     calls: list[str] = []
 
     class Broken(Line):
@@ -159,7 +174,9 @@ def test_an_exception_is_announced_and_torn_down(tmp_path: Path) -> None:
 
 
 def test_hooks_get_their_arguments(tmp_path: Path) -> None:
-    """A batch hook receives trainer, task, the result of training_step, the batch and its number in the epoch."""
+    """A batch hook receives trainer, task, the result of training_step,
+    the batch and its number in the epoch.
+    """
     seen: list[tuple[Any, ...]] = []
 
     class Watch(Callback):
@@ -184,18 +201,27 @@ def test_a_multi_optimizer_step_calls_its_hooks_for_each(tmp_path: Path) -> None
 
     names = ["on_before_optimizer_step", "on_before_zero_grad"]
     quiet(tmp_path, max_steps=1, callbacks=spy(Callback, names, calls)).fit(Two(), loader(4))
-    assert calls == ["on_before_zero_grad", "on_before_zero_grad", "on_before_optimizer_step", "on_before_optimizer_step"]
+    assert calls == [
+        "on_before_zero_grad",
+        "on_before_zero_grad",
+        "on_before_optimizer_step",
+        "on_before_optimizer_step",
+    ]
 
 
 def test_the_reference_lists_the_hooks_in_this_order() -> None:
     """docs/reference/hooks.md has the first epoch of the fit above, and how it ends."""
     page = (Path(__file__).parents[2] / "docs" / "reference" / "hooks.md").read_text()
-    listed = [line.split()[0] for line in page.partition("```text\n")[2].partition("```")[0].splitlines()]
+    listed = [
+        line.split()[0] for line in page.partition("```text\n")[2].partition("```")[0].splitlines()
+    ]
     assert listed == FIT[: FIT.index("on_train_epoch_end") + 1] + FIT[FIT.index("on_train_end") :]
 
 
 def test_an_epoch_keeps_its_number_in_its_last_hook(tmp_path: Path) -> None:
-    """current_epoch moves after on_train_epoch_end, so that what a hook names by it has the epoch's own number."""
+    """current_epoch moves after on_train_epoch_end,
+    so that what a hook names by it has the epoch's own number.
+    """
     seen: list[int] = []
 
     class Notes(Callback):

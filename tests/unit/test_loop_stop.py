@@ -81,7 +81,10 @@ def test_max_steps_at_an_epochs_end_finishes_it(tmp_path: Path) -> None:
 
 def test_the_first_limit_wins(tmp_path: Path) -> None:
     """Of max_steps and max_epochs the one that is reached first ends the run."""
-    for limits, steps in (({"max_epochs": 2, "max_steps": 50}, 12), ({"max_epochs": 9, "max_steps": 7}, 7)):
+    for limits, steps in (
+        ({"max_epochs": 2, "max_steps": 50}, 12),
+        ({"max_epochs": 9, "max_steps": 7}, 7),
+    ):
         trainer = quiet(tmp_path, **limits)
         trainer.fit(Line(), loader(23))
         assert trainer.global_step == steps
@@ -112,7 +115,9 @@ def test_a_requested_stop_ends_after_the_step(tmp_path: Path) -> None:
         ({"limit_val_batches": 0}, []),
     ],
 )
-def test_validation_comes_when_asked_for(tmp_path: Path, settings: dict[str, Any], validated: list[int]) -> None:
+def test_validation_comes_when_asked_for(
+    tmp_path: Path, settings: dict[str, Any], validated: list[int]
+) -> None:
     """Validation runs at epochs' ends or inside epochs, as often as the settings say."""
     watch = Watch()
     quiet(tmp_path, max_epochs=4, callbacks=watch, **settings).fit(Line(), loader(23), loader(4))
@@ -120,10 +125,15 @@ def test_validation_comes_when_asked_for(tmp_path: Path, settings: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("settings", "validated"), [({"val_check_interval": 4}, [4, 8]), ({"check_val_every_n_epoch": 9}, [8])]
+    ("settings", "validated"),
+    [({"val_check_interval": 4}, [4, 8]), ({"check_val_every_n_epoch": 9}, [8])],
 )
-def test_a_run_ends_with_a_validation(tmp_path: Path, settings: dict[str, Any], validated: list[int]) -> None:
-    """A run that stops inside an epoch validates its final weights, also if no validation is due."""
+def test_a_run_ends_with_a_validation(
+    tmp_path: Path, settings: dict[str, Any], validated: list[int]
+) -> None:
+    """A run that stops inside an epoch validates its final weights,
+    also if no validation is due.
+    """
     watch = Watch()
     quiet(tmp_path, max_steps=8, callbacks=watch, **settings).fit(Line(), loader(23), loader(4))
     assert watch.validated == validated
@@ -131,7 +141,9 @@ def test_a_run_ends_with_a_validation(tmp_path: Path, settings: dict[str, Any], 
 
 def test_a_validation_that_would_never_come_is_refused(tmp_path: Path) -> None:
     """An interval longer than the epoch has no effect, so it is refused."""
-    with pytest.raises(ConfigError, match=r"trainer\.val_check_interval is 7, but epoch 0 has 6 steps"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.val_check_interval is 7, but epoch 0 has 6 steps"
+    ):
         quiet(tmp_path, val_check_interval=7).fit(Line(), loader(23), loader(4))
 
 
@@ -156,7 +168,11 @@ def test_step_values_are_reported_every_n_steps(tmp_path: Path) -> None:
     """Step values and the learning rate are reported each log_every_n_steps, over epochs."""
     watch = Watch()
     quiet(tmp_path, max_epochs=2, log_every_n_steps=4, callbacks=watch).fit(Line(), loader(23))
-    assert watch.reported == [(4, ["lr", "train/loss"]), (8, ["lr", "train/loss"]), (12, ["lr", "train/loss"])]
+    assert watch.reported == [
+        (4, ["lr", "train/loss"]),
+        (8, ["lr", "train/loss"]),
+        (12, ["lr", "train/loss"]),
+    ]
 
 
 def test_a_step_value_is_the_mean_of_its_step(tmp_path: Path) -> None:
@@ -175,7 +191,9 @@ def test_a_step_value_is_the_mean_of_its_step(tmp_path: Path) -> None:
     trainer = quiet(tmp_path, accumulate_grad_batches=2, log_every_n_steps=1, callbacks=Keep())
     trainer.fit(Fixed(), loader(15))
     assert values == pytest.approx([0.5, (4 * 2 + 3 * 3) / 7])
-    assert trainer.callback_metrics["value_epoch"] == pytest.approx((0 * 4 + 1 * 4 + 2 * 4 + 3 * 3) / 15)
+    assert trainer.callback_metrics["value_epoch"] == pytest.approx(
+        (0 * 4 + 1 * 4 + 2 * 4 + 3 * 3) / 15
+    )
 
 
 def test_a_stream_ends_when_it_is_used_up(tmp_path: Path) -> None:
@@ -194,10 +212,14 @@ def test_a_stream_that_is_used_up_raises(tmp_path: Path) -> None:
 def test_a_share_of_a_stream_is_no_interval(tmp_path: Path) -> None:
     """A share needs an epoch of known length; 0 is refused."""
     with pytest.raises(
-        ConfigError, match=r"val_check_interval is 0\.5, a share of an epoch, but the training data is a stream"
+        ConfigError,
+        match=r"val_check_interval is 0\.5, a share of an epoch, but the training data is a stream",
     ):
-        quiet(tmp_path, val_check_interval=0.5).fit(Line(), (batch for batch in loader(8)), loader(4))
+        quiet(tmp_path, val_check_interval=0.5).fit(
+            Line(), (batch for batch in loader(8)), loader(4)
+        )
     with pytest.raises(
-        ConfigError, match=r"val_check_interval is 0; it must be a whole number of steps, 1 or more, or a share"
+        ConfigError,
+        match=r"val_check_interval is 0; it must be a whole number of steps, 1 or more, or a share",
     ):
         quiet(tmp_path, val_check_interval=0)

@@ -1,4 +1,6 @@
-"""The logger "trainkit": its messages are printed as they are, unless the program silences or redirects them."""
+"""The logger "trainkit": its messages are printed as they are,
+unless the program silences or redirects them.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +56,17 @@ def collected() -> Collected:
 
 def test_importing_configures_nothing() -> None:
     """No handler, no level; a program may configure the logger before or after."""
-    code = "import trainkit.console as m; print(m.LOGGER.handlers, m.LOGGER.level, m.LOGGER.propagate)"
+    code = (
+        "import trainkit.console as m; print(m.LOGGER.handlers, m.LOGGER.level, m.LOGGER.propagate)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[] 0 True\n"
 
 
 def test_messages_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """A percent sign too; on the stream of their caller, as it is now; once, whatever handlers the root has."""
+    """A percent sign too; on the stream of their caller, as it is now;
+    once, whatever handlers the root has.
+    """
     root, above = logging.getLogger(), Collected()
     root.addHandler(above)
     try:
@@ -82,18 +88,27 @@ def test_a_level_silences(level: int, left: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == left
 
 
-def test_a_handler_of_the_program_takes_them(capsys: pytest.CaptureFixture[str], collected: Collected) -> None:
+def test_a_handler_of_the_program_takes_them(
+    capsys: pytest.CaptureFixture[str], collected: Collected
+) -> None:
     """Nothing is printed, and they reach the root; without it they are printed again."""
     info("news")
     warning("look", "stderr")
-    assert collected.seen == [("INFO", "news"), ("WARNING", "look")] and capsys.readouterr() == ("", "")
+    assert collected.seen == [("INFO", "news"), ("WARNING", "look")] and capsys.readouterr() == (
+        "",
+        "",
+    )
     assert LOGGER.propagate
     LOGGER.removeHandler(collected)
     info("again")
     assert capsys.readouterr().out == "again\n"
     LOGGER.addHandler(collected)
     info("taken")
-    assert collected.seen[-1] == ("INFO", "taken") and capsys.readouterr().out == "" and LOGGER.propagate
+    assert (
+        collected.seen[-1] == ("INFO", "taken")
+        and capsys.readouterr().out == ""
+        and LOGGER.propagate
+    )
 
 
 def test_a_fit_is_silent_for_a_program_that_takes_its_messages(
@@ -110,7 +125,9 @@ def test_a_fit_is_silent_for_a_program_that_takes_its_messages(
     assert "single, 1 rank" in banner and "\x1b" not in banner
 
 
-def test_a_fit_prints_what_it_did_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fit_prints_what_it_did_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The same banner, for a program that has configured nothing."""
     quiet(tmp_path, enable_model_summary=True).fit(Line(), loader(8))
     assert capsys.readouterr().out.split()[:4] == ["engine", "single,", "1", "rank,"]

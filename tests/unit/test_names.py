@@ -18,12 +18,18 @@ import trainkit
     ],
 )
 @pytest.mark.parametrize("before", ["pass", "import {home}", "trainkit.{name}; import {command}"])
-def test_a_function_with_the_name_of_its_module_can_be_called(name: str, home: str, command: str, before: str) -> None:
-    """Each time, and after its module was imported: its own error about arguments shows that it is called."""
+def test_a_function_with_the_name_of_its_module_can_be_called(
+    name: str, home: str, command: str, before: str
+) -> None:
+    """Each time, and after its module was imported:
+    its own error about arguments shows that it is called.
+    """
     first = before.format(name=name, home=home, command=command)
     code = f"import trainkit\n{first}\nfor _ in range(2):\n    try:\n        trainkit.{name}()\n"
     code += "    except TypeError as error:\n        print(error)\n"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert found.count(f"{name}() missing") == 2, found
 
 

@@ -55,19 +55,43 @@ class Data(DataModule):
     ("arguments", "words"),
     [
         ({"max_epoch": 3}, r"^trainer\.max_epoch is not a setting\. Did you mean 'max_epochs'\?"),
-        ({"max_epochs": -2}, r"^trainer\.max_epochs is -2; it must be a whole number, 0 or more or -1 or null\.$"),
+        (
+            {"max_epochs": -2},
+            r"^trainer\.max_epochs is -2; it must be a whole number, 0 or more or -1 or null\.$",
+        ),
         ({"max_steps": 1.5}, r"^trainer\.max_steps is 1\.5; "),
-        ({"lr_scaling": "cubic"}, r"lr_scaling is 'cubic'; it must be one of 'linear', 'sqrt', 'none'\."),
-        ({"precision": "fp8"}, r"precision is 'fp8'; it must be one of '32-true', .* or 32, 16, 'bf16' or 64 or null"),
-        ({"gradient_clip_val": -0.5}, r"gradient_clip_val is -0\.5; it must be a number, 0 or more"),
-        ({"limit_val_batches": 1.5}, r"limit_val_batches is 1\.5; it must be a whole number \(a count\), or a fraction"),
+        (
+            {"lr_scaling": "cubic"},
+            r"lr_scaling is 'cubic'; it must be one of 'linear', 'sqrt', 'none'\.",
+        ),
+        (
+            {"precision": "fp8"},
+            r"precision is 'fp8'; it must be one of '32-true', .* or 32, 16, 'bf16' or 64 or null",
+        ),
+        (
+            {"gradient_clip_val": -0.5},
+            r"gradient_clip_val is -0\.5; it must be a number, 0 or more",
+        ),
+        (
+            {"limit_val_batches": 1.5},
+            r"limit_val_batches is 1\.5; it must be a whole number \(a count\), or a fraction",
+        ),
         ({"max_tim": 3}, r"^trainer\.max_tim is not a setting\."),
-        ({"strategy": "dp"}, r"^trainer\.strategy is 'dp', and gradients are summed over all processes of the launcher"),
+        (
+            {"strategy": "dp"},
+            (
+                r"^trainer\.strategy is 'dp', and gradients are summed over all processes of the"
+                r" launcher"
+            ),
+        ),
         ({"resume_from_checkpoint": "x"}, r"^trainer\.resume_from_checkpoint: .*ckpt_path="),
         ({"resume_from_checkpoin": "x"}, r"Did you mean 'resume_from_checkpoint'\?"),
         ({"min_epoch": 1}, r"Did you mean 'min_epochs'\?"),
         ({"min_epochs": 3, "max_epochs": 2}, r"min_epochs is 3, but trainer\.max_epochs is 2"),
-        ({"strategy": "ddp_notebook"}, r"notebook.*%%writefile train\.py.*horovodrun -np 2 python train\.py"),
+        (
+            {"strategy": "ddp_notebook"},
+            r"notebook.*%%writefile train\.py.*horovodrun -np 2 python train\.py",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> None:
@@ -84,9 +108,14 @@ def test_what_lightning_calls_otherwise_is_explained(name: str) -> None:
 
 
 def test_training_needs_an_end(tmp_path: Path) -> None:
-    """None of max_epochs, max_steps and max_time is no limit at all, which is refused; evaluation needs none."""
+    """None of max_epochs, max_steps and max_time is no limit at all, which is refused;
+    evaluation needs none.
+    """
     trainer = Trainer(run_dir=str(tmp_path), logger=False)
-    with pytest.raises(ConfigError, match=r"None of trainer\.max_epochs, trainer\.max_steps and trainer\.max_time is set"):
+    with pytest.raises(
+        ConfigError,
+        match=r"None of trainer\.max_epochs, trainer\.max_steps and trainer\.max_time is set",
+    ):
         trainer.fit(Line(), loader(8))
     assert trainer.validate(Line(), loader(8))
 
@@ -95,12 +124,17 @@ def test_training_needs_an_end(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({"lr_warmup_steps": 1, "lr_warmup_epochs": 1}, "set only one of the two"),
-        ({"global_batch_size": 10}, r"no multiple of data\.batch_size x ranks = 4 x 1 = 4\. Nearest: 8 or 12"),
+        (
+            {"global_batch_size": 10},
+            r"no multiple of data\.batch_size x ranks = 4 x 1 = 4\. Nearest: 8 or 12",
+        ),
         ({"global_batch_size": 8, "accumulate_grad_batches": 3}, r"needs 2 at 1 rank"),
         ({"limit_train_batches": 0}, r"limit_train_batches is 0; it must be above 0"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
     """Settings that do not fit each other or the data are refused before the first step."""
     with pytest.raises(ConfigError, match=words):
         quiet(tmp_path, **settings).fit(Line(), loader(8))
@@ -123,7 +157,9 @@ def test_warmup_is_counted_in_epochs(tmp_path: Path) -> None:
 
 
 def test_the_length_of_a_run_is_known_to_the_task(tmp_path: Path) -> None:
-    """estimated_stepping_batches is there in configure_optimizers: steps of all epochs, or the limit."""
+    """estimated_stepping_batches is there in configure_optimizers:
+    steps of all epochs, or the limit.
+    """
     lengths: list[int] = []
 
     class Look(Line):
@@ -134,13 +170,17 @@ def test_the_length_of_a_run_is_known_to_the_task(tmp_path: Path) -> None:
     quiet(tmp_path, max_epochs=3, accumulate_grad_batches=2).fit(Look(), loader(23))
     quiet(tmp_path, max_steps=4).fit(Look(), loader(23))
     assert lengths == [9, 4]
-    with pytest.raises(ConfigError, match=r"steps of the run is not known: .* Set trainer\.max_steps"):
+    with pytest.raises(
+        ConfigError, match=r"steps of the run is not known: .* Set trainer\.max_steps"
+    ):
         quiet(tmp_path).fit(Look(), iter([[torch.zeros(2, 3), torch.zeros(2, 1)]]))
 
 
 @pytest.mark.parametrize("quick", [True, 2])
 def test_a_fast_dev_run_tries_all_and_writes_nothing(tmp_path: Path, quick: Any) -> None:
-    """fast_dev_run trains and validates this many batches, and writes neither logs nor checkpoints, even if requested."""
+    """fast_dev_run trains and validates this many batches, and writes neither logs nor checkpoints,
+    even if requested.
+    """
     validated: list[int] = []
 
     class Count(Line):
@@ -149,20 +189,36 @@ def test_a_fast_dev_run_tries_all_and_writes_nothing(tmp_path: Path, quick: Any)
 
     settings: dict[str, Any] = {"max_epochs": 9, "val_check_interval": 100, "lr_warmup_epochs": 5.0}
     callbacks = [ModelCheckpoint(monitor="val/x"), CSVLogger()]
-    trainer = Trainer(fast_dev_run=quick, run_dir=str(tmp_path), callbacks=callbacks, enable_progress_bar=False, **settings)
+    trainer = Trainer(
+        fast_dev_run=quick,
+        run_dir=str(tmp_path),
+        callbacks=callbacks,
+        enable_progress_bar=False,
+        **settings,
+    )
     trainer.fit(Count(), loader(23), loader(23))
     assert trainer.global_step == len(validated) == int(quick)
     assert list(tmp_path.iterdir()) == [tmp_path / ".lock"]
 
 
 def test_the_standard_callbacks_are_there(tmp_path: Path) -> None:
-    """A plain Trainer compares its ranks, shows, logs and saves; checkpoints come last, since they save the others' changes."""
+    """A plain Trainer compares its ranks, shows, logs and saves;
+    checkpoints come last, since they save the others' changes.
+    """
 
     class Own(Callback):
         """Nothing."""
 
     callbacks = Trainer(max_epochs=1, callbacks=[ModelCheckpoint(monitor="a"), Own()]).callbacks
-    shown = [Banner, Own, DivergenceGuard, ProgressBar, CSVLogger, TensorBoardLogger, ModelCheckpoint]
+    shown = [
+        Banner,
+        Own,
+        DivergenceGuard,
+        ProgressBar,
+        CSVLogger,
+        TensorBoardLogger,
+        ModelCheckpoint,
+    ]
     assert [type(c) for c in callbacks] == shown
     assert [type(c) for c in quiet(tmp_path).callbacks] == [DivergenceGuard]
 
@@ -170,7 +226,9 @@ def test_the_standard_callbacks_are_there(tmp_path: Path) -> None:
 def test_one_logger_or_callback_needs_no_list() -> None:
     """A single callback and a single logger are taken as they are."""
     own = CSVLogger()
-    callbacks = Trainer(max_epochs=1, logger=own, enable_checkpointing=False, enable_progress_bar=False).callbacks
+    callbacks = Trainer(
+        max_epochs=1, logger=own, enable_checkpointing=False, enable_progress_bar=False
+    ).callbacks
     assert callbacks[-1] is own
 
 
@@ -188,12 +246,16 @@ def test_a_data_module_is_prepared_set_up_and_torn_down(tmp_path: Path) -> None:
 
 
 def test_data_from_two_sides_is_refused(tmp_path: Path) -> None:
-    """Loaders and a DataModule at once are refused, also if the DataModule stands in the place of a loader."""
+    """Loaders and a DataModule at once are refused,
+    also if the DataModule stands in the place of a loader.
+    """
     with pytest.raises(ConfigError, match="Both train_dataloaders and datamodule were given"):
         quiet(tmp_path).fit(Line(), loader(8), datamodule=Data())
     with pytest.raises(ConfigError, match="Both val_dataloaders and datamodule were given"):
         quiet(tmp_path).fit(Line(), None, loader(8), datamodule=Data())
-    with pytest.raises(ConfigError, match=r"train_dataloaders is a DataModule, and loaders were given beside it"):
+    with pytest.raises(
+        ConfigError, match=r"train_dataloaders is a DataModule, and loaders were given beside it"
+    ):
         quiet(tmp_path).fit(Line(), Data(), loader(8))
 
 
@@ -211,12 +273,19 @@ def test_a_run_that_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     quiet(tmp_path, **settings).fit(Line(), loader(8))
     assert "Nothing is left to train" not in capsys.readouterr().out
     quiet(tmp_path, **settings).fit(Line(), loader(8), ckpt_path="last")
-    assert capsys.readouterr().out.count("Nothing is left to train: the run has reached max_epochs or max_steps.") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "Nothing is left to train: the run has reached max_epochs or max_steps."
+        )
+        == 1
+    )
 
 
 def test_no_training_data_raises(tmp_path: Path) -> None:
     """Without training data fit raises and names the places for it."""
-    with pytest.raises(ConfigError, match=r"There is no training data: pass train_dataloaders or a datamodule"):
+    with pytest.raises(
+        ConfigError, match=r"There is no training data: pass train_dataloaders or a datamodule"
+    ):
         quiet(tmp_path).fit(Line())
 
 
@@ -234,10 +303,16 @@ def test_more_ranks_than_samples_are_refused(tmp_path: Path) -> None:
     quiet(tmp_path, engine=engine).fit(Line(), loader(3))
 
 
-def test_best_and_last_are_found_after_a_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_and_last_are_found_after_a_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ "best" and "last" after a fit are those of that fit, also without a run_dir."""
     monkeypatch.chdir(tmp_path)
-    silent: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    silent: dict[str, Any] = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = Trainer(max_epochs=2, callbacks=ModelCheckpoint(monitor="val/loss"), **silent)
     trainer.fit(Line(), loader(23), loader(4))
     fitted = trainer.run_dir
@@ -247,13 +322,17 @@ def test_best_and_last_are_found_after_a_fit(tmp_path: Path, monkeypatch: pytest
         assert trainer.run_dir == fitted
 
 
-def test_two_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_of_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs that start at the same time do not write into each other's folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("trainkit.run.folder.time.strftime", lambda form: "now")
     folders = set()
     for _ in range(3):
-        trainer = Trainer(max_steps=1, logger=False, enable_progress_bar=False, enable_model_summary=False)
+        trainer = Trainer(
+            max_steps=1, logger=False, enable_progress_bar=False, enable_model_summary=False
+        )
         trainer.fit(Line(), loader(4))
         folders.add(trainer.run_dir)
     assert len(folders) == 3
@@ -263,7 +342,9 @@ def test_two_runs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkey
 def test_a_folder_that_cannot_be_written_raises(tmp_path: Path) -> None:
     """A run_dir that cannot be made is refused before anything is trained."""
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"run_dir is '.*file/run', which cannot be written: Not a directory"):
+    with pytest.raises(
+        ConfigError, match=r"run_dir is '.*file/run', which cannot be written: Not a directory"
+    ):
         quiet(tmp_path / "file" / "run").fit(Line(), loader(8))
 
 
@@ -356,7 +437,9 @@ def test_determinism_is_asked_of_torch_and_given_back(tmp_path: Path) -> None:
 
 
 def test_fit_returns_the_history(tmp_path: Path) -> None:
-    """A row for each epoch: its number, its last step, the rate, and the logged epoch values, as in callback_metrics."""
+    """A row for each epoch: its number, its last step, the rate, and the logged epoch values,
+    as in callback_metrics.
+    """
     trainer = quiet(tmp_path, max_epochs=2)
     history = trainer.fit(Line(lr=0.1), loader(8), loader(5))
     assert [(row["epoch"], row["step"], row["lr"]) for row in history] == [(0, 2, 0.1), (1, 4, 0.1)]
@@ -364,9 +447,13 @@ def test_fit_returns_the_history(tmp_path: Path) -> None:
 
 
 def test_the_history_resumes(tmp_path: Path) -> None:
-    """A resumed run returns the epochs before it too, each once; an epoch that a limit cut has a row."""
+    """A resumed run returns the epochs before it too, each once;
+    an epoch that a limit cut has a row.
+    """
     quiet(tmp_path, max_steps=3, enable_checkpointing=True).fit(Line(), loader(8), loader(5))
-    resumed = quiet(tmp_path, max_epochs=3, enable_checkpointing=True).fit(Line(), loader(8), loader(5), ckpt_path="last")
+    resumed = quiet(tmp_path, max_epochs=3, enable_checkpointing=True).fit(
+        Line(), loader(8), loader(5), ckpt_path="last"
+    )
     whole = quiet(tmp_path / "whole", max_epochs=3).fit(Line(), loader(8), loader(5))
     assert resumed == whole
     assert len(quiet(tmp_path / "cut", max_steps=3).fit(Line(), loader(8), loader(5))) == 2

@@ -1,4 +1,6 @@
-"""Settings of the Trainer that change how a run computes: compile, overfitting, anomalies, accumulation by epoch, resuming."""
+"""Settings of the Trainer that change how a run computes:
+compile, overfitting, anomalies, accumulation by epoch, resuming.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from trainkit.errors import ConfigError
 
 
 def test_compiled_is_the_same_run(tmp_path: Path) -> None:
-    """A compiled model trains to the same weights; a checkpoint's keys are the plain ones; the task is left as it was."""
+    """A compiled model trains to the same weights; a checkpoint's keys are the plain ones;
+    the task is left as it was.
+    """
     plain, fast = Net(), Net()
     plain.model[3].p = fast.model[3].p = 0.0  # dropout draws otherwise when compiled
     calls: list[bool] = []
@@ -27,18 +31,26 @@ def test_compiled_is_the_same_run(tmp_path: Path) -> None:
             calls.append(task.model._compiled_call_impl is not None)
 
     quiet(tmp_path / "plain").fit(plain, loader(23), loader(5))
-    quiet(tmp_path / "fast", compile=True, callbacks=[ModelCheckpoint(), Look()]).fit(fast, loader(23), loader(5))
+    quiet(tmp_path / "fast", compile=True, callbacks=[ModelCheckpoint(), Look()]).fit(
+        fast, loader(23), loader(5)
+    )
     torch.testing.assert_close(weights(fast), weights(plain), rtol=1e-4, atol=1e-5)
-    assert set(load_file(tmp_path / "fast/checkpoints/last/weights.safetensors")) == set(Net().state_dict())
+    assert set(load_file(tmp_path / "fast/checkpoints/last/weights.safetensors")) == set(
+        Net().state_dict()
+    )
     assert calls and all(calls)
     assert fast.model._compiled_call_impl is None
 
 
-@pytest.mark.parametrize(("mode", "moves"), [("reduce-overhead", True), ("max-autotune", True), ("default", False)])
+@pytest.mark.parametrize(
+    ("mode", "moves"), [("reduce-overhead", True), ("max-autotune", True), ("default", False)]
+)
 def test_gradients_stay_where_graphs_are_replayed(
     mode: str, moves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a step's first microbatch leave the memory into which CUDA graphs write the second one's; the sum stays."""
+    """Those of a step's first microbatch leave the memory into which CUDA
+    graphs write the second one's; the sum stays.
+    """
     compile_with(monkeypatch, "eager")
     left: list[int] = []
     found: list[int] = []
@@ -52,15 +64,22 @@ def test_gradients_stay_where_graphs_are_replayed(
 
     plain, fast = Line(), Line()
     quiet(tmp_path / "plain", accumulate_grad_batches=2).fit(plain, loader(16))
-    quiet(tmp_path / "fast", accumulate_grad_batches=2, compile=mode, callbacks=Look()).fit(fast, loader(16))
+    quiet(tmp_path / "fast", accumulate_grad_batches=2, compile=mode, callbacks=Look()).fit(
+        fast, loader(16)
+    )
     assert torch.equal(weights(fast), weights(plain))
     assert len(found) == 4
     assert found[::2] == [0, 0]
-    assert [after != before for before, after in zip(left[::2], found[1::2], strict=True)] == [moves, moves]
+    assert [after != before for before, after in zip(left[::2], found[1::2], strict=True)] == [
+        moves,
+        moves,
+    ]
 
 
 def test_compile_needs_a_module(tmp_path: Path) -> None:
-    """A task with weights as its own attributes has nothing to compile, and raises; a mode must be torch's."""
+    """A task with weights as its own attributes has nothing to compile, and raises;
+    a mode must be torch's.
+    """
 
     class Bare(Line):
         def __init__(self) -> None:
@@ -68,15 +87,22 @@ def test_compile_needs_a_module(tmp_path: Path) -> None:
             del self.model
             self.weight = nn.Parameter(torch.zeros(3, 1))
 
-    with pytest.raises(ConfigError, match=r"trainer\.compile is True, but Bare has no module with weights"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.compile is True, but Bare has no module with weights"
+    ):
         quiet(tmp_path, compile=True).fit(Bare(), loader(4))
-    with pytest.raises(ConfigError, match=r"trainer\.compile is 'fast'; it must be true or false or one of 'default'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"trainer\.compile is 'fast'; it must be true or false or one of 'default'",
+    ):
         quiet(tmp_path, compile="fast")
 
 
 @pytest.mark.parametrize(("share", "count"), [(2, 8), (0.5, 11)])
 def test_overfitting_takes_the_same_batches_again(tmp_path: Path, share: float, count: int) -> None:
-    """overfit_batches trains each epoch on the first samples, unshuffled, and validates on as many."""
+    """overfit_batches trains each epoch on the first samples, unshuffled,
+    and validates on as many.
+    """
     seen: list[list[float]] = []
     validated: list[int] = []
 
@@ -121,9 +147,17 @@ def test_detect_anomaly_names_the_operation(tmp_path: Path) -> None:
 
 
 def test_accumulation_by_epoch(tmp_path: Path) -> None:
-    """Steps, samples and rates follow the epoch's accumulation; the factor is that of the epoch's global batch."""
+    """Steps, samples and rates follow the epoch's accumulation;
+    the factor is that of the epoch's global batch.
+    """
     rates = Recorder()
-    run = quiet(tmp_path, max_epochs=3, accumulate_grad_batches={0: 2, 1: 1}, lr_reference_batch_size=4, callbacks=rates)
+    run = quiet(
+        tmp_path,
+        max_epochs=3,
+        accumulate_grad_batches={0: 2, 1: 1},
+        lr_reference_batch_size=4,
+        callbacks=rates,
+    )
     run.fit(Line(), loader(24))
     assert rates.lrs == pytest.approx([0.2] * 3 + [0.1] * 12)
     assert (run.global_step, run.state.samples_seen, run.estimated_stepping_batches) == (15, 72, 15)
@@ -131,17 +165,25 @@ def test_accumulation_by_epoch(tmp_path: Path) -> None:
 
 def test_accumulation_by_epoch_resumes_inside_an_epoch(tmp_path: Path) -> None:
     """A stopped run with accumulation by epoch resumes to the same bits."""
-    settings = {"max_epochs": 4, "accumulate_grad_batches": {0: 1, 2: 3}, "lr_reference_batch_size": 4}
+    settings = {
+        "max_epochs": 4,
+        "accumulate_grad_batches": {0: 1, 2: 3},
+        "lr_reference_batch_size": 4,
+    }
     whole, parts = Net(momentum=0.9), Net(momentum=0.9)
     quiet(tmp_path / "whole", **settings).fit(whole, loader(24, shuffle=True))
     keep = ModelCheckpoint()
-    quiet(tmp_path / "parts", **settings, max_steps=13, callbacks=keep).fit(Net(momentum=0.9), loader(24, shuffle=True))
+    quiet(tmp_path / "parts", **settings, max_steps=13, callbacks=keep).fit(
+        Net(momentum=0.9), loader(24, shuffle=True)
+    )
     quiet(tmp_path / "parts", **settings).fit(parts, loader(24, shuffle=True), ckpt_path="last")
     assert torch.equal(weights(parts), weights(whole))
 
 
 def uncorrected(lrs: list[float], momentum: float) -> Tensor:
-    """Return the weights of a loop with v = m v + lr g, as in frameworks that need momentum correction."""
+    """Return the weights of a loop with v = m v + lr g,
+    as in frameworks that need momentum correction.
+    """
     task = Line().double()
     x_NI, y_NO = (t.double() for t in rows(24).tensors)
     velocity = [torch.zeros_like(p) for p in task.parameters()]
@@ -156,7 +198,9 @@ def uncorrected(lrs: list[float], momentum: float) -> Tensor:
 
 
 def test_momentum_without_correction(tmp_path: Path) -> None:
-    """lr_momentum_correction=false gives the other form of momentum while the rate warms up; true gives torch's."""
+    """lr_momentum_correction=false gives the other form of momentum while the rate warms up;
+    true gives torch's.
+    """
     settings = {"lr_warmup_steps": 5, "precision": "64-true"}
     rates = Recorder()
     task, corrected, plain = Line(momentum=0.9), Line(momentum=0.9), Line(momentum=0.9).double()
@@ -179,7 +223,9 @@ def test_momentum_without_correction_resumes(tmp_path: Path) -> None:
     settings = {"lr_warmup_steps": 5, "lr_momentum_correction": False}
     whole, parts = Line(momentum=0.9), Line(momentum=0.9)
     quiet(tmp_path / "whole", **settings).fit(whole, loader(24))
-    quiet(tmp_path / "parts", **settings, max_steps=3, callbacks=ModelCheckpoint()).fit(Line(momentum=0.9), loader(24))
+    quiet(tmp_path / "parts", **settings, max_steps=3, callbacks=ModelCheckpoint()).fit(
+        Line(momentum=0.9), loader(24)
+    )
     quiet(tmp_path / "parts", **settings).fit(parts, loader(24), ckpt_path="last")
     assert torch.equal(weights(parts), weights(whole))
 
@@ -192,13 +238,22 @@ def test_momentum_that_is_not_there_is_refused(tmp_path: Path) -> None:
             optimizer = super().configure_optimizers()
             return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)]
 
-    for task, why in ((Line(), "no optimizer has a momentum"), (Cycle(momentum=0.9), r"a scheduler moves .*cycle_momentum")):
-        with pytest.raises(ConfigError, match=rf"trainer\.lr_momentum_correction is false, but {why}"):
+    for task, why in (
+        (Line(), "no optimizer has a momentum"),
+        (Cycle(momentum=0.9), r"a scheduler moves .*cycle_momentum"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"trainer\.lr_momentum_correction is false, but {why}"
+        ):
             quiet(tmp_path, lr_momentum_correction=False).fit(task, loader(4))
 
 
-def test_another_contract_is_reported_on_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Changes since the checkpoint are reported; inside an epoch no sample is left out or repeated."""
+def test_another_contract_is_reported_on_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Changes since the checkpoint are reported;
+    inside an epoch no sample is left out or repeated.
+    """
     seen: list[float] = []
 
     class Keep(Line):
@@ -206,14 +261,22 @@ def test_another_contract_is_reported_on_resume(tmp_path: Path, capsys: pytest.C
             seen.extend(batch[0][:, 0].tolist())
             return super().training_step(batch, batch_idx)
 
-    quiet(tmp_path, max_steps=3, accumulate_grad_batches=2, callbacks=ModelCheckpoint()).fit(Line(), loader(32))
+    quiet(tmp_path, max_steps=3, accumulate_grad_batches=2, callbacks=ModelCheckpoint()).fit(
+        Line(), loader(32)
+    )
     quiet(tmp_path).fit(Keep(), loader(32), ckpt_path="last")
     said = capsys.readouterr().out
-    changes = "accumulate_grad_batches was 2, is 1; global_batch_size was 8, is 4; step 6 of the epoch comes next, 0 samples"
+    changes = (
+        "accumulate_grad_batches was 2, is 1; global_batch_size was 8, is 4; step 6 of the epoch"
+        " comes next, 0 samples"
+    )
     assert f"Changed since the checkpoint: {changes}" in said
     assert seen == rows(32).tensors[0][24:, 0].tolist()
     quiet(tmp_path).fit(Line(), loader(32, batch_size=5), ckpt_path="last")
-    assert "step 4 of the epoch comes next, 4 samples of it for the second time" in capsys.readouterr().out
+    assert (
+        "step 4 of the epoch comes next, 4 samples of it for the second time"
+        in capsys.readouterr().out
+    )
     quiet(tmp_path, accumulate_grad_batches=2).fit(Line(), loader(32), ckpt_path="last")
     assert "Other than" not in capsys.readouterr().out
 
@@ -225,16 +288,24 @@ def test_another_contract_is_reported_on_resume(tmp_path: Path, capsys: pytest.C
             {"lr_scaling": "none", "lr_reference_batch_size": 256},
             "_batch_size is 256, but trainer.lr_scaling is 'none'",
         ),
-        ({"gradient_clip_algorithm": "value"}, "gradient_clip_algorithm is 'value', but trainer.gradient_clip_val is not set"),
+        (
+            {"gradient_clip_algorithm": "value"},
+            "gradient_clip_algorithm is 'value', but trainer.gradient_clip_val is not set",
+        ),
     ],
 )
-def test_a_setting_without_effect_is_refused(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+def test_a_setting_without_effect_is_refused(
+    tmp_path: Path, settings: dict[str, Any], says: str
+) -> None:
     """It never passes in silence."""
     with pytest.raises(ConfigError, match=says):
         quiet(tmp_path, **settings)
 
 
-@pytest.mark.parametrize(("wish", "device", "laid_out"), [("auto", "cpu", False), ("auto", "cuda", True), (True, "cpu", True)])
+@pytest.mark.parametrize(
+    ("wish", "device", "laid_out"),
+    [("auto", "cpu", False), ("auto", "cuda", True), (True, "cpu", True)],
+)
 def test_channels_last_is_for_gpus_where_it_is_left_to_trainkit(
     wish: Any, device: str, laid_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +320,8 @@ def test_channels_last_is_for_gpus_where_it_is_left_to_trainkit(
                     batch[0].is_contiguous(memory_format=torch.channels_last),
                 )
             )
-            monkeypatch.setattr(run.engine, "device", torch.device(device))  # a stand-in: only its type is asked for
+            # a stand-in: only its type is asked for
+            monkeypatch.setattr(run.engine, "device", torch.device(device))
             layouts.append(run.options.numerics.uses_channels_last(run.engine.device))
             monkeypatch.undo()
             return super().training_step((batch[0].flatten(1)[:, :3], batch[1]), batch_idx)

@@ -1,1 +1,3 @@
-"""The users' interface: Task, DataModule, Callback, the counters of a run, and the order of hooks."""
+"""The users' interface: Task, DataModule, Callback, the counters of a run,
+and the order of hooks.
+"""

@@ -1,6 +1,7 @@
 """What an operator should hear of: printed, and kept in the run's folder for `trainkit status`.
 
-A line of JSON for each alert, in a file for each rank, `logs/alerts-rank<N>.jsonl`: {"unix_s", "step", "rank", "kind", "text"}.
+A line of JSON for each alert, in a file for each rank, `logs/alerts-rank<N>.jsonl`: {"unix_s",
+"step", "rank", "kind", "text"}.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def alert(run: RunView, kind: str, text: str) -> None:
 
 
 def keep_alert(run: RunView, kind: str, text: str) -> None:
-    """Keep an alert of this rank. A disk that cannot be written loses it; a folder that this host does not see is not made.
+    """Keep an alert of this rank. A disk that cannot be written loses it; a folder that this host
+    does not see is not made.
 
     Args:
         run: names folder, rank and step.
@@ -35,7 +37,13 @@ def keep_alert(run: RunView, kind: str, text: str) -> None:
     """
     if run.options.fast_dev_run or not run.run_dir.is_dir():
         return
-    line = {"unix_s": time.time(), "step": run.global_step, "rank": run.global_rank, "kind": kind, "text": text}
+    line = {
+        "unix_s": time.time(),
+        "step": run.global_step,
+        "rank": run.global_rank,
+        "kind": kind,
+        "text": text,
+    }
     with contextlib.suppress(OSError):
         (run.run_dir / "logs").mkdir(exist_ok=True)
         with (run.run_dir / "logs" / f"alerts-rank{run.global_rank}.jsonl").open("a") as file:

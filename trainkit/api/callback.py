@@ -17,38 +17,45 @@ _SAVE: tuple[Role | None, ...] = ("checkpoints", "elastic")  # after all others,
 
 
 class Callback(FixedHooks, LogsMedia):
-    """Override the hooks that you need; each runs on all ranks. A hook that is not overridden costs nothing.
+    """Override the hooks that you need; each runs on all ranks. A hook that is not overridden costs
+    nothing.
 
     The order of a fit (a batch is one microbatch of this rank; a step is one optimizer update):
 
         setup, on_fit_start, on_sanity_check_start/end, on_train_start
         each epoch:  on_train_epoch_start
             each step:  on_train_step_start
-                each batch:  on_train_batch_start, on_before_zero_grad (of the step's first one), on_before_backward,
+                each batch:  on_train_batch_start, on_before_zero_grad (of the step's first one),
+                on_before_backward,
                     on_after_backward, on_train_batch_end (of the step's last one: after the update)
                 on_before_optimizer_step, on_after_optimizer_step, on_train_step_end
-            on_validation_start, on_validation_epoch_start, on_validation_batch_start/end, on_validation_epoch_end,
+            on_validation_start, on_validation_epoch_start, on_validation_batch_start/end,
+            on_validation_epoch_end,
                 on_validation_end
             on_train_epoch_end
         on_train_end, on_fit_end, teardown
 
-    `on_exception` is called if the run ends with an error; not if a signal ends it (trainkit.Preempted).
+    `on_exception` is called if the run ends with an error; not if a signal ends it
+    (trainkit.Preempted).
 
     Every hook may log: `self.log("name", value)`, see Task.log.
 
     Attributes:
-        role: what a run looks it up for, one of api/view.py's Role; None for most. Only its class says it: a callback is never
-            taken for one of trainkit's by its attributes or its name, and one that derives from ModelCheckpoint, say, has its
-            role.
-        needs_of_engine: what it needs of a step (engine/step_settings.py's Need); an engine that lacks it refuses the fit.
+        role: what a run looks it up for, one of api/view.py's Role; None for most. Only its class
+            says it: a callback is never taken for one of trainkit's by its attributes or its name,
+            and one that derives from ModelCheckpoint, say, has its role.
+        needs_of_engine: what it needs of a step (engine/step_settings.py's Need); an engine that
+            lacks it refuses the fit.
         runs_first: its hooks run before those of all others: it measures.
         monitors: its hooks run after the Task's, and see the values that hooks have logged.
         runs_last: its hooks run after those of all others, the Task's included.
-        may_differ: it only shows: its hooks wait for no other rank, which may have it with other settings, or not at all.
+        may_differ: it only shows: its hooks wait for no other rank, which may have it with other
+            settings, or not at all.
         needs_several_ranks: its hooks are not called in a run of one rank.
         uses_step_clock: it reads `step_clock_of(trainer)`, which runs only if a callback does.
         stores_media: its on_media stores pictures, texts, ...
-        ends_run: it ends the run, as a time limit does; max_epochs and max_steps may then both be None.
+        ends_run: it ends the run, as a time limit does; max_epochs and max_steps may then both be
+            None.
     """
 
     role: Role | None = None
@@ -65,18 +72,25 @@ class Callback(FixedHooks, LogsMedia):
 
     @property
     def state_key(self) -> str:
-        """The name of its class, as Lightning's; checkpoints name its state by its class and place in the list."""
+        """The name of its class, as Lightning's;
+        checkpoints name its state by its class and place in the list.
+        """
         return type(self).__qualname__
 
     def log(self, name: str, value: Any, **options: Any) -> None:
         """Log a value, as the Task's `log` does."""
         if self._task is None:
-            raise TaskError(f"{type(self).__name__}.log('{name}', ...): no Trainer runs this callback yet. Log in its hooks.")
+            raise TaskError(
+                f"{type(self).__name__}.log('{name}', ...): no Trainer runs this callback yet. Log"
+                " in its hooks."
+            )
         self._task.log(name, value, **options)
 
     def _log_media(self, make: Callable[[], Media]) -> None:
         if self._task is None:
-            raise TaskError(f"{type(self).__name__} logs media, but no Trainer runs it yet. Log in its hooks.")
+            raise TaskError(
+                f"{type(self).__name__} logs media, but no Trainer runs it yet. Log in its hooks."
+            )
         self._task._log_media(make)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
@@ -120,10 +134,14 @@ class Callback(FixedHooks, LogsMedia):
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """After the update; `trainer.global_step` counts it."""
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         """Before `training_step`."""
 
-    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """After a batch, or after the update if it was this rank's last of the step.
 
         `outputs` is the dict of `training_step`, or {"loss": ...}; its loss is detached.
@@ -136,13 +154,17 @@ class Callback(FixedHooks, LogsMedia):
         """Gradients of this rank; not yet summed over ranks."""
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Gradients of the whole step, summed over ranks and unscaled; they are clipped after it."""
+        """Gradients of the whole step, summed over ranks and unscaled;
+        they are clipped after it.
+        """
 
     def on_after_optimizer_step(self, trainer: RunView, task: Task) -> None:
         """After all optimizers have updated; the gradients, clipped, are still there."""
 
     def on_before_zero_grad(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Before the gradients of the last step are dropped: in the next step, after the first batch's `training_step`."""
+        """Before the gradients of the last step are dropped:
+        in the next step, after the first batch's `training_step`.
+        """
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Before a validation."""
@@ -156,11 +178,19 @@ class Callback(FixedHooks, LogsMedia):
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
         """After a validation; `trainer.callback_metrics` holds its values."""
 
-    def on_validation_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_validation_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
         """Before `validation_step`."""
 
     def on_validation_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: RunView,
+        task: Task,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """After `validation_step`."""
 
@@ -176,11 +206,19 @@ class Callback(FixedHooks, LogsMedia):
     def on_test_end(self, trainer: RunView, task: Task) -> None:
         """After a test."""
 
-    def on_test_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_test_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
         """Before `test_step`."""
 
     def on_test_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: RunView,
+        task: Task,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """After `test_step`."""
 
@@ -196,15 +234,25 @@ class Callback(FixedHooks, LogsMedia):
     def on_predict_end(self, trainer: RunView, task: Task) -> None:
         """After a prediction."""
 
-    def on_predict_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_predict_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
         """Before `predict_step`."""
 
     def on_predict_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: RunView,
+        task: Task,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """After `predict_step`."""
 
-    def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
+    def on_metrics(
+        self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
+    ) -> None:
         """Values to write: a step's each log_every_n_steps, an epoch's at its end."""
 
     def on_media(self, trainer: RunView, task: Task, media: Media, step: int) -> None:
@@ -223,7 +271,9 @@ class Callback(FixedHooks, LogsMedia):
         """Read them back."""
 
     def shared_tensors(self) -> dict[str, Any]:
-        """Return the tensors of this callback that are equal on all ranks; DivergenceGuard compares them."""
+        """Return the tensors of this callback that are equal on all ranks;
+        DivergenceGuard compares them.
+        """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -235,7 +285,9 @@ class Callback(FixedHooks, LogsMedia):
 
 
 def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
-    """Return callbacks in the order in which their hooks are called; see `follows_task` for the Task's place among them."""
+    """Return callbacks in the order in which their hooks are called;
+    see `follows_task` for the Task's place among them.
+    """
     return sorted(callbacks, key=_place)
 
 
@@ -245,7 +297,9 @@ def follows_task(callback: Callback) -> bool:
 
 
 def _place(callback: Callback) -> int:
-    """Return a callback's place: a checkpoint contains what all others do, and a commit what is known of the checkpoint."""
+    """Return a callback's place: a checkpoint contains what all others do,
+    and a commit what is known of the checkpoint.
+    """
     if callback.role in _SAVE:
         return 3 + _SAVE.index(callback.role)
     return 2 if callback.runs_last else 1 if callback.monitors else -int(callback.runs_first)

@@ -16,24 +16,35 @@ class DataHooks:
     """The loaders of a DataModule, and of a Task that is used without one."""
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Return a batch as it is to be moved to the device. Of a DataModule and a Task, the DataModule's hooks are called."""
+        """Return a batch as it is to be moved to the device.
+        Of a DataModule and a Task, the DataModule's hooks are called.
+        """
         return batch
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Return a batch on the device, if its class needs more than trainkit does for tensors in containers."""
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Return a batch on the device,
+        if its class needs more than trainkit does for tensors in containers.
+        """
         return batch
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Return a batch as `training_step` and its kin get it: augmentation on the device, for example."""
+        """Return a batch as `training_step` and its kin get it:
+        augmentation on the device, for example.
+        """
         return batch
 
     def describe_input(self) -> dict[str, Any]:
-        """Return what an export's description says of the input, for `serve`: "classes", the names by place in the output; and
-        "image", how a picture becomes a sample: resize (the shorter side), crop, mean, std, as in validation."""
+        """Return what an export's description says of the input, for `serve`: "classes", the names
+        by place in the output; and "image", how a picture becomes a sample: resize (the shorter
+        side), crop, mean, std, as in validation."""
         return {}
 
     def prepare_data(self) -> None:
-        """Download or unpack; called on the first rank of each host only, before `setup`. Set no attributes here."""
+        """Download or unpack; called on the first rank of each host only, before `setup`.
+        Set no attributes here.
+        """
 
     def train_dataloader(self) -> Any:
         """Return the training data of `fit`, or None."""
@@ -53,9 +64,11 @@ class DataHooks:
 
 
 class DataModule(DataHooks, Configured):
-    """Override the loaders that you have. Return a DataLoader, a Dataset, or any iterable of batches; never shard it.
+    """Override the loaders that you have. Return a DataLoader, a Dataset, or any iterable of
+    batches; never shard it.
 
-    A loader's `batch_size` is the microbatch of one rank. The trainer shards the samples over ranks.
+    A loader's `batch_size` is the microbatch of one rank. The trainer shards the samples over
+    ranks.
     """
 
     # What a batch is, as text; data and a task that declare different ones are refused.
@@ -73,9 +86,16 @@ class DataModule(DataHooks, Configured):
         batch_size: int = 1,
         num_workers: int = 0,
     ) -> DataModule:
-        """Return a DataModule of data sets: training data is shuffled; `batch_size` is the microbatch of one rank."""
+        """Return a DataModule of data sets: training data is shuffled;
+        `batch_size` is the microbatch of one rank.
+        """
         made = cls()
-        kinds = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
+        kinds = {
+            "train": train_dataset,
+            "val": val_dataset,
+            "test": test_dataset,
+            "predict": predict_dataset,
+        }
         for kind, dataset in kinds.items():
             if dataset is not None:
                 shuffle = kind == "train" and not isinstance(dataset, IterableDataset)
@@ -87,7 +107,9 @@ class DataModule(DataHooks, Configured):
         """Make data sets; called on all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint is to hold of this DataModule: plain values and tensors, the same on all ranks."""
+        """Return what a checkpoint is to hold of this DataModule:
+        plain values and tensors, the same on all ranks.
+        """
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

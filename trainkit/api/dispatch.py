@@ -1,7 +1,9 @@
-"""Calls hooks: of the callbacks and the Task, in the order of api/callback.py's in_order. Only overridden hooks cost anything.
+"""Calls hooks: of the callbacks and the Task, in the order of api/callback.py's in_order. Only
+overridden hooks cost anything.
 
-After the Task come the callbacks that monitor values, since hooks may log, and then those that save: a checkpoint must contain
-the changes of all others. The values that a hook of an epoch or of the whole run logs are combined right after the Task's.
+After the Task come the callbacks that monitor values, since hooks may log, and then those that
+save: a checkpoint must contain the changes of all others. The values that a hook of an epoch or of
+the whole run logs are combined right after the Task's.
 """
 
 from __future__ import annotations
@@ -21,19 +23,27 @@ from trainkit.api.view import RunView
 from trainkit.errors import ConfigError, TaskError, did_you_mean
 from trainkit.metrics.hook_log import HookLog
 
-# Hooks of an epoch or of a whole run: what they log is combined over the ranks, which all call them.
+# Hooks of an epoch or of a whole run: what they log is combined over the ranks, which all call
+# them.
 _SPANS = ("fit", "sanity_check", "train", "train_epoch")
 _EVALUATIONS = ("validation", "test", "predict", "validation_epoch", "test_epoch", "predict_epoch")
 _LOGGED = {f"on_{what}_{end}" for what in (*_SPANS, *_EVALUATIONS) for end in ("start", "end")}
 
 
-Around = Callable[[str, str, Callable[..., Any]], Callable[..., Any]]  # of a call: its owner's class, the hook, what to call
+# of a call: its owner's class, the hook, what to call
+Around = Callable[[str, str, Callable[..., Any]], Callable[..., Any]]
 
 
 class Hooks:
     """A table from a hook's name to the methods that implement it."""
 
-    def __init__(self, trainer: RunView, task: Task, callbacks: Sequence[Callback], log: HookLog | None = None) -> None:
+    def __init__(
+        self,
+        trainer: RunView,
+        task: Task,
+        callbacks: Sequence[Callback],
+        log: HookLog | None = None,
+    ) -> None:
         """Collect the overridden hooks; `log` takes the values that they log.
 
         Raises:
@@ -50,13 +60,17 @@ class Hooks:
             callback._task = task
         self._trainer, self._task, self._names = trainer, task, names
         self._owners: list[Task | Callback] = [task, *callbacks]
-        self._callbacks = [c for c in in_order(callbacks) if not c.needs_several_ranks or trainer.world_size > 1]
+        self._callbacks = [
+            c for c in in_order(callbacks) if not c.needs_several_ranks or trainer.world_size > 1
+        ]
         self._around: Around | None = None
         self._collect()
 
     @contextlib.contextmanager
     def fixed(self) -> Iterator[None]:
-        """Collect the hooks again, since setup() may have set some on an instance; within the context that is an error."""
+        """Collect the hooks again, since setup() may have set some on an instance;
+        within the context that is an error.
+        """
         self._collect()
         for owner in self._owners:
             owner._fix_hooks(True)
@@ -74,7 +88,9 @@ class Hooks:
             after: list[Callable[..., Any]] = []
             for callback in self._callbacks:
                 if _overrides(callback, Callback, name):
-                    method = functools.partial(_fitting(getattr(callback, name), name, 2), trainer, task)
+                    method = functools.partial(
+                        _fitting(getattr(callback, name), name, 2), trainer, task
+                    )
                     (after if follows_task(callback) else before).append(method)
             if name in TASK_HOOKS and _overrides(task, Task, name):
                 before.append(_fitting(getattr(task, name), name, 0))
@@ -90,17 +106,26 @@ class Hooks:
         """Wrap each call from now on; replaces an earlier wrapper.
 
         Args:
-            around: receives the owner's class name, the hook's name and its implementation; returns the function to call.
+            around: receives the owner's class name, the hook's name and its implementation; returns
+                the function to call.
         """
         self._around = around
         self._calls = {
-            name: [around(owner, name, method) for owner, method in zip(self.owners(name), methods, strict=True)]
+            name: [
+                around(owner, name, method)
+                for owner, method in zip(self.owners(name), methods, strict=True)
+            ]
             for name, methods in self._table.items()
         }
 
     def owners(self, name: str) -> list[str]:
-        """Return the class names of the objects that implement the hook `name`, in order of the calls."""
-        found = (getattr(implementation, "func", implementation) for implementation in self._table.get(name, ()))
+        """Return the class names of the objects that implement the hook `name`,
+        in order of the calls.
+        """
+        found = (
+            getattr(implementation, "func", implementation)
+            for implementation in self._table.get(name, ())
+        )
         return [type(getattr(method, "__self__", method)).__name__ for method in found]
 
     def __call__(self, name: str, *args: Any) -> None:
@@ -122,13 +147,17 @@ class Hooks:
 
     def of_task(self, name: str, *args: Any) -> None:
         """Call the hook `name` of the Task only."""
-        for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
+        for method, implementation in zip(
+            self._table.get(name, ()), self._calls.get(name, ()), strict=True
+        ):
             if not isinstance(method, functools.partial):
                 implementation(*args)
 
     def of_callbacks(self, name: str, *args: Any) -> None:
         """Call the hook `name` of the callbacks only."""
-        for method, implementation in zip(self._table.get(name, ()), self._calls.get(name, ()), strict=True):
+        for method, implementation in zip(
+            self._table.get(name, ()), self._calls.get(name, ()), strict=True
+        ):
             if isinstance(method, functools.partial):
                 implementation(*args)
 
@@ -139,7 +168,8 @@ def _overrides(owner: object, base: type, name: str) -> bool:
 
 
 def _fitting(method: Callable[..., Any], name: str, before: int) -> Callable[..., Any]:
-    """Return the hook of an evaluation's batch as one that takes `dataloader_idx`, though the user's may leave it out.
+    """Return the hook of an evaluation's batch as one that takes `dataloader_idx`, though the
+    user's may leave it out.
 
     Args:
         before: arguments that come before the batch's.
@@ -148,7 +178,9 @@ def _fitting(method: Callable[..., Any], name: str, before: int) -> Callable[...
         return method
     count = before + (2 if name.endswith("_start") else 3)
     parameters = inspect.signature(method).parameters
-    if len(parameters) != count or any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()):
+    if len(parameters) != count or any(
+        parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()
+    ):
         return method
 
     @functools.wraps(method)
@@ -159,22 +191,37 @@ def _fitting(method: Callable[..., Any], name: str, before: int) -> Callable[...
 
 
 def _check_task(task: Task, of_callbacks: Collection[str]) -> None:
-    """Refuse methods that would silently never be called: unknown hooks, and hooks that only Lightning has."""
+    """Refuse methods that would silently never be called:
+    unknown hooks, and hooks that only Lightning has.
+    """
     own = type(task)
     for name, advice in TASK_METHODS.items():
         if callable(getattr(own, name, None)):
             raise TaskError(
-                f"{own.__name__}.{name}() is a hook of Lightning, and none here: it would never be called. {advice}"
+                f"{own.__name__}.{name}() is a hook of Lightning, and none here: it would never be"
+                f" called. {advice}"
             )
-    if stray := _stray_hook(own, TASK_HOOKS | {"on_before_batch_transfer", "on_after_batch_transfer"}):
+    if stray := _stray_hook(
+        own, TASK_HOOKS | {"on_before_batch_transfer", "on_after_batch_transfer"}
+    ):
         where = " A Callback has it: Trainer(callbacks=[...])." if stray in of_callbacks else ""
         raise TaskError(_no_hook(own, stray, "Task", TASK_HOOKS) + where)
 
 
 def _stray_hook(cls: type, known: Collection[str]) -> str | None:
     """Return the name of a method that looks like a hook and is none, or None."""
-    return next((n for n in dir(cls) if n.startswith("on_") and n not in known and callable(getattr(cls, n))), None)
+    return next(
+        (
+            n
+            for n in dir(cls)
+            if n.startswith("on_") and n not in known and callable(getattr(cls, n))
+        ),
+        None,
+    )
 
 
 def _no_hook(cls: type, name: str, kind: str, known: Collection[str]) -> str:
-    return f"{cls.__name__}.{name}() is no hook of a {kind}: it would never be called.{did_you_mean(name, known)}"
+    return (
+        f"{cls.__name__}.{name}() is no hook of a {kind}: it would never be"
+        f" called.{did_you_mean(name, known)}"
+    )

@@ -1,4 +1,6 @@
-"""Checks the calls of the Trainer's entry points: arguments that a method does not take raise a ConfigError."""
+"""Checks the calls of the Trainer's entry points:
+arguments that a method does not take raise a ConfigError.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ from trainkit.arguments import check_call
 
 _Class = TypeVar("_Class", bound=type)
 _OTHER_NAMES = {"model": "task"}  # Lightning's, with ours
-# Lightning's without effect here: a checkpoint is always read without running code from it, and values are returned.
+# Lightning's without effect here: a checkpoint is always read without running code from it, and
+# values are returned.
 _IGNORED = ("weights_only", "verbose")
 
 
 def checked_calls(*methods: str) -> Callable[[_Class], _Class]:
-    """Return a class decorator that checks the calls of these methods, which take Lightning's names of arguments too."""
+    """Return a class decorator that checks the calls of these methods,
+    which take Lightning's names of arguments too.
+    """
 
     def decorate(cls: _Class) -> _Class:
         for name in methods:

@@ -1,4 +1,6 @@
-"""Hooks that are set on an instance while it trains: refused, since a run reads them once, before its first step."""
+"""Hooks that are set on an instance while it trains:
+refused, since a run reads them once, before its first step.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,16 @@ class FixedHooks:
         Raises:
             TaskError: it is a hook, and the run that is in progress has read the hooks.
         """
-        if name.startswith("on_") and self._hooks_are_read and callable(getattr(type(self), name, None)):
+        if (
+            name.startswith("on_")
+            and self._hooks_are_read
+            and callable(getattr(type(self), name, None))
+        ):
             own = type(self).__name__
             raise TaskError(
-                f"{own}.{name} is set on the instance while it trains: it would never be called, since hooks are read after "
-                "setup. Set it before, or let the hook itself choose what it does."
+                f"{own}.{name} is set on the instance while it trains: it would never be called,"
+                " since hooks are read after setup. Set it before, or let the hook itself choose"
+                " what it does."
             )
         super().__setattr__(name, value)
 

@@ -1,6 +1,8 @@
-"""A Task from a checkpoint: its class called with the arguments that `save_hyperparameters` left in the manifest.
+"""A Task from a checkpoint: its class called with the arguments that `save_hyperparameters` left in
+the manifest.
 
-The manifest holds plain values only (numbers, texts, and lists and mappings of them); others, as a module, are given again.
+The manifest holds plain values only (numbers, texts, and lists and mappings of them); others, as a
+module, are given again.
 """
 
 from __future__ import annotations
@@ -44,14 +46,19 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
         given: arguments; before those of the checkpoint.
 
     Raises:
-        CheckpointError: it is no checkpoint, is damaged, does not fit, or lacks arguments; names them.
+        CheckpointError: it is no checkpoint, is damaged, does not fit, or lacks arguments; names
+            them.
     """
     with local_copy(path) as local:
-        saved = _arguments_of(read_manifest(Path(local))) if (Path(local) / MANIFEST).is_file() else {}
+        saved = (
+            _arguments_of(read_manifest(Path(local))) if (Path(local) / MANIFEST).is_file() else {}
+        )
         weights = read_weights(local)
     parameters = inspect.signature(cls).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    arguments = {name: value for name, value in saved.items() if takes_any or name in parameters} | dict(given)
+    arguments = {
+        name: value for name, value in saved.items() if takes_any or name in parameters
+    } | dict(given)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     hidden = [name for name, value in arguments.items() if name not in given and _is_hidden(value)]
     needed = [p.name for p in parameters.values() if p.kind in kinds and p.default is p.empty]
@@ -59,9 +66,10 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     if lacking:
         shown = ", ".join(f"{name}=..." for name in lacking)
         raise CheckpointError(
-            f"{path} does not hold the arguments {', '.join(lacking)} of {cls.__name__}: call save_hyperparameters() in its "
-            f"__init__ before training (it saves plain values, but no secrets and no values of the environment), or give them: "
-            f"{cls.__name__}.load_from_checkpoint(path, {shown})."
+            f"{path} does not hold the arguments {', '.join(lacking)} of {cls.__name__}: call"
+            " save_hyperparameters() in its __init__ before training (it saves plain values, but"
+            " no secrets and no values of the environment), or give them:"
+            f" {cls.__name__}.load_from_checkpoint(path, {shown})."
         )
     task = cls(**arguments)
     make_model: Any = getattr(task, "_make_model", None)  # of a Task, which imports this file
@@ -77,7 +85,13 @@ def _is_hidden(value: Any) -> bool:
 
 
 def _arguments_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved hyper-parameters, and the plain arguments of the Task's config, if it was built from one."""
+    """Return the saved hyper-parameters, and the plain arguments of the Task's config,
+    if it was built from one.
+    """
     node = (manifest.get("config") or {}).get("task") or {}
-    own = {key: value for key, value in node.items() if not key.startswith("_") and not isinstance(value, Mapping)}
+    own = {
+        key: value
+        for key, value in node.items()
+        if not key.startswith("_") and not isinstance(value, Mapping)
+    }
     return own | dict(manifest.get("hparams") or {})

@@ -19,7 +19,9 @@ class HyperParameters(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}.") from None
+            raise AttributeError(
+                f"No hyper-parameter '{name}'; there are {', '.join(self) or 'none'}."
+            ) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -33,7 +35,9 @@ class Configured:
     _not_logged: frozenset[str] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes without the run, for copies and loader workers: neither belongs to it."""
+        """Return the attributes without the run, for copies and loader workers:
+        neither belongs to it.
+        """
         return {name: value for name, value in self.__dict__.items() if name != "_trainer"}
 
     @functools.cached_property
@@ -44,12 +48,20 @@ class Configured:
     @property
     def logged_hparams(self) -> dict[str, Any]:
         """The part of `hparams` that loggers receive."""
-        return {name: value for name, value in self.hparams.items() if name not in self._not_logged and not callable(value)}
+        return {
+            name: value
+            for name, value in self.hparams.items()
+            if name not in self._not_logged and not callable(value)
+        }
 
-    def save_hyperparameters(self, *names: Any, ignore: str | Sequence[str] = (), logger: bool = True) -> None:
-        """Save the arguments of `__init__` in `self.hparams`; call it there, after `super().__init__()`.
+    def save_hyperparameters(
+        self, *names: Any, ignore: str | Sequence[str] = (), logger: bool = True
+    ) -> None:
+        """Save the arguments of `__init__` in `self.hparams`; call it there, after
+        `super().__init__()`.
 
-        Those of a subclass are saved too, if its `__init__` calls this one. Of two with the same name, the subclass's counts.
+        Those of a subclass are saved too, if its `__init__` calls this one. Of two with the same
+        name, the subclass's counts.
 
         Args:
             names: the arguments to save, or one mapping or namespace to save instead. Default: all.
@@ -61,19 +73,21 @@ class Configured:
         """
         own, left_out = type(self).__name__, {ignore} if isinstance(ignore, str) else set(ignore)
         if len(names) == 1 and not isinstance(names[0], str):
-            given = names[0] if isinstance(names[0], Mapping) else getattr(names[0], "__dict__", None)
+            given = (
+                names[0] if isinstance(names[0], Mapping) else getattr(names[0], "__dict__", None)
+            )
             if given is None or not all(isinstance(name, str) for name in given):
                 raise TaskError(
-                    f"{own}.save_hyperparameters: {names[0]!r} cannot be saved; give a mapping with texts as keys, or a "
-                    "namespace."
+                    f"{own}.save_hyperparameters: {names[0]!r} cannot be saved; give a mapping with"
+                    " texts as keys, or a namespace."
                 )
             found, names = dict(given), ()
         else:
             found = _arguments_of(self, inspect.currentframe())
         if strange := [name for name in (*names, *left_out) if name not in found]:
             raise TaskError(
-                f"{own}.save_hyperparameters: '{strange[0]}' is no argument of its __init__.{did_you_mean(strange[0], found)} "
-                f"It has {', '.join(found) or 'none'}."
+                f"{own}.save_hyperparameters: '{strange[0]}' is no argument of its"
+                f" __init__.{did_you_mean(strange[0], found)} It has {', '.join(found) or 'none'}."
             )
         chosen = {name: found[name] for name in names or found if name not in left_out}
         self.hparams.update(chosen)
@@ -88,12 +102,15 @@ class Configured:
             TaskError: no Trainer runs it yet.
         """
         if self._trainer is None:
-            raise TaskError(f"{type(self).__name__}.trainer: no Trainer runs this {self._kind} yet.")
+            raise TaskError(
+                f"{type(self).__name__}.trainer: no Trainer runs this {self._kind} yet."
+            )
         return self._trainer
 
 
 def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
-    """Return the arguments of the calls of `owner.__init__` that are in progress; the outermost, a subclass's, comes last.
+    """Return the arguments of the calls of `owner.__init__` that are in progress; the outermost, a
+    subclass's, comes last.
 
     Raises:
         TaskError: there is none.
@@ -105,7 +122,9 @@ def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
         first = code.co_varnames[0] if code.co_argcount else None  # usually, not always, "self"
         if code.co_name == "__init__" and first is not None and values.get(first) is owner:
             num_named = code.co_argcount + code.co_kwonlyargcount
-            found |= {name: values[name] for name in code.co_varnames[1:num_named] if name in values}
+            found |= {
+                name: values[name] for name in code.co_varnames[1:num_named] if name in values
+            }
             if code.co_flags & inspect.CO_VARKEYWORDS:
                 place = num_named + bool(code.co_flags & inspect.CO_VARARGS)
                 found |= values.get(code.co_varnames[place], {})
@@ -113,5 +132,8 @@ def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
         frame = frame.f_back
     if not calls:
         own = type(owner).__name__
-        raise TaskError(f"{own}.save_hyperparameters() is called outside of {own}.__init__, so nothing is saved.")
+        raise TaskError(
+            f"{own}.save_hyperparameters() is called outside of {own}.__init__, so nothing is"
+            " saved."
+        )
     return found

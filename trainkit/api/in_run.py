@@ -12,8 +12,8 @@ from trainkit.api.view import RunView
 from trainkit.errors import TaskError
 
 _GATHERED = (
-    "A loss that compares samples of all ranks: gather the others' features without gradients, put this rank's own in "
-    "their place, and return the loss of this rank's samples."
+    "A loss that compares samples of all ranks: gather the others' features without gradients, put"
+    " this rank's own in their place, and return the loss of this rank's samples."
 )
 
 
@@ -75,16 +75,20 @@ class InRun:
             print(*values, **options)
 
     def all_gather(self, data: Any, group: None = None, sync_grads: bool = False) -> Any:
-        """Return the values of all ranks: of a tensor one more dimension in front, of a dict, list or tuple the same for each.
-        At one rank, as in Lightning, values are tensors without that dimension.
+        """Return the values of all ranks: of a tensor one more dimension in front, of a dict, list
+        or tuple the same for each. At one rank, as in Lightning, values are tensors without that
+        dimension.
 
         Call it on all ranks, with tensors of the same shape. It waits for the device.
 
         Raises:
-            TaskError: gradients are asked for: those of a loss over all ranks' samples are summed anyway.
+            TaskError: gradients are asked for: those of a loss over all ranks' samples are summed
+                anyway.
         """
         if sync_grads:
-            raise TaskError("all_gather(sync_grads=True): gathered values carry no gradients here. " + _GATHERED)
+            raise TaskError(
+                "all_gather(sync_grads=True): gathered values carry no gradients here. " + _GATHERED
+            )
         if self.trainer.world_size == 1:
             return alone(data)
         return gathered(data, self.trainer.engine.comm.all_gather_object)
@@ -100,7 +104,9 @@ def alone(data: Any) -> Any:
 
 
 def gathered(data: Any, all_gather_object: Callable[[Any], list[Any]]) -> Any:
-    """Return the values of all ranks, tensors with a dimension for the ranks in front, on the device they were on."""
+    """Return the values of all ranks, tensors with a dimension for the ranks in front,
+    on the device they were on.
+    """
     if isinstance(data, Mapping):
         return {name: gathered(part, all_gather_object) for name, part in data.items()}
     if isinstance(data, (list, tuple)):

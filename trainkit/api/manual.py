@@ -1,4 +1,6 @@
-"""Manual optimization, as Lightning writes it: what `training_step` calls if the Task sets `automatic_optimization = False`."""
+"""Manual optimization, as Lightning writes it:
+what `training_step` calls if the Task sets `automatic_optimization = False`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class ManualStep(Protocol):
     @property
     def num_schedules(self) -> int: ...  # noqa: D102
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None: ...  # noqa: D102
-    def clip(self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str) -> None: ...  # noqa: D102
+    def clip(
+        self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str
+    ) -> None: ...  # noqa: D102
     def move_schedule(self, place: int, metric: float | None) -> None: ...  # noqa: D102
 
 
@@ -36,9 +40,11 @@ class Schedule:
 
 
 class ManualOptimization:
-    """The part of a Task that is for manual optimization: backward and optimizer steps in `training_step`.
+    """The part of a Task that is for manual optimization: backward and optimizer steps in
+    `training_step`.
 
-    The learning rates are scaled and warmed up as in automatic optimization; schedulers move only by `lr_schedulers()`.
+    The learning rates are scaled and warmed up as in automatic optimization; schedulers move only
+    by `lr_schedulers()`.
     """
 
     if TYPE_CHECKING:
@@ -52,28 +58,41 @@ class ManualOptimization:
     _toggled: dict[Tensor, bool] | None = None
 
     def optimizers(self) -> Any:
-        """Return the optimizer of `configure_optimizers`, or the list of them; under automatic optimization to read them.
+        """Return the optimizer of `configure_optimizers`, or the list of them; under automatic
+        optimization to read them.
 
-        Each is used as a torch optimizer. Its `step(closure=None)` sums the gradients over ranks, clips them by
-        `trainer.gradient_clip_val` and updates; all ranks must call it alike.
+        Each is used as a torch optimizer. Its `step(closure=None)` sums the gradients over ranks,
+        clips them by `trainer.gradient_clip_val` and updates; all ranks must call it alike.
         """
-        own = self._for_reading() if self.automatic_optimization else list(self._need("optimizers").optimizers)
+        own = (
+            self._for_reading()
+            if self.automatic_optimization
+            else list(self._need("optimizers").optimizers)
+        )
         return own[0] if len(own) == 1 else own
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Run backward of a mean loss over the batch of this rank; other arguments are those of `Tensor.backward`."""
+        """Run backward of a mean loss over the batch of this rank;
+        other arguments are those of `Tensor.backward`.
+        """
         self._need("manual_backward").backward(loss, *args, **kwargs)
 
     def clip_gradients(
-        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str = "norm"
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str = "norm",
     ) -> None:
-        """Clip an optimizer's gradients, summed over the ranks, at a norm or a value; call it before its `step`."""
+        """Clip an optimizer's gradients, summed over the ranks, at a norm or a value;
+        call it before its `step`.
+        """
         self._need("clip_gradients").clip(
             getattr(optimizer, "optimizer", optimizer), gradient_clip_val, gradient_clip_algorithm
         )
 
     def lr_schedulers(self) -> Any:
-        """Return the scheduler of `configure_optimizers`, the list of them, or None; call `step()` when one is due.
+        """Return the scheduler of `configure_optimizers`, the list of them, or None; call `step()`
+        when one is due.
 
         Under automatic optimization they are torch's, to read: the Trainer steps them.
         """
@@ -89,12 +108,20 @@ class ManualOptimization:
         return found[0] if len(found) == 1 else found or None
 
     def toggle_optimizer(self, optimizer: Any) -> None:
-        """Let only the parameters of this optimizer require a gradient, until `untoggle_optimizer`."""
+        """Let only the parameters of this optimizer require a gradient,
+        until `untoggle_optimizer`.
+        """
         self.untoggle_optimizer()
         own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        groups = [group for other in self._need("toggle_optimizer").optimizers for group in other.param_groups]
+        groups = [
+            group
+            for other in self._need("toggle_optimizer").optimizers
+            for group in other.param_groups
+        ]
         every = [parameter for group in groups for parameter in group["params"]]
-        self._toggled = {parameter: parameter.requires_grad for parameter in every if parameter not in own}
+        self._toggled = {
+            parameter: parameter.requires_grad for parameter in every if parameter not in own
+        }
         for parameter in self._toggled:
             parameter.requires_grad_(False)
 
@@ -120,15 +147,20 @@ class ManualOptimization:
         name = type(self).__name__
         if self.automatic_optimization:
             raise TaskError(
-                f"{name}.{method}() is for manual optimization. Set self.automatic_optimization = False in {name}.__init__."
+                f"{name}.{method}() is for manual optimization. Set self.automatic_optimization ="
+                f" False in {name}.__init__."
             )
         if self._manual is None:
-            raise TaskError(f"{name}.{method}() was called outside of a fit: there are no optimizers yet.")
+            raise TaskError(
+                f"{name}.{method}() was called outside of a fit: there are no optimizers yet."
+            )
         return self._manual
 
 
 class ReadOnly:
-    """An optimizer under automatic optimization: the Trainer steps it, and all else can be read or set."""
+    """An optimizer under automatic optimization:
+    the Trainer steps it, and all else can be read or set.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, name: str) -> None:
         self.optimizer, self._name = optimizer, name
@@ -136,8 +168,9 @@ class ReadOnly:
     def __getattr__(self, name: str) -> Any:
         if name in ("step", "zero_grad"):
             raise TaskError(
-                f"{self._name}.optimizers().{name}() is for manual optimization: the Trainer updates the weights. Set "
-                f"self.automatic_optimization = False in {self._name}.__init__ to do it yourself."
+                f"{self._name}.optimizers().{name}() is for manual optimization: the Trainer"
+                " updates the weights. Set self.automatic_optimization = False in"
+                f" {self._name}.__init__ to do it yourself."
             )
         return getattr(self.optimizer, name)
 

@@ -1,4 +1,6 @@
-"""Pictures, figures, texts, tables, sounds and histograms: one call each, stored by every logger of the run that can."""
+"""Pictures, figures, texts, tables, sounds and histograms:
+one call each, stored by every logger of the run that can.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,16 @@ from trainkit.metrics.media import Media
 
 
 class LogsMedia:
-    """The part of Task and Callback that logs what is no number. Call it in any hook or step; rank 0's values are stored.
+    """The part of Task and Callback that logs what is no number. Call it in any hook or step; rank
+    0's values are stored.
 
     The values are copied to the host, which waits for the device.
     """
 
     def log_image(self, name: str, image: Any, caption: str = "") -> None:
-        """Log a picture: a tensor [C, H, W] or [H, W], an array [H, W, C], or a PIL image; floats from 0 to 1."""
+        """Log a picture: a tensor [C, H, W] or [H, W], an array [H, W, C], or a PIL image;
+        floats from 0 to 1.
+        """
         self._log_media(lambda: media.image(name, image, caption))
 
     def log_figure(self, name: str, figure: Any, caption: str = "") -> None:

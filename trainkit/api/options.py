@@ -1,4 +1,6 @@
-"""The Trainer's arguments in groups, each frozen; the names are those of the constructor, which documents them."""
+"""The Trainer's arguments in groups, each frozen;
+the names are those of the constructor, which documents them.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,17 @@ class BatchOptions:
     def __post_init__(self) -> None:
         if self.lr_scaling == "none" and self.lr_reference_batch_size is not None:
             raise ConfigError(
-                f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but trainer.lr_scaling is 'none': rates "
-                "are not scaled, so it has no effect. Leave it out, or use trainer.lr_scaling=linear or sqrt."
+                f"trainer.lr_reference_batch_size is {self.lr_reference_batch_size}, but"
+                " trainer.lr_scaling is 'none': rates are not scaled, so it has no effect. Leave"
+                " it out, or use trainer.lr_scaling=linear or sqrt."
             )
         shares = self.rank_shares
-        if shares is not None and (not shares or any(type(share) is not int or share < 1 for share in shares)):
+        if shares is not None and (
+            not shares or any(type(share) is not int or share < 1 for share in shares)
+        ):
             raise ConfigError(
-                f"trainer.rank_shares is {list(shares)}; it must be one whole number of 1 or more for each rank, as [3,1]."
+                f"trainer.rank_shares is {list(shares)}; it must be one whole number of 1 or more"
+                " for each rank, as [3,1]."
             )
 
 
@@ -60,11 +66,14 @@ class LimitOptions:
     log_every_n_steps: int
 
     def __post_init__(self) -> None:
-        for unit, least, most in (("epochs", self.min_epochs, self.max_epochs), ("steps", self.min_steps, self.max_steps)):
+        for unit, least, most in (
+            ("epochs", self.min_epochs, self.max_epochs),
+            ("steps", self.min_steps, self.max_steps),
+        ):
             if least is not None and most is not None and least > most:
                 raise ConfigError(
-                    f"trainer.min_{unit} is {least}, but trainer.max_{unit} is {most}: training ends there. Raise the one or "
-                    "lower the other."
+                    f"trainer.min_{unit} is {least}, but trainer.max_{unit} is {most}: training"
+                    " ends there. Raise the one or lower the other."
                 )
 
     @property
@@ -91,8 +100,9 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         if self.val_check_interval == 0:
             raise ConfigError(
-                "trainer.val_check_interval is 0; it must be a whole number of steps, 1 or more, or a share of an epoch above "
-                "0.0 and up to 1.0. To leave validation out: trainer.limit_val_batches=0."
+                "trainer.val_check_interval is 0; it must be a whole number of steps, 1 or more, or"
+                " a share of an epoch above 0.0 and up to 1.0. To leave validation out:"
+                " trainer.limit_val_batches=0."
             )
 
 
@@ -117,8 +127,9 @@ class NumericOptions:
     def __post_init__(self) -> None:
         if self.gradient_clip_val is None and self.gradient_clip_algorithm != "norm":
             raise ConfigError(
-                f"trainer.gradient_clip_algorithm is '{self.gradient_clip_algorithm}', but trainer.gradient_clip_val is not "
-                "set, or 0: nothing is clipped. Set trainer.gradient_clip_val, or leave the algorithm out."
+                f"trainer.gradient_clip_algorithm is '{self.gradient_clip_algorithm}', but"
+                " trainer.gradient_clip_val is not set, or 0: nothing is clipped. Set"
+                " trainer.gradient_clip_val, or leave the algorithm out."
             )
 
     def uses_channels_last(self, device: torch.device) -> bool:
@@ -128,7 +139,9 @@ class NumericOptions:
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """How samples are read: what happens to one that cannot be loaded, and when loaders are made again."""
+    """How samples are read: what happens to one that cannot be loaded,
+    and when loaders are made again.
+    """
 
     on_bad_sample: Literal["raise", "skip"]
     on_bad_sample_limit: int | None
@@ -137,8 +150,9 @@ class SampleOptions:
     def __post_init__(self) -> None:
         if self.on_bad_sample == "raise" and self.on_bad_sample_limit is not None:
             raise ConfigError(
-                f"on_bad_sample_limit is {self.on_bad_sample_limit}, but on_bad_sample is 'raise': the first bad sample ends "
-                "the run. Set on_bad_sample=skip, or leave the limit out."
+                f"on_bad_sample_limit is {self.on_bad_sample_limit}, but on_bad_sample is 'raise':"
+                " the first bad sample ends the run. Set on_bad_sample=skip, or leave the limit"
+                " out."
             )
 
     @property
@@ -172,13 +186,23 @@ class Options:
 
 # Lightning's short names of precisions; 16 and "16" are the same.
 _PRECISIONS = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed", "64": "64-true"}
-_OF_NULL = {"precision": "32-true", "num_sanity_val_steps": 2, "logger": True, "deterministic": False, "benchmark": False}
+_OF_NULL = {
+    "precision": "32-true",
+    "num_sanity_val_steps": 2,
+    "logger": True,
+    "deterministic": False,
+    "benchmark": False,
+}
 _OF_NULL |= {"log_every_n_steps": 50}
-_OF_NULL |= dict.fromkeys(("enable_progress_bar", "enable_checkpointing", "enable_model_summary"), True)
+_OF_NULL |= dict.fromkeys(
+    ("enable_progress_bar", "enable_checkpointing", "enable_model_summary"), True
+)
 
 
 def canonical(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments with Lightning's other ways to write a value replaced: null, -1, 0, "bf16", ..."""
+    """Return the Trainer's arguments with Lightning's other ways to write a value replaced:
+    null, -1, 0, "bf16", ...
+    """
     given = dict(arguments)
     given |= {name: value for name, value in _OF_NULL.items() if given[name] is None}
     given["precision"] = _PRECISIONS.get(str(given["precision"]), given["precision"])
@@ -196,7 +220,8 @@ def canonical(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_options(arguments: Mapping[str, Any]) -> Options:
-    """Return the Trainer's canonical arguments in groups, with `overfit_batches` and `fast_dev_run` applied.
+    """Return the Trainer's canonical arguments in groups, with `overfit_batches` and `fast_dev_run`
+    applied.
 
     Raises:
         ConfigError: two of them contradict each other, or one has no effect.
@@ -206,10 +231,18 @@ def read_options(arguments: Mapping[str, Any]) -> Options:
     if overfit is not None:
         if (given["limit_train_batches"], given["limit_val_batches"]) != (None, None):
             why = "limit_train_batches or limit_val_batches is set too"
-            raise ConfigError(f"trainer.overfit_batches is {overfit}, but {why}. Leave one out (null is for all).")
+            raise ConfigError(
+                f"trainer.overfit_batches is {overfit}, but {why}. Leave one out (null is for all)."
+            )
         given["limit_train_batches"] = given["limit_val_batches"] = overfit
     if quick := int(given["fast_dev_run"]):
-        given |= {"max_epochs": 1, "max_steps": None, "min_epochs": None, "min_steps": None, "num_sanity_val_steps": 0}
+        given |= {
+            "max_epochs": 1,
+            "max_steps": None,
+            "min_epochs": None,
+            "min_steps": None,
+            "num_sanity_val_steps": 0,
+        }
         given |= {"val_check_interval": None, "check_val_every_n_epoch": 1}
         given |= {f"limit_{kind}_batches": quick for kind in ("train", "val", "test", "predict")}
 

@@ -9,7 +9,14 @@ from typing import Any, Literal
 StageName = Literal["fit", "sanity_check", "validate", "test", "predict"]
 
 
-_BEGINNING = {"step_in_epoch": 0, "batch_idx": 0, "validated_at": -1, "epoch_values": {}, "epoch_done": False}  # of an epoch
+# of an epoch
+_BEGINNING = {
+    "step_in_epoch": 0,
+    "batch_idx": 0,
+    "validated_at": -1,
+    "epoch_values": {},
+    "epoch_done": False,
+}
 
 
 @dataclass
@@ -26,11 +33,13 @@ class TrainState:
         epoch_values: the logged values of this epoch, which schedules read when it ends.
         step_open: whether the last step's end (its validation, its hooks) is pending.
         end_open: whether the validation at the epoch's or the run's end is pending.
-        epoch_done: whether this epoch's data are used up; a checkpoint taken now starts with the next epoch, once the
-            validation at the end is done.
-        skipped_steps: steps without an update, skipped by mixed precision (gradients that are not finite).
+        epoch_done: whether this epoch's data are used up; a checkpoint taken now starts with the
+            next epoch, once the validation at the end is done.
+        skipped_steps: steps without an update, skipped by mixed precision (gradients that are not
+            finite).
         half_updated: between an update's first change of weights and its count.
-        oom_pieces: pieces that each microbatch is split into for memory (trainer.halve_batch_on_oom); 1: not split.
+        oom_pieces: pieces that each microbatch is split into for memory
+            (trainer.halve_batch_on_oom); 1: not split.
         should_stop: set it (or call request_stop) to end after the current step.
         stops_at_once: whether the stop does not wait for trainer.min_epochs and min_steps.
         stop_reason: why, in words for the user.
@@ -70,7 +79,9 @@ class TrainState:
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""
-        self.load_state_dict(self.state_dict() | {"current_epoch": self.current_epoch + 1, **_BEGINNING})
+        self.load_state_dict(
+            self.state_dict() | {"current_epoch": self.current_epoch + 1, **_BEGINNING}
+        )
 
     @property
     def num_updates(self) -> int:

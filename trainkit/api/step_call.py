@@ -1,4 +1,6 @@
-"""A Task's steps: whether there is one, and the arguments that it takes; `training_step(self, batch)` may leave some out."""
+"""A Task's steps: whether there is one, and the arguments that it takes;
+`training_step(self, batch)` may leave some out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Task: the model and how it is trained; the counterpart of LightningModule, with the same names."""
+"""Task: the model and how it is trained;
+the counterpart of LightningModule, with the same names.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,17 @@ from trainkit.metrics.media import Media
 from trainkit.metrics.objects import is_collection, is_metric, latest_of
 
 _NO_STEPS = (
-    "..., on_step=True, on_epoch=False): an evaluation logs no steps, so this has no effect. Leave both out to log the mean of "
-    "all samples."
+    "..., on_step=True, on_epoch=False): an evaluation logs no steps, so this has no effect. Leave"
+    " both out to log the mean of all samples."
 )
 
 _Task = TypeVar("_Task", bound="Task")
 
 
 class LogTarget(NamedTuple):
-    """Target of `log`, set by the loop: the table, this batch's samples, and the defaults of the stage."""
+    """Target of `log`, set by the loop:
+    the table, this batch's samples, and the defaults of the stage.
+    """
 
     table: MetricLog
     num_samples: int
@@ -43,14 +47,18 @@ class LogTarget(NamedTuple):
     on_epoch: bool
 
 
-class Task(FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimization, nn.Module):
+class Task(
+    FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, ManualOptimization, nn.Module
+):
     """Subclass it, write `training_step` and `configure_optimizers`, and pass it to `Trainer.fit`.
 
-    All methods below may be overridden, and those of DataHooks, for data without a DataModule. Never call `.cuda()`, wrap the
-    model, scale the learning rate, or reduce over ranks here: the Trainer does.
+    All methods below may be overridden, and those of DataHooks, for data without a DataModule.
+    Never call `.cuda()`, wrap the model, scale the learning rate, or reduce over ranks here: the
+    Trainer does.
     """
 
-    # The mean number of tokens of a sample, of a Task on text: progress then shows tokens/s. May be a property.
+    # The mean number of tokens of a sample, of a Task on text: progress then shows tokens/s. May be
+    # a property.
     tokens_per_sample: float | None = None
     # What a batch is, as text; data and a task that declare different ones are refused.
     # A dict of argument -> text is for a batch that depends on which argument is given ("": none).
@@ -72,55 +80,66 @@ class Task(FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, Manua
             batch_idx: its number in this epoch on this rank, from 0.
 
         Returns:
-            A scalar with grad. A dict may hold "num_samples" too (a number or a scalar tensor): the batch's weight
-            among the step's batches, if it is not the number of samples (tokens, for example).
+            A scalar with grad. A dict may hold "num_samples" too (a number or a scalar tensor): the
+            batch's weight among the step's batches, if it is not the number of samples (tokens, for
+            example).
         """
         raise TaskError(_missing(self, "training_step", "return the loss"))
 
     def configure_model(self) -> None:
-        """Make the layers here, in place of `__init__`, if no single rank can hold them. Called once, after `setup`.
+        """Make the layers here, in place of `__init__`, if no single rank can hold them. Called
+        once, after `setup`.
 
-        Under `engine=fsdp` they take no memory until they are split: then the values that this method computes are computed
-        one weight after the other, and each rank keeps its part. They are the same numbers as with any other engine.
+        Under `engine=fsdp` they take no memory until they are split: then the values that this
+        method computes are computed one weight after the other, and each rank keeps its part. They
+        are the same numbers as with any other engine.
         """
 
     def batch_weight(self, batch: Any) -> Any:
-        """Return the weight of a batch's mean loss in its step, if it is not the number of samples: its tokens, for example.
+        """Return the weight of a batch's mean loss in its step, if it is not the number of samples:
+        its tokens, for example.
 
-        As `return (batch["labels"] != -100).sum()`. A number or a scalar tensor; a "num_samples" that `training_step` returns
-        takes its place.
+        As `return (batch["labels"] != -100).sum()`. A number or a scalar tensor; a "num_samples"
+        that `training_step` returns takes its place.
         """
         return None
 
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights of a file by this Task's names and in its shapes; called before `init_weights` are loaded.
+        """Return the weights of a file by this Task's names and in its shapes; called before
+        `init_weights` are loaded.
 
-        As for weights of another library, with other names or transposed matrices. Weights that have this Task's names already
-        must come back as they are: those of its own checkpoints are passed too. By default all are returned unchanged.
+        As for weights of another library, with other names or transposed matrices. Weights that
+        have this Task's names already must come back as they are: those of its own checkpoints are
+        passed too. By default all are returned unchanged.
         """
         return weights
 
     def parallelize(self, mesh: Any) -> Mapping[str, Any] | None:
-        """Return which layers are split by width over the ranks of a tensor group (engine=fsdp engine.tensor=2).
+        """Return which layers are split by width over the ranks of a tensor group (engine=fsdp
+        engine.tensor=2).
 
-        Called once, on all ranks, with rank 0's weights, before weights are sharded and optimizers are made. As
-        `return {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}`: names of layers of this Task, or patterns of names. A
-        "colwise" layer has a part of its outputs on each rank, a "rowwise" one takes these as its inputs, and sums. Between the
-        two, a width is that of one rank's part: write `.view(B, T, -1, 64)` for heads, not their number.
+        Called once, on all ranks, with rank 0's weights, before weights are sharded and optimizers
+        are made. As `return {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}`: names of
+        layers of this Task, or patterns of names. A "colwise" layer has a part of its outputs on
+        each rank, a "rowwise" one takes these as its inputs, and sums. Between the two, a width is
+        that of one rank's part: write `.view(B, T, -1, 64)` for heads, not their number.
 
         Args:
-            mesh: the DeviceMesh of this rank's group, of one dimension; `mesh.size()` ranks share each layer.
+            mesh: the DeviceMesh of this rank's group, of one dimension; `mesh.size()` ranks share
+                each layer.
 
         Returns:
-            The plan (a value may be a ParallelStyle of torch.distributed.tensor.parallel too), or None if `parallelize_module`
-            was called here.
+            The plan (a value may be a ParallelStyle of torch.distributed.tensor.parallel too), or
+            None if `parallelize_module` was called here.
         """
         return None
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """Call `self.log(name, value)` with the batch's mean; the epoch's value is exact over all samples and ranks.
+        """Call `self.log(name, value)` with the batch's mean; the epoch's value is exact over all
+        samples and ranks.
 
-        With several loaders, take a third argument `dataloader_idx`; names then get the suffix "/dataloader_idx_N".
+        With several loaders, take a third argument `dataloader_idx`; names then get the suffix
+        "/dataloader_idx_N".
         """
         raise TaskError(_missing(self, "validation_step", "log values"))
 
@@ -129,15 +148,22 @@ class Task(FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, Manua
         return call_step(self, "validation_step", batch, batch_idx)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """Return predictions, the batch's samples along the first dimension. By default `self(inputs)`."""
+        """Return predictions, the batch's samples along the first dimension.
+        By default `self(inputs)`.
+        """
         return self(batch[0] if isinstance(batch, (list, tuple)) else batch)
 
     def configure_optimizers(self) -> Any:
         """Return an optimizer, or any of Lightning's forms: a list, (optimizers, schedulers), or
-        {"optimizer": ..., "lr_scheduler": scheduler or {"scheduler", "interval", "frequency", "monitor"}}.
+        {"optimizer": ..., "lr_scheduler": scheduler or {"scheduler", "interval", "frequency",
+        "monitor"}}.
         """
         raise TaskError(
-            _missing(self, "configure_optimizers", "return an optimizer, as torch.optim.SGD(self.parameters(), lr=0.1)")
+            _missing(
+                self,
+                "configure_optimizers",
+                "return an optimizer, as torch.optim.SGD(self.parameters(), lr=0.1)",
+            )
         )
 
     def _make_model(self) -> None:
@@ -146,7 +172,8 @@ class Task(FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, Manua
             self.configure_model()
 
     def _log_to(self, target: LogTarget | None) -> None:
-        self.__dict__["_log_target"] = target  # nn.Module.__setattr__ would take many times as long, each batch
+        # nn.Module.__setattr__ would take many times as long, each batch
+        self.__dict__["_log_target"] = target
 
     # -- to call ----------------------------------------------------------------------------------------------------
 
@@ -165,27 +192,35 @@ class Task(FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, Manua
         add_dataloader_idx: bool = True,
         **other: Any,
     ) -> None:
-        """Log a value. In a step of a batch the epoch's value is exact over all samples, and nothing waits for the device.
+        """Log a value. In a step of a batch the epoch's value is exact over all samples, and
+        nothing waits for the device.
 
         Args:
             name: as "train/loss" or "val/acc".
-            value: a number, or a dict, vector or matrix of numbers, logged as `name/key`, `name/0`, `name/0/1`. In a step: the
-                mean over this batch (or a sum, minimum or maximum, with `reduce_fx`); or a torchmetrics object or collection
-                that was called or updated with the batch: combined over all ranks at the epoch's end, and reset. In a hook of
-                an epoch or of the run: the value as it is.
+            value: a number, or a dict, vector or matrix of numbers, logged as `name/key`, `name/0`,
+                `name/0/1`. In a step: the mean over this batch (or a sum, minimum or maximum, with
+                `reduce_fx`); or a torchmetrics object or collection that was called or updated with
+                the batch: combined over all ranks at the epoch's end, and reset. In a hook of an
+                epoch or of the run: the value as it is.
             prog_bar: show it in the progress bar.
-            on_step: log this rank's value of the step, each `log_every_n_steps`; an evaluation has none. Default: in training.
-            on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in evaluation only.
-            reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch, or torch's function of that name.
+            on_step: log this rank's value of the step, each `log_every_n_steps`; an evaluation has
+                none. Default: in training.
+            on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in
+                evaluation only.
+            reduce_fx: "mean" (weighted by samples), "sum", "min" or "max" over the epoch, or
+                torch's function of that name.
             batch_size: the weight of this value, if it is not the number of samples of the batch.
-            sync_dist: in a hook: combine the ranks' values by `reduce_fx`; otherwise rank 0's holds. No effect in a step.
+            sync_dist: in a hook: combine the ranks' values by `reduce_fx`; otherwise rank 0's
+                holds. No effect in a step.
             rank_zero_only: without effect: a hook's value is rank 0's in any case.
             logger: false keeps the value from the loggers; callbacks and the progress bar have it.
-            add_dataloader_idx: false logs the values of several validation loaders without their suffix.
+            add_dataloader_idx: false logs the values of several validation loaders without their
+                suffix.
             other: none; the error for another argument names the replacement.
 
         Raises:
-            TaskError: other arguments, or a value that is not made of numbers; or no Trainer runs this Task.
+            TaskError: other arguments, or a value that is not made of numbers; or no Trainer runs
+                this Task.
         """
         _check_others(name, other)
         target = self._log_target
@@ -197,7 +232,17 @@ class Task(FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, Manua
             return
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():
-                how = (prog_bar, on_step, on_epoch, reduction, batch_size, False, False, logger, add_dataloader_idx)
+                how = (
+                    prog_bar,
+                    on_step,
+                    on_epoch,
+                    reduction,
+                    batch_size,
+                    False,
+                    False,
+                    logger,
+                    add_dataloader_idx,
+                )
                 self.log(f"{name}/{key}", part, *how)
             return
         value = latest_of(value)
@@ -206,8 +251,15 @@ class Task(FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, Manua
         if on_step and on_epoch is False and target.on_epoch:
             raise TaskError(f"log('{name}', {_NO_STEPS}")
         weight = target.num_samples if batch_size is None else batch_size
-        on_step, on_epoch = target.on_step if on_step is None else on_step, target.on_epoch if on_epoch is None else on_epoch
-        options: dict[str, Any] = {"prog_bar": prog_bar, "reduction": reduction, "has_suffix": add_dataloader_idx}
+        on_step, on_epoch = (
+            target.on_step if on_step is None else on_step,
+            target.on_epoch if on_epoch is None else on_epoch,
+        )
+        options: dict[str, Any] = {
+            "prog_bar": prog_bar,
+            "reduction": reduction,
+            "has_suffix": add_dataloader_idx,
+        }
         target.table.add(name, value, weight=weight, on_step=on_step, on_epoch=on_epoch, **options)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
@@ -229,13 +281,17 @@ class Task(FixedHooks, TaskHooks, DataHooks, Configured, InRun, LogsMedia, Manua
         self.train()
 
     @classmethod
-    def load_from_checkpoint(cls: type[_Task], checkpoint_path: str | Path, strict: bool = True, **arguments: Any) -> _Task:
+    def load_from_checkpoint(
+        cls: type[_Task], checkpoint_path: str | Path, strict: bool = True, **arguments: Any
+    ) -> _Task:
         """Return a Task with a checkpoint's weights, on the CPU.
 
         Args:
-            checkpoint_path: a checkpoint's folder (as runs/mine/checkpoints/best) or URL, or a file of weights.
+            checkpoint_path: a checkpoint's folder (as runs/mine/checkpoints/best) or URL, or a file
+                of weights.
             strict: whether all weights must match.
-            arguments: of `__init__`, in place of those that `save_hyperparameters` saved; needed for what is no plain value.
+            arguments: of `__init__`, in place of those that `save_hyperparameters` saved; needed
+                for what is no plain value.
 
         Raises:
             CheckpointError: it cannot be read or does not fit, or arguments are missing.
@@ -261,14 +317,22 @@ def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
         TaskError: it is none, or a method is missing.
     """
     if not isinstance(task, Task):
-        raise TaskError(f"The task is of type {type(task).__name__}; it must be a trainkit.Task (a subclass of nn.Module).")
+        raise TaskError(
+            f"The task is of type {type(task).__name__}; it must be a trainkit.Task (a subclass of"
+            " nn.Module)."
+        )
     if not hasattr(task, "_modules"):
         raise TaskError(f"{type(task).__name__}.__init__ does not call super().__init__().")
     for method in methods:
         if not has_step(task, Task, method):
-            near = [n for n in vars(type(task)) if n.replace("_", "").lower() == method.replace("_", "")]
+            near = [
+                n for n in vars(type(task)) if n.replace("_", "").lower() == method.replace("_", "")
+            ]
             hint = f" (it has {near[0]}(), which is spelt differently)" if near else ""
-            what = {"training_step": "return the loss", "configure_optimizers": "return an optimizer"}
+            what = {
+                "training_step": "return the loss",
+                "configure_optimizers": "return an optimizer",
+            }
             raise TaskError(_missing(task, method, what.get(method, "log values")) + hint)
     return task
 
@@ -279,16 +343,29 @@ def loss_of(outputs: Any, task: Task) -> Tensor:
     Raises:
         TaskError: there is none, it is not one number, or it has no grad.
     """
-    loss = outputs if isinstance(outputs, Tensor) else outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    loss = (
+        outputs
+        if isinstance(outputs, Tensor)
+        else outputs.get("loss")
+        if isinstance(outputs, Mapping)
+        else outputs
+    )
     name = f"{type(task).__name__}.training_step"
     if not isinstance(loss, Tensor):
         kind = "a dict without 'loss'" if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise TaskError(f"{name} returned {kind}; it must return the loss (a scalar tensor), or a dict with 'loss'.")
+        raise TaskError(
+            f"{name} returned {kind}; it must return the loss (a scalar tensor), or a dict with"
+            " 'loss'."
+        )
     if loss.numel() != 1:
-        raise TaskError(f"{name} returned a loss of shape {list(loss.shape)}; it must be one number. Return its mean().")
+        raise TaskError(
+            f"{name} returned a loss of shape {list(loss.shape)}; it must be one number. Return its"
+            " mean()."
+        )
     if not loss.requires_grad:
         raise TaskError(
-            f"{name} returned a loss without grad: it does not depend on trained weights, or was made under "
-            "torch.no_grad(), by .item(), .detach() or .data. Return the tensor that the model's output leads to."
+            f"{name} returned a loss without grad: it does not depend on trained weights, or was"
+            " made under torch.no_grad(), by .item(), .detach() or .data. Return the tensor that"
+            " the model's output leads to."
         )
     return loss.reshape(()) if loss.dim() else loss

@@ -1,4 +1,6 @@
-"""The hooks of a Task: those of Callback (which draws their order), without the arguments `trainer` and `task`."""
+"""The hooks of a Task: those of Callback (which draws their order),
+without the arguments `trainer` and `task`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ class TaskHooks:
     """Override the hooks that you need; the others cost nothing."""
 
     def configure_callbacks(self) -> Any:
-        """Return callbacks of this Task's own: one, or a list. One takes the place of the Trainer's of the same class."""
+        """Return callbacks of this Task's own: one, or a list.
+        One takes the place of the Trainer's of the same class.
+        """
         return []
 
     def setup(self, stage: str) -> None:
@@ -55,10 +59,14 @@ class TaskHooks:
         """Gradients of this rank; not yet summed over ranks."""
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients of the whole step, summed over ranks and unscaled; they are clipped after it."""
+        """Gradients of the whole step, summed over ranks and unscaled;
+        they are clipped after it.
+        """
 
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before the gradients of the last step are dropped: in the next step, after the first batch's `training_step`."""
+        """Before the gradients of the last step are dropped:
+        in the next step, after the first batch's `training_step`.
+        """
 
     def on_validation_start(self) -> None:
         """Before a validation."""
@@ -72,10 +80,14 @@ class TaskHooks:
     def on_validation_end(self) -> None:
         """After a validation."""
 
-    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_validation_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Before `validation_step`."""
 
-    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_validation_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """After `validation_step`, with its result."""
 
     def on_test_start(self) -> None:
@@ -93,7 +105,9 @@ class TaskHooks:
     def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Before `test_step`."""
 
-    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_test_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """After `test_step`, with its result."""
 
     def on_predict_start(self) -> None:
@@ -111,7 +125,9 @@ class TaskHooks:
     def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Before `predict_step`."""
 
-    def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_predict_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """After `predict_step`, with its result."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """RunView: what hooks see of a run, under the argument name `trainer`; `Task.trainer` is the same.
 
-It has Lightning's names if the meaning is Lightning's, and the services that callbacks use. run/run.py's Run implements and
-documents it.
+It has Lightning's names if the meaning is Lightning's, and the services that callbacks use.
+run/run.py's Run implements and documents it.
 """
 
 from __future__ import annotations
@@ -35,18 +35,29 @@ from trainkit.optim.schedule import LearningRates
 #     shares           gives samples to ranks by measured speed
 #     step_clock       measures steps: step_clock_of(trainer)
 Role = Literal[
-    "checkpoints", "early_stopping", "elastic", "metrics_server", "metrics_table", "progress_bar", "shares", "step_clock"
+    "checkpoints",
+    "early_stopping",
+    "elastic",
+    "metrics_server",
+    "metrics_table",
+    "progress_bar",
+    "shares",
+    "step_clock",
 ]
 
 
 class Agreement(Protocol):
-    """A question to rank 0. `agreed` is set on all ranks at the same step, once rank 0 answered yes; clear it to ask again."""
+    """A question to rank 0. `agreed` is set on all ranks at the same step,
+    once rank 0 answered yes; clear it to ask again.
+    """
 
     agreed: bool
 
 
 class Coordination(Protocol):
-    """See run/coordinator.py. `now` is rank 0's clock in seconds since the start, the same on all ranks, at most 0.5 s old."""
+    """See run/coordinator.py. `now` is rank 0's clock in seconds since the start,
+    the same on all ranks, at most 0.5 s old.
+    """
 
     now: float
 
@@ -88,7 +99,9 @@ class HookTable(Protocol):
     log: HookLog
 
     def __call__(self, name: str, *args: Any) -> None: ...
-    def wrap(self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]) -> None: ...
+    def wrap(
+        self, around: Callable[[str, str, Callable[..., Any]], Callable[..., Any]]
+    ) -> None: ...
 
 
 class LightningNames(Protocol):
@@ -194,5 +207,7 @@ def asks_for_elastic(callbacks: Sequence[Any]) -> bool:
 
 
 def step_clock_of(trainer: RunView) -> Any:
-    """Return the StepClock among the callbacks; it is there if one of them has `uses_step_clock`."""
+    """Return the StepClock among the callbacks;
+    it is there if one of them has `uses_step_clock`.
+    """
     return with_role(trainer.callbacks, "step_clock")[0]

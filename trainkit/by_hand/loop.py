@@ -7,9 +7,10 @@
             for x, y in loop.validation():
                 loop.log("val/loss", cross_entropy(model(x), y))
 
-Trainer.fit runs in a greenlet of its own, with a Task that passes each batch to the user's loop and waits for the loss. The two
-take turns in one thread, so autocast and inference mode of the one hold in the other, and whatever a fit does (accumulation,
-sums over ranks, checkpoints, elastic recovery) is the same code.
+Trainer.fit runs in a greenlet of its own, with a Task that passes each batch to the user's loop and
+waits for the loss. The two take turns in one thread, so autocast and inference mode of the one hold
+in the other, and whatever a fit does (accumulation, sums over ranks, checkpoints, elastic recovery)
+is the same code.
 
     user's loop                      fit
     batches()            <- batch -  training_step
@@ -39,21 +40,24 @@ from trainkit.trainer import Trainer
 class Loop:
     """See the module. A context manager: entering it starts the fit, up to its first batch.
 
-    The rates of `optimizer` follow the contract of batch and rate, as a Task's do, and the Loop updates the weights: never call
-    `optimizer.step()`. Whatever decides how many batches the user's loop reads must be the same on all ranks.
+    The rates of `optimizer` follow the contract of batch and rate, as a Task's do, and the Loop
+    updates the weights: never call `optimizer.step()`. Whatever decides how many batches the user's
+    loop reads must be the same on all ranks.
 
     Args:
         model: a module, or a dict or list of modules; moved to this rank's device.
         optimizer: one, or a list; all of them update at each step.
         train_dataloaders: as in `Trainer.fit`.
         val_dataloaders: as in `Trainer.fit`.
-        lr_scheduler: a scheduler (or Lightning's dict of one), stepped after each epoch; or a list, one for each optimizer. A
-            scheduler of the optimizer that is not given here is the user's to step, after `backward`, as in a plain loop.
+        lr_scheduler: a scheduler (or Lightning's dict of one), stepped after each epoch; or a list,
+            one for each optimizer. A scheduler of the optimizer that is not given here is the
+            user's to step, after `backward`, as in a plain loop.
         ckpt_path: as in `Trainer.fit`; "auto" resumes the run in `run_dir`, if there is one.
         settings: of the Trainer.
 
     Attributes:
-        state: the user's own values, saved in checkpoints and restored from them; numbers, strings, tensors, lists, dicts.
+        state: the user's own values, saved in checkpoints and restored from them; numbers, strings,
+            tensors, lists, dicts.
         history: the values of each epoch, once the fit has ended; see `Trainer.fit`.
 
     Raises:
@@ -72,21 +76,35 @@ class Loop:
         **settings: Any,
     ) -> None:
         if isinstance(model, Task):
-            raise ConfigError("Loop: model is a Task, which has a training_step of its own. Pass it to Trainer.fit.")
+            raise ConfigError(
+                "Loop: model is a Task, which has a training_step of its own. Pass it to"
+                " Trainer.fit."
+            )
         if settings.get("halve_batch_on_oom"):
             raise ConfigError(
-                "Loop: halve_batch_on_oom is true, but a forward pass in your own loop cannot be repeated. Leave it out, and "
-                "set global_batch_size with a smaller batch of the loader: the rest is accumulated."
+                "Loop: halve_batch_on_oom is true, but a forward pass in your own loop cannot be"
+                " repeated. Leave it out, and set global_batch_size with a smaller batch of the"
+                " loader: the rest is accumulated."
             )
         self.trainer = Trainer(**{"num_sanity_val_steps": 0, **settings})
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        optimizers = (
+            [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+        )
         for each in optimizers:
             each.register_step_pre_hook(self._refuse_step)
         self.state: dict[str, Any] = {}
         self.history: list[dict[str, float]] = []
-        schedulers = lr_scheduler if isinstance(lr_scheduler, (list, tuple)) else [lr_scheduler] if lr_scheduler else []
+        schedulers = (
+            lr_scheduler
+            if isinstance(lr_scheduler, (list, tuple))
+            else [lr_scheduler]
+            if lr_scheduler
+            else []
+        )
         by_hand = schedulers_of(optimizers, [scheduler_of(given) for given in schedulers])
-        configured = Configured(optimizers, [*schedulers, *(ScheduleConfig(each, "hand") for each in by_hand)])
+        configured = Configured(
+            optimizers, [*schedulers, *(ScheduleConfig(each, "hand") for each in by_hand)]
+        )
         self._task = task_of(model, configured, Turns(self._pass, self._after_batch, self.state))
         self._data, self._ckpt_path = (train_dataloaders, val_dataloaders), ckpt_path
         self._fit = greenlet(self._run_fit)
@@ -94,7 +112,8 @@ class Loop:
         self._next: Batch | None = None  # passed by the fit, not read yet
         self._reading: Batch | None = None  # in the body of the user's loop
         self._loss: Any = None  # what the fit waits for
-        self._is_lost = False  # a rank was lost in this batch's backward: the step is taken again, with other batches
+        # a rank was lost in this batch's backward: the step is taken again, with other batches
+        self._is_lost = False
 
     def _run_fit(self) -> None:
         self.history = self.trainer.fit(self._task, *self._data, ckpt_path=self._ckpt_path)
@@ -116,14 +135,21 @@ class Loop:
             self._check_left()
             if self._next is first:
                 reader = "batches()" if first.kind == "train" else "validation()"
-                raise TaskError(f"The body of `for epoch in loop.epochs()` must read loop.{reader}: there are such data.")
+                raise TaskError(
+                    f"The body of `for epoch in loop.epochs()` must read loop.{reader}: there are"
+                    " such data."
+                )
 
     def batches(self) -> Iterator[Any]:
-        """Yield this rank's batches of the epoch, on its device, up to the next validation. Call `backward` for each."""
+        """Yield this rank's batches of the epoch, on its device, up to the next validation.
+        Call `backward` for each.
+        """
         return self._read("train")
 
     def validation(self) -> Iterator[Any]:
-        """Yield this rank's validation batches, in inference mode, if a validation is due. Log a batch's mean with `log`."""
+        """Yield this rank's validation batches, in inference mode, if a validation is due.
+        Log a batch's mean with `log`.
+        """
         return self._read("val")
 
     def _read(self, kind: Kind) -> Iterator[Any]:
@@ -136,16 +162,21 @@ class Loop:
                 self._is_lost = False
                 continue
             if kind == "train" and self._loss is None:
-                raise TaskError("loop.backward(loss) was not called for this batch. Call it once for each of loop.batches().")
+                raise TaskError(
+                    "loop.backward(loss) was not called for this batch. Call it once for each of"
+                    " loop.batches()."
+                )
             self._reading = None
             self._switch()
 
     def backward(self, loss: Tensor, num_samples: Tensor | float | None = None) -> None:
-        """Add this batch's gradients to the step's, and update the weights if it is the step's last batch.
+        """Add this batch's gradients to the step's, and update the weights if it is the step's last
+        batch.
 
         Args:
             loss: the mean over the batch's samples, a scalar with grad.
-            num_samples: the batch's weight in its step, if it is not the number of samples: its tokens, for example.
+            num_samples: the batch's weight in its step, if it is not the number of samples: its
+                tokens, for example.
 
         Raises:
             TaskError: this batch is no training batch, or had its backward.
@@ -154,7 +185,10 @@ class Loop:
         if batch is None or batch.kind != "train":
             raise TaskError("loop.backward() was called outside of a batch of loop.batches().")
         if self._loss is not None:
-            raise TaskError("loop.backward() was called twice for this batch. Call it once, with the sum of the losses.")
+            raise TaskError(
+                "loop.backward() was called twice for this batch. Call it once, with the sum of the"
+                " losses."
+            )
         self._loss = loss if num_samples is None else {"loss": loss, "num_samples": num_samples}
         self._switch()
         self._is_lost = self._reading is not batch
@@ -169,7 +203,9 @@ class Loop:
             self._task.trainer.log_metrics({name: float(value)})
 
     def stop(self) -> None:
-        """End after the current step, as a limit would: validated and saved. Call it on all ranks."""
+        """End after the current step, as a limit would: validated and saved.
+        Call it on all ranks.
+        """
         self._task.trainer.request_stop("loop.stop() was called")
 
     @property
@@ -189,7 +225,9 @@ class Loop:
 
     @property
     def dataloader_idx(self) -> int:
-        """The number of the validation loader that the current batch is from, if there are several."""
+        """The number of the validation loader that the current batch is from,
+        if there are several.
+        """
         return 0 if self._reading is None else self._reading.loader
 
     @property
@@ -201,7 +239,12 @@ class Loop:
         """Print on rank 0 only."""
         self._task.print(*values, **options)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._fit.dead:
             return
         step = self.global_step
@@ -213,7 +256,8 @@ class Loop:
             raised.__traceback__ = trace  # without the fit's frames
         if error is None:
             self.print(
-                f"The loop was left at step {step}, and nothing was saved there. To end with a checkpoint, call loop.stop()."
+                f"The loop was left at step {step}, and nothing was saved there. To end with a"
+                " checkpoint, call loop.stop()."
             )
 
     # -- turns ------------------------------------------------------------------------------------------------------
@@ -237,10 +281,14 @@ class Loop:
     def _check_left(self) -> None:
         if self._reading is not None:
             reader = "batches()" if self._reading.kind == "train" else "validation()"
-            raise TaskError(f"The loop over loop.{reader} was left before its end. To end training, call loop.stop().")
+            raise TaskError(
+                f"The loop over loop.{reader} was left before its end. To end training, call"
+                " loop.stop()."
+            )
 
     def _refuse_step(self, *_: Any) -> None:
         if self._fit and getcurrent() is not self._fit:
             raise TaskError(
-                "optimizer.step() was called in the loop. Leave it out: the Loop updates the weights after each step."
+                "optimizer.step() was called in the loop. Leave it out: the Loop updates the"
+                " weights after each step."
             )

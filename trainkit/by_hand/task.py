@@ -1,4 +1,6 @@
-"""LoopTask: the Task of a loop written by hand; it passes its batches to the loop, and takes the losses."""
+"""LoopTask: the Task of a loop written by hand;
+it passes its batches to the loop, and takes the losses.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ class Batch(NamedTuple):
 
 
 class Configured:
-    """The user's optimizers and schedulers as they were given: an elastic run begins with them again when its ranks change."""
+    """The user's optimizers and schedulers as they were given:
+    an elastic run begins with them again when its ranks change.
+    """
 
     def __init__(self, optimizers: list[torch.optim.Optimizer], schedulers: list[Any]) -> None:
         self._optimizers, self._schedulers = optimizers, schedulers
-        self._groups = [[_settings_of(group) for group in optimizer.param_groups] for optimizer in optimizers]
+        self._groups = [
+            [_settings_of(group) for group in optimizer.param_groups] for optimizer in optimizers
+        ]
         self._states = [deepcopy(scheduler_of(scheduler).state_dict()) for scheduler in schedulers]
 
     def __call__(self) -> Any:
@@ -58,7 +64,8 @@ class Turns(NamedTuple):
     """What a LoopTask calls.
 
     Attributes:
-        pass_batch: give the loop a batch; returns once the loop has run backward, or asks for the next batch, with the loss.
+        pass_batch: give the loop a batch; returns once the loop has run backward, or asks for the
+            next batch, with the loss.
         after_batch: let the loop's body continue.
         state: the user's own values.
     """

@@ -1,4 +1,6 @@
-"""Banner: the lines printed at the start: engine, ranks, precision, arithmetic of batch and learning rate, output folder."""
+"""Banner: the lines printed at the start:
+engine, ranks, precision, arithmetic of batch and learning rate, output folder.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,29 @@ class Banner(Callback):
         rows = [
             (
                 "engine",
-                f"{engine.name}, {ranks}, {_device(engine.device)}, precision {trainer.options.numerics.precision}{extra}",
+                (
+                    f"{engine.name}, {ranks}, {_device(engine.device)}, precision"
+                    f" {trainer.options.numerics.precision}{extra}"
+                ),
             )
         ]
         trained = sum(numel_of(p) for p in task.parameters() if p.requires_grad)
         frozen = sum(numel_of(p) for p in task.parameters()) - trained
-        rows.append(("model", f"{type(task).__name__}, {trained:,} parameters{f' and {frozen:,} frozen' * bool(frozen)}"))
+        rows.append(
+            (
+                "model",
+                (
+                    f"{type(task).__name__}, {trained:,}"
+                    f" parameters{f' and {frozen:,} frozen' * bool(frozen)}"
+                ),
+            )
+        )
         if isinstance(trainer.train_feed, StreamFeed) and engine.ranks.world_size > 1:
             rows.append(("data", f"a stream: {trainer.train_feed.stream.reading}"))
         rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))
-        rows += trainer.batch_plan.describe(trainer.rates.user_lrs, trainer.total_steps, "data rank" if groups else "rank")
+        rows += trainer.batch_plan.describe(
+            trainer.rates.user_lrs, trainer.total_steps, "data rank" if groups else "rank"
+        )
         if words := engine.approximation.words:
             rows.append(("gradients", words))
         rows.append(("run", _plan(trainer)))
@@ -69,13 +84,21 @@ class Banner(Callback):
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """Return an optimizer's class, preceded by its torch implementation (fused, foreach) unless that is the plain loop."""
-    chosen = [name for name in ("fused", "foreach") if any(group.get(name) for group in optimizer.param_groups)]
+    """Return an optimizer's class, preceded by its torch implementation
+    (fused, foreach) unless that is the plain loop.
+    """
+    chosen = [
+        name
+        for name in ("fused", "foreach")
+        if any(group.get(name) for group in optimizer.param_groups)
+    ]
     return " ".join([*chosen, type(optimizer).__name__])
 
 
 def _device(device: torch.device) -> str:
-    """Name a rank's device; on the CPU with its threads, which the engine divides among the ranks of a host."""
+    """Name a rank's device; on the CPU with its threads,
+    which the engine divides among the ranks of a host.
+    """
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     threads = torch.get_num_threads()
@@ -85,7 +108,9 @@ def _device(device: torch.device) -> str:
 def _describe_resume(trainer: RunView) -> str:
     ranks, feed = trainer.world_size, trainer.train_feed
     resumed = f"{ranks} ranks resume" if ranks > 1 else "1 rank resumes"
-    text = f"{resumed} from memory at step {trainer.global_step} (epoch {trainer.current_epoch + 1})"
+    text = (
+        f"{resumed} from memory at step {trainer.global_step} (epoch {trainer.current_epoch + 1})"
+    )
     if isinstance(feed, MapFeed) and ranks != trainer.batch_plan.world_size:
         shares = feed.plan_of(trainer.current_epoch).microbatches(0, 0)
         sizes = ", ".join(map(str, sorted({len(share) for share in shares}, reverse=True)))
@@ -100,7 +125,10 @@ def _plan(trainer: RunView) -> str:
     epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"
     end = "" if total is None else f"{', ' if epochs else ''}{plural(total, 'step')} in all"
-    plan = f"{epochs}{steps if epochs else ''}{end}" or f"epochs{steps}, without a limit on their number"
+    plan = (
+        f"{epochs}{steps if epochs else ''}{end}"
+        or f"epochs{steps}, without a limit on their number"
+    )
     return plan + _left_out(trainer.train_feed, trainer.current_epoch)
 
 
@@ -110,7 +138,11 @@ def _left_out(feed: Any, epoch: int) -> str:
     if plan is None or not plan.drop_last:
         return ""
     left = plan.num_samples - plan.num_steps * plan.global_batch_size
-    return f"; drop_last=True leaves out {left:,} of {plan.num_samples:,} samples of an epoch" if left else ""
+    return (
+        f"; drop_last=True leaves out {left:,} of {plan.num_samples:,} samples of an epoch"
+        if left
+        else ""
+    )
 
 
 def _rising(trainer: RunView) -> list[str]:
@@ -123,7 +155,10 @@ def _rising(trainer: RunView) -> list[str]:
         lowest, moves = config.scheduler.T_max, length // config.frequency
         if moves > lowest:
             reached = plural(lowest * config.frequency, config.interval)
-            lines.append(f"CosineAnnealingLR has T_max={lowest}: after {reached} of {length} the rate rises again")
+            lines.append(
+                f"CosineAnnealingLR has T_max={lowest}: after {reached} of {length} the rate rises"
+                " again"
+            )
     return lines
 
 
@@ -133,5 +168,11 @@ def _counted(trainer: RunView) -> str:
         return ""
     interval = trainer.options.evaluation.val_check_interval
     by_step = any(config.interval == "step" for config in trainer.rates.schedules)
-    names = ["val_check_interval"] * (isinstance(interval, int) and trainer.evaluator.has_data) + ["schedulers"] * by_step
-    return f"{' and '.join(names)} by steps, each of {trainer.batch_plan.accumulate} batches of a rank" if names else ""
+    names = ["val_check_interval"] * (isinstance(interval, int) and trainer.evaluator.has_data) + [
+        "schedulers"
+    ] * by_step
+    return (
+        f"{' and '.join(names)} by steps, each of {trainer.batch_plan.accumulate} batches of a rank"
+        if names
+        else ""
+    )

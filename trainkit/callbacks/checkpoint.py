@@ -14,7 +14,14 @@ from trainkit.api.callback import Callback
 from trainkit.api.lightning_arguments import nothing
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.arguments import Duration, NonNegativeInt, PositiveInt, checked, not_logged, seconds_of
+from trainkit.arguments import (
+    Duration,
+    NonNegativeInt,
+    PositiveInt,
+    checked,
+    not_logged,
+    seconds_of,
+)
 from trainkit.callbacks.retained_paths import RetainedPaths
 from trainkit.checkpoint.contents import Changes
 from trainkit.checkpoint.places import make_store
@@ -25,7 +32,8 @@ from trainkit.errors import ConfigError
 
 @dataclass(frozen=True)
 class _Saved:
-    """The last save, the same on all ranks whether the disk took it or not: to save again is a collective.
+    """The last save, the same on all ranks whether the disk took it or not: to save again is a
+    collective.
 
     Attributes:
         at: the step, the epoch that comes next, and whether a validation is still due.
@@ -48,17 +56,20 @@ class ModelCheckpoint(RetainedPaths, Callback):
     Args:
         monitor: the logged value that decides which is best; None retains the newest.
         mode: whether less ("min") or more ("max") of it is better.
-        save_top_k: how many are retained: the best, or the newest without `monitor`; -1 for all, 0 for only the last.
+        save_top_k: how many are retained: the best, or the newest without `monitor`; -1 for all, 0
+            for only the last.
         save_last: whether the newest is retained too, and one is written when training ends.
-        every_n_epochs: epochs between two checkpoints at epochs' ends, or 0 for none there. Default: 1, and 0 if one of the
-            next two is set, as in Lightning.
+        every_n_epochs: epochs between two checkpoints at epochs' ends, or 0 for none there.
+            Default: 1, and 0 if one of the next two is set, as in Lightning.
         every_n_train_steps: steps between two checkpoints inside epochs, or None for none there.
-        train_time_interval: time between two checkpoints inside epochs, or None: seconds, a timedelta, or "HH:MM:SS". The
-            clock is rank 0's.
-        save_on_exception: write one if an error ends the run, as of the step before. At several ranks rank 0 writes it
-            alone, without the other ranks' random numbers and their share of the epoch's means.
+        train_time_interval: time between two checkpoints inside epochs, or None: seconds, a
+            timedelta, or "HH:MM:SS". The clock is rank 0's.
+        save_on_exception: write one if an error ends the run, as of the step before. At several
+            ranks rank 0 writes it alone, without the other ranks' random numbers and their share of
+            the epoch's means.
         save_weights_only: leave out the state that a run needs to resume.
-        filename: a folder's name; {epoch}, {step} and names of logged values are filled in ("/" in them becomes "_").
+        filename: a folder's name; {epoch}, {step} and names of logged values are filled in ("/" in
+            them becomes "_").
         auto_insert_metric_name: {epoch} in `filename` stands for "epoch=3", and not for "3".
         dirpath: a folder or fsspec URL (s3://bucket/run) in place of `<run_dir>/checkpoints`.
 
@@ -69,9 +80,12 @@ class ModelCheckpoint(RetainedPaths, Callback):
         last_model_path: the path of the newest one; "" before the first.
     """
 
-    taken_arguments: ClassVar = dict.fromkeys(("verbose", "enable_version_counter", "save_on_train_epoch_end"), nothing)
+    taken_arguments: ClassVar = dict.fromkeys(
+        ("verbose", "enable_version_counter", "save_on_train_epoch_end"), nothing
+    )
     role = "checkpoints"
-    runs_last = True  # a checkpoint includes the effects of the other callbacks' and the Task's hooks
+    # a checkpoint includes the effects of the other callbacks' and the Task's hooks
+    runs_last = True
 
     def __init__(
         self,
@@ -90,12 +104,21 @@ class ModelCheckpoint(RetainedPaths, Callback):
     ) -> None:
         if save_top_k < -1 or (save_top_k == 0 and not save_last):
             raise ConfigError(
-                f"ModelCheckpoint.save_top_k is {save_top_k}; it must be 1 or more, -1 to retain all, or 0 with "
-                "save_last=true to retain only the last. To write none: trainer.enable_checkpointing=false."
+                f"ModelCheckpoint.save_top_k is {save_top_k}; it must be 1 or more, -1 to retain"
+                " all, or 0 with save_last=true to retain only the last. To write none:"
+                " trainer.enable_checkpointing=false."
             )
         if save_on_exception and save_weights_only:
-            raise ConfigError("ModelCheckpoint.save_on_exception is for resuming, and save_weights_only leaves that state out.")
-        self.monitor, self.mode, self.save_top_k, self.save_last = monitor, mode, save_top_k, save_last
+            raise ConfigError(
+                "ModelCheckpoint.save_on_exception is for resuming, and save_weights_only leaves"
+                " that state out."
+            )
+        self.monitor, self.mode, self.save_top_k, self.save_last = (
+            monitor,
+            mode,
+            save_top_k,
+            save_last,
+        )
         if every_n_epochs is None:
             every_n_epochs = int(every_n_train_steps is None and train_time_interval is None)
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
@@ -104,25 +127,38 @@ class ModelCheckpoint(RetainedPaths, Callback):
         self.save_on_exception = save_on_exception
         self.save_weights_only, self.filename = save_weights_only, _check_filename(filename)
         self.auto_insert_metric_name = auto_insert_metric_name
-        self.dirpath = dirpath if dirpath is None or "://" in str(dirpath) else os.path.expanduser(dirpath)
+        self.dirpath = (
+            dirpath if dirpath is None or "://" in str(dirpath) else os.path.expanduser(dirpath)
+        )
         # Without a value to compare, the newest is the best.
-        self._retention = Retention(Retained("max" if monitor is None else mode, save_top_k, save_last))
+        self._retention = Retention(
+            Retained("max" if monitor is None else mode, save_top_k, save_last)
+        )
         self._saved = _NEVER
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Find the store, and refuse one that another ModelCheckpoint has."""
         own = self.store_of(trainer.run_dir)
-        self.store: Store = next((store for store in trainer.checkpoints.stores if store.place == own.place), own)
-        places = [c.store_of(trainer.run_dir).place for c in trainer.callbacks if isinstance(c, ModelCheckpoint)]
+        self.store: Store = next(
+            (store for store in trainer.checkpoints.stores if store.place == own.place), own
+        )
+        places = [
+            c.store_of(trainer.run_dir).place
+            for c in trainer.callbacks
+            if isinstance(c, ModelCheckpoint)
+        ]
         if places.count(self.store.place) > 1:
             raise ConfigError(
-                f"Two ModelCheckpoints write to {self.store.place} and would delete each other's: set a dirpath on one."
+                f"Two ModelCheckpoints write to {self.store.place} and would delete each other's:"
+                " set a dirpath on one."
             )
         if stage == "fit":  # a second fit of the same Trainer is another run
             self._retention, self._saved = self._retention.restarted(), _NEVER
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        """Count the time from here on, and remove checkpoints that a killed run did not come to remove."""
+        """Count the time from here on, and remove checkpoints that a
+        killed run did not come to remove.
+        """
         if self._interval_s is not None:
             self._saved = replace(self._saved, when=trainer.coordinator.sync_clock())
         if trainer.is_global_zero:
@@ -135,8 +171,13 @@ class ModelCheckpoint(RetainedPaths, Callback):
             trainer.checkpoints.remember_step()
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        due = self._interval_s is not None and trainer.coordinator.now - self._saved.when >= self._interval_s
-        if due or (self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0):
+        due = (
+            self._interval_s is not None
+            and trainer.coordinator.now - self._saved.when >= self._interval_s
+        )
+        if due or (
+            self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0
+        ):
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
@@ -159,17 +200,27 @@ class ModelCheckpoint(RetainedPaths, Callback):
             trainer.checkpoints.rescue(lambda: self.save(trainer, "-exception", always=True))
 
     def renew(self) -> None:
-        """Save again when a save is due, though no step was taken: a callback has changed the weights."""
+        """Save again when a save is due, though no step was taken:
+        a callback has changed the weights.
+        """
         self._saved = replace(self._saved, at=_NEVER.at)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which are retained and which is best, by name, so that a run's folder can be moved."""
-        return self._retention.state_dict() | {"saved_at": self._saved.at, "saved_score": self._saved.score}
+        """Return which are retained and which is best, by name,
+        so that a run's folder can be moved.
+        """
+        return self._retention.state_dict() | {
+            "saved_at": self._saved.at,
+            "saved_score": self._saved.score,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._retention.load_state_dict(state_dict, self.store.names())
-        # This step need not be written again. What this rank sees of the disk may not decide that: a save is a collective.
-        self._saved = replace(self._saved, at=tuple(state_dict["saved_at"]), score=state_dict["saved_score"])
+        # This step need not be written again. What this rank sees of the disk may not decide that:
+        # a save is a collective.
+        self._saved = replace(
+            self._saved, at=tuple(state_dict["saved_at"]), score=state_dict["saved_score"]
+        )
 
     def save(self, trainer: RunView, end: str = "", always: bool = False) -> None:
         """Save now, unless this step is saved. Call it on all ranks.
@@ -190,20 +241,38 @@ class ModelCheckpoint(RetainedPaths, Callback):
         name = _fill(self.filename, trainer, early, self.auto_insert_metric_name) + end
         score = self._score(trainer, early)
         retention = self._retention
-        is_finite = trainer.checkpoints.has_finite_weights(name) and _is_finite(self.monitor, trainer)
+        is_finite = trainer.checkpoints.has_finite_weights(name) and _is_finite(
+            self.monitor, trainer
+        )
         before = retention.plan(name, score, again, is_finite)
         self._saved = _Saved(here, score, trainer.coordinator.now)
         is_retained = name in retention.names.scores
-        if not self.save_last and not always and not trainer.engine.comm.broadcast_object(is_retained):
+        if (
+            not self.save_last
+            and not always
+            and not trainer.engine.comm.broadcast_object(is_retained)
+        ):
             return  # others are better
         retention.temporary = [] if is_retained else [name]
-        links = dict(zip(LINKS, (retention.names.last if self.save_last else "", retention.names.best), strict=True))
+        links = dict(
+            zip(
+                LINKS,
+                (retention.names.last if self.save_last else "", retention.names.best),
+                strict=True,
+            )
+        )
         removed = [old for old in retention.dropped if old not in retention.names.scores]
         changes = Changes({link: target for link, target in links.items() if target}, removed)
-        retention.begin(name, before, trainer.checkpoints.save(self.store, name, self.save_weights_only, changes))
+        retention.begin(
+            name,
+            before,
+            trainer.checkpoints.save(self.store, name, self.save_weights_only, changes),
+        )
 
     def save_now(self, trainer: RunView) -> bool:
-        """Save this step, unless it is saved; return, on all ranks, whether it is on disk. Call it on all ranks."""
+        """Save this step, unless it is saved; return, on all ranks, whether it is on disk.
+        Call it on all ranks.
+        """
         self._settle(trainer)
         if trainer.engine.comm.broadcast_object(self._retention.failed):
             self.renew()
@@ -221,7 +290,10 @@ class ModelCheckpoint(RetainedPaths, Callback):
 
     def _has_new_score(self, trainer: RunView) -> bool:
         """Whether the value has changed since this step was saved: its validation ran later."""
-        if self.monitor is None or trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
+        if (
+            self.monitor is None
+            or trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step
+        ):
             return False
         return self._saved.score != trainer.callback_metrics[self.monitor]
 
@@ -231,7 +303,9 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if self.monitor not in trainer.callback_metrics:
             if early or trainer.evaluator.is_awaited:
                 return math.nan  # it is logged later: this checkpoint ranks last
-            raise ConfigError(f"ModelCheckpoint.monitor is {not_logged(self.monitor, trainer.callback_metrics)}")
+            raise ConfigError(
+                f"ModelCheckpoint.monitor is {not_logged(self.monitor, trainer.callback_metrics)}"
+            )
         if trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
             return math.nan  # the value is of other weights: this checkpoint ranks last
         return float(trainer.callback_metrics[self.monitor])
@@ -245,22 +319,34 @@ def _check_filename(filename: str) -> str:
     try:
         fields = [name for _, name, _, _ in Formatter().parse(filename) if name is not None]
     except ValueError as error:
-        raise ConfigError(f"ModelCheckpoint.filename is '{filename}', which cannot be filled in: {error}.") from error
-    if strange := [name for name in fields if not name or name[0].isdigit() or "." in name or "[" in name]:
         raise ConfigError(
-            f"ModelCheckpoint.filename is '{filename}', and '{{{strange[0]}}}' is no name; there are epoch, step, "
-            'and the names of logged values, with "_" for "/".'
+            f"ModelCheckpoint.filename is '{filename}', which cannot be filled in: {error}."
+        ) from error
+    if strange := [
+        name for name in fields if not name or name[0].isdigit() or "." in name or "[" in name
+    ]:
+        raise ConfigError(
+            f"ModelCheckpoint.filename is '{filename}', and '{{{strange[0]}}}' is no name; there"
+            ' are epoch, step, and the names of logged values, with "_" for "/".'
         )
-    if "://" in filename or Path(filename).is_absolute() or ".." in Path(filename).parts or not filename.isprintable():
+    if (
+        "://" in filename
+        or Path(filename).is_absolute()
+        or ".." in Path(filename).parts
+        or not filename.isprintable()
+    ):
         raise ConfigError(
-            f"ModelCheckpoint.filename is {filename!r}; it must name a folder of its own, without '..', a leading '/', a "
-            "URL or control characters. To write elsewhere: dirpath=FOLDER."
+            f"ModelCheckpoint.filename is {filename!r}; it must name a folder of its own, without"
+            " '..', a leading '/', a URL or control characters. To write elsewhere:"
+            " dirpath=FOLDER."
         )
     return filename
 
 
 def _fill(filename: str, trainer: RunView, early: bool, inserts_names: bool) -> str:
-    """Return the name of a checkpoint; if it is `early`, values that are not logged yet become nan."""
+    """Return the name of a checkpoint;
+    if it is `early`, values that are not logged yet become nan.
+    """
     pattern = re.sub(r"(?<!=)\{(\w+)", r"\1={\1", filename) if inserts_names else filename
     values = {k.replace("/", "_"): v for k, v in trainer.callback_metrics.items()}
     known = values | {"epoch": trainer.current_epoch, "step": trainer.global_step}
@@ -273,7 +359,10 @@ def _fill(filename: str, trainer: RunView, early: bool, inserts_names: bool) -> 
             f"{''.join(', ' + name for name in sorted(values))}."
         ) from error
     if name.startswith(".") or name in ("", *LINKS):
-        raise ConfigError(f"ModelCheckpoint.filename is '{filename}', which gives '{name}'; it must name a folder of its own.")
+        raise ConfigError(
+            f"ModelCheckpoint.filename is '{filename}', which gives '{name}'; it must name a folder"
+            " of its own."
+        )
     return name
 
 

@@ -1,7 +1,8 @@
 """DivergenceGuard: detects that ranks no longer hold the same model.
 
-Every rank computes the same updates from the same reduced gradients. If a rank still gets other bits (a damaged memory cell,
-a task that draws weights by rank, a nondeterministic operation), all ranks keep training and nothing fails.
+Every rank computes the same updates from the same reduced gradients. If a rank still gets other
+bits (a damaged memory cell, a task that draws weights by rank, a nondeterministic operation), all
+ranks keep training and nothing fails.
 """
 
 from __future__ import annotations
@@ -31,29 +32,37 @@ _PART = " on"  # ends the name of a part of a tensor
 class DivergenceGuard(Callback):
     """Compares hashes of the weights, buffers and optimizer state of all ranks.
 
-    A hash is a sum over a tensor's bits on its device: a change of any one element changes it. Only the hashes are gathered (16
-    bytes per tensor), and the host waits only then. Batch norm's running statistics are left out if each rank has its own
-    (without trainer.sync_batchnorm): they differ by design, and rank 0's are evaluated and saved.
+    A hash is a sum over a tensor's bits on its device: a change of any one element changes it. Only
+    the hashes are gathered (16 bytes per tensor), and the host waits only then. Batch norm's
+    running statistics are left out if each rank has its own (without trainer.sync_batchnorm): they
+    differ by design, and rank 0's are evaluated and saved.
 
-    If ranks step alone (communication=diloco, local_sgd), what they share is compared: the weights of the last outer step and
-    the outer momentum.
+    If ranks step alone (communication=diloco, local_sgd), what they share is compared: the weights
+    of the last outer step and the outer momentum.
 
-    A Trainer without it has `DivergenceGuard(every_n_steps=None, action="warn")`, which compares the parameters alone: ranks on
-    processors of different kinds may compute other last bits, and do no harm.
+    A Trainer without it has `DivergenceGuard(every_n_steps=None, action="warn")`, which compares
+    the parameters alone: ranks on processors of different kinds may compute other last bits, and do
+    no harm.
 
     Args:
-        every_n_steps: optimizer steps between two comparisons; null: parameters alone are compared, after the first step and
-            before each validation.
-        action: "stop" ends the run on all ranks; "repair" broadcasts rank 0's tensors, reports it and continues; "warn" reports
-            it once.
+        every_n_steps: optimizer steps between two comparisons; null: parameters alone are compared,
+            after the first step and before each validation.
+        action: "stop" ends the run on all ranks; "repair" broadcasts rank 0's tensors, reports it
+            and continues; "warn" reports it once.
     """
 
     config_key = "callbacks.divergence_guard"
     needs_several_ranks = True
 
-    def __init__(self, every_n_steps: PositiveInt | None = 100, action: Literal["stop", "repair", "warn"] = "stop") -> None:
+    def __init__(
+        self,
+        every_n_steps: PositiveInt | None = 100,
+        action: Literal["stop", "repair", "warn"] = "stop",
+    ) -> None:
         self.every_n_steps, self.action = every_n_steps, action
-        self.needs_of_engine = frozenset() if every_n_steps is None else frozenset({"optimizer_state"})
+        self.needs_of_engine = (
+            frozenset() if every_n_steps is None else frozenset({"optimizer_state"})
+        )
         self.repairs = 0
         self._is_first, self._has_warned = False, False
 
@@ -61,15 +70,20 @@ class DivergenceGuard(Callback):
         """Compare once before the first step: a difference at the start never vanishes."""
         if self.action == "repair" and trainer.engine.splits_weights:
             raise ConfigError(
-                "callbacks.divergence_guard.action is 'repair', and the ranks of this engine hold parts of the weights: rank 0 "
-                "could not send them its own. Use action=stop; the run then resumes from its last checkpoint."
+                "callbacks.divergence_guard.action is 'repair', and the ranks of this engine hold"
+                " parts of the weights: rank 0 could not send them its own. Use action=stop; the"
+                " run then resumes from its last checkpoint."
             )
         self._is_first = True
         if self.every_n_steps is not None:
             self._compare(trainer, task)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        if self._is_first if self.every_n_steps is None else trainer.global_step % self.every_n_steps == 0:
+        if (
+            self._is_first
+            if self.every_n_steps is None
+            else trainer.global_step % self.every_n_steps == 0
+        ):
             self._compare(trainer, task)
         self._is_first = False
 
@@ -84,7 +98,8 @@ class DivergenceGuard(Callback):
         shared = engine.approximation.shared_tensors()
         tensors: dict[str, Tensor] = dict(task.named_parameters())
         if engine.approximation.steps_alone:
-            tensors = shared  # the weights of the last outer step: own weights and optimizer state differ by design
+            # the weights of the last outer step: own weights and optimizer state differ by design
+            tensors = shared
         elif self.every_n_steps is not None:
             tensors = dict(_tensors(task, trainer.optimizers)) | shared
             for callback in trainer.callbacks:
@@ -96,30 +111,43 @@ class DivergenceGuard(Callback):
         ranks = engine.comm.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
         names = list(dict.fromkeys(name for rank in ranks for name in rank))
         # A part of a tensor is compared by the ranks that hold it.
-        held = {name: [rank.get(name) for rank in ranks if name in rank or not name.endswith(_PART)] for name in names}
+        held = {
+            name: [rank.get(name) for rank in ranks if name in rank or not name.endswith(_PART)]
+            for name in names
+        }
         found = [text for name, hashes in held.items() if (text := _difference(name, hashes))]
         if not found:
             return
         more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
-        what = f"At step {trainer.global_step} ranks no longer hold the same model: {'; '.join(found[:_SHOWN])}{more}."
+        what = (
+            f"At step {trainer.global_step} ranks no longer hold the same model:"
+            f" {'; '.join(found[:_SHOWN])}{more}."
+        )
         if self.action == "stop":
             raise DivergenceError(
-                f"{what} Look for work that differs by rank: weights drawn or changed by rank, a nondeterministic operation. "
-                "The last checkpoint holds rank 0's weights; action=repair would continue with them."
+                f"{what} Look for work that differs by rank: weights drawn or changed by rank, a"
+                " nondeterministic operation. The last checkpoint holds rank 0's weights;"
+                " action=repair would continue with them."
             )
         if self.action == "warn":
             self._has_warned = True
             alert(
                 trainer,
                 "divergence",
-                f"{what} Training continues, with gradients that are means over different models. If that is not meant, look "
-                "for work that differs by rank; callbacks=divergence_guard stops such a run, or repairs it.",
+                f"{what} Training continues, with gradients that are means over different models."
+                " If that is not meant, look for work that differs by rank;"
+                " callbacks=divergence_guard stops such a run, or repairs it.",
             )
             return
-        for name in sorted(name for name in tensors if all(name in rank for rank in ranks)):  # in one order on all ranks
+        # in one order on all ranks
+        for name in sorted(name for name in tensors if all(name in rank for rank in ranks)):
             _send(engine, tensors[name])
         self.repairs += 1
-        alert(trainer, "divergence", f"{what} Rank 0's tensors were sent to all ranks, and training continues.")
+        alert(
+            trainer,
+            "divergence",
+            f"{what} Rank 0's tensors were sent to all ranks, and training continues.",
+        )
 
 
 def _held(engine: Engine, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -141,7 +169,8 @@ def _send(engine: Engine, tensor: Tensor) -> None:
 
 
 def hash_of(tensor: Tensor, is_quick: bool = False) -> Tensor:
-    """Return a hash of a tensor's bits: two sums of its 8-byte words, int64 of shape [2], on its device.
+    """Return a hash of a tensor's bits: two sums of its 8-byte words, int64 of shape [2], on its
+    device.
 
     Args:
         is_quick: leave out the second sum, which shows swapped words and takes ten times as long.
@@ -155,25 +184,43 @@ def hash_of(tensor: Tensor, is_quick: bool = False) -> Tensor:
     words = flat.view(torch.int64)
     if is_quick:
         return torch.stack([words.sum(), torch.zeros_like(words[:0].sum())])
-    # The plain sum changes with any single element. The second sum is weighted by place (odd numbers), so that swaps show too.
+    # The plain sum changes with any single element. The second sum is weighted by place (odd
+    # numbers), so that swaps show too.
     places = torch.arange(1, 2 * len(words), 2, device=words.device)
     return torch.stack([words.sum(), (words * places).sum()])
 
 
 def _tensors(task: Task, optimizers: object) -> Iterator[tuple[str, Tensor]]:
-    own = {f"{name}.{part}" for name, module in task.named_modules() if _keeps_its_own(module) for part in module._buffers}
+    own = {
+        f"{name}.{part}"
+        for name, module in task.named_modules()
+        if _keeps_its_own(module)
+        for part in module._buffers
+    }
     yield from task.named_parameters()
-    yield from ((name, buffer) for name, buffer in task.named_buffers() if name not in own and f".{name}" not in own)
+    yield from (
+        (name, buffer)
+        for name, buffer in task.named_buffers()
+        if name not in own and f".{name}" not in own
+    )
     names = {parameter: name for name, parameter in task.named_parameters()}
     for optimizer in optimizers:  # type: ignore[attr-defined]
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, Tensor):
-                    yield f"{names.get(parameter, 'parameter')}'s {key} in {type(optimizer).__name__}", value
+                    yield (
+                        (
+                            f"{names.get(parameter, 'parameter')}'s {key} in"
+                            f" {type(optimizer).__name__}"
+                        ),
+                        value,
+                    )
 
 
 def _keeps_its_own(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, SyncBatchNorm)
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(
+        module, SyncBatchNorm
+    )
 
 
 def _difference(name: str, hashes: list[tuple[int, int] | None]) -> str | None:

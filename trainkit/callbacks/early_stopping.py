@@ -15,21 +15,22 @@ from trainkit.errors import ConfigError
 
 @checked
 class EarlyStopping(Callback):
-    """Checks a logged value at each epoch's end, or after each validation. The value is the same on all ranks, so all stop at
-    the same step.
+    """Checks a logged value at each epoch's end, or after each validation. The value is the same on
+    all ranks, so all stop at the same step.
 
     Args:
         monitor: the name of the logged value.
         min_delta: a change smaller than this is no improvement.
-        patience: epochs without improvement after which the run ends (0: at the first one); for a validation value only
-            epochs with a validation count.
+        patience: epochs without improvement after which the run ends (0: at the first one); for a
+            validation value only epochs with a validation count.
         mode: "min" if lower is better, "max" if higher is.
         check_finite: end the run when the value is not a finite number.
         stopping_threshold: end the run once the value is as good as this.
         divergence_threshold: end the run once the value is worse than this.
         strict: raise if the value was not logged; false waits until it is.
-        check_on_train_epoch_end: false checks after each validation, also within an epoch (trainer.val_check_interval), and
-            `patience` counts validations. Default: check at each epoch's end.
+        check_on_train_epoch_end: false checks after each validation, also within an epoch
+            (trainer.val_check_interval), and `patience` counts validations. Default: check at each
+            epoch's end.
 
     Attributes:
         best_score: the best value so far.
@@ -83,7 +84,9 @@ class EarlyStopping(Callback):
         if self.monitor not in trainer.callback_metrics:
             if evaluator.is_awaited or not self.strict:
                 return
-            raise ConfigError(f"EarlyStopping.monitor is {not_logged(self.monitor, trainer.callback_metrics)}")
+            raise ConfigError(
+                f"EarlyStopping.monitor is {not_logged(self.monitor, trainer.callback_metrics)}"
+            )
         if self.monitor in evaluator.names and evaluator.num_validations == self._validations_seen:
             return  # no validation since: this value was counted already
         self._validations_seen = evaluator.num_validations
@@ -92,16 +95,31 @@ class EarlyStopping(Callback):
         if self.check_finite and not math.isfinite(value):
             self._stop(trainer, f"{self.monitor} is {value}")
         elif self.stopping_threshold is not None and sign * value <= sign * self.stopping_threshold:
-            self._stop(trainer, f"{self.monitor} = {value:g} has reached {self.stopping_threshold:g}")
-        elif self.divergence_threshold is not None and sign * value > sign * self.divergence_threshold:
-            self._stop(trainer, f"{self.monitor} = {value:g} is worse than {self.divergence_threshold:g}")
-        if self.best_score is None or math.isnan(self.best_score) or sign * value < sign * self.best_score - self.min_delta:
+            self._stop(
+                trainer, f"{self.monitor} = {value:g} has reached {self.stopping_threshold:g}"
+            )
+        elif (
+            self.divergence_threshold is not None
+            and sign * value > sign * self.divergence_threshold
+        ):
+            self._stop(
+                trainer, f"{self.monitor} = {value:g} is worse than {self.divergence_threshold:g}"
+            )
+        if (
+            self.best_score is None
+            or math.isnan(self.best_score)
+            or sign * value < sign * self.best_score - self.min_delta
+        ):
             self.best_score, self.wait_count = value, 0
             return
         self.wait_count += 1
         if self.wait_count >= self.patience:
             what = "epochs" if self.check_on_train_epoch_end else "validations"
-            self._stop(trainer, f"{self.monitor} has not improved on {self.best_score:g} for {self.wait_count} {what}")
+            self._stop(
+                trainer,
+                f"{self.monitor} has not improved on {self.best_score:g} for {self.wait_count}"
+                f" {what}",
+            )
 
     def _stop(self, trainer: RunView, why: str) -> None:
         self.stopped_epoch = trainer.current_epoch

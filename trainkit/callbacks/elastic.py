@@ -10,27 +10,32 @@ from trainkit.arguments import PositiveInt, checked
 
 @checked
 class Elastic(Callback):
-    """Commits the run's state to the memory of each process, so that it survives the loss of other ranks.
+    """Commits the run's state to the memory of each process, so that it survives the loss of other
+    ranks.
 
-    In a job that an elastic horovodrun started (`--min-np`, `--host-discovery-script`) the living processes resume from the
-    last commit, with the ranks there are then. Elsewhere nothing is committed, and a run that is started again, at any number
-    of ranks, resumes from its checkpoint. In both cases the samples of a step, the learning rate and the schedule stay those
-    of the run's beginning, and each sample of an epoch counts once. Streams (iterables) cannot be dealt again: a step takes
-    nearly as many of their batches, and samples of the epoch in which ranks change may be left out or come again; a message
-    says so.
+    In a job that an elastic horovodrun started (`--min-np`, `--host-discovery-script`) the living
+    processes resume from the last commit, with the ranks there are then. Elsewhere nothing is
+    committed, and a run that is started again, at any number of ranks, resumes from its checkpoint.
+    In both cases the samples of a step, the learning rate and the schedule stay those of the run's
+    beginning, and each sample of an epoch counts once. Streams (iterables) cannot be dealt again: a
+    step takes nearly as many of their batches, and samples of the epoch in which ranks change may
+    be left out or come again; a message says so.
 
-    A process that joins later starts the script from its top: an elastic script has one fit, and begins with it. After each
-    change all ranks repeat the beginning of the fit: configure_optimizers, dataloaders, hooks from on_fit_start to
-    on_train_start, and `setup` of callbacks. `setup` of the Task and the DataModule, and prepare_data, are called once a
-    process. Attributes of the Task are not restored, as with a checkpoint: clear a list that a validation gathers in
-    on_validation_start.
+    A process that joins later starts the script from its top: an elastic script has one fit, and
+    begins with it. After each change all ranks repeat the beginning of the fit:
+    configure_optimizers, dataloaders, hooks from on_fit_start to on_train_start, and `setup` of
+    callbacks. `setup` of the Task and the DataModule, and prepare_data, are called once a process.
+    Attributes of the Task are not restored, as with a checkpoint: clear a list that a validation
+    gathers in on_validation_start.
 
-    Ranks that step alone (communication=diloco, local_sgd) commit at their outer steps only: the loss of a rank costs the steps
-    since the last one, which the others take again from there, each with the optimizer state of the committed rank 0.
+    Ranks that step alone (communication=diloco, local_sgd) commit at their outer steps only: the
+    loss of a rank costs the steps since the last one, which the others take again from there, each
+    with the optimizer state of the committed rank 0.
 
     Args:
-        commit_every_n_steps: steps between two commits; the loss of a rank costs at most as many. A commit copies weights and
-            optimizer state to host memory, and gathers each rank's random numbers and epoch means.
+        commit_every_n_steps: steps between two commits; the loss of a rank costs at most as many. A
+            commit copies weights and optimizer state to host memory, and gathers each rank's random
+            numbers and epoch means.
     """
 
     role = "elastic"
@@ -48,8 +53,9 @@ class Elastic(Callback):
             trainer.elastic.begin()
         if trainer.engine.launcher.name == "mpirun":
             trainer.say(
-                "Elastic is off: ranks of MPI cannot be replaced. If one is lost, the job ends; started again, at any number "
-                "of ranks, the run resumes from its checkpoint (resume=auto). horovodrun --min-np 1 starts an elastic job."
+                "Elastic is off: ranks of MPI cannot be replaced. If one is lost, the job ends;"
+                " started again, at any number of ranks, the run resumes from its checkpoint"
+                " (resume=auto). horovodrun --min-np 1 starts an elastic job."
             )
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
@@ -58,6 +64,10 @@ class Elastic(Callback):
         here.step = trainer.global_step
         here.progress += 1
         step, every = trainer.global_step, self.commit_every_n_steps
-        if trainer.elastic is not None and step // every > self._committed // every and trainer.engine.approximation.has_met:
+        if (
+            trainer.elastic is not None
+            and step // every > self._committed // every
+            and trainer.engine.approximation.has_met
+        ):
             self._committed = step
             trainer.elastic.commit()

@@ -1,8 +1,9 @@
 """Freezing parts of a model: BaseFinetuning as a base class, BackboneFinetuning for the usual case.
 
-The optimizer holds all parameters from the start, frozen ones too: those have no gradient, and optimizers skip them.
-Thawing sets `requires_grad` and nothing else, so the epoch alone determines which parameters are frozen. Where a callback adds
-groups to an optimizer instead, as in Lightning, a checkpoint names them, and a resumed run adds them again.
+The optimizer holds all parameters from the start, frozen ones too: those have no gradient, and
+optimizers skip them. Thawing sets `requires_grad` and nothing else, so the epoch alone determines
+which parameters are frozen. Where a callback adds groups to an optimizer instead, as in Lightning,
+a checkpoint names them, and a resumed run adds them again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from trainkit.optim.scheduler_state import settings_of
 
 
 class BaseFinetuning(Callback):
-    """Override `freeze_before_training` and `finetune_function`; call `freeze` and `make_trainable` in them."""
+    """Override `freeze_before_training` and `finetune_function`;
+    call `freeze` and `make_trainable` in them.
+    """
 
     needs_of_engine = frozenset({"optimizer_groups"})
     _run: RunView
@@ -32,13 +35,16 @@ class BaseFinetuning(Callback):
 
     def __init__(self) -> None:
         self._next = 0  # the first epoch that finetune_function has not been called for
-        self._added: list[dict[str, Any]] = []  # groups, in their order: optimizer, names of parameters, settings
+        # groups, in their order: optimizer, names of parameters, settings
+        self._added: list[dict[str, Any]] = []
 
     def freeze_before_training(self, task: Task) -> None:
         """Freeze the parameters that the first epoch does not train."""
 
     def finetune_function(self, task: Task, epoch: int, optimizer: Optimizer) -> None:
-        """Freeze or thaw at the start of `epoch`. A resumed run calls it for the earlier epochs too."""
+        """Freeze or thaw at the start of `epoch`.
+        A resumed run calls it for the earlier epochs too.
+        """
 
     _factor = 1.0  # of the rates
 
@@ -48,7 +54,8 @@ class BaseFinetuning(Callback):
 
         Args:
             modules: one module or several.
-            train_bn: keep training batch norms; false freezes their statistics too (puts them in eval mode).
+            train_bn: keep training batch norms; false freezes their statistics too (puts them in
+                eval mode).
         """
         for part in _parts(modules):
             trains = isinstance(part, _BatchNorm) and train_bn
@@ -59,7 +66,9 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def make_trainable(modules: nn.Module | Iterable[nn.Module]) -> None:
-        """Train the parameters of modules and their submodules, and let batch norms update their statistics."""
+        """Train the parameters of modules and their submodules,
+        and let batch norms update their statistics.
+        """
         _train(_parts(modules))
 
     def unfreeze_and_add_param_group(
@@ -70,26 +79,35 @@ class BaseFinetuning(Callback):
         initial_denom_lr: float = 10.0,
         train_bn: bool = True,
     ) -> None:
-        """Train modules from now on, as a new parameter group of an optimizer; call it in `finetune_function`.
+        """Train modules from now on, as a new parameter group of an optimizer; call it in
+        `finetune_function`.
 
         Args:
             modules: one module or several.
             optimizer: it has none of their parameters yet, or those that it has are left out.
-            lr: the group's rate, scaled for the ranks as the optimizer's own. Default: the first group's, divided.
+            lr: the group's rate, scaled for the ranks as the optimizer's own. Default: the first
+                group's, divided.
             initial_denom_lr: the divisor of that default.
             train_bn: train batch norms too; false leaves them frozen.
         """
         parts = [part for part in _parts(modules) if train_bn or not isinstance(part, _BatchNorm)]
         _train(parts)
         there = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        new = [parameter for part in parts for parameter in part.parameters(recurse=False) if id(parameter) not in there]
+        new = [
+            parameter
+            for part in parts
+            for parameter in part.parameters(recurse=False)
+            if id(parameter) not in there
+        ]
         first = float(optimizer.param_groups[0]["lr"])
         if new:
             rate = first / initial_denom_lr if lr is None else lr * self._factor
             optimizer.add_param_group({"params": new, "lr": rate})
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Freeze before the engine collects the trained parameters: frozen gradients are not reduced."""
+        """Freeze before the engine collects the trained parameters:
+        frozen gradients are not reduced.
+        """
         if stage == "fit":
             self._next, self._added, self._run, self._task = 0, [], trainer, task
             self.freeze_before_training(task)
@@ -99,7 +117,8 @@ class BaseFinetuning(Callback):
         return {"added": self._added} if self._added else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add those groups again. Callbacks are restored before the optimizers, whose states have these groups.
+        """Add those groups again. Callbacks are restored before the optimizers, whose states have
+        these groups.
 
         Raises:
             CheckpointError: the task has no such parameters.
@@ -108,8 +127,8 @@ class BaseFinetuning(Callback):
         for group in state.get("added", []):
             if lacking := [name for name in group["names"] if name not in parameters]:
                 raise CheckpointError(
-                    f"The checkpoint's run added {lacking[0]} to an optimizer, and {type(self._task).__name__} has no such "
-                    "parameter: they do not fit."
+                    f"The checkpoint's run added {lacking[0]} to an optimizer, and"
+                    f" {type(self._task).__name__} has no such parameter: they do not fit."
                 )
             settings = group["settings"] | {"lr": group["settings"]["lr"] * self._run.rates.factor}
             own = [parameters[name] for name in group["names"]]
@@ -136,7 +155,9 @@ class BaseFinetuning(Callback):
                 own = [names[id(parameter)] for parameter in group["params"]]
                 settings = settings_of(group, float(group["lr"]) / self._factor)
                 self._added.append({"optimizer": place, "names": own, "settings": settings})
-        _check_optimized(task, trainer.optimizers, [parameter for parameter in frozen if parameter.requires_grad])
+        _check_optimized(
+            task, trainer.optimizers, [parameter for parameter in frozen if parameter.requires_grad]
+        )
 
 
 @checked
@@ -145,10 +166,13 @@ class BackboneFinetuning(BaseFinetuning):
 
     Args:
         unfreeze_backbone_at_epoch: number of epochs with a frozen backbone.
-        backbone: the name of a module of the task, as "backbone" or "model.layer1", or a list of names.
-        train_bn: train its batch norms from the start; false keeps them and their statistics frozen until then.
-        backbone_initial_ratio_lr: its rate in its first epoch, as a fraction of its parameter groups' rate. Below 1, the
-            backbone needs groups of its own: decay_groups(self.backbone) + decay_groups(self.head), say.
+        backbone: the name of a module of the task, as "backbone" or "model.layer1", or a list of
+            names.
+        train_bn: train its batch norms from the start; false keeps them and their statistics frozen
+            until then.
+        backbone_initial_ratio_lr: its rate in its first epoch, as a fraction of its parameter
+            groups' rate. Below 1, the backbone needs groups of its own: decay_groups(self.backbone)
+            + decay_groups(self.head), say.
         lr_growth: factor on that fraction for each later epoch, up to 1.
     """
 
@@ -179,15 +203,27 @@ class BackboneFinetuning(BaseFinetuning):
         """Print what is frozen; fail now rather than at the thaw.
 
         Raises:
-            TaskError: the backbone is in no optimizer, or a group that needs its own rate holds other parameters.
+            TaskError: the backbone is in no optimizer, or a group that needs its own rate holds
+                other parameters.
         """
-        parameters = [parameter for part in _parts(self._modules(task)) for parameter in part.parameters(recurse=False)]
+        parameters = [
+            parameter
+            for part in _parts(self._modules(task))
+            for parameter in part.parameters(recurse=False)
+        ]
         _check_optimized(task, trainer.optimizers, parameters)
         if self.backbone_initial_ratio_lr < 1:
             _check_groups(trainer.optimizers, parameters)
         if trainer.is_global_zero and trainer.current_epoch < self.unfreeze_backbone_at_epoch:
-            never = trainer.max_epochs is not None and self.unfreeze_backbone_at_epoch >= trainer.max_epochs
-            until = f"in all {trainer.max_epochs} epochs" if never else f"before epoch {self.unfreeze_backbone_at_epoch + 1}"
+            never = (
+                trainer.max_epochs is not None
+                and self.unfreeze_backbone_at_epoch >= trainer.max_epochs
+            )
+            until = (
+                f"in all {trainer.max_epochs} epochs"
+                if never
+                else f"before epoch {self.unfreeze_backbone_at_epoch + 1}"
+            )
             info(f"Finetuning: {', '.join(self.backbone)} not trained {until}.")
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
@@ -195,11 +231,19 @@ class BackboneFinetuning(BaseFinetuning):
         super().on_train_epoch_start(trainer, task)
         epochs = trainer.current_epoch - self.unfreeze_backbone_at_epoch
         if self.backbone_initial_ratio_lr < 1 and epochs >= 0:
-            own = {parameter for part in _parts(self._modules(task)) for parameter in part.parameters(recurse=False)}
+            own = {
+                parameter
+                for part in _parts(self._modules(task))
+                for parameter in part.parameters(recurse=False)
+            }
             share = min(1.0, self.backbone_initial_ratio_lr * self.lr_growth**epochs)
             rates = trainer.rates
             rates.set_shares(
-                {i: share for i, group in enumerate(rates.groups) if group["params"] and group["params"][0] in own},
+                {
+                    i: share
+                    for i, group in enumerate(rates.groups)
+                    if group["params"] and group["params"][0] in own
+                },
                 trainer.global_step - trainer.state.skipped_steps,
             )
 
@@ -236,14 +280,18 @@ def _no_module(task: Task, name: str, known: list[str]) -> str:
     )
 
 
-def _check_optimized(task: Task, optimizers: Iterable[Optimizer], thawed: Iterable[nn.Parameter]) -> None:
-    lacking = set(thawed) - {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+def _check_optimized(
+    task: Task, optimizers: Iterable[Optimizer], thawed: Iterable[nn.Parameter]
+) -> None:
+    lacking = set(thawed) - {
+        p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    }
     names = [name for name, parameter in task.named_parameters() if parameter in lacking]
     if names:
         raise TaskError(
-            f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)} would be trained after a thaw, but no optimizer has "
-            "it. Give configure_optimizers' optimizer all parameters, frozen ones too (decay_groups(self) does); do not filter "
-            "by requires_grad."
+            f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)} would be trained after a"
+            " thaw, but no optimizer has it. Give configure_optimizers' optimizer all parameters,"
+            " frozen ones too (decay_groups(self) does); do not filter by requires_grad."
         )
 
 
@@ -253,7 +301,9 @@ def _check_groups(optimizers: Iterable[Optimizer], backbone: Iterable[nn.Paramet
         inside = sum(parameter in own for parameter in group["params"])
         if 0 < inside < len(group["params"]):
             raise TaskError(
-                f"BackboneFinetuning.backbone_initial_ratio_lr gives the backbone a rate of its own, but a group holds "
-                f"{inside} of its parameters and {len(group['params']) - inside} others. Give it groups of its own in "
-                "configure_optimizers: decay_groups(self.backbone) + decay_groups(self.head), say."
+                "BackboneFinetuning.backbone_initial_ratio_lr gives the backbone a rate of its"
+                f" own, but a group holds {inside} of its parameters and"
+                f" {len(group['params']) - inside} others. Give it groups of its own in"
+                " configure_optimizers: decay_groups(self.backbone) + decay_groups(self.head),"
+                " say."
             )

@@ -9,11 +9,14 @@ from trainkit.api.callback import Callback
 from trainkit.arguments import unknown
 from trainkit.errors import ConfigError
 
-_HOOKS = sorted(name for name, member in vars(Callback).items() if callable(member) and not name.startswith("_"))
+_HOOKS = sorted(
+    name for name, member in vars(Callback).items() if callable(member) and not name.startswith("_")
+)
 
 
 class LambdaCallback(Callback):
-    """Calls the given functions: `LambdaCallback(on_train_epoch_end=lambda trainer, task: print(trainer.current_epoch))`.
+    """Calls the given functions: `LambdaCallback(on_train_epoch_end=lambda trainer, task:
+    print(trainer.current_epoch))`.
 
     Args:
         hooks: functions by the names of Callback's methods, with their arguments from `trainer` on.
@@ -31,7 +34,11 @@ class LambdaCallback(Callback):
                 raise ConfigError(unknown(f"LambdaCallback.{name}", name, _HOOKS))
             if not callable(function):
                 raise ConfigError(f"LambdaCallback.{name} is {function!r}; it must be a function.")
-        return super().__new__(type(cls.__name__, (cls,), {name: _method(function) for name, function in hooks.items()}))
+        return super().__new__(
+            type(
+                cls.__name__, (cls,), {name: _method(function) for name, function in hooks.items()}
+            )
+        )
 
     def __init__(self, **hooks: Callable[..., Any]) -> None:
         """Do nothing: see `__new__`."""

@@ -22,12 +22,14 @@ from trainkit.optim.forms import ScheduleConfig
 class LearningRateMonitor(Callback):
     """Logs the rates that a step's update used: warm-up, factor and schedules included.
 
-    The names are `lr-SGD`, `lr-SGD-1` for a second optimizer of the class, `lr-SGD/pg1`, `lr-SGD/pg2` if there are several
-    groups (or `lr-SGD/<name>` for a group with a "name"), and `<name>` if the `lr_scheduler` dict has a "name".
+    The names are `lr-SGD`, `lr-SGD-1` for a second optimizer of the class, `lr-SGD/pg1`,
+    `lr-SGD/pg2` if there are several groups (or `lr-SGD/<name>` for a group with a "name"), and
+    `<name>` if the `lr_scheduler` dict has a "name".
 
     Args:
-        logging_interval: "step" logs every log_every_n_steps, "epoch" those of each epoch's first step; None logs by steps if
-            the rates change within an epoch (warm-up, a scheduler with interval "step"), otherwise by epochs.
+        logging_interval: "step" logs every log_every_n_steps, "epoch" those of each epoch's first
+            step; None logs by steps if the rates change within an epoch (warm-up, a scheduler with
+            interval "step"), otherwise by epochs.
         log_momentum: log `<name>-momentum` too: the momentum, or the first of the betas.
         log_weight_decay: log `<name>-weight_decay` too.
     """
@@ -48,8 +50,12 @@ class LearningRateMonitor(Callback):
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Choose the logging interval; fail now if two groups share a name."""
         run, contract = trainer, trainer.batch_plan
-        moves = contract.warmup_steps > 0 or any(config.interval == "step" for config in run.rates.schedules)
-        self._by_steps = self.logging_interval == "step" or (self.logging_interval is None and moves)
+        moves = contract.warmup_steps > 0 or any(
+            config.interval == "step" for config in run.rates.schedules
+        )
+        self._by_steps = self.logging_interval == "step" or (
+            self.logging_interval is None and moves
+        )
         names_of(run.optimizers, run.rates.schedules)
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Optimizer) -> None:
@@ -63,12 +69,15 @@ class LearningRateMonitor(Callback):
             write(trainer, self._used)
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
-        is_new = trainer.state.step_in_epoch == 0  # of an epoch that a run resumes the rates were logged
+        # of an epoch that a run resumes the rates were logged
+        is_new = trainer.state.step_in_epoch == 0
         if not self._by_steps and trainer.is_global_zero and is_new:
             write(trainer, self.read(trainer))
 
     def read(self, trainer: RunView) -> dict[str, float]:
-        """Return the values by name. Waits for the device if an optimizer keeps its rate on it (capturable)."""
+        """Return the values by name. Waits for the device if an
+        optimizer keeps its rate on it (capturable).
+        """
         run, values = trainer, {}
         names = names_of(run.optimizers, run.rates.schedules)
         for optimizer, of_groups in zip(run.optimizers, names, strict=True):
@@ -82,7 +91,9 @@ class LearningRateMonitor(Callback):
         return values
 
 
-def names_of(optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig]) -> list[list[str]]:
+def names_of(
+    optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig]
+) -> list[list[str]]:
     """Return the name of each group of each optimizer.
 
     Raises:
@@ -97,7 +108,9 @@ def names_of(optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig
         name += f"-{seen[name] - 1}" * (seen[name] > 1)
         groups = optimizer.param_groups
         own = [str(group.get("name") or f"pg{i}") for i, group in enumerate(groups, 1)]
-        names.append([f"{name}/{part}" for part in own] if len(groups) > 1 or "name" in groups[0] else [name])
+        names.append(
+            [f"{name}/{part}" for part in own] if len(groups) > 1 or "name" in groups[0] else [name]
+        )
     counts = Counter(name for of_groups in names for name in of_groups)
     if twice := [name for name, count in counts.items() if count > 1]:
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""BasePredictionWriter: lets a user write predictions in a form of their own, while `predict` runs."""
+"""BasePredictionWriter: lets a user write predictions in a form of their own,
+while `predict` runs.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,24 @@ from trainkit.errors import TaskError
 
 @checked
 class BasePredictionWriter(Callback):
-    """Subclass it and define `write_on_batch_end`, `write_on_epoch_end` or both; each rank writes its own batches.
+    """Subclass it and define `write_on_batch_end`, `write_on_epoch_end` or both; each rank writes
+    its own batches.
 
-    For tensors in files, `Trainer.predict(write_to=...)` needs no callback. Pass `return_predictions=False` to `predict` if its
-    result is not needed: nothing is then gathered over ranks.
+    For tensors in files, `Trainer.predict(write_to=...)` needs no callback. Pass
+    `return_predictions=False` to `predict` if its result is not needed: nothing is then gathered
+    over ranks.
 
     Args:
-        write_interval: "batch": after each batch; "epoch": once at the end, with all outputs of this rank, which stay in memory
-            (and on the device) until then; "batch_and_epoch": both.
+        write_interval: "batch": after each batch; "epoch": once at the end, with all outputs of
+            this rank, which stay in memory (and on the device) until then; "batch_and_epoch": both.
 
     Raises:
         TaskError: the method of the interval is not defined.
     """
 
-    def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
+    def __init__(
+        self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch"
+    ) -> None:
         self.interval = self.write_interval = write_interval
         self._outputs: list[Any] = []
         self._indices: list[Sequence[int] | None] = []
@@ -52,7 +58,11 @@ class BasePredictionWriter(Callback):
         raise TaskError(self._missing("write_on_batch_end"))
 
     def write_on_epoch_end(
-        self, trainer: RunView, task: Task, predictions: Sequence[Any], batch_indices: Sequence[Sequence[int] | None]
+        self,
+        trainer: RunView,
+        task: Task,
+        predictions: Sequence[Any],
+        batch_indices: Sequence[Sequence[int] | None],
     ) -> None:
         """Write the outputs of all batches of this rank; see `write_on_batch_end`."""
         raise TaskError(self._missing("write_on_epoch_end"))
@@ -62,14 +72,22 @@ class BasePredictionWriter(Callback):
         self._outputs, self._indices = [], []
 
     def on_predict_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: RunView,
+        task: Task,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """Write the batch, or keep it for the end."""
         indices = trainer.evaluator.sample_indices()
         if not trainer.engine.ranks.counts_samples:
             return
         if self.interval != "epoch":
-            self.write_on_batch_end(trainer, task, outputs, indices, batch, batch_idx, dataloader_idx)
+            self.write_on_batch_end(
+                trainer, task, outputs, indices, batch, batch_idx, dataloader_idx
+            )
         if self.interval != "batch":
             self._outputs.append(outputs)
             self._indices.append(indices)
@@ -82,4 +100,7 @@ class BasePredictionWriter(Callback):
 
     def _missing(self, method: str) -> str:
         own = type(self).__name__
-        return f"{own} has no {method}(), and write_interval is '{self.interval}'. Define it, or choose another interval."
+        return (
+            f"{own} has no {method}(), and write_interval is '{self.interval}'. Define it, or"
+            " choose another interval."
+        )

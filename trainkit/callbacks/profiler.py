@@ -31,10 +31,12 @@ STEP = ("waiting for data", "training_step", "backward", "reduce_gradients, clip
 
 
 class SimpleProfiler(Callback):
-    """Times hooks and the parts of each step on rank 0; prints a table and writes `<run_dir>/reports/profile-simple.txt`.
+    """Times hooks and the parts of each step on rank 0; prints a table and writes
+    `<run_dir>/reports/profile-simple.txt`.
 
-    The parts of a step are the times between its hooks, without the hooks. On a GPU the host runs ahead of the device: a
-    part's time is that of queueing its work, and the device's time appears where the host waits for it.
+    The parts of a step are the times between its hooks, without the hooks. On a GPU the host runs
+    ahead of the device: a part's time is that of queueing its work, and the device's time appears
+    where the host waits for it.
 
     Attributes:
         seconds: (number of calls, seconds) by (owner, name).
@@ -55,7 +57,9 @@ class SimpleProfiler(Callback):
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         self._mark = (time.perf_counter(), self._in_hooks)
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         self._part(0)
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
@@ -85,8 +89,12 @@ class SimpleProfiler(Callback):
             try_to_write(lambda: _write(path, table), f"{path.name} could not be written")
 
     def table(self, total_s: float, most: int | None = None) -> Table:
-        """Return the timed parts, longest first; with `most`, that many rows and one for the others."""
-        table = Table(title=f"time of the main thread, {total_s:.1f} s in all", title_justify="left")
+        """Return the timed parts, longest first;
+        with `most`, that many rows and one for the others.
+        """
+        table = Table(
+            title=f"time of the main thread, {total_s:.1f} s in all", title_justify="left"
+        )
         for name in ("of", "what"):
             table.add_column(name)
         for name in ("calls", "total s", "mean us", "share"):
@@ -98,7 +106,9 @@ class SimpleProfiler(Callback):
             rows = [*rows[:most], (("", f"{len(left)} more (reports/{_FILE})"), sums)]
         for (owner, name), (calls, seconds) in rows:
             share = f"{100 * seconds / max(total_s, 1e-9):.1f} %"
-            table.add_row(owner, name, str(calls), f"{seconds:.3f}", f"{1e6 * seconds / calls:.0f}", share)
+            table.add_row(
+                owner, name, str(calls), f"{seconds:.3f}", f"{1e6 * seconds / calls:.0f}", share
+            )
         return table
 
     def _around(self, owner: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,7 +134,9 @@ class SimpleProfiler(Callback):
             return
         now, in_hooks = time.perf_counter(), self._in_hooks
         if self._mark is not None:
-            self._add("step", STEP[place], max(0.0, now - self._mark[0] - (in_hooks - self._mark[1])))
+            self._add(
+                "step", STEP[place], max(0.0, now - self._mark[0] - (in_hooks - self._mark[1]))
+            )
         self._mark = (now, in_hooks)
 
     def _add(self, owner: str, name: str, seconds: float) -> None:
@@ -136,9 +148,10 @@ class SimpleProfiler(Callback):
 class AdvancedProfiler(Callback):
     """Runs cProfile on rank 0's main thread during a fit.
 
-    It writes `<run_dir>/reports/profile-advanced.txt`, the functions that took most time with the functions they call, and
-    `profile-advanced.prof` beside it for viewers (snakeviz, gprof2dot). Each call of a function takes about 1 us more. Work on
-    a GPU appears where the host waits for it.
+    It writes `<run_dir>/reports/profile-advanced.txt`, the functions that took most time with the
+    functions they call, and `profile-advanced.prof` beside it for viewers (snakeviz, gprof2dot).
+    Each call of a function takes about 1 us more. Work on a GPU appears where the host waits for
+    it.
 
     Args:
         row_limit: functions in the text.
@@ -157,7 +170,9 @@ class AdvancedProfiler(Callback):
             try:
                 self._profile.enable()
             except ValueError as error:  # Python allows one profiler at a time
-                raise ConfigError(f"profiler=advanced: {error}. End the other profiler or debugger first.") from error
+                raise ConfigError(
+                    f"profiler=advanced: {error}. End the other profiler or debugger first."
+                ) from error
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Stop, and write, however the fit ends."""
@@ -179,8 +194,9 @@ class AdvancedProfiler(Callback):
 class PyTorchProfiler(Callback):
     """Runs torch.profiler over a few steps of each rank.
 
-    It writes `<run_dir>/profiler/rank-N.json.gz`, a trace of each rank, and `<run_dir>/reports/profile-pytorch.txt`, the
-    operators that took most time on rank 0. Writing takes seconds, and training waits for it once.
+    It writes `<run_dir>/profiler/rank-N.json.gz`, a trace of each rank, and
+    `<run_dir>/reports/profile-pytorch.txt`, the operators that took most time on rank 0. Writing
+    takes seconds, and training waits for it once.
 
     Args:
         wait: steps before the profiler starts.
@@ -224,7 +240,10 @@ class PyTorchProfiler(Callback):
         self._stop()
         if not self._done:
             needed = self.wait + self.warmup
-            trainer.say(f"profiler=pytorch: the run ended before step {needed + 1}, the first recorded one. Lower wait.")
+            trainer.say(
+                f"profiler=pytorch: the run ended before step {needed + 1}, the first recorded one."
+                " Lower wait."
+            )
 
     def _stop(self, *_: Any, **__: Any) -> None:
         running, self._profile = self._profile, None
@@ -241,12 +260,20 @@ class PyTorchProfiler(Callback):
             trace.parent.mkdir(exist_ok=True)
             ready.export_chrome_trace(str(trace))
             if trainer.is_global_zero:
-                by = "self_cuda_time_total" if trainer.engine.device.type == "cuda" else "self_cpu_time_total"
-                text = ready.key_averages().table(sort_by=by, row_limit=self.row_limit, max_name_column_width=60)
+                by = (
+                    "self_cuda_time_total"
+                    if trainer.engine.device.type == "cuda"
+                    else "self_cpu_time_total"
+                )
+                text = ready.key_averages().table(
+                    sort_by=by, row_limit=self.row_limit, max_name_column_width=60
+                )
                 table = trainer.run_dir / "reports" / "profile-pytorch.txt"
                 table.parent.mkdir(exist_ok=True)
                 table.write_text(text)
-                trainer.say(f"profile of {self.active} steps: {short(table)}; traces: {short(trace.parent)}")
+                trainer.say(
+                    f"profile of {self.active} steps: {short(table)}; traces: {short(trace.parent)}"
+                )
 
         try_to_write(write, "The profile could not be written")
 

@@ -32,7 +32,10 @@ class Times:
     seconds: dict[str, float]
 
     def __sub__(self, earlier: Times) -> Times:
-        return Times(self.steps - earlier.steps, {part: s - earlier.seconds[part] for part, s in self.seconds.items()})
+        return Times(
+            self.steps - earlier.steps,
+            {part: s - earlier.seconds[part] for part, s in self.seconds.items()},
+        )
 
     def per_step(self) -> dict[str, float]:
         """Return the mean seconds per step, by part."""
@@ -45,8 +48,8 @@ class Times:
 
 
 class StepClock(Callback):
-    """Adds up the seconds of a rank's main thread, from hook to hook. It is the first callback if any callback sets
-    `uses_step_clock`; they read it by `step_clock_of(trainer)`.
+    """Adds up the seconds of a rank's main thread, from hook to hook. It is the first callback if
+    any callback sets `uses_step_clock`; they read it by `step_clock_of(trainer)`.
 
         on_train_step_start        ends "hooks", the callbacks between two steps; for a stream, "data"
         on_train_batch_start       ends "data": waiting for the loader
@@ -54,7 +57,8 @@ class StepClock(Callback):
         on_before_optimizer_step   ends "communication": the part of the reduction that backward did not hide
         on_train_step_end          ends "optimizer"
 
-    On a GPU the host runs ahead: compute is then taken from CUDA events, and the wait for it is subtracted from communication.
+    On a GPU the host runs ahead: compute is then taken from CUDA events, and the wait for it is
+    subtracted from communication.
 
     Attributes:
         steps: steps since training began; validations are left out.
@@ -99,7 +103,9 @@ class StepClock(Callback):
             self._running, self._mark = True, self._now()
             self._began = self._mark
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         """End the wait for a batch, which is on the device now."""
         self._add("data")
         if self._on_gpu:
@@ -110,7 +116,9 @@ class StepClock(Callback):
         if task.automatic_optimization:
             self._end_compute()
 
-    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """The same of a Task that runs backward itself, as often as it likes."""
         if not task.automatic_optimization:
             self._end_compute()
@@ -166,7 +174,9 @@ def is_log_step(trainer: RunView, ahead: int = 0, every_n_steps: int | None = No
         ahead: 1 within a step, which is counted only after its update.
         every_n_steps: replaces `log_every_n_steps`.
     """
-    return (trainer.global_step + ahead) % (every_n_steps or trainer.options.limits.log_every_n_steps) == 0
+    return (trainer.global_step + ahead) % (
+        every_n_steps or trainer.options.limits.log_every_n_steps
+    ) == 0
 
 
 def write(trainer: RunView, values: dict[str, float]) -> None:

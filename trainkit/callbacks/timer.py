@@ -19,9 +19,10 @@ STAGES = ("train", "validate", "test")
 class Timer(Callback):
     """Measures training, and ends it after `duration`, at the same step on all ranks.
 
-    It counts the time from training's first hook to its last, validations included, over all starts of the run: the
-    checkpoint stores it. The clock is rank 0's, sent to all ranks about twice a second; a started step is finished. A
-    ModelCheckpoint with save_last saves at the end of the run. `trainer.max_time` adds a Timer.
+    It counts the time from training's first hook to its last, validations included, over all starts
+    of the run: the checkpoint stores it. The clock is rank 0's, sent to all ranks about twice a
+    second; a started step is finished. A ModelCheckpoint with save_last saves at the end of the
+    run. `trainer.max_time` adds a Timer.
 
     Args:
         duration: training time limit; None only measures.
@@ -32,7 +33,9 @@ class Timer(Callback):
 
     taken_arguments: ClassVar = {"verbose": nothing}
 
-    def __init__(self, duration: Duration | None = None, interval: Literal["step", "epoch"] = "step") -> None:
+    def __init__(
+        self, duration: Duration | None = None, interval: Literal["step", "epoch"] = "step"
+    ) -> None:
         self.duration = duration
         self.duration_s = None if duration is None else seconds_of(duration)
         self.interval = interval
@@ -47,7 +50,9 @@ class Timer(Callback):
         return self.duration_s is not None
 
     def start_time(self, stage: str = "train") -> float | None:
-        """Return when a stage began ("train", "validate", "test"), by time.monotonic(); None if it has not."""
+        """Return when a stage began ("train", "validate", "test"), by time.monotonic();
+        None if it has not.
+        """
         return self._begun.get(_known(stage))
 
     def end_time(self, stage: str = "train") -> float | None:
@@ -55,13 +60,21 @@ class Timer(Callback):
         return self._ended.get(_known(stage))
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """Return the seconds of a stage by this rank's clock; those of training include the time before a restart."""
+        """Return the seconds of a stage by this rank's clock;
+        those of training include the time before a restart.
+        """
         begun, before = self.start_time(stage), self._before if stage == "train" else 0.0
-        return before if begun is None else before + self._ended.get(stage, time.monotonic()) - begun
+        return (
+            before if begun is None else before + self._ended.get(stage, time.monotonic()) - begun
+        )
 
     def time_remaining(self, stage: str = "train") -> float | None:
         """Return the seconds left of `duration`, at least 0; None without a limit."""
-        return None if self.duration_s is None else max(0.0, self.duration_s - self.time_elapsed(stage))
+        return (
+            None
+            if self.duration_s is None
+            else max(0.0, self.duration_s - self.time_elapsed(stage))
+        )
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit":
@@ -112,7 +125,8 @@ class Timer(Callback):
     def _look(self, trainer: RunView) -> None:
         if self.duration_s is not None and self._agreed >= self.duration_s:
             trainer.request_stop(
-                f"the time limit is reached: {_shown(self._agreed)} of training, the limit is {_shown(self.duration_s)}",
+                f"the time limit is reached: {_shown(self._agreed)} of training, the limit is"
+                f" {_shown(self.duration_s)}",
                 at_once=True,
             )
 

@@ -1,7 +1,7 @@
 """Batches as tensors and plain values, and back: a reader rebuilds them without running code.
 
-Each value is a tuple that begins with its kind. Named tuples are rebuilt with their fields and another class; an object of any
-other class is not saved, only its class name.
+Each value is a tuple that begins with its kind. Named tuples are rebuilt with their fields and
+another class; an object of any other class is not saved, only its class name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def pack(value: Any) -> tuple[Any, ...]:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return ("array", torch.from_numpy(value.copy()))
     if isinstance(value, Mapping):
-        return ("mapping", [(key if type(key) in _PLAIN else str(key), pack(item)) for key, item in value.items()])
+        return (
+            "mapping",
+            [(key if type(key) in _PLAIN else str(key), pack(item)) for key, item in value.items()],
+        )
     if isinstance(value, PackedSequence):
         return ("packed_sequence", [pack(item) for item in value])
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -54,8 +57,9 @@ def unpack(packed: tuple[Any, ...], place: str = "batch") -> Any:
         return {key: unpack(item, f"{place}[{key!r}]") for key, item in rest[0]}
     if kind == "other":
         raise CheckpointError(
-            f"{place} was a {rest[0]}, which a capsule cannot save: it holds tensors, numbers and strings in tuples, lists and "
-            "mappings. Return such a batch from the loader (its collate_fn)."
+            f"{place} was a {rest[0]}, which a capsule cannot save: it holds tensors, numbers and"
+            " strings in tuples, lists and mappings. Return such a batch from the loader (its"
+            " collate_fn)."
         )
     items = [unpack(item, f"{place}[{i}]") for i, item in enumerate(rest[-1])]
     if kind == "named":
@@ -70,7 +74,11 @@ def tensors_in(batch: Any, place: str = "batch") -> list[tuple[str, Tensor]]:
     if isinstance(batch, Tensor):
         return [(place, batch)]
     if isinstance(batch, Mapping):
-        return [found for key, item in batch.items() for found in tensors_in(item, f"{place}[{key!r}]")]
+        return [
+            found for key, item in batch.items() for found in tensors_in(item, f"{place}[{key!r}]")
+        ]
     if isinstance(batch, (list, tuple)):
-        return [found for i, item in enumerate(batch) for found in tensors_in(item, f"{place}[{i}]")]
+        return [
+            found for i, item in enumerate(batch) for found in tensors_in(item, f"{place}[{i}]")
+        ]
     return []

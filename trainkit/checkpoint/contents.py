@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
-OWN = "communication_of_ranks"  # what each rank has of its own in approximate communication: too large for a commit
+# what each rank has of its own in approximate communication: too large for a commit
+OWN = "communication_of_ranks"
 
 
 class Part(Protocol):
@@ -29,7 +30,9 @@ class RankPart(Protocol):
         """Return this rank's tensors and plain values."""
 
     def load_state_dicts(self, states: list[Any]) -> Sequence[str] | None:
-        """Take back this rank's share of the states of all ranks that saved, in their order; return as above."""
+        """Take back this rank's share of the states of all ranks that saved, in their order;
+        return as above.
+        """
 
 
 class StepUndo(Protocol):
@@ -51,7 +54,8 @@ class Contents:
         parts: by name, in the order in which they are restored.
         rank_parts: the same, of each rank.
         about: returns what the manifest says of the run.
-        saving: a context within which the weights are those to save; yields what hooks add (plain values and tensors).
+        saving: a context within which the weights are those to save; yields what hooks add (plain
+            values and tensors).
     """
 
     task: nn.Module
@@ -59,12 +63,16 @@ class Contents:
     rank_parts: Mapping[str, RankPart]
     about: Callable[[], dict[str, Any]]
     saving: Callable[[], AbstractContextManager[dict[str, Any]]]
-    rank_0_parts: Sequence[str] = ("callbacks",)  # parts that rank 0 alone may know in full: the run's files
-    optional_parts: Sequence[str] = ("datamodule", "communication", OWN)  # that a checkpoint of the same run may lack
+    # parts that rank 0 alone may know in full: the run's files
+    rank_0_parts: Sequence[str] = ("callbacks",)
+    # that a checkpoint of the same run may lack
+    optional_parts: Sequence[str] = ("datamodule", "communication", OWN)
 
 
 class Changes(NamedTuple):
-    """What follows a checkpoint that was written, in the same thread: links (name -> target), and checkpoints to remove."""
+    """What follows a checkpoint that was written, in the same thread:
+    links (name -> target), and checkpoints to remove.
+    """
 
     links: Mapping[str, str]
     removed: Sequence[str]

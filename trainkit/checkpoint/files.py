@@ -24,10 +24,13 @@ def write_safetensors(path: Path, state: Mapping[str, Tensor], aliases: Mapping[
         OSError: the write failed.
     """
     path.touch()
-    mode = path.stat().st_mode  # by the user's umask; safetensors makes the file readable for its owner only
+    # by the user's umask; safetensors makes the file readable for its owner only
+    mode = path.stat().st_mode
     try:
         whole = {name: tensor.contiguous() for name, tensor in state.items()}
-        safetensors.torch.save_file(whole, path, {"format": "pt", "aliases": json.dumps(dict(aliases))})
+        safetensors.torch.save_file(
+            whole, path, {"format": "pt", "aliases": json.dumps(dict(aliases))}
+        )
         path.chmod(mode)
     except SafetensorError as error:  # raised on a full disk
         raise OSError(f"{path.name}: {error}") from error

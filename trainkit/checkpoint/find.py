@@ -1,7 +1,7 @@
 """Finds and verifies a checkpoint: "last", "best", "auto", a folder or a URL.
 
-`last` and `auto` take the newest complete checkpoint: a damaged one is named, and the one before it is taken. A checkpoint
-requested by name, or as the best, is loaded or raises.
+`last` and `auto` take the newest complete checkpoint: a damaged one is named, and the one before it
+is taken. A checkpoint requested by name, or as the best, is loaded or raises.
 """
 
 from __future__ import annotations
@@ -49,15 +49,19 @@ def load(
     """Find a checkpoint, verify it, and load its weights into the model.
 
     Args:
-        ckpt_path: "last" or "best" of the stores, "auto" (the last one, if there is any), a folder, or a URL.
+        ckpt_path: "last" or "best" of the stores, "auto" (the last one, if there is any), a folder,
+            or a URL.
         stores: locations of this run's checkpoints.
         model: receives the weights.
-        resume: whether a run resumes from it: skips checkpoints that hold only weights, and reads the state beside them.
+        resume: whether a run resumes from it: skips checkpoints that hold only weights, and reads
+            the state beside them.
         say: prints a sentence for each damaged checkpoint that is skipped.
-        difference: returns by what a saved state differs from one that a run resumes from, in words; "" if by nothing.
+        difference: returns by what a saved state differs from one that a run resumes from, in
+            words; "" if by nothing.
 
     Returns:
-        Its path or URL, and the state saved beside the weights if `resume`, else {}; None for "auto" if there is no checkpoint.
+        Its path or URL, and the state saved beside the weights if `resume`, else {}; None for
+        "auto" if there is no checkpoint.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.
@@ -84,7 +88,9 @@ def locate(
 
 
 def fetched(path: str) -> AbstractContextManager[Path]:
-    """Return a context that yields the folder, on this machine, of the checkpoint at a path or URL that `locate` returned."""
+    """Return a context that yields the folder, on this machine,
+    of the checkpoint at a path or URL that `locate` returned.
+    """
     store, name = _named(path)
     return store.fetch(name)
 
@@ -94,17 +100,22 @@ def _readable(ckpt_path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {error}.") from error
+        raise CheckpointError(
+            f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {error}."
+        ) from error
 
 
 class _Reader(NamedTuple):
-    """Opens a checkpoint, and compares all that can be compared before its weights are loaded; see `load`."""
+    """Opens a checkpoint, and compares all that can be compared
+    before its weights are loaded; see `load`.
+    """
 
     resume: bool
     difference: Difference
 
     def open(self, store: Store, name: str, stack: ExitStack) -> Path | None:
-        """Return a checkpoint's folder on this machine, until `stack` is closed; None to resume from one of only weights.
+        """Return a checkpoint's folder on this machine, until `stack` is closed; None to resume
+        from one of only weights.
 
         Raises:
             CheckpointError: it is damaged, or its content is not what a run writes.
@@ -116,13 +127,17 @@ class _Reader(NamedTuple):
                 return None
             open_weights(folder).stored_weights()
             if self.resume and (difference := self.difference(load_training(folder, mapped=True))):
-                raise CheckpointError(f"{folder} cannot be resumed from: in its {TRAINING} {difference}.")
+                raise CheckpointError(
+                    f"{folder} cannot be resumed from: in its {TRAINING} {difference}."
+                )
             stack.push(opened.pop_all())
             return folder
 
 
 @contextmanager
-def _find(ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Reader) -> Iterator[tuple[str, Path] | None]:
+def _find(
+    ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Reader
+) -> Iterator[tuple[str, Path] | None]:
     with ExitStack() as stack:
         if ckpt_path in ("last", "auto"):
             yield _newest(stores, say, reader, stack, ckpt_path == "auto")
@@ -137,8 +152,12 @@ def _find(ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Reader) ->
         yield store.path_of(name), folder
 
 
-def _newest(stores: Sequence[Store], say: Say, reader: _Reader, stack: ExitStack, or_none: bool) -> tuple[str, Path] | None:
-    """Return the newest complete checkpoint as (path or URL, its folder on this machine), or None."""
+def _newest(
+    stores: Sequence[Store], say: Say, reader: _Reader, stack: ExitStack, or_none: bool
+) -> tuple[str, Path] | None:
+    """Return the newest complete checkpoint as (path or URL, its
+    folder on this machine), or None.
+    """
     there = [(written(store, name), store, name) for store in stores for name in store.names()]
     weights_alone, damaged = "", ""
     for _, store, name in sorted(there, key=lambda entry: entry[0], reverse=True):
@@ -153,18 +172,23 @@ def _newest(stores: Sequence[Store], say: Say, reader: _Reader, stack: ExitStack
         weights_alone = store.path_of(name)
     if or_none and not damaged:
         if weights_alone:
-            say(f"{weights_alone} holds only weights: there is nothing to resume from, a new run starts.")
+            say(
+                f"{weights_alone} holds only weights: there is nothing to resume from, a new run"
+                " starts."
+            )
         return None
     if weights_alone:
         raise CheckpointError(
-            f"{weights_alone} holds only weights: a run cannot resume from it. It can be validated and tested, and a new run "
-            f"can start from its weights: init_weights={weights_alone}"
+            f"{weights_alone} holds only weights: a run cannot resume from it. It can be validated"
+            f" and tested, and a new run can start from its weights: init_weights={weights_alone}"
         )
     raise CheckpointError(f"{_nothing('last', stores)} {damaged}".rstrip())
 
 
 def written(store: Store, name: str) -> str:
-    """Return the time of writing as text that sorts by time; if it cannot be read, text that sorts last."""
+    """Return the time of writing as text that sorts by time;
+    if it cannot be read, text that sorts last.
+    """
     try:
         with store.fetch(name, manifest_alone=True) as folder:
             return str(read_manifest(folder)["written"])
@@ -188,7 +212,8 @@ def _named(ckpt_path: str) -> tuple[Store, str]:
     path = Path(ckpt_path)
     if not (path / MANIFEST).is_file():
         raise CheckpointError(
-            f"ckpt_path is '{ckpt_path}'; it must be 'last', 'best', or the folder of a checkpoint (it holds a {MANIFEST})."
+            f"ckpt_path is '{ckpt_path}'; it must be 'last', 'best', or the folder of a checkpoint"
+            f" (it holds a {MANIFEST})."
         )
     path = Path(os.path.realpath(path))
     return make_store(path.parent), path.name
@@ -198,11 +223,20 @@ def _nothing(requested: str, stores: Sequence[Store]) -> str:
     there = sorted(name for store in stores for name in store.names())
     found = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
     hint = "" if there else _newest_run_hint(Path(stores[-1].place).parent)
-    return f"ckpt_path is '{requested}', and {stores[0].place} has no complete '{requested}'; {found}.{hint}"
+    return (
+        f"ckpt_path is '{requested}', and {stores[0].place} has no complete '{requested}';"
+        f" {found}.{hint}"
+    )
 
 
 def _newest_run_hint(run_dir: Path) -> str:
-    runs = [p.parent.parent for p in run_dir.parent.glob("*/checkpoints/last")] if run_dir.parent.is_dir() else []
+    runs = (
+        [p.parent.parent for p in run_dir.parent.glob("*/checkpoints/last")]
+        if run_dir.parent.is_dir()
+        else []
+    )
     if not runs:
         return " Give the run's folder: run_dir=..."
-    return f" The newest run with checkpoints is run_dir={max(runs, key=lambda p: p.stat().st_mtime)}"
+    return (
+        f" The newest run with checkpoints is run_dir={max(runs, key=lambda p: p.stat().st_mtime)}"
+    )

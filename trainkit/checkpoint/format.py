@@ -6,8 +6,8 @@
         training.pt           optimizers, schedules, counters, random states, callbacks: tensors and plain values only
         manifest.json         a readable description; sizes and SHA-256 of all files, its own too; written last
 
-`write` writes the files into an existing folder, `verify` finds every changed bit. store.py places folders and makes them
-appear as a whole or not at all; find.py selects one.
+`write` writes the files into an existing folder, `verify` finds every changed bit. store.py places
+folders and makes them appear as a whole or not at all; find.py selects one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ STRANGE_FILE = (
     ArithmeticError,
     struct.error,
 )
-_SEAL, _NO_SEAL = "sha256_of_this_file", "0" * 64  # the manifest's own hash is that of itself with no seal
+# the manifest's own hash is that of itself with no seal
+_SEAL, _NO_SEAL = "sha256_of_this_file", "0" * 64
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Snapshot:
         aliases: further name -> the name under which its tensor is stored.
         training: tensors and plain values, or None for weights only.
         about: plain values for the manifest.
-        part: what this rank writes of weights and training of which each rank holds a part; None if this rank holds all.
+        part: what this rank writes of weights and training of which each rank holds a part; None if
+            this rank holds all.
     """
 
     weights: Mapping[str, Tensor]
@@ -73,11 +75,15 @@ class Snapshot:
     part: Part | None = None
 
 
-def write(folder: Path, snapshot: Snapshot, parts: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> None:
-    """Write a checkpoint's files into a folder, the manifest last, each on disk before this returns.
+def write(
+    folder: Path, snapshot: Snapshot, parts: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> None:
+    """Write a checkpoint's files into a folder, the manifest last, each on disk before this
+    returns.
 
     Args:
-        parts: what the ranks report of the files that they have written, if the snapshot has a part; see parts.await_parts.
+        parts: what the ranks report of the files that they have written, if the snapshot has a
+            part; see parts.await_parts.
 
     Raises:
         OSError: the write failed.
@@ -91,8 +97,13 @@ def write(folder: Path, snapshot: Snapshot, parts: Mapping[str, Mapping[str, Any
         files[TRAINING] = describe_file(folder / TRAINING)
     about = dict(snapshot.about)
     if snapshot.part is not None:
-        about |= {"aliases": dict(snapshot.aliases), "pieces": table_of({name: part["boxes"] for name, part in parts.items()})}
-    written = files | {name: {"bytes": part["bytes"], "sha256": part["sha256"]} for name, part in parts.items()}
+        about |= {
+            "aliases": dict(snapshot.aliases),
+            "pieces": table_of({name: part["boxes"] for name, part in parts.items()}),
+        }
+    written = files | {
+        name: {"bytes": part["bytes"], "sha256": part["sha256"]} for name, part in parts.items()
+    }
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
     about |= {"written": now, "files": written, _SEAL: _NO_SEAL}
     text = (json.dumps(about, indent=None if parts else 2) + "\n").encode()
@@ -102,7 +113,9 @@ def write(folder: Path, snapshot: Snapshot, parts: Mapping[str, Mapping[str, Any
 
 
 def find_aliases(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Split a state_dict into its tensors, each once, and the further names of those that have several."""
+    """Split a state_dict into its tensors, each once,
+    and the further names of those that have several.
+    """
     names: dict[Any, str] = {}
     weights: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -134,7 +147,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if any(set(about) != {"bytes", "sha256"} for about in manifest["files"].values()):
             raise ValueError("its files are not given by bytes and sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder} is no whole checkpoint: its {MANIFEST} cannot be read ({error}).") from error
+        raise CheckpointError(
+            f"{folder} is no whole checkpoint: its {MANIFEST} cannot be read ({error})."
+        ) from error
     if not whole:
         raise CheckpointError(f"{folder} is damaged: {MANIFEST} is not what was written.")
     return manifest
@@ -152,7 +167,9 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def read_state(folder: Path) -> dict[str, Tensor]:
-    """Return a checkpoint's weights under all their names, whole, on the CPU; see `read_safetensors`."""
+    """Return a checkpoint's weights under all their names, whole, on the CPU;
+    see `read_safetensors`.
+    """
     pieces = open_pieces(folder)
     return read_safetensors(folder / WEIGHTS) if pieces is None else pieces.weights()
 
@@ -175,7 +192,8 @@ def open_pieces(folder: Path) -> Pieces | None:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file under all their names, those in its metadata's "aliases" too, on the CPU.
+    """Return the tensors of a file under all their names, those in its metadata's "aliases" too, on
+    the CPU.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -186,8 +204,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
         return state | {alias: state[name] for alias, name in aliases.items()}
     except (OSError, SafetensorError, ValueError, LookupError, AttributeError, TypeError) as error:
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-        raise CheckpointError(f"{path} is no safetensors file, or a damaged one ({reason}).") from error
+        reason = (
+            f"{type(error).__name__}:"
+            f" {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        )
+        raise CheckpointError(
+            f"{path} is no safetensors file, or a damaged one ({reason})."
+        ) from error
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
@@ -200,7 +223,11 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        here = {name: tensor.shape for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
+        here = {
+            name: tensor.shape
+            for name, tensor in model.state_dict().items()
+            if isinstance(tensor, Tensor)
+        }
         lines = misfits({name: tensor.shape for name, tensor in state.items()}, here)
         raise unfit(folder, lines or str(error).splitlines()) from None  # torch lists every name
 
@@ -209,7 +236,8 @@ def load_training(folder: Path, mapped: bool = False) -> dict[str, Any]:
     """Return the state saved beside the weights, whole, on the CPU.
 
     Args:
-        mapped: read tensors when they are used; a StoredPieces is in the place of each that is in pieces.
+        mapped: read tensors when they are used; a StoredPieces is in the place of each that is in
+            pieces.
 
     Raises:
         CheckpointError: there is none (only weights), or the file would run code.
@@ -237,7 +265,8 @@ def save_plain(content: Mapping[str, Any], path: Path) -> None:
 
 
 def load_plain(path: Path, mapped: bool = False) -> dict[str, Any]:
-    """Return the tensors and plain values of a file, on the CPU; `mapped` tensors are read from the file when they are used.
+    """Return the tensors and plain values of a file, on the CPU; `mapped` tensors are read from the
+    file when they are used.
 
     Raises:
         CheckpointError: the file would run code, or claims far more bytes than it has.
@@ -245,13 +274,19 @@ def load_plain(path: Path, mapped: bool = False) -> dict[str, Any]:
     check_archive(path)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")  # validation is wanted
+            # validation is wanted
+            warnings.filterwarnings("ignore", "Validating sparse tensor invariants")
             content: dict[str, Any] = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=mapped and zipfile.is_zipfile(path)
+                path,
+                map_location="cpu",
+                weights_only=True,
+                mmap=mapped and zipfile.is_zipfile(path),
             )
     except STRANGE_FILE as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"{path} is refused: it holds more than tensors and plain values ({reason}).") from error
+        raise CheckpointError(
+            f"{path} is refused: it holds more than tensors and plain values ({reason})."
+        ) from error
     return content
 
 

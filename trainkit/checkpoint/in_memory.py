@@ -26,9 +26,15 @@ class Memory:
         self._ranks: Sequence[bytes | memoryview] = ()
 
     def keep(
-        self, step: int, weights: Mapping[str, Tensor], training: Mapping[str, Any], ranks: Sequence[bytes | memoryview]
+        self,
+        step: int,
+        weights: Mapping[str, Tensor],
+        training: Mapping[str, Any],
+        ranks: Sequence[bytes | memoryview],
     ) -> None:
-        """Copy the state of `step` (from a GPU the copy is only queued), and keep `ranks`: each rank's parts, packed."""
+        """Copy the state of `step` (from a GPU the copy is only queued), and keep `ranks`:
+        each rank's parts, packed.
+        """
         self.step = -1  # an interrupted copy is no commit
         self._kept = self._host.take({"weights": dict(weights), "training": dict(training)})
         self._host.mark()

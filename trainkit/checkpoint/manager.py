@@ -5,8 +5,8 @@ find      rank 0 finds and verifies (find.py) and loads the weights -> the rest 
 restore   each part takes its own back
 rescue    after an error rank 0 alone saves the state from before the step that failed
 
-It knows parts with `state_dict`, and neither a run nor a callback. Which checkpoints are written, and which stay, is the
-policy's (callbacks/checkpoint.py).
+It knows parts with `state_dict`, and neither a run nor a callback. Which checkpoints are written,
+and which stay, is the policy's (callbacks/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -47,9 +47,19 @@ class CheckpointManager:
     """
 
     def __init__(
-        self, engine: Engine, stores: Sequence[Store], say: Say, writer: Writer | None = None, difference: Difference = as_any
+        self,
+        engine: Engine,
+        stores: Sequence[Store],
+        say: Say,
+        writer: Writer | None = None,
+        difference: Difference = as_any,
     ) -> None:
-        self._engine, self.stores, self._say, self._difference = engine, list(stores), say, difference
+        self._engine, self.stores, self._say, self._difference = (
+            engine,
+            list(stores),
+            say,
+            difference,
+        )
         self.writer = writer or Writer()
         self.resumed_from: str | None = None
         self.saves_alone = False
@@ -71,7 +81,9 @@ class CheckpointManager:
             CheckpointError: no fit has been built.
         """
         if self._contents is None:
-            raise CheckpointError("There is nothing to save: a checkpoint holds a fit, and none has been built yet.")
+            raise CheckpointError(
+                "There is nothing to save: a checkpoint holds a fit, and none has been built yet."
+            )
         return self._contents
 
     @property
@@ -81,11 +93,17 @@ class CheckpointManager:
 
     @property
     def resumed_in_place(self) -> bool:
-        """Whether the run resumed from its own checkpoint, or from memory, and not from another run's checkpoint."""
+        """Whether the run resumed from its own checkpoint, or from memory,
+        and not from another run's checkpoint.
+        """
         source = self.resumed_from or ""
-        return self.resumed_from_memory or any(source.startswith(f"{store.place}/") for store in self.stores)
+        return self.resumed_from_memory or any(
+            source.startswith(f"{store.place}/") for store in self.stores
+        )
 
-    def save(self, store: Store, name: str, weights_only: bool = False, changes: Changes = NOTHING) -> Future[bool]:
+    def save(
+        self, store: Store, name: str, weights_only: bool = False, changes: Changes = NOTHING
+    ) -> Future[bool]:
         """Copy a checkpoint to the host, and write it beside training. Call it on all ranks.
 
         Args:
@@ -93,7 +111,8 @@ class CheckpointManager:
             changes: links and removals that follow, if it was written.
 
         Returns:
-            A future, on rank 0: whether it was written (a full disk does not end training). On other ranks it is done, and
+            A future, on rank 0: whether it was written (a full disk does not end training). On
+                other ranks it is done, and
             true.
         """
         contents, outcome = self.contents, Future[bool]()
@@ -105,14 +124,19 @@ class CheckpointManager:
                 own = self.rank_parts()
                 ranks = [own] if self.saves_alone else self._engine.data.all_gather_object(own)
                 training = self.collect(extra, ranks)
-            weights = self._engine.model_state(contents.task)  # on all ranks: an engine may gather them
+            # on all ranks: an engine may gather them
+            weights = self._engine.model_state(contents.task)
             if self._engine.splits_weights:
                 token, about = self._engine.comm.broadcast_object(time.time_ns()), contents.about()
-                snapshot = split.snapshot(self._engine, self.writer, weights, training, about, token)
+                snapshot = split.snapshot(
+                    self._engine, self.writer, weights, training, about, token
+                )
             elif self._engine.ranks.is_main:
                 snapshot = self.writer.snapshot(weights, training, contents.about())
         if self._engine.ranks.is_main:
-            self.writer.start(lambda: outcome.set_result(self._write(store, name, snapshot, changes)))
+            self.writer.start(
+                lambda: outcome.set_result(self._write(store, name, snapshot, changes))
+            )
             return outcome
         outcome.set_result(True)
         if self._engine.splits_weights and snapshot.part is not None:
@@ -121,7 +145,9 @@ class CheckpointManager:
         return outcome
 
     def _write_part(self, store: Store, name: str, part: Part) -> None:
-        """Write this rank's part, and report to rank 0 how that ended: it prints an error, and writes no manifest."""
+        """Write this rank's part, and report to rank 0 how that ended:
+        it prints an error, and writes no manifest.
+        """
         try:
             about = store.write_part(name, part)
         except Exception as error:  # see _write
@@ -129,47 +155,75 @@ class CheckpointManager:
         report(part, about, self._engine.comm.leave)
 
     def has_finite_weights(self, name: str) -> bool:
-        """Return, on all ranks alike, whether no weight is NaN or infinite; report the first checkpoint that has one.
+        """Return, on all ranks alike, whether no weight is NaN or infinite; report the first
+        checkpoint that has one.
 
         Waits for the device. Call it on all ranks.
         """
-        weights = [p for p in self._engine.weights_here(self.contents.task) if p.is_floating_point() and p.numel()]
-        bad = int(bool(weights) and not torch.isfinite(torch.nn.utils.get_total_norm(weights, math.inf)))
+        weights = [
+            p
+            for p in self._engine.weights_here(self.contents.task)
+            if p.is_floating_point() and p.numel()
+        ]
+        bad = int(
+            bool(weights) and not torch.isfinite(torch.nn.utils.get_total_norm(weights, math.inf))
+        )
         is_finite = not (bad if self.saves_alone else self._engine.comm.sum_number(bad))
         if self._was_finite and not is_finite:
-            self._say(f"WARNING: the weights of checkpoint {name} are not finite, so it is not taken for the best one.")
+            self._say(
+                f"WARNING: the weights of checkpoint {name} are not finite, so it is not taken for"
+                " the best one."
+            )
         self._was_finite = is_finite
         return is_finite
 
     def rank_parts(self) -> dict[str, Any]:
-        """Return what is saved of this rank alone. Waits for the device if values are still being computed."""
-        return self._held_parts or {name: part.state_dict() for name, part in self.contents.rank_parts.items()}
+        """Return what is saved of this rank alone.
+        Waits for the device if values are still being computed.
+        """
+        return self._held_parts or {
+            name: part.state_dict() for name, part in self.contents.rank_parts.items()
+        }
 
     def committed_rank_parts(self) -> dict[str, Any]:
-        """Return what a commit holds of this rank: it is gathered from all, so what is large stays out."""
-        return {name: part.state_dict() for name, part in self.contents.rank_parts.items() if name != OWN}
+        """Return what a commit holds of this rank:
+        it is gathered from all, so what is large stays out.
+        """
+        return {
+            name: part.state_dict()
+            for name, part in self.contents.rank_parts.items()
+            if name != OWN
+        }
 
     @contextlib.contextmanager
     def holding_rank_parts(self) -> Iterator[None]:
-        """Within the context a checkpoint holds this rank's parts as they are now: a validation draws random numbers."""
+        """Within the context a checkpoint holds this rank's parts as they are now:
+        a validation draws random numbers.
+        """
         self._held_parts = self.rank_parts()
         yield
-        self._held_parts = None  # not after an error: the checkpoint that follows is of the state before
+        # not after an error: the checkpoint that follows is of the state before
+        self._held_parts = None
 
     def collect(self, extra: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return everything but the weights: what hooks added, and `rank_parts` of each rank (none: they are added later).
+        """Return everything but the weights: what hooks added, and `rank_parts` of each rank (none:
+        they are added later).
 
         Raises:
             TaskError: an object is among them that is no tensor or plain value; names it.
         """
         found = {name: part.state_dict() for name, part in self.contents.parts.items()}
-        found |= {name: [own[name] for own in ranks if name in own] for name in self.contents.rank_parts}
+        found |= {
+            name: [own[name] for own in ranks if name in own] for name in self.contents.rank_parts
+        }
         found["extra"] = extra
         require_plain(found)
         return found
 
     def _write(self, store: Store, name: str, snapshot: Snapshot, changes: Changes) -> bool:
-        """Write, in the writing thread. Whatever a disk, a remote library or a strange tensor raises, the run is worth more."""
+        """Write, in the writing thread.
+        Whatever a disk, a remote library or a strange tensor raises, the run is worth more.
+        """
         try:
             if snapshot.part is None:
                 store.write(name, snapshot)
@@ -180,7 +234,10 @@ class CheckpointManager:
             raise
         except Exception as error:
             self.writer.unwritten.append(store.path_of(name))
-            warning(f"The checkpoint {store.path_of(name)} was NOT written: {_describe(error)}. Training continues.")
+            warning(
+                f"The checkpoint {store.path_of(name)} was NOT written: {_describe(error)}."
+                " Training continues."
+            )
             return False
         for link, target in changes.links.items():
             try:
@@ -208,12 +265,15 @@ class CheckpointManager:
             self.writer.unwritten.clear()
 
     def find(self, read: Callable[[], tuple[str, dict[str, Any]] | None]) -> dict[str, Any] | None:
-        """Load on rank 0 the weights that the run resumes from; return what was saved beside them, on all ranks.
+        """Load on rank 0 the weights that the run resumes from; return what was saved beside them,
+        on all ranks.
 
-        The optimizers' state stays on rank 0, whose `engine.prepare` sends it on; the others get its settings alone.
+        The optimizers' state stays on rank 0, whose `engine.prepare` sends it on; the others get
+        its settings alone.
 
         Args:
-            read: on rank 0: loads weights into the task, and returns their source and what was saved beside them.
+            read: on rank 0: loads weights into the task, and returns their source and what was
+                saved beside them.
 
         Returns:
             None if there is nothing to resume from.
@@ -235,20 +295,28 @@ class CheckpointManager:
         self.resumed_from, saved = found
         return saved | {"optimizers": states} if states else saved  # type: ignore[no-any-return]
 
-    def read(self, ckpt_path: str, task: nn.Module, resume: bool = True) -> tuple[str, dict[str, Any]] | None:
-        """Rank 0: load a checkpoint's weights into the task; see find.load, also for what is returned."""
+    def read(
+        self, ckpt_path: str, task: nn.Module, resume: bool = True
+    ) -> tuple[str, dict[str, Any]] | None:
+        """Rank 0: load a checkpoint's weights into the task;
+        see find.load, also for what is returned.
+        """
         return load(ckpt_path, self.stores, task, resume, self._say, self._difference)
 
     def open(self, ckpt_path: str, resume: bool = True) -> dict[str, Any] | None:
-        """Find and open a checkpoint of which each rank reads its part: `opened` fills them. Call it on all ranks.
+        """Find and open a checkpoint of which each rank reads its part: `opened` fills them. Call
+        it on all ranks.
 
         Returns:
-            What was saved beside the weights if `resume`, else {}; None for "auto" if there is no checkpoint.
+            What was saved beside the weights if `resume`, else {}; None for "auto" if there is no
+            checkpoint.
 
         Raises:
             CheckpointError: there is none, it is damaged, or a rank cannot read it.
         """
-        found = self._engine.comm.run_on_main(lambda: locate(ckpt_path, self.stores, resume, self._say, self._difference))
+        found = self._engine.comm.run_on_main(
+            lambda: locate(ckpt_path, self.stores, resume, self._say, self._difference)
+        )
         if found is None:
             return None
         self.resumed_from, self.opened = found, split.Opened(self._engine, found, resume)
@@ -271,11 +339,16 @@ class CheckpointManager:
             self._undo.remember()
 
     def rescue(self, save: Callable[[], None]) -> None:
-        """Let rank 0 save the state from before the step that failed; the other ranks may be anywhere."""
+        """Let rank 0 save the state from before the step that failed;
+        the other ranks may be anywhere.
+        """
         if not self._engine.ranks.is_main or self._undo is None:
             return
         if self._engine.saves_together:
-            warning("No checkpoint of this error: rank 0 cannot save alone what is split over the ranks.")
+            warning(
+                "No checkpoint of this error: rank 0 cannot save alone what is split over the"
+                " ranks."
+            )
             return
         parts = self._undo.undo()
         if parts is None:
@@ -292,4 +365,8 @@ class CheckpointManager:
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, (OSError, TrainkitError)) else f"{type(error).__name__}: {error}"
+    return (
+        str(error)
+        if isinstance(error, (OSError, TrainkitError))
+        else f"{type(error).__name__}: {error}"
+    )

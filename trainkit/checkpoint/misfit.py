@@ -18,18 +18,29 @@ def misfits(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> list[str]:
         there: names and shapes of a checkpoint.
         here: those of the model.
     """
-    lines = [f"missing in the checkpoint: {name} {list(here[name])}" for name in sorted(here.keys() - there.keys())]
-    lines += [f"not in the model: {name} {list(there[name])}" for name in sorted(there.keys() - here.keys())]
+    lines = [
+        f"missing in the checkpoint: {name} {list(here[name])}"
+        for name in sorted(here.keys() - there.keys())
+    ]
+    lines += [
+        f"not in the model: {name} {list(there[name])}"
+        for name in sorted(there.keys() - here.keys())
+    ]
     both = sorted(here.keys() & there.keys())
-    lines += [_other_shape(name, there[name], here[name]) for name in both if list(there[name]) != list(here[name])]
+    lines += [
+        _other_shape(name, there[name], here[name])
+        for name in both
+        if list(there[name]) != list(here[name])
+    ]
     return lines
 
 
 def unfit(folder: Path, lines: Sequence[str]) -> CheckpointError:
     """Return the error for a checkpoint's weights, with what to do."""
     return CheckpointError(
-        f"The weights in {folder} do not fit this model:\n{listed(lines)}\nResume with the Task and the settings that wrote "
-        f"them, or start a new run from those that fit: init_weights={folder} strict=false."
+        f"The weights in {folder} do not fit this model:\n{listed(lines)}\nResume with the Task and"
+        " the settings that wrote them, or start a new run from those that fit:"
+        f" init_weights={folder} strict=false."
     )
 
 

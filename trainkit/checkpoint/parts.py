@@ -1,10 +1,11 @@
-"""Parts of a checkpoint: the files that ranks write side by side, if each holds a part of the weights.
+"""Parts of a checkpoint: the files that ranks write side by side, if each holds a part of the
+weights.
 
 each rank's thread    its pieces -> rank-R-of-N.safetensors -> a report: size, hash, boxes, or the error
 rank 0's thread       the same -> waits for all reports -> training.pt, manifest.json, which makes them one checkpoint
 
-A report is no collective, which could overtake one of training, and no file, which a rank with a full disk could not write:
-it is left for rank 0 in the group's store (Collectives.leave).
+A report is no collective, which could overtake one of training, and no file, which a rank with a
+full disk could not write: it is left for rank 0 in the group's store (Collectives.leave).
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def await_parts(
 ) -> dict[str, dict[str, Any]]:
     """Return what all ranks report of their files, by file.
 
-    All reports are taken before a failure is raised: none stays in the group's store, and no rank writes any more.
+    All reports are taken before a failure is raised: none stays in the group's store, and no rank
+    writes any more.
 
     Args:
         take: returns what was left for rank 0 under a key, None if there is nothing yet.
@@ -82,7 +84,8 @@ def await_parts(
         part: of rank 0.
 
     Raises:
-        OSError: a rank could not write its part, or has not done so for half an hour; or rank 0 does not see it.
+        OSError: a rank could not write its part, or has not done so for half an hour; or rank 0
+            does not see it.
     """
     reports: dict[str, dict[str, Any]] = {}
     failures: list[str] = []
@@ -94,14 +97,17 @@ def await_parts(
         reports[file_of(rank, part.ranks)] = about = json.loads(content)
         failures += [f"rank {rank}: {about['error']}"] if "error" in about else []
     if failures:
-        raise OSError(failures[0] + (f" (and {len(failures) - 1} more of {part.ranks} ranks)" if failures[1:] else ""))
+        raise OSError(
+            failures[0]
+            + (f" (and {len(failures) - 1} more of {part.ranks} ranks)" if failures[1:] else "")
+        )
     end = time.monotonic() + _SEEN_S
     for rank, (file, about) in enumerate(reports.items()):
         if _poll(lambda file=file, size=about["bytes"]: size_of(file) == size or None, end) is None:  # type: ignore[misc]
             raise OSError(
-                f"rank {rank} has written {file} ({about['bytes']} bytes), and rank 0 does not see it after {_SEEN_S:g} s. "
-                "The run's folder must be on storage that all hosts share, or the checkpoints at a URL "
-                "(ModelCheckpoint.dirpath)"
+                f"rank {rank} has written {file} ({about['bytes']} bytes), and rank 0 does not see"
+                f" it after {_SEEN_S:g} s. The run's folder must be on storage that all hosts"
+                " share, or the checkpoints at a URL (ModelCheckpoint.dirpath)"
             )
     return reports
 

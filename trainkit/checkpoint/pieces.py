@@ -1,10 +1,12 @@
-"""Pieces of tensors in a checkpoint of ranks that held parts of the weights (engine=fsdp), and how any rank reads them.
+"""Pieces of tensors in a checkpoint of ranks that held parts of the weights (engine=fsdp), and how
+any rank reads them.
 
     rank-0-of-2.safetensors   the pieces that rank 0 held: "model/<name>" of the weights, "training/optimizers/..." of the rest
     manifest.json             "pieces": for each tensor its shape, dtype, and the box in each file: where it begins, its size
 
-In training.pt a reference stands for a tensor that is in pieces. A rank fills what it holds of a tensor, a box of its own, from
-the boxes that overlap it, so that no rank reads more than it needs; a whole tensor is the box of all of it.
+In training.pt a reference stands for a tensor that is in pieces. A rank fills what it holds of a
+tensor, a box of its own, from the boxes that overlap it, so that no rank reads more than it needs;
+a whole tensor is the box of all of it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from trainkit.errors import CheckpointError
 
 MODEL, TRAINING_KEYS = "model/", "training/"
 _REFERENCE = "__piece__"  # the one key of a mapping that stands for a tensor
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
 
 
 class Box(NamedTuple):
@@ -36,8 +42,12 @@ class Box(NamedTuple):
     size: tuple[int, ...]
 
 
-def split_tree(tree: Any, is_split: Callable[[Any], bool], place: str = TRAINING_KEYS) -> tuple[Any, dict[str, Tensor]]:
-    """Return a tree with references in place of the tensors that ranks hold parts of, and those tensors by their keys."""
+def split_tree(
+    tree: Any, is_split: Callable[[Any], bool], place: str = TRAINING_KEYS
+) -> tuple[Any, dict[str, Tensor]]:
+    """Return a tree with references in place of the tensors that ranks hold parts of,
+    and those tensors by their keys.
+    """
     if isinstance(tree, Tensor):
         key = place.rstrip("/")
         return ({_REFERENCE: key}, {key: tree}) if is_split(tree) else (tree, {})
@@ -67,7 +77,8 @@ def resolve(tree: Any, read: Callable[[str], Any]) -> Any:
 
 
 class Pieces:
-    """The tensors of a checkpoint's folder that are in pieces; files stay open until this object is dropped.
+    """The tensors of a checkpoint's folder that are in pieces; files stay open until this object is
+    dropped.
 
     Raises:
         CheckpointError: the manifest's table is not one, or its boxes do not add up to its tensors.
@@ -82,7 +93,9 @@ class Pieces:
             for key, entry in manifest["pieces"].items():
                 self._entries[key] = _entry(key, entry, manifest["files"])
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{folder} is refused: its table of pieces is damaged ({error}).") from error
+            raise CheckpointError(
+                f"{folder} is refused: its table of pieces is damaged ({error})."
+            ) from error
 
     @classmethod
     def of_file(cls, path: Path) -> Pieces:
@@ -101,9 +114,15 @@ class Pieces:
                 held = file.get_slice(name)
                 shape = tuple(held.get_shape())
                 dtype = (held[0:0] if shape else file.get_tensor(name)).dtype
-                found._entries[MODEL + name] = shape, dtype, [Box(path.name, name, (0,) * len(shape), shape)]
+                found._entries[MODEL + name] = (
+                    shape,
+                    dtype,
+                    [Box(path.name, name, (0,) * len(shape), shape)],
+                )
         except (OSError, SafetensorError, ValueError, LookupError, AttributeError) as error:
-            raise CheckpointError(f"{path} is no safetensors file, or a damaged one ({error}).") from error
+            raise CheckpointError(
+                f"{path} is no safetensors file, or a damaged one ({error})."
+            ) from error
         return found
 
     def names(self, prefix: str = MODEL) -> Iterator[str]:
@@ -122,7 +141,10 @@ class Pieces:
             CheckpointError: there is none of this key.
         """
         if key not in self._entries:
-            raise CheckpointError(f"{self._folder} is refused: it refers to '{key}', which is not in its table of pieces.")
+            raise CheckpointError(
+                f"{self._folder} is refused: it refers to '{key}', which is not in its table of"
+                " pieces."
+            )
         return StoredPieces(self, key)
 
     def stored_weights(self) -> dict[str, StoredPieces]:
@@ -139,7 +161,9 @@ class Pieces:
 
     def weights(self) -> dict[str, Tensor]:
         """Return all weights, whole, under all their names."""
-        found = {name: self.whole(MODEL + name) for name in self.names() if name not in self.aliases}
+        found = {
+            name: self.whole(MODEL + name) for name in self.names() if name not in self.aliases
+        }
         return found | {alias: found[name] for alias, name in self.aliases.items()}
 
     def fill(self, key: str, piece: Piece) -> None:
@@ -154,21 +178,29 @@ class Pieces:
                 ends = zip(piece.at, piece.local.shape, box.at, box.size, strict=True)
                 high = [min(a + n, b + m) for a, n, b, m in ends]
                 if all(lo < hi for lo, hi in zip(low, high, strict=True)):
-                    theirs = tuple(slice(lo - b, hi - b) for lo, hi, b in zip(low, high, box.at, strict=True))
-                    ours = tuple(slice(lo - a, hi - a) for lo, hi, a in zip(low, high, piece.at, strict=True))
+                    theirs = tuple(
+                        slice(lo - b, hi - b) for lo, hi, b in zip(low, high, box.at, strict=True)
+                    )
+                    ours = tuple(
+                        slice(lo - a, hi - a) for lo, hi, a in zip(low, high, piece.at, strict=True)
+                    )
                     piece.local[ours].copy_(self._read(key, box, theirs))
 
     def _read(self, key: str, box: Box, part: tuple[slice, ...]) -> Tensor:
         try:
             if box.file not in self._open:
-                self._open[box.file] = safe_open(self._folder / box.file, framework="pt", device="cpu")
+                self._open[box.file] = safe_open(
+                    self._folder / box.file, framework="pt", device="cpu"
+                )
             held = self._open[box.file].get_slice(box.key)
             if tuple(held.get_shape()) != box.size:
                 raise ValueError(f"it has the shape {held.get_shape()} there, not {list(box.size)}")
             found: Tensor = held[part] if part else self._open[box.file].get_tensor(box.key)
             return found
         except (OSError, SafetensorError, ValueError, LookupError) as error:
-            raise CheckpointError(f"{self._folder} is damaged: '{key}' cannot be read from {box.file} ({error}).") from error
+            raise CheckpointError(
+                f"{self._folder} is damaged: '{key}' cannot be read from {box.file} ({error})."
+            ) from error
 
 
 class StoredPieces:
@@ -190,7 +222,9 @@ class StoredPieces:
 
 
 def table_of(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the manifest's table: for each key its shape, dtype and boxes, from what each rank reports of its file."""
+    """Return the manifest's table: for each key its shape, dtype and boxes,
+    from what each rank reports of its file.
+    """
     table: dict[str, Any] = {}
     for file, boxes in files.items():
         for key, (shape, dtype, at, size) in boxes.items():
@@ -199,7 +233,9 @@ def table_of(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _entry(key: str, entry: Any, files: Mapping[str, Any]) -> tuple[tuple[int, ...], torch.dtype, list[Box]]:
+def _entry(
+    key: str, entry: Any, files: Mapping[str, Any]
+) -> tuple[tuple[int, ...], torch.dtype, list[Box]]:
     shape, dtype = _sizes(entry["shape"]), _DTYPES[entry["dtype"]]
     boxes = [Box(str(file), key, _sizes(at), _sizes(size)) for file, at, size in entry["boxes"]]
     for box in boxes:
@@ -210,7 +246,8 @@ def _entry(key: str, entry: Any, files: Mapping[str, Any]) -> tuple[tuple[int, .
         if any(a + n > whole for a, n, whole in zip(box.at, box.size, shape, strict=True)):
             raise ValueError("a box reaches beyond its tensor")
     held = sum(math.prod(box.size) for box in boxes)
-    most = sum(int(about["bytes"]) for about in files.values())  # an allocation that no file could fill
+    # an allocation that no file could fill
+    most = sum(int(about["bytes"]) for about in files.values())
     if held != math.prod(shape) or held > most:
         raise ValueError(f"its boxes hold {held} of {math.prod(shape)} elements")
     return shape, dtype, boxes

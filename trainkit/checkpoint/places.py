@@ -37,7 +37,8 @@ def local_copy(path: str) -> Iterator[str]:
             folder = stack.enter_context(make_store(place).fetch(name))
         except OSError as error:
             raise CheckpointError(
-                f"'{path}' cannot be read: {type(error).__name__}: {error}. Check its spelling, that this machine reaches it, "
-                "and its credentials; or copy it to a folder, and give that one's path."
+                f"'{path}' cannot be read: {type(error).__name__}: {error}. Check its spelling,"
+                " that this machine reaches it, and its credentials; or copy it to a folder, and"
+                " give that one's path."
             ) from error
         yield str(folder)

@@ -1,7 +1,8 @@
 """RemoteStore: checkpoints at an fsspec URL.
 
-Object stores cannot rename: the manifest is uploaded last, and a folder without one is no checkpoint. `last` and `best` are
-small files, and so is the lease by which one run at a time writes here (run/lease.py): `guard` asks for it before each change.
+Object stores cannot rename: the manifest is uploaded last, and a folder without one is no
+checkpoint. `last` and `best` are small files, and so is the lease by which one run at a time writes
+here (run/lease.py): `guard` asks for it before each change.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from trainkit.safety.foreign import check_name
 class RemoteStore(Store):
     """An fsspec URL. Errors of its file system are raised as OSError.
 
-    What is fetched is compared with its manifest: a download may be damaged though the checkpoint is not.
+    What is fetched is compared with its manifest: a download may be damaged though the checkpoint
+    is not.
 
     Attributes:
-        guard: called before each change of a checkpoint; raises LeaseLost if the URL is another run's by now.
+        guard: called before each change of a checkpoint; raises LeaseLost if the URL is another
+            run's by now.
     """
 
     compares = True
@@ -48,14 +51,23 @@ class RemoteStore(Store):
         self.guard()
         part, there = snapshot.part, self.path_of(name)
         try:
-            parts = {} if part is None else await_parts(take, lambda file: self._size_of(f"{there}/{file}"), part)
+            parts = (
+                {}
+                if part is None
+                else await_parts(take, lambda file: self._size_of(f"{there}/{file}"), part)
+            )
             with transfer_folder() as folder:
                 write(folder, snapshot, parts)
-                keeps = () if part is None else tuple(file_of(rank, part.ranks) for rank in range(part.ranks))
+                keeps = (
+                    ()
+                    if part is None
+                    else tuple(file_of(rank, part.ranks) for rank in range(part.ranks))
+                )
                 _as_os_error(lambda: self._upload(there, folder, keeps), there)
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to report
-                if not self._files.exists(f"{there}/{MANIFEST}"):  # else it is a former checkpoint's
+                # else it is a former checkpoint's
+                if not self._files.exists(f"{there}/{MANIFEST}"):
                     self._files.rm(there, recursive=True)
             raise
 
@@ -83,7 +95,9 @@ class RemoteStore(Store):
         return size
 
     def _upload(self, there: str, folder: Path, keeps: Sequence[str]) -> None:
-        """Upload a folder's files, the manifest last; of what is there only files named in `keeps` stay."""
+        """Upload a folder's files, the manifest last;
+        of what is there only files named in `keeps` stay.
+        """
         if self._files.exists(f"{there}/{MANIFEST}"):
             self._files.rm(f"{there}/{MANIFEST}")  # first: without it the folder is no checkpoint
         for path in self._files.ls(there, detail=False) if self._files.exists(there) else ():
@@ -93,7 +107,9 @@ class RemoteStore(Store):
             self._put(path, there)
 
     def names(self) -> list[str]:
-        """Return the names of folders with a manifest and a file that it may describe: other objects may lie there, too."""
+        """Return the names of folders with a manifest and a file that it may describe:
+        other objects may lie there, too.
+        """
 
         def ask() -> dict[str, dict[str, Any]]:
             self._files.invalidate_cache()  # another host may have written
@@ -105,7 +121,11 @@ class RemoteStore(Store):
             if about["type"] == "file":
                 *_, folder, file = path.split("/")
                 files.setdefault(folder, set()).add(file)
-        return sorted(name for name, held in files.items() if MANIFEST in held and any(map(_is_described, held)))
+        return sorted(
+            name
+            for name, held in files.items()
+            if MANIFEST in held and any(map(_is_described, held))
+        )
 
     def remove(self, name: str) -> None:
         self.guard()
@@ -124,7 +144,9 @@ class RemoteStore(Store):
     def read_file(self, name: str) -> bytes | None:
         """Return the content of a small file beside the checkpoints, None if there is none."""
         try:
-            content: bytes = _as_os_error(lambda: self._files.cat_file(self.path_of(name)), self.path_of(name))
+            content: bytes = _as_os_error(
+                lambda: self._files.cat_file(self.path_of(name)), self.path_of(name)
+            )
         except FileNotFoundError:
             return None
         return content
@@ -133,12 +155,15 @@ class RemoteStore(Store):
         """Write a small file beside the checkpoints.
 
         Args:
-            is_new: raise OSError if it exists: atomically if the store has conditional writes (S3, GCS).
+            is_new: raise OSError if it exists: atomically if the store has conditional writes (S3,
+                GCS).
         """
         if is_new:
             _as_os_error(lambda: self._files.makedirs(self.place, exist_ok=True), self.place)
         mode = {"mode": "create"} if is_new else {}
-        _as_os_error(lambda: self._files.pipe_file(self.path_of(name), content, **mode), self.path_of(name))
+        _as_os_error(
+            lambda: self._files.pipe_file(self.path_of(name), content, **mode), self.path_of(name)
+        )
 
     def remove_file(self, name: str) -> None:
         """Delete a small file beside the checkpoints."""
@@ -158,7 +183,8 @@ class RemoteStore(Store):
 
     def _fetch_into(self, folder: Path, there: str, manifest_alone: bool) -> None:
         others = [] if manifest_alone else self._files_in(there)
-        if not manifest_alone and MANIFEST not in others:  # weights of another program: nothing to compare with
+        # weights of another program: nothing to compare with
+        if not manifest_alone and MANIFEST not in others:
             for file in others:
                 self._get(f"{there}/{file}", folder / file)
             return
@@ -169,11 +195,17 @@ class RemoteStore(Store):
     def _files_in(self, there: str) -> list[str]:
         self._files.invalidate_cache()
         found = _as_os_error(lambda: self._files.ls(there, detail=True), there)
-        names = [str(about["name"]).rpartition("/")[2] for about in found if about["type"] == "file"]
+        names = [
+            str(about["name"]).rpartition("/")[2] for about in found if about["type"] == "file"
+        ]
         return [name for name in names if name]  # an object that stands for a folder has none
 
-    def _download(self, there: str, folder: Path, file: str, check: Callable[[Path], object]) -> None:
-        """Download a file of a checkpoint and check it; one that does not arrive as it was written is asked for again."""
+    def _download(
+        self, there: str, folder: Path, file: str, check: Callable[[Path], object]
+    ) -> None:
+        """Download a file of a checkpoint and check it;
+        one that does not arrive as it was written is asked for again.
+        """
         to = check_name(folder, file)
         for is_last in (False, True):
             try:
@@ -185,7 +217,10 @@ class RemoteStore(Store):
                 if is_last:
                     raise
                 reason = str(error).replace(str(folder), there)
-                warning(f"{there}/{file} did not arrive as it was written, and is asked for again: {reason}")
+                warning(
+                    f"{there}/{file} did not arrive as it was written, and is asked for again:"
+                    f" {reason}"
+                )
 
     def _get(self, path: str, to: Path) -> None:
         _as_os_error(lambda: self._files.get_file(path, str(to)), path)

@@ -1,4 +1,6 @@
-"""Which checkpoints of a run are retained, and which of them is best: names, scores and outcomes of writing; no files."""
+"""Which checkpoints of a run are retained, and which of them is best:
+names, scores and outcomes of writing; no files.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,17 @@ class Retained:
         return other
 
     def add(self, name: str, score: float, is_fit: bool = True) -> list[str]:
-        """Add the newest; return the names that are no longer retained, which may include its own."""
+        """Add the newest; return the names that are no longer retained,
+        which may include its own.
+        """
         before = list(self.scores)
         self.scores.pop(name, None)
         self.scores[name] = score
         self.unfit = self.unfit - {name} if is_fit else self.unfit | {name}
         if self._top_k != -1:
-            best = sorted(self.scores, key=lambda known: (known in self.unfit, self._rank(known)))[: self._top_k]
+            best = sorted(self.scores, key=lambda known: (known in self.unfit, self._rank(known)))[
+                : self._top_k
+            ]
             wanted = {*best, name} if self._keeps_last else set(best)
             self.scores = {known: s for known, s in self.scores.items() if known in wanted}
         self.last = name if name in self.scores else self.last
@@ -72,7 +78,8 @@ class _Save:
 
 
 class Retention:
-    """The checkpoints of one ModelCheckpoint: what each save retains and removes, and what follows from its outcome.
+    """The checkpoints of one ModelCheckpoint: what each save retains and removes, and what follows
+    from its outcome.
 
     Args:
         retained: empty.
@@ -80,7 +87,8 @@ class Retention:
     Attributes:
         names: of the retained checkpoints.
         dropped: names that the last save removes.
-        temporary: written only to resume from: removed with the next save, or at the end of the run.
+        temporary: written only to resume from: removed with the next save, or at the end of the
+            run.
         failed: rank 0: whether the last save was not written.
     """
 
@@ -94,14 +102,17 @@ class Retention:
         self._earlier: _Save | None = None  # a save of an earlier attempt of an elastic fit
 
     def restarted(self) -> Retention:
-        """Return the empty retention of another run, which may still have to learn the outcome of this one's last save."""
+        """Return the empty retention of another run,
+        which may still have to learn the outcome of this one's last save.
+        """
         other = Retention(self.names.copy())
         other.names.scores, other.names.unfit, other.names.last = {}, set(), ""
         other._earlier = self._save
         return other
 
     def plan(self, name: str, score: float, again: bool, is_fit: bool = True) -> Retained:
-        """Decide what a save retains and drops, before it is written, so that the checkpoint contains it.
+        """Decide what a save retains and drops, before it is written, so that the checkpoint
+        contains it.
 
         Args:
             again: whether it replaces the last save, of the same step.
@@ -113,7 +124,9 @@ class Retention:
         before, last = self.names.copy(), self._written
         if again and last:
             self.names.scores.pop(last, None)
-        dropped = dict.fromkeys([*self.names.add(name, score, is_fit), *[last] * again, *self.temporary])
+        dropped = dict.fromkeys(
+            [*self.names.add(name, score, is_fit), *[last] * again, *self.temporary]
+        )
         self.dropped = [known for known in dropped if known and known != name]
         return before
 
@@ -123,7 +136,8 @@ class Retention:
 
     def settle(self) -> None:
         """Take the outcome of the last save into account; waits for it."""
-        if self._earlier is not None:  # of an attempt before ranks changed: what was restored counts
+        # of an attempt before ranks changed: what was restored counts
+        if self._earlier is not None:
             name, written = self._earlier.name, self._earlier.outcome.result()
             self._earlier = None
             if not written:
@@ -146,7 +160,12 @@ class Retention:
         """Return names and scores."""
         self.settle_if_done()
         names = self.names
-        known = {"kept": dict(names.scores), "unfit": sorted(names.unfit), "best": names.best, "last": names.last}
+        known = {
+            "kept": dict(names.scores),
+            "unfit": sorted(names.unfit),
+            "best": names.best,
+            "last": names.last,
+        }
         return known | {"dropping": list(self.dropped), "unkept": list(self.temporary)}
 
     def load_state_dict(self, state: dict[str, Any], there: Collection[str]) -> None:
@@ -155,5 +174,7 @@ class Retention:
         self.names.scores = {name: score for name, score in state["kept"].items() if name in there}
         self.names.unfit = set(state.get("unfit", ())) & self.names.scores.keys()
         self.names.last = state["last"] if state["last"] in there else ""
-        self.dropped = [name for name in state["dropping"] if name in there and name not in self.names.scores]
+        self.dropped = [
+            name for name in state["dropping"] if name in there and name not in self.names.scores
+        ]
         self.temporary, self._written = list(state["unkept"]), self.names.last

@@ -1,9 +1,11 @@
-"""Reads a pickle with objects of any class without running its code: torch.load(..., pickle_module=safe_unpickler).
+"""Reads a pickle with objects of any class without running its code: torch.load(...,
+pickle_module=safe_unpickler).
 
-A pickle is a program: it names functions to be called. Here the few names of a state_dict resolve to functions of this file,
-and every other name to a stand-in that ignores all operations. No name resolves to a function or class from elsewhere, so
-there is nothing to call. Objects of other classes (a Lightning checkpoint's hyper-parameters, for example) become stand-ins,
-tensors plain tensors.
+A pickle is a program: it names functions to be called. Here the few names of a state_dict resolve
+to functions of this file, and every other name to a stand-in that ignores all operations. No name
+resolves to a function or class from elsewhere, so there is nothing to call. Objects of other
+classes (a Lightning checkpoint's hyper-parameters, for example) become stand-ins, tensors plain
+tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from torch import Tensor
 
 
 class StandIn:
-    """Replaces an object that was not built; accepts an unpickler's operations, and does nothing."""
+    """Replaces an object that was not built;
+    accepts an unpickler's operations, and does nothing.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> StandIn:
         return object.__new__(cls)

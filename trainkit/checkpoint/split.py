@@ -1,4 +1,5 @@
-"""Checkpoints of ranks that hold a part of the weights each: what a rank writes, and how it takes its part back.
+"""Checkpoints of ranks that hold a part of the weights each: what a rank writes, and how it takes
+its part back.
 
 snapshot        this rank's pieces and, on rank 0, all that is whole, copied to the host
 Opened          a checkpoint on all ranks; fill_weights fills this rank's part, whatever engine and number of ranks wrote it
@@ -28,7 +29,12 @@ from trainkit.errors import CheckpointError, ConfigError
 
 
 def snapshot(
-    engine: Engine, writer: Writer, weights: Mapping[str, Tensor], training: Any, about: dict[str, Any], token: int
+    engine: Engine,
+    writer: Writer,
+    weights: Mapping[str, Tensor],
+    training: Any,
+    about: dict[str, Any],
+    token: int,
 ) -> Snapshot:
     """Copy what this rank writes of a checkpoint to the host; waits for the last one to be written.
 
@@ -42,10 +48,15 @@ def snapshot(
     pieces = {MODEL + name: engine.piece_of(weights[name]) for name in held}
     pieces |= {key: engine.piece_of(tensor) for key, tensor in spread.items()}
     own = {key: piece for key, piece in pieces.items() if piece.is_first}
-    boxes = {key: (list(p.shape), _name(p.local.dtype), list(p.at), list(p.local.shape)) for key, p in own.items()}
+    boxes = {
+        key: (list(p.shape), _name(p.local.dtype), list(p.at), list(p.local.shape))
+        for key, p in own.items()
+    }
     is_main = engine.ranks.is_main
     writer.wait()
-    copied = writer.host.take({"pieces": {key: p.local for key, p in own.items()}, "training": tree if is_main else None})
+    copied = writer.host.take(
+        {"pieces": {key: p.local for key, p in own.items()}, "training": tree if is_main else None}
+    )
     writer.host.mark()
     part = Part(engine.ranks.rank, engine.ranks.world_size, token, copied["pieces"], boxes)
     return Snapshot({}, aliases, copied["training"], about, part)
@@ -59,7 +70,8 @@ class Opened:
         resume: whether to read what was saved beside the weights.
 
     Attributes:
-        training: what was saved beside the weights, {} if not `resume`; tensors in pieces are read when they are needed.
+        training: what was saved beside the weights, {} if not `resume`; tensors in pieces are read
+            when they are needed.
 
     Raises:
         CheckpointError: a rank cannot read it; on all ranks.
@@ -73,12 +85,14 @@ class Opened:
             self.training = load_training(self._folder, mapped=True) if resume else {}
         except (CheckpointError, ConfigError, OSError) as failed:
             error = str(failed)
-        failures = [(rank, text) for rank, text in enumerate(engine.comm.all_gather_object(error)) if text]
+        failures = [
+            (rank, text) for rank, text in enumerate(engine.comm.all_gather_object(error)) if text
+        ]
         if failures:
             raise CheckpointError(
-                f"{path} cannot be read on rank {failures[0][0]}: {failures[0][1]} Each rank reads its part of a checkpoint: "
-                "the run's folder must be on storage that all hosts share, or the checkpoints at a URL "
-                "(ModelCheckpoint.dirpath)."
+                f"{path} cannot be read on rank {failures[0][0]}: {failures[0][1]} Each rank reads"
+                " its part of a checkpoint: the run's folder must be on storage that all hosts"
+                " share, or the checkpoints at a URL (ModelCheckpoint.dirpath)."
             )
 
     def fill_weights(self, task: nn.Module) -> None:
@@ -98,15 +112,21 @@ def fill_weights(folder: Path, engine: Engine, task: nn.Module) -> None:
     """
     state = engine.model_state(task)
     stored = open_weights(folder).stored_weights()
-    lines = misfits({name: one.shape for name, one in stored.items()}, {name: tensor.shape for name, tensor in state.items()})
+    lines = misfits(
+        {name: one.shape for name, one in stored.items()},
+        {name: tensor.shape for name, tensor in state.items()},
+    )
     if lines:
         raise unfit(folder, lines)
     for name, one in stored.items():
         one.into(engine.piece_of(state[name].detach()))
 
 
-def fill_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], engine: Engine) -> None:
-    """Load an optimizer's state of which each rank takes the parts that belong to its parts of the parameters.
+def fill_optimizer(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], engine: Engine
+) -> None:
+    """Load an optimizer's state of which each rank takes the parts that belong to its parts of the
+    parameters.
 
     Raises:
         ValueError: it is the state of other parameters.
@@ -115,13 +135,20 @@ def fill_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], e
     filled: dict[int, dict[str, Any]] = {}
     for index, entries in saved["state"].items():
         if index >= len(parameters):
-            raise ValueError(f"it has a state for parameter {index}, and there are {len(parameters)}")
-        filled[index] = {name: _like(parameters[index].detach(), value, engine) for name, value in entries.items()}
+            raise ValueError(
+                f"it has a state for parameter {index}, and there are {len(parameters)}"
+            )
+        filled[index] = {
+            name: _like(parameters[index].detach(), value, engine)
+            for name, value in entries.items()
+        }
     optimizer.load_state_dict({"state": filled, "param_groups": saved["param_groups"]})
 
 
 def _like(parameter: Tensor, value: Any, engine: Engine) -> Any:
-    """Return a saved value, spread over the ranks as its parameter is if it has the parameter's shape."""
+    """Return a saved value, spread over the ranks as its parameter
+    is if it has the parameter's shape.
+    """
     if not isinstance(value, (Tensor, StoredPieces)):
         return value
     if not value.shape or tuple(value.shape) != tuple(parameter.shape):

@@ -1,4 +1,6 @@
-"""The states that checkpoints hold: random numbers, plain values, and their packing for a commit in memory."""
+"""The states that checkpoints hold:
+random numbers, plain values, and their packing for a commit in memory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from torch import Tensor
 from trainkit.errors import TaskError
 from trainkit.version import __version__
 
-# Types that a reader can rebuild without running code. By exact type: numpy.float64 is a float, and is refused when read.
+# Types that a reader can rebuild without running code. By exact type: numpy.float64 is a float, and
+# is refused when read.
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
 
 
@@ -28,7 +31,9 @@ def packed_part(own: dict[str, Any], of_rank_0: dict[str, Any] | None) -> bytes:
 
 
 def with_ranks(contents: dict[str, Any], packed: Sequence[bytes | memoryview]) -> dict[str, Any]:
-    """Return contents collected without ranks, with each rank's `packed_part`: any rank can resume as rank 0."""
+    """Return contents collected without ranks, with each rank's `packed_part`:
+    any rank can resume as rank 0.
+    """
     ranks = [unpack(part) for part in packed]
     of_rank_0: dict[str, Any] = with_tensors(ranks[0].pop("of_rank_0"), contents)
     return contents | {name: [own[name] for own in ranks] for name in ranks[0]} | of_rank_0
@@ -42,7 +47,9 @@ class _Tensor:
 
 
 def without_tensors(tree: Any) -> Any:
-    """Return a tree of dicts, lists and tuples without its large tensors, which are equal on all ranks."""
+    """Return a tree of dicts, lists and tuples without its large tensors,
+    which are equal on all ranks.
+    """
     if isinstance(tree, torch.Tensor):
         return _Tensor if tree.numel() * tree.element_size() > _SMALL_BYTES else tree.detach().cpu()
     if isinstance(tree, dict):
@@ -51,7 +58,9 @@ def without_tensors(tree: Any) -> Any:
 
 
 def with_tensors(tree: Any, own: Any) -> Any:
-    """Return the result of `without_tensors` with the tensors of `own` in their places (None if it has none)."""
+    """Return the result of `without_tensors` with the tensors of
+    `own` in their places (None if it has none).
+    """
     if tree is _Tensor:
         return own
     if isinstance(tree, dict):
@@ -65,7 +74,11 @@ def with_tensors(tree: Any, own: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, torch and trainkit for a checkpoint's manifest."""
-    return {"trainkit": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
+    return {
+        "trainkit": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
 
 
 def random_state() -> dict[str, Any]:
@@ -78,10 +91,18 @@ def random_state() -> dict[str, Any]:
         "numpy": [
             str(drawn["bit_generator"]),
             torch.from_numpy(drawn["state"]["key"].astype(np.int64)),
-            *(float(drawn[name] if name in drawn else drawn["state"][name]) for name in ("pos", "has_gauss", "gauss")),
+            *(
+                float(drawn[name] if name in drawn else drawn["state"][name])
+                for name in ("pos", "has_gauss", "gauss")
+            ),
         ],
-        # As one tensor, since 625 numbers would be visited one by one; by way of an array, which is fast.
-        "python": [version, torch.frombuffer(array.array("q", numbers), dtype=torch.int64), gauss_next],
+        # As one tensor, since 625 numbers would be visited one by one; by way of an array, which is
+        # fast.
+        "python": [
+            version,
+            torch.frombuffer(array.array("q", numbers), dtype=torch.int64),
+            gauss_next,
+        ],
     }
 
 
@@ -95,7 +116,9 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def check_random_state(state: Mapping[str, Any]) -> None:
-    """Set the states of other generators; raises what their libraries raise if `set_random_state` would fail on the host."""
+    """Set the states of other generators;
+    raises what their libraries raise if `set_random_state` would fail on the host.
+    """
     torch.Generator().set_state(state["torch"])
     if state["cuda"] is not None and not isinstance(state["cuda"], Tensor):
         raise TypeError(f"cuda is {type(state['cuda']).__name__}")
@@ -130,15 +153,22 @@ def require_plain(value: Any, place: str = "") -> None:
             require_plain(item, f"{place}[{i}]")
     else:
         raise TaskError(
-            f"The checkpoint's {place} is of type {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds "
-            "only tensors and plain values, since it is read without running code. Save float(x), x.tolist() or str(x)."
+            f"The checkpoint's {place} is of type"
+            f" {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds only tensors"
+            " and plain values, since it is read without running code. Save float(x), x.tolist()"
+            " or str(x)."
         )
 
 
 class _Packer(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """Reduce a plain tensor of the host to its bytes; leave other objects unchanged."""
-        if type(value) is not Tensor or value.requires_grad or value.device.type != "cpu" or value.layout is not torch.strided:
+        if (
+            type(value) is not Tensor
+            or value.requires_grad
+            or value.device.type != "cpu"
+            or value.layout is not torch.strided
+        ):
             return NotImplemented
         if value.is_quantized or value.is_conj() or value.is_neg():
             return NotImplemented
@@ -160,5 +190,7 @@ def pack(tree: Any) -> bytes:
 
 
 def unpack(packed: bytes | memoryview) -> Any:
-    """Return a new copy of the packed tree. Only for bytes that this run has packed: unpickling runs code."""
+    """Return a new copy of the packed tree.
+    Only for bytes that this run has packed: unpickling runs code.
+    """
     return pickle.loads(packed)

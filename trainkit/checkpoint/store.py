@@ -6,7 +6,8 @@
     fetch    a checkpoint's folder on this machine, to read from
     tidy     removes the leftovers of a killed writer
 
-LocalStore writes under a name that starts with a dot and renames; `last` and `best` are links. remote_store.py has the other.
+LocalStore writes under a name that starts with a dot and renames; `last` and `best` are links.
+remote_store.py has the other.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Store(ABC):
     def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
         """Write a checkpoint; replaces one of that name, and refuses to replace anything else.
 
-        If the snapshot has a part, all ranks write theirs by `write_part`, and their reports are waited for.
+        If the snapshot has a part, all ranks write theirs by `write_part`, and their reports are
+        waited for.
 
         Args:
             take: returns a rank's report; see parts.await_parts.
@@ -71,7 +73,8 @@ class Store(ABC):
 
     @abstractmethod
     def write_part(self, name: str, part: Part) -> dict[str, Any]:
-        """Write this rank's part of a checkpoint that rank 0 writes at the same time; return its report.
+        """Write this rank's part of a checkpoint that rank 0 writes at the same time; return its
+        report.
 
         Raises:
             OSError: the write failed.
@@ -98,7 +101,9 @@ class Store(ABC):
         """Return the name that `link` points to, or None."""
 
     @abstractmethod
-    def fetch(self, name: str, manifest_alone: bool = False) -> contextlib.AbstractContextManager[Path]:
+    def fetch(
+        self, name: str, manifest_alone: bool = False
+    ) -> contextlib.AbstractContextManager[Path]:
         """Return a context that yields the checkpoint's folder on this machine.
 
         Raises:
@@ -108,11 +113,15 @@ class Store(ABC):
 
     @abstractmethod
     def tidy(self) -> None:
-        """Remove the leftovers of a killed writer. Only for the process that holds the run's lock."""
+        """Remove the leftovers of a killed writer.
+        Only for the process that holds the run's lock.
+        """
 
 
 class LocalStore(Store):
-    """A folder. Hidden names are drafts (.NAME.PID.draft) and, briefly, a replaced checkpoint (.NAME.PID.before)."""
+    """A folder. Hidden names are drafts (.NAME.PID.draft) and, briefly,
+    a replaced checkpoint (.NAME.PID.before).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -122,7 +131,9 @@ class LocalStore(Store):
         folder, part = self.folder / name, snapshot.part
         draft, aside = self._draft(name, part), self.folder / f".{name}.{os.getpid()}.before"
         try:
-            parts = {} if part is None else await_parts(take, lambda file: _size_of(draft / file), part)
+            parts = (
+                {} if part is None else await_parts(take, lambda file: _size_of(draft / file), part)
+            )
             if folder.exists() and not _is_checkpoint(folder):
                 raise FileExistsError(errno.EEXIST, "it exists and is no checkpoint", str(folder))
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -148,10 +159,17 @@ class LocalStore(Store):
         return write_part(draft, part)
 
     def _drop_older(self, part: Part | None) -> None:
-        """Remove drafts of earlier checkpoints in parts: a rank may have written into one after it had failed on rank 0."""
+        """Remove drafts of earlier checkpoints in parts:
+        a rank may have written into one after it had failed on rank 0.
+        """
         for path in self.folder.iterdir() if part is not None else ():
             found = _LEFT.fullmatch(path.name)
-            if part is not None and found is not None and found["kind"] == "draft" and _PID < int(found["number"]) < part.token:
+            if (
+                part is not None
+                and found is not None
+                and found["kind"] == "draft"
+                and _PID < int(found["number"]) < part.token
+            ):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _draft(self, name: str, part: Part | None) -> Path:
@@ -160,7 +178,9 @@ class LocalStore(Store):
     def names(self) -> list[str]:
         if not self.folder.is_dir():
             return []
-        there = (p for p in self.folder.iterdir() if not p.is_symlink() and not p.name.startswith("."))
+        there = (
+            p for p in self.folder.iterdir() if not p.is_symlink() and not p.name.startswith(".")
+        )
         return sorted(p.name for p in there if p.name not in LINKS and _is_checkpoint(p))
 
     def remove(self, name: str) -> None:
@@ -170,7 +190,9 @@ class LocalStore(Store):
         shutil.rmtree(aside, ignore_errors=True)
 
     def point(self, link: str, name: str) -> None:
-        """Replaces a checkpoint's folder in the link's place (a run copied with its links followed)."""
+        """Replaces a checkpoint's folder in the link's place (a run
+        copied with its links followed).
+        """
         path = self.folder / link
         if path.is_dir() and not path.is_symlink() and (path / MANIFEST).is_file():
             shutil.rmtree(path)

@@ -1,4 +1,6 @@
-"""Folders for files on their way to or from a store; those of processes that were killed are removed at the next start."""
+"""Folders for files on their way to or from a store;
+those of processes that were killed are removed at the next start.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,14 @@ _PREFIX = "trainkit-transfer-"
 
 @contextlib.contextmanager
 def transfer_folder() -> Iterator[Path]:
-    """Make a temporary folder, and remove it at the end; it is locked meanwhile, for `remove_left_folders`."""
+    """Make a temporary folder, and remove it at the end;
+    it is locked meanwhile, for `remove_left_folders`.
+    """
     while True:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
-            with contextlib.suppress(OSError):  # it was removed, or a file system without locks, where none is removed
+            # it was removed, or a file system without locks, where none is removed
+            with contextlib.suppress(OSError):
                 stack.enter_context(_locked(folder, fcntl.LOCK_EX))
             if folder.is_dir():  # else another process removed it before it was locked
                 yield folder
@@ -27,7 +32,9 @@ def transfer_folder() -> Iterator[Path]:
 
 
 def remove_left_folders() -> None:
-    """Remove the folders of this user's processes that have ended without it, as by SIGKILL: no process has locked them."""
+    """Remove the folders of this user's processes that have ended without it, as by SIGKILL:
+    no process has locked them.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
             shutil.rmtree(folder, ignore_errors=True)

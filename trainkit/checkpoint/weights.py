@@ -1,4 +1,5 @@
-"""Reads weights: a checkpoint of trainkit, safetensors, a folder of transformers, a file of torch.save, of Lightning.
+"""Reads weights: a checkpoint of trainkit, safetensors, a folder of transformers, a file of
+torch.save, of Lightning.
 
 read_weights   file or folder -> {name: tensor}; runs no code of the file
 load_into      {name: tensor} -> model, all of them or (strict=False) those that match by name and shape
@@ -23,8 +24,8 @@ from trainkit.errors import CheckpointError
 from trainkit.safety.foreign import check_archive
 
 _LEGAL = (
-    "a checkpoint's folder, a .safetensors file, a folder of transformers (it holds a model.safetensors), a state_dict saved "
-    "by torch.save, or a Lightning checkpoint (.ckpt)"
+    "a checkpoint's folder, a .safetensors file, a folder of transformers (it holds a"
+    " model.safetensors), a state_dict saved by torch.save, or a Lightning checkpoint (.ckpt)"
 )
 _OF_TRANSFORMERS = "model.safetensors"
 _WRAPPERS = ("state_dict", "model")  # the keys of a state_dict in files of training scripts
@@ -35,12 +36,14 @@ _BROKEN = (*STRANGE_FILE, OSError)
 def read_weights(path: str) -> dict[str, Tensor]:
     """Return the weights of a file or a folder, by name, on the CPU.
 
-    Names of a file lose `_orig_mod.` (torch.compile) and, if all have it, a leading `module.` (DistributedDataParallel).
+    Names of a file lose `_orig_mod.` (torch.compile) and, if all have it, a leading `module.`
+    (DistributedDataParallel).
 
     Args:
-        path: a checkpoint's folder, a `.safetensors` file, a folder with a `model.safetensors` (of transformers'
-            `save_pretrained`), or a file of torch.save: a state_dict, alone or under "state_dict" or "model", as in a
-            Lightning checkpoint. Objects of other classes beside it are ignored.
+        path: a checkpoint's folder, a `.safetensors` file, a folder with a `model.safetensors` (of
+            transformers' `save_pretrained`), or a file of torch.save: a state_dict, alone or under
+            "state_dict" or "model", as in a Lightning checkpoint. Objects of other classes beside
+            it are ignored.
 
     Raises:
         CheckpointError: it is none of these, damaged, or has no weights.
@@ -52,31 +55,45 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if (place / _OF_TRANSFORMERS).is_file():
         place = place / _OF_TRANSFORMERS
     if not place.is_file():
-        what = f"a folder without a {MANIFEST} or a {_OF_TRANSFORMERS}" if place.is_dir() else "not there"
+        what = (
+            f"a folder without a {MANIFEST} or a {_OF_TRANSFORMERS}"
+            if place.is_dir()
+            else "not there"
+        )
         raise CheckpointError(f"{path} is {what}; it must be {_LEGAL}.")
-    state = read_safetensors(place) if place.suffix == ".safetensors" else _state_dict(_load(place), path)
+    state = (
+        read_safetensors(place)
+        if place.suffix == ".safetensors"
+        else _state_dict(_load(place), path)
+    )
     if not state:
         raise CheckpointError(f"{path} has no weights; it must be {_LEGAL}.")
     return _plain_names(state, path)
 
 
 def _load(path: Path) -> Any:
-    """Return the contents of a file of torch.save; objects that torch considers unsafe become stand-ins."""
+    """Return the contents of a file of torch.save;
+    objects that torch considers unsafe become stand-ins.
+    """
     check_archive(path.resolve())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch.load, about old formats: real faults become errors
+        # of torch.load, about old formats: real faults become errors
+        warnings.simplefilter("ignore")
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             refused = error
         except _BROKEN as error:
             raise CheckpointError(_unreadable(path, error)) from error
-        # TorchScript has failed above; for files other than zip torch.load could do more than unpickle.
+        # TorchScript has failed above; for files other than zip torch.load could do more than
+        # unpickle.
         with path.open("rb") as file:
             if file.read(4) != b"PK\x03\x04":
                 raise CheckpointError(_unreadable(path, refused)) from refused
         try:
-            return torch.load(path, map_location="cpu", weights_only=False, pickle_module=safe_unpickler)
+            return torch.load(
+                path, map_location="cpu", weights_only=False, pickle_module=safe_unpickler
+            )
         except _BROKEN as error:
             raise CheckpointError(_unreadable(path, error)) from error
 
@@ -94,7 +111,8 @@ def _state_dict(content: Any, path: str) -> dict[str, Tensor]:
     if not isinstance(content, dict):
         kind = f"{type(content).__module__}.{type(content).__qualname__}"
         raise CheckpointError(
-            f"{path} holds one object ({kind}); it must hold a state_dict: torch.save(model.state_dict(), ...)."
+            f"{path} holds one object ({kind}); it must hold a state_dict:"
+            " torch.save(model.state_dict(), ...)."
         )
     found = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), dict)), content)
     state = {}
@@ -102,8 +120,9 @@ def _state_dict(content: Any, path: str) -> dict[str, Tensor]:
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.is_meta:
             keys = ", ".join(sorted(str(key) for key in content)[:_SHOWN])
             raise CheckpointError(
-                f"{path} holds {type(value).__module__}.{type(value).__qualname__} under '{name}', which is no tensor. It must "
-                f"be a state_dict, alone or under one of the keys {', '.join(_WRAPPERS)}; the file has {keys}."
+                f"{path} holds {type(value).__module__}.{type(value).__qualname__} under '{name}',"
+                " which is no tensor. It must be a state_dict, alone or under one of the keys"
+                f" {', '.join(_WRAPPERS)}; the file has {keys}."
             )
         state[name] = value.detach()
     return state
@@ -118,7 +137,8 @@ def _plain_names(state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
         short = ".".join(parts[wrapped:])
         if short in plain:
             raise CheckpointError(
-                f"{path} has two tensors for '{short}', one of them as '{name}'. Save model.state_dict() once."
+                f"{path} has two tensors for '{short}', one of them as '{name}'. Save"
+                " model.state_dict() once."
             )
         plain[short] = state[name]
     return plain
@@ -134,11 +154,13 @@ def load_into(
     """Load weights into a model, cast to its types; an error leaves the model unchanged.
 
     Args:
-        model: parameters and buffers that share one tensor need only one of their names among the weights.
+        model: parameters and buffers that share one tensor need only one of their names among the
+            weights.
         weights: name -> tensor, as `read_weights` returns them.
         source: their origin, for errors.
         strict: all must match; false loads those that match by name and shape.
-        fill: fills what this rank holds of a tensor from a whole value (Engine.fill), if ranks hold parts of the model.
+        fill: fills what this rank holds of a tensor from a whole value (Engine.fill), if ranks hold
+            parts of the model.
 
     Returns:
         The mismatches, one line each, sorted; empty if strict.
@@ -146,16 +168,31 @@ def load_into(
     Raises:
         CheckpointError: nothing matches, or, if strict, not everything.
     """
-    here = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
-    if all(name.startswith("module.") for name in here) and not any(name.startswith("module.") for name in weights):
-        weights = {f"module.{name}": tensor for name, tensor in weights.items()}  # its own name, not a wrapper's
-    fitting = {name: tensor for name, tensor in weights.items() if name in here and tensor.shape == here[name].shape}
+    here = {
+        name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)
+    }
+    if all(name.startswith("module.") for name in here) and not any(
+        name.startswith("module.") for name in weights
+    ):
+        # its own name, not a wrapper's
+        weights = {f"module.{name}": tensor for name, tensor in weights.items()}
+    fitting = {
+        name: tensor
+        for name, tensor in weights.items()
+        if name in here and tensor.shape == here[name].shape
+    }
     lines = sorted(_misfits(here, weights, fitting))
     name = type(model).__name__
     if not fitting:
-        raise CheckpointError(f"Nothing in {source} fits {name}, by name and shape:\n{listed(lines)}{_hint(here, weights)}")
+        raise CheckpointError(
+            f"Nothing in {source} fits {name}, by name and"
+            f" shape:\n{listed(lines)}{_hint(here, weights)}"
+        )
     if strict and lines:
-        raise CheckpointError(f"{source} does not fit {name}:\n{listed(lines)}\nstrict=false loads the matching weights.")
+        raise CheckpointError(
+            f"{source} does not fit {name}:\n{listed(lines)}\nstrict=false loads the matching"
+            " weights."
+        )
     if fill is None:
         model.load_state_dict(fitting, strict=False)
     else:
@@ -164,29 +201,45 @@ def load_into(
     return lines
 
 
-def _misfits(here: Mapping[str, Tensor], there: Mapping[str, Tensor], fitting: Mapping[str, Tensor]) -> Iterator[str]:
+def _misfits(
+    here: Mapping[str, Tensor], there: Mapping[str, Tensor], fitting: Mapping[str, Tensor]
+) -> Iterator[str]:
     loaded = {_place(here[name]): name for name in fitting}
     for name, tensor in here.items():
         if name not in there and _place(tensor) not in loaded:
             yield f"missing in the file: {name} {list(tensor.shape)}"
         first = loaded.get(_place(tensor), name)
         if name in fitting and first != name and not torch.equal(there[name], there[first]):
-            yield f"one tensor in the model, two in the file: {name} and {first} {list(tensor.shape)}"
+            yield (
+                f"one tensor in the model, two in the file: {name} and {first} {list(tensor.shape)}"
+            )
     for name, tensor in there.items():
         if name not in here:
             yield f"not in the model: {name} {list(tensor.shape)}"
         elif name not in fitting:
-            yield f"other shape: {name} is {list(tensor.shape)} in the file and {list(here[name].shape)} in the model"
+            yield (
+                f"other shape: {name} is {list(tensor.shape)} in the file and"
+                f" {list(here[name].shape)} in the model"
+            )
 
 
 def _place(tensor: Tensor) -> Any:
     """Return a key that is equal only for the same tensor."""
     part = local_of(tensor)
-    return (part.device, part.data_ptr(), part.dtype, part.shape, part.stride()) if part.numel() else id(tensor)
+    return (
+        (part.device, part.data_ptr(), part.dtype, part.shape, part.stride())
+        if part.numel()
+        else id(tensor)
+    )
 
 
 def _hint(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> str:
     first = next(iter(there), "")
-    part = min((name.removesuffix(f".{first}") for name in here if name.endswith(f".{first}")), default="")
-    hint = f"\nThe names are those of its part '{part}': load them into that, or save them with '{part}.' in front."
+    part = min(
+        (name.removesuffix(f".{first}") for name in here if name.endswith(f".{first}")), default=""
+    )
+    hint = (
+        f"\nThe names are those of its part '{part}': load them into that, or save them with"
+        f" '{part}.' in front."
+    )
     return hint if part else ""

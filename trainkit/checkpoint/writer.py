@@ -1,4 +1,6 @@
-"""Writes beside training: a step pays for a copy to host memory, a thread does the rest, one checkpoint at a time."""
+"""Writes beside training: a step pays for a copy to host memory, a thread does the rest,
+one checkpoint at a time.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from trainkit.safety.threads import start_thread
 class HostCopy:
     """Copies tensors into host memory that is allocated once and reused by the next copy.
 
-    From a GPU the copy is only queued: it takes the tensors' values at that point of the stream. Only `wait`, which the
-    writing thread calls, waits for it.
+    From a GPU the copy is only queued: it takes the tensors' values at that point of the stream.
+    Only `wait`, which the writing thread calls, waits for it.
     """
 
     def __init__(self) -> None:
@@ -52,9 +54,16 @@ class HostCopy:
         if tensor.layout is not torch.strided:
             return tensor.cpu().clone()
         held = self._held.get(place)
-        if held is None or (held.shape, held.dtype, held.stride()) != (tensor.shape, tensor.dtype, tensor.stride()):
-            # Of the same layout, so it is one plain copy of memory; the writing thread reorders for the file.
-            held = self._held[place] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        if held is None or (held.shape, held.dtype, held.stride()) != (
+            tensor.shape,
+            tensor.dtype,
+            tensor.stride(),
+        ):
+            # Of the same layout, so it is one plain copy of memory; the writing thread reorders for
+            # the file.
+            held = self._held[place] = torch.empty_like(
+                tensor, device="cpu", pin_memory=tensor.is_cuda
+            )
         return held.copy_(tensor, non_blocking=True)
 
 
@@ -73,7 +82,9 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def snapshot(self, state: Mapping[str, Tensor], training: dict[str, Any] | None, about: dict[str, Any]) -> Snapshot:
+    def snapshot(
+        self, state: Mapping[str, Tensor], training: dict[str, Any] | None, about: dict[str, Any]
+    ) -> Snapshot:
         """Copy a checkpoint's contents to the host; waits for the last one to be written."""
         self.wait()
         weights, aliases = find_aliases(state)

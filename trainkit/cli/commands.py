@@ -1,4 +1,6 @@
-"""The commands of `python -m trainkit`: trainkit's own, each a file of cli/, and those of extensions. Imports none of them."""
+"""The commands of `python -m trainkit`:
+trainkit's own, each a file of cli/, and those of extensions. Imports none of them.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +14,46 @@ COMMANDS = {
     "test": Command("evaluate a checkpoint on the test data", "trainkit.cli.run.main"),
     "predict": Command("write a checkpoint's predictions", "trainkit.cli.run.main"),
     "data": Command(
-        "list samples that cannot be loaded (data check conf=NAME); write texts or images (data tokens, data pack)",
+        "list samples that cannot be loaded (data check conf=NAME); write texts or images (data"
+        " tokens, data pack)",
         "trainkit.cli.data.main",
     ),
     "show": Command(
-        "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)", "trainkit.cli.show.main"
+        "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)",
+        "trainkit.cli.show.main",
     ),
     "status": Command(
-        "tell what a running or ended job does: state, ranks, step, rate, alerts (RUN_DIR --watch)", "trainkit.cli.status.main"
+        "tell what a running or ended job does: state, ranks, step, rate, alerts (RUN_DIR --watch)",
+        "trainkit.cli.status.main",
     ),
-    "runs": Command("print a table of the runs below a folder (DIR sort=val/acc --json)", "trainkit.cli.runs.main"),
+    "runs": Command(
+        "print a table of the runs below a folder (DIR sort=val/acc --json)",
+        "trainkit.cli.runs.main",
+    ),
     "jobs": Command(
-        "list the jobs on Slurm, Kubernetes and Ray, print their output, cancel them (jobs logs JOB, jobs cancel JOB)",
+        "list the jobs on Slurm, Kubernetes and Ray, print their output, cancel them (jobs logs"
+        " JOB, jobs cancel JOB)",
         "trainkit.cli.jobs.main",
     ),
-    "doctor": Command("report this machine's set-up, its faults and their fixes (--json)", "trainkit.cli.doctor.main"),
+    "doctor": Command(
+        "report this machine's set-up, its faults and their fixes (--json)",
+        "trainkit.cli.doctor.main",
+    ),
     "explain": Command(
-        "explain an error that a message names, with an example and what to do (explain NAME)", "trainkit.cli.explain.main"
+        "explain an error that a message names, with an example and what to do (explain NAME)",
+        "trainkit.cli.explain.main",
     ),
     "completion": Command("print the tab completion for bash", "trainkit.cli.completion.main"),
     "extensions": Command(
-        "list what is beside the core: what each extension brings, and how far it is proven", "trainkit.cli.extensions.main"
+        "list what is beside the core: what each extension brings, and how far it is proven",
+        "trainkit.cli.extensions.main",
     ),
 }
 
 
 def all_commands() -> dict[str, Command]:
-    """Return all commands by name: the core's, then those of extensions; without parts of the command `data`.
+    """Return all commands by name: the core's, then those of extensions; without parts of the
+    command `data`.
 
     Raises:
         ConfigError: two bring one of the same name.
@@ -48,7 +63,8 @@ def all_commands() -> dict[str, Command]:
 
 
 def command_of(name: str) -> Command | None:
-    """Return a command; None if there is none of that name. "data pack" is the part `pack` of the command `data`.
+    """Return a command; None if there is none of that name. "data pack" is the part `pack` of the
+    command `data`.
 
     Raises:
         ConfigError: two bring it.
@@ -59,7 +75,11 @@ def command_of(name: str) -> Command | None:
 
 def parts_of(name: str) -> list[str]:
     """Return the parts of a command that extensions bring: "pack" of `data pack`."""
-    return [each.removeprefix(f"{name} ") for each in extension.names("commands") if each.startswith(f"{name} ")]
+    return [
+        each.removeprefix(f"{name} ")
+        for each in extension.names("commands")
+        if each.startswith(f"{name} ")
+    ]
 
 
 def find_usage(name: str) -> Usage | None:
@@ -71,5 +91,7 @@ def find_usage(name: str) -> Usage | None:
     if name in USAGES:
         return USAGES[name]
     command = command_of(name)
-    usage: Usage | None = extension.resolve(command.usage) if command is not None and command.usage else None
+    usage: Usage | None = (
+        extension.resolve(command.usage) if command is not None and command.usage else None
+    )
     return usage

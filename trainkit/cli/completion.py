@@ -1,6 +1,8 @@
-"""completion: tab completion for bash: commands, configs, groups and their options, settings, folders of runs.
+"""completion: tab completion for bash: commands, configs, groups and their options, settings,
+folders of runs.
 
-The shell calls this module with the line up to the cursor; it answers from file names and source texts, without torch.
+The shell calls this module with the line up to the cursor; it answers from file names and source
+texts, without torch.
 """
 
 from __future__ import annotations
@@ -42,14 +44,18 @@ def main(command: str, arguments: Sequence[str]) -> int:
         return 0
     if list(arguments) != ["bash"]:
         shell = " ".join(arguments) or "missing"
-        print(f"Error: the shell is {shell}; it must be bash.\n\n{usage_of(command)}", file=sys.stderr)
+        print(
+            f"Error: the shell is {shell}; it must be bash.\n\n{usage_of(command)}", file=sys.stderr
+        )
         return 2
     print(_SCRIPT.replace("PYTHON", shlex.quote(sys.executable)), end="")
     return 0
 
 
 def answers(line: str, folder: Path) -> list[str]:
-    """Return what may stand at the end of a line in place of its last word, or of the part after its last "="."""
+    """Return what may stand at the end of a line in place of its last word,
+    or of the part after its last "=".
+    """
     *before, word = _words(line)
     found = sorted({text for text in _candidates(before, word, folder) if text.startswith(word)})
     start = _BREAK.match(word)
@@ -89,35 +95,74 @@ def _values(usage: Usage, key: str, word: str, folder: Path) -> Iterable[str]:
     value = word.partition("=")[2]
     kinds = {name: kind for name, kind, *_ in usage.options}
     if key == "conf":
-        return [path.stem for place in conf_folders(folder) for path in place.glob("*.yaml") if path.stem[0] != "_"]
+        return [
+            path.stem
+            for place in conf_folders(folder)
+            for path in place.glob("*.yaml")
+            if path.stem[0] != "_"
+        ]
     if key in kinds:
         kind = kinds[key]
-        names = [text for text in kind.split(" | ") if text.islower() and text not in ("int", "float")]
+        names = [
+            text for text in kind.split(" | ") if text.islower() and text not in ("int", "float")
+        ]
         places = _folders(value, folder) if "FOLDER" in kind or "FILE" in kind else []
         return [*(["true", "false"] if kind == "bool" else names), *places]
     if key in _groups(folder):
-        several = value.rpartition(",")[0] + "," if "," in value else "[" if value.startswith("[") else ""
-        return [several + path.stem for place in conf_folders(folder) for path in (place / key).glob("*.yaml")]
+        several = (
+            value.rpartition(",")[0] + "," if "," in value else "[" if value.startswith("[") else ""
+        )
+        return [
+            several + path.stem
+            for place in conf_folders(folder)
+            for path in (place / key).glob("*.yaml")
+        ]
     if key.startswith("trainer."):
-        argument = next((a for a in documentation.arguments_of("trainkit.trainer.Trainer") if f"trainer.{a.name}" == key), None)
+        argument = next(
+            (
+                a
+                for a in documentation.arguments_of("trainkit.trainer.Trainer")
+                if f"trainer.{a.name}" == key
+            ),
+            None,
+        )
         kind = "" if argument is None else argument.kind
-        return [*re.findall(r"'([^']*)'", kind), *(["true", "false"] if re.search(r"\bbool\b", kind) else [])]
+        return [
+            *re.findall(r"'([^']*)'", kind),
+            *(["true", "false"] if re.search(r"\bbool\b", kind) else []),
+        ]
     return []
 
 
 def _groups(folder: Path) -> list[str]:
-    return sorted({path.name for place in conf_folders(folder) for path in place.iterdir() if path.is_dir()})
+    return sorted(
+        {path.name for place in conf_folders(folder) for path in place.iterdir() if path.is_dir()}
+    )
 
 
 def _settings(word: str, folder: Path) -> list[str]:
-    """Return the settings below the group that a word names; before it names one, "trainer." alone."""
+    """Return the settings below the group that a word names;
+    before it names one, "trainer." alone.
+    """
     group, point, _ = word.partition(".")
     if not point:
         return ["trainer."]
     if group == "trainer":
-        return [f"trainer.{argument.name}=" for argument in documentation.arguments_of("trainkit.trainer.Trainer")]
-    texts = [path.read_text() for place in conf_folders(folder) for path in (place / group).glob("*.yaml")]
-    return [f"{group}.{key}=" for text in texts for key in re.findall(r"^([a-z]\w*):", text, re.MULTILINE) if key != "defaults"]
+        return [
+            f"trainer.{argument.name}="
+            for argument in documentation.arguments_of("trainkit.trainer.Trainer")
+        ]
+    texts = [
+        path.read_text()
+        for place in conf_folders(folder)
+        for path in (place / group).glob("*.yaml")
+    ]
+    return [
+        f"{group}.{key}="
+        for text in texts
+        for key in re.findall(r"^([a-z]\w*):", text, re.MULTILINE)
+        if key != "defaults"
+    ]
 
 
 def _folders(word: str, folder: Path) -> list[str]:
@@ -126,4 +171,8 @@ def _folders(word: str, folder: Path) -> list[str]:
         return [f"{name}/" for name in ("runs",) if (folder / name).is_dir()]
     found = (folder / word.rpartition("/")[0]).glob(f"{word.rpartition('/')[2]}*/")
     parent = f"{word.rpartition('/')[0]}/" if "/" in word else ""
-    return [f"{parent}{path.name}{'' if (path / 'config.yaml').is_file() else '/'}" for path in found if path.is_dir()]
+    return [
+        f"{parent}{path.name}{'' if (path / 'config.yaml').is_file() else '/'}"
+        for path in found
+        if path.is_dir()
+    ]

@@ -1,4 +1,5 @@
-"""data check: reads every sample of a config's data once, in parallel, and lists those that cannot be loaded.
+"""data check: reads every sample of a config's data once, in parallel, and lists those that cannot
+be loaded.
 
 Its other parts are commands of extensions: data tokens, data pack.
 """
@@ -28,7 +29,12 @@ _STAGES = ("fit", "test", "predict")
 def _help(command: str) -> str:
     """Return the help of `data check` and of each part that an extension brings."""
     parts = {f"{command} {part}": find_usage(f"{command} {part}") for part in parts_of(command)}
-    return "\n".join((usage_of(command), *(help_text(name, usage) for name, usage in parts.items() if usage is not None)))
+    return "\n".join(
+        (
+            usage_of(command),
+            *(help_text(name, usage) for name, usage in parts.items() if usage is not None),
+        )
+    )
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -46,8 +52,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
         if brought is None and part != "check":
             known = ", ".join(("check", *parts_of(command)))
             raise ConfigError(
-                f"'{command} {part}' is not a command.{did_you_mean(part, ('check', *parts_of(command)))} Use {known}; see "
-                f"python -m trainkit {command} --help"
+                f"'{command} {part}' is not a"
+                f" command.{did_you_mean(part, ('check', *parts_of(command)))} Use {known}; see"
+                f" python -m trainkit {command} --help"
             )
         if brought is not None:
             code: int = resolve(brought.main)(f"{command} {part}", arguments[1:])

@@ -47,7 +47,9 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def examine(allreduce: bool) -> Iterator[Finding]:
-    """Run all checks, that of two ranks if `allreduce`; yield each finding as soon as it is known."""
+    """Run all checks, that of two ranks if `allreduce`;
+    yield each finding as soon as it is known.
+    """
     torch = software.ask_torch()
     yield from guarded(software.AREA, functools.partial(software.look, torch))
     yield from guarded(gpus.AREA, functools.partial(gpus.look, torch))
@@ -59,8 +61,12 @@ def examine(allreduce: bool) -> Iterator[Finding]:
     yield from (_broken(each) for each in broken())
     if allreduce and torch.torch is not None:
         if importlib.util.find_spec("horovod") is not None:
-            yield from guarded(sums.AREA, functools.partial(sums.look, "horovodrun", ENGINES["horovod"].install))
-        yield from guarded(sums.AREA, functools.partial(sums.look, "torchrun", "pip install --upgrade torch"))
+            yield from guarded(
+                sums.AREA, functools.partial(sums.look, "horovodrun", ENGINES["horovod"].install)
+            )
+        yield from guarded(
+            sums.AREA, functools.partial(sums.look, "torchrun", "pip install --upgrade torch")
+        )
 
 
 def _call(check: str) -> Iterator[Finding]:
@@ -69,7 +75,14 @@ def _call(check: str) -> Iterator[Finding]:
 
 def _broken(each: BrokenExtension) -> Finding:
     why = f"It is of {each.source}; nothing that it brings can be used."
-    return Finding("Extensions", each.name, each.error, "wrong", why, f"repair or uninstall it: pip uninstall {each.source}")
+    return Finding(
+        "Extensions",
+        each.name,
+        each.error,
+        "wrong",
+        why,
+        f"repair or uninstall it: pip uninstall {each.source}",
+    )
 
 
 def _show(console: Console, finding: Finding, is_first: bool) -> None:
@@ -88,6 +101,9 @@ def _conclude(console: Console, found: Sequence[Finding]) -> None:
         return
     for finding in sorted(troubles, key=lambda f: f.status != "wrong"):
         mark, style = _MARKS[finding.status]
-        console.print(Text.assemble((f"{mark}: ", style), f"{finding.name} ({finding.value}). {finding.why}"), soft_wrap=True)
+        console.print(
+            Text.assemble((f"{mark}: ", style), f"{finding.name} ({finding.value}). {finding.why}"),
+            soft_wrap=True,
+        )
         if finding.mend:
             console.print(f"    {finding.mend}", soft_wrap=True, markup=False)

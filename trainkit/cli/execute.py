@@ -24,10 +24,11 @@ from trainkit.safety.masking import scrubbed
 
 
 class RunFiles(Callback):
-    """Writes the resolved config, Hydra's files and the run's state into the run's folder, on rank 0.
+    """Writes the resolved config, Hydra's files and the run's state into the run's folder, on rank
+    0.
 
-    Those of an earlier run in the folder stay until the fit has its weights: a resume that is refused changes nothing. As a
-    context manager it writes how training ended.
+    Those of an earlier run in the folder stay until the fit has its weights: a resume that is
+    refused changes nothing. As a context manager it writes how training ended.
     """
 
     may_differ = True  # the settings are compared one by one
@@ -39,10 +40,19 @@ class RunFiles(Callback):
     def __enter__(self) -> RunFiles:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._run_dir is not None and not isinstance(error, Dismissed):  # the job continues without this worker
-            state = "done" if error is None else "failed" if isinstance(error, Exception) else "stopped"
-            with contextlib.suppress(OSError):  # a full disk does not hide the error that ended the run
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # the job continues without this worker
+        if self._run_dir is not None and not isinstance(error, Dismissed):
+            state = (
+                "done" if error is None else "failed" if isinstance(error, Exception) else "stopped"
+            )
+            # a full disk does not hide the error that ended the run
+            with contextlib.suppress(OSError):
                 text = scrubbed(summary(error), self._masked_values)
                 write_state(self._run_dir, state, text if state == "failed" else "")
 
@@ -69,23 +79,33 @@ def execute(job: Job) -> dict[str, float]:
     built = build(job.config, [files], job.kept)
     trainer, task = built.trainer, built.task
     if job.notes and read_launcher().is_main:
-        lines = [f"config of {job.config['run_dir']}, with changes:", *(f"  {note}" for note in job.notes)]
+        lines = [
+            f"config of {job.config['run_dir']}, with changes:",
+            *(f"  {note}" for note in job.notes),
+        ]
         print("\n".join(lines), flush=True)
     ckpt_path = job.config.get("ckpt_path")
     if job.command == "fit":
         ckpt_path = "auto" if job.config.get("resume") else ckpt_path
-        weights = {"init_weights": job.config.get("init_weights"), "strict": job.config.get("strict", True)}
+        weights = {
+            "init_weights": job.config.get("init_weights"),
+            "strict": job.config.get("strict", True),
+        }
         with files:
             trainer.fit(task, datamodule=built.datamodule, ckpt_path=ckpt_path, **weights)
         if trainer.is_global_zero:
             _show_files(trainer.run_dir)
     elif job.command == "predict":
         given: dict[str, Any] = {"ckpt_path": ckpt_path, "table": job.config.get("table") or "csv"}
-        trainer.predict(task, datamodule=built.datamodule, return_predictions=False, write_to=True, **given)
+        trainer.predict(
+            task, datamodule=built.datamodule, return_predictions=False, write_to=True, **given
+        )
         if trainer.is_global_zero:
             folder = trainer.run_dir / "predictions"
             text = f"{len(list(folder.glob('*.pt')))} batches of predictions are in {short(folder)}"
-            console_of().print(f"{text}; trainkit.read_predictions(folder) reads them in order", soft_wrap=True)
+            console_of().print(
+                f"{text}; trainkit.read_predictions(folder) reads them in order", soft_wrap=True
+            )
             for table in folder.glob("predictions.*"):
                 console_of().print(f"table  {short(table)}", soft_wrap=True)
     else:
@@ -93,7 +113,10 @@ def execute(job: Job) -> dict[str, float]:
         metrics = run(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
         if trainer.is_global_zero:
             source = trainer.run.checkpoints.resumed_from
-            _show_metrics(metrics, short(source) if source else "the weights as the task builds them (no ckpt_path)")
+            _show_metrics(
+                metrics,
+                short(source) if source else "the weights as the task builds them (no ckpt_path)",
+            )
     return dict(trainer.callback_metrics)  # none on a rank that takes no part
 
 

@@ -17,13 +17,19 @@ def main(command: str, arguments: Sequence[str]) -> int:
         return 0
     errors = explained()
     if not arguments:
-        print("\n".join(f"  {name:<24}{first_sentence(error.text)}" for name, error in errors.items()))
+        print(
+            "\n".join(f"  {name:<24}{first_sentence(error.text)}" for name, error in errors.items())
+        )
         return 0
     name = arguments[0]
     if len(arguments) > 1 or name not in errors:
         typed = " ".join(arguments)
         known = ", ".join(errors)
-        print(f"'{typed}' is not the name of an error.{did_you_mean(name, errors)} There are {known}.", file=sys.stderr)
+        print(
+            f"'{typed}' is not the name of an error.{did_you_mean(name, errors)} There are"
+            f" {known}.",
+            file=sys.stderr,
+        )
         return 2
     print(f"{name}\n\n{errors[name].text}")
     return 0

@@ -24,13 +24,19 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def _work(arguments: Sequence[str]) -> None:
     if unknown := [argument for argument in arguments if argument not in _FLAGS]:
-        raise ConfigError(f"{unknown[0]} is not understood; extensions takes {', '.join(_FLAGS)} or nothing.")
+        raise ConfigError(
+            f"{unknown[0]} is not understood; extensions takes {', '.join(_FLAGS)} or nothing."
+        )
     if arguments:
-        print(json.dumps([*map(_facts, extensions()), *map(dataclasses.asdict, broken())], indent=1))
+        print(
+            json.dumps([*map(_facts, extensions()), *map(dataclasses.asdict, broken())], indent=1)
+        )
         return
     console = console_of()
     for extension in extensions():
-        console.print(Text.assemble((extension.name, "bold"), f"  {extension.summary}"), soft_wrap=True)
+        console.print(
+            Text.assemble((extension.name, "bold"), f"  {extension.summary}"), soft_wrap=True
+        )
         for head, text in _rows(extension):
             console.print(f"    {head:<10}{text}", soft_wrap=True, markup=False)
     for each in broken():
@@ -39,7 +45,10 @@ def _work(arguments: Sequence[str]) -> None:
 
 def _facts(extension: Extension) -> dict[str, object]:
     facts = {name: getattr(extension, name) for name in ("name", "source", "summary", "proven")}
-    return facts | {name: list(getattr(extension, name)) for name in ("commands", "engines", "targets", "checks")}
+    return facts | {
+        name: list(getattr(extension, name))
+        for name in ("commands", "engines", "targets", "checks")
+    }
 
 
 def _rows(extension: Extension) -> Iterator[tuple[str, str]]:

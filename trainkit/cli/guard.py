@@ -1,7 +1,8 @@
 """The end of a command: its exit code, and its error, printed once.
 
 0  done          1  the run failed          2  illegal request; nothing was written
-75  a signal ended the run, and a checkpoint for resuming exists (0 for the script of launcher=slurm: note_requeue)
+75  a signal ended the run, and a checkpoint for resuming exists (0 for the script of
+launcher=slurm: note_requeue)
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def main_alone(arguments: Sequence[str], usage: str, work: Callable[[], object])
 
 
 def guarded(work: Callable[[], object], launcher: Launcher) -> int:
-    """Call `work`; return the exit code, with errors reported by `fail`. Output that cannot be written ends nothing."""
+    """Call `work`; return the exit code, with errors reported by `fail`.
+    Output that cannot be written ends nothing.
+    """
     with output_of_rank():
         return _guarded(work, launcher)
 
@@ -61,7 +64,9 @@ def _guarded(work: Callable[[], object], launcher: Launcher) -> int:
 
 
 def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
-    """Print an error once, if there is a text, and make sure that this process ends, and with it the job."""
+    """Print an error once, if there is a text, and make sure that this process ends,
+    and with it the job.
+    """
     name = name_of(text)
     text = visible(text) + f"\nMore: python -m trainkit explain {name}" * (name is not None)
     if launcher.name == "horovodrun":
@@ -76,17 +81,22 @@ def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
 
 
 def _release(error: BaseException | None) -> None:
-    """Release the objects held by the error's frames, so that loader workers end now, quietly, and not at interpreter exit."""
+    """Release the objects held by the error's frames, so that loader workers end now, quietly,
+    and not at interpreter exit.
+    """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of files that the failed run has open: this closes them
+        # of files that the failed run has open: this closes them
+        warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
 
 def ended_cleanly(work: Callable[[], int]) -> int:
-    """Run a command that starts processes, and return its exit code; Ctrl-C ends what it has started (130)."""
+    """Run a command that starts processes, and return its exit code;
+    Ctrl-C ends what it has started (130).
+    """
     try:
         with ended_by_signals():
             return work()

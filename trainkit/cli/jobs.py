@@ -1,4 +1,6 @@
-"""jobs: the jobs on Slurm, Kubernetes and Ray; `jobs logs` prints the output of one, `jobs cancel` ends one."""
+"""jobs: the jobs on Slurm, Kubernetes and Ray;
+`jobs logs` prints the output of one, `jobs cancel` ends one.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,16 @@ def _work(arguments: Sequence[str]) -> None:
     places = [argument for argument in rest if "=" not in argument or Path(argument).is_dir()]
     given = read_keys([argument for argument in rest if argument not in places], keys, "jobs")
     if len(places) > 1:
-        raise ConfigError(f"'{places[1]}' is one too many: jobs takes one folder, or logs or cancel and one job.")
+        raise ConfigError(
+            f"'{places[1]}' is one too many: jobs takes one folder, or logs or cancel and one job."
+        )
     if action == "list":
         _list(places[0] if places else None, as_json="--json" in arguments)
         return
     if not places:
         raise ConfigError(
-            f"jobs {action} needs a job: its number or name, or its run's folder. `python -m trainkit jobs` lists them."
+            f"jobs {action} needs a job: its number or name, or its run's folder. `python -m"
+            " trainkit jobs` lists them."
         )
     (job,) = places
     cluster = _cluster_of(job)
@@ -61,16 +66,19 @@ def _cluster_of(job: str) -> Cluster:
         if cluster.has(job):
             return cluster
     raise ConfigError(
-        f"'{job}' is no number of a job, no folder of a run that launcher=slurm submitted, and no job of launcher=kubernetes "
-        "whose manifest is here (kubernetes/NAME.yaml). Jobs of Ray are known where RAY_ADDRESS or RAY_API_SERVER_ADDRESS is "
-        "set."
+        f"'{job}' is no number of a job, no folder of a run that launcher=slurm submitted, and no"
+        " job of launcher=kubernetes whose manifest is here (kubernetes/NAME.yaml). Jobs of Ray"
+        " are known where RAY_ADDRESS or RAY_API_SERVER_ADDRESS is set."
     )
 
 
 def _list(folder: str | None, as_json: bool) -> None:
     top = Path(folder or _RUNS)
     if folder is not None and not top.is_dir():
-        raise ConfigError(f"There is no folder {short(top)}. Give a folder that holds runs: python -m trainkit jobs FOLDER")
+        raise ConfigError(
+            f"There is no folder {short(top)}. Give a folder that holds runs: python -m trainkit"
+            " jobs FOLDER"
+        )
     rows: dict[str, list[JobRow]] = {}
     errors: dict[str, ConfigError] = {}  # of clusters that have jobs of ours, and do not answer
     for cluster in _clusters():
@@ -82,31 +90,45 @@ def _list(folder: str | None, as_json: bool) -> None:
     if errors and not rows:
         raise next(iter(errors.values()))
     if as_json:
-        print(json.dumps([_facts(name, row, of_one) for name, of_one in rows.items() for row in of_one], indent=1))
+        print(
+            json.dumps(
+                [_facts(name, row, of_one) for name, of_one in rows.items() for row in of_one],
+                indent=1,
+            )
+        )
     elif rows:
         _print_table(rows)
     else:
         print(
-            f"No run in or below {short(top)} was submitted as a job. Submit one: python -m trainkit fit ... launcher=slurm "
-            "(or kubernetes). Those of `ray job submit` are listed where RAY_API_SERVER_ADDRESS is set."
+            f"No run in or below {short(top)} was submitted as a job. Submit one: python -m"
+            " trainkit fit ... launcher=slurm (or kubernetes). Those of `ray job submit` are"
+            " listed where RAY_API_SERVER_ADDRESS is set."
         )
     for name, why in errors.items():
         print(f"[jobs] {name}: {why}", file=sys.stderr)
 
 
 def _print_table(rows: dict[str, list[JobRow]]) -> None:
-    table = Table("on", "job", "state", "run", "elapsed", "left", "nodes", "folder, manifest or command")
+    table = Table(
+        "on", "job", "state", "run", "elapsed", "left", "nodes", "folder, manifest or command"
+    )
     for name, of_one in rows.items():
         for row in of_one:
             state = f"{row.state} ({row.reason})" if row.reason else row.state
             times = (row.elapsed, row.time_left)
-            table.add_row(name, row.job, state, _run_state(row, of_one), *times, row.nodes, row.where)
+            table.add_row(
+                name, row.job, state, _run_state(row, of_one), *times, row.nodes, row.where
+            )
     console_of().print(table)
 
 
 def _facts(name: str, row: JobRow, of_one: Sequence[JobRow]) -> dict[str, Any]:
     facts: dict[str, Any] = dataclasses.asdict(row)
-    facts |= {"cluster": name, "run": _run_state(row, of_one), "run_dir": str(row.run_dir) if row.run_dir else None}
+    facts |= {
+        "cluster": name,
+        "run": _run_state(row, of_one),
+        "run_dir": str(row.run_dir) if row.run_dir else None,
+    }
     del facts["more"]
     facts.update(row.more)
     return facts

@@ -10,7 +10,9 @@ from trainkit.errors import ConfigError, did_you_mean
 def split_own(arguments: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """Return the options with these names, as text, and the other arguments in order."""
     is_own = [argument.split("=", 1)[0] in names and "=" in argument for argument in arguments]
-    own = dict(argument.split("=", 1) for argument, mine in zip(arguments, is_own, strict=True) if mine)
+    own = dict(
+        argument.split("=", 1) for argument, mine in zip(arguments, is_own, strict=True) if mine
+    )
     return own, [argument for argument, mine in zip(arguments, is_own, strict=True) if not mine]
 
 
@@ -35,7 +37,8 @@ def count(key: str, text: str, least: int = 1) -> int:
 
 
 def read_keys(arguments: Sequence[str], keys: Mapping[str, str], command: str) -> dict[str, str]:
-    """Return the key=value arguments of a command without a config; `keys` are the legal ones, each with its explanation.
+    """Return the key=value arguments of a command without a config; `keys` are the legal ones, each
+    with its explanation.
 
     Raises:
         ConfigError: a key is unknown, has no value, or is given twice.
@@ -44,7 +47,10 @@ def read_keys(arguments: Sequence[str], keys: Mapping[str, str], command: str) -
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key not in keys:
-            raise ConfigError(f"'{key}' is no setting of {command}.{did_you_mean(key, keys)} Use {', '.join(keys)}.")
+            raise ConfigError(
+                f"'{key}' is no setting of {command}.{did_you_mean(key, keys)} Use"
+                f" {', '.join(keys)}."
+            )
         if not equals or not value:
             raise ConfigError(f"{key} has no value; write {key}=VALUE: {keys[key]}.")
         if key in given:

@@ -1,4 +1,6 @@
-"""fit, validate, test, predict: compose and check (without torch), build, run, and end with an exit code (guard.py)."""
+"""fit, validate, test, predict:
+compose and check (without torch), build, run, and end with an exit code (guard.py).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from trainkit.launch.environment import Launcher, read_launcher
 
 
 def main(
-    command: str, arguments: Sequence[str], work: Callable[[Any], None] | None = None, launcher: Launcher | None = None
+    command: str,
+    arguments: Sequence[str],
+    work: Callable[[Any], None] | None = None,
+    launcher: Launcher | None = None,
 ) -> int:
     """Run `command` with Hydra's overrides and flags; return the exit code.
 
@@ -48,7 +53,9 @@ def main(
         # Hydra is imported here, so that --help costs nothing.
         config = importlib.import_module("trainkit.config.compose")
         is_training = command == "fit" and work is None  # of several fits a table is printed
-        config.run(command, arguments, is_main, work or own_work, _show_sweep if is_training else None)
+        config.run(
+            command, arguments, is_main, work or own_work, _show_sweep if is_training else None
+        )
 
     return guarded(run, launcher) or codes[-1]
 
@@ -72,7 +79,8 @@ def _print_help(command: str) -> None:
         print(f"  {group:<15}{', '.join(names)}")
     print("\nSettings of the Trainer:\n")
     for argument in documentation.arguments_of("trainkit.trainer.Trainer"):
-        if argument.name not in ("callbacks", "engine", "logger", "run_dir", "seed"):  # groups, and keys at the top
+        # groups, and keys at the top
+        if argument.name not in ("callbacks", "engine", "logger", "run_dir", "seed"):
             print(f"  trainer.{argument.name}={argument.default}   {argument.kind}")
             print(textwrap.indent(textwrap.fill(argument.text, 100), " " * 6))
     print(f"\nPrint all settings of a config: python -m trainkit {command} conf=NAME --cfg job")

@@ -13,7 +13,16 @@ from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError
 from trainkit.report.show.files import FinishedRun, find_runs, read_any
-from trainkit.report.show.table import Goal, command_of, facts_of, goal_of, number, print_table, sort_runs, tasks_of
+from trainkit.report.show.table import (
+    Goal,
+    command_of,
+    facts_of,
+    goal_of,
+    number,
+    print_table,
+    sort_runs,
+    tasks_of,
+)
 
 if TYPE_CHECKING:
     from trainkit.config.sweep import Sweep
@@ -32,19 +41,38 @@ def show_sweep(sweep: Sweep) -> None:
 
 
 def _work(arguments: Sequence[str]) -> None:
-    folders = [argument for argument in arguments if argument != "--json" and ("=" not in argument or Path(argument).is_dir())]
+    folders = [
+        argument
+        for argument in arguments
+        if argument != "--json" and ("=" not in argument or Path(argument).is_dir())
+    ]
     others = [argument for argument in arguments if argument not in (*folders, "--json")]
     given = read_keys(others, USAGES["runs"].keys(), "runs")
     if len(folders) > 1:
-        raise ConfigError(f"There are {len(folders)} folders: {', '.join(folders)}. Give one, that holds the runs.")
+        raise ConfigError(
+            f"There are {len(folders)} folders: {', '.join(folders)}. Give one, that holds the"
+            " runs."
+        )
     top = Path(folders[0] if folders else "runs").absolute()
     if not top.is_dir():
-        raise ConfigError(f"There is no folder {short(top)}. Give a folder that holds runs, for example runs/mlp.")
+        raise ConfigError(
+            f"There is no folder {short(top)}. Give a folder that holds runs, for example runs/mlp."
+        )
     runs = find_runs(top)
     if not runs:
-        raise ConfigError(f"There are no runs in {short(top)} or below it. Give a folder that holds some, as runs/mlp.")
+        raise ConfigError(
+            f"There are no runs in {short(top)} or below it. Give a folder that holds some, as"
+            " runs/mlp."
+        )
     key = given.get("sort")
-    goal = goal_of(runs, key.removeprefix("-") if key and any(key.removeprefix("-") in run.series for run in runs) else None)
+    goal = goal_of(
+        runs,
+        (
+            key.removeprefix("-")
+            if key and any(key.removeprefix("-") in run.series for run in runs)
+            else None
+        ),
+    )
     if key:
         runs = sort_runs(runs, key, goal)
     if "--json" in arguments:
@@ -58,12 +86,17 @@ def _print(runs: Sequence[FinishedRun], goal: Goal, folder: Path) -> None:
     print_table(runs, goal, console)
     console.print(f"folder  {short(folder)}", soft_wrap=True)
     if goal.mode and len(tasks := tasks_of(goal.compared(runs))) > 1:
-        text = f"none of {plural(len(tasks), 'task')} ({', '.join(tasks)}): {goal.metric} is not comparable. "
+        text = (
+            f"none of {plural(len(tasks), 'task')} ({', '.join(tasks)}): {goal.metric} is not"
+            " comparable. "
+        )
         console.print(f"best    {text}Give a folder with runs of one task.", soft_wrap=True)
     if (best := goal.best_run(runs)) is None:
         return
     console.print(
-        f"best    run {best.name}: {goal.metric} = {number(goal.last(best))} (of {plural(len(runs), 'run')})", soft_wrap=True
+        f"best    run {best.name}: {goal.metric} = {number(goal.last(best))} (of"
+        f" {plural(len(runs), 'run')})",
+        soft_wrap=True,
     )
     if (command := command_of(best)) is not None:
         print(f"repeat  {command}", flush=True)  # in one piece, and no markup

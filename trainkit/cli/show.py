@@ -20,10 +20,18 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def _work(arguments: Sequence[str]) -> None:
-    folders = [Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()]
-    given = read_keys([argument for argument in arguments if Path(argument) not in folders], USAGES["show"].keys(), "show")
+    folders = [
+        Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()
+    ]
+    given = read_keys(
+        [argument for argument in arguments if Path(argument) not in folders],
+        USAGES["show"].keys(),
+        "show",
+    )
     if not folders:
-        raise ConfigError("There is no run: give its folder, for example show runs/resnet50/<time>.")
+        raise ConfigError(
+            "There is no run: give its folder, for example show runs/resnet50/<time>."
+        )
     runs = read_runs(folders)
     console = console_of()
     for grid in (runs_grid(runs), settings_grid(runs)):

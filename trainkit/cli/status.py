@@ -28,10 +28,18 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def _work(arguments: Sequence[str]) -> None:
     words = [word for word in arguments if word not in _FLAGS]
-    folders = [word for word in words if not word.startswith("-") and ("=" not in word or Path(word).is_dir())]
-    given = read_keys([word for word in words if word not in folders], USAGES["status"].keys(), "status")
+    folders = [
+        word
+        for word in words
+        if not word.startswith("-") and ("=" not in word or Path(word).is_dir())
+    ]
+    given = read_keys(
+        [word for word in words if word not in folders], USAGES["status"].keys(), "status"
+    )
     if len(folders) != 1:
-        raise ConfigError(f"status takes one run's folder, and got {len(folders)}: status runs/resnet50/<time>.")
+        raise ConfigError(
+            f"status takes one run's folder, and got {len(folders)}: status runs/resnet50/<time>."
+        )
     every_s = _seconds(given.get("every_s", _EVERY_S))
     folder = Path(folders[0]).absolute()
     check_folder(folder)
@@ -49,7 +57,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0.1 <= seconds <= 86400:
-        raise ConfigError(f"every_s is '{text}'; it must be a number of seconds, from 0.1 to 86400.")
+        raise ConfigError(
+            f"every_s is '{text}'; it must be a number of seconds, from 0.1 to 86400."
+        )
     return seconds
 
 

@@ -1,4 +1,6 @@
-"""What each command takes: for --help and for tab completion. Imports nothing heavy, for both must answer at once."""
+"""What each command takes: for --help and for tab completion.
+Imports nothing heavy, for both must answer at once.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,24 @@ from trainkit.extension import Usage
 
 _WIDTH = 110
 CKPT = "best | last | FOLDER"
-TRUST = ("trust", "[MODULE,...]", "[]", "modules that the run's config may name in addition to the allowed ones")
-RUN_DIR = ("run_dir", "FOLDER", "runs/<conf>/<date_time>", "the run's folder; of an earlier run, with its own config")
-_CKPT = ("ckpt_path", CKPT, "best of run_dir, if it has one", "the checkpoint whose weights are used")
+TRUST = (
+    "trust",
+    "[MODULE,...]",
+    "[]",
+    "modules that the run's config may name in addition to the allowed ones",
+)
+RUN_DIR = (
+    "run_dir",
+    "FOLDER",
+    "runs/<conf>/<date_time>",
+    "the run's folder; of an earlier run, with its own config",
+)
+_CKPT = (
+    "ckpt_path",
+    CKPT,
+    "best of run_dir, if it has one",
+    "the checkpoint whose weights are used",
+)
 
 USAGES = {
     "fit": Usage(
@@ -21,12 +38,21 @@ USAGES = {
             RUN_DIR,
             ("ckpt_path", CKPT, "none", "resume from this checkpoint"),
             ("resume", "auto", "none", "resume if run_dir has a checkpoint, else start"),
-            ("init_weights", "FILE | FOLDER", "none", "begin with these weights, and nothing else of the checkpoint"),
+            (
+                "init_weights",
+                "FILE | FOLDER",
+                "none",
+                "begin with these weights, and nothing else of the checkpoint",
+            ),
             ("strict", "bool", "true", "false: load the weights of init_weights that fit"),
             ("seed", "int", "0", "of all random numbers"),
             TRUST,
         ),
-        ("conf=resnet50", "conf=mlp optimizer.lr=0.1 trainer.max_epochs=3", "-m conf=mlp optimizer.lr=0.05,0.1"),
+        (
+            "conf=resnet50",
+            "conf=mlp optimizer.lr=0.1 trainer.max_epochs=3",
+            "-m conf=mlp optimizer.lr=0.05,0.1",
+        ),
         takes_config=True,
     ),
     "validate": Usage(
@@ -46,42 +72,61 @@ USAGES = {
     "predict": Usage(
         "run_dir=FOLDER | conf=NAME [key=value ...]",
         "Write a checkpoint's predictions, and a table of them, into <run_dir>/predictions.",
-        (RUN_DIR, _CKPT, ("table", "csv | parquet", "csv", "format of the table; parquet needs pyarrow"), TRUST),
+        (
+            RUN_DIR,
+            _CKPT,
+            ("table", "csv | parquet", "csv", "format of the table; parquet needs pyarrow"),
+            TRUST,
+        ),
         ("run_dir=runs/mine", "run_dir=runs/mine table=parquet"),
         takes_config=True,
     ),
     "data": Usage(
         "check conf=NAME [stage=STAGE] [workers=N] [key=value ...]",
-        "Read every sample once, with the transforms of the first epoch, and list those that raise, with error and file. Exit "
-        "code 1 if there are any.",
+        "Read every sample once, with the transforms of the first epoch, and list those that raise,"
+        " with error and file. Exit code 1 if there are any.",
         (
             ("stage", "fit | test | predict", "fit", "which data; fit: training and validation"),
             ("workers", "int", "one for each core", "processes that read"),
         ),
-        ("check conf=resnet50", "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8"),
+        (
+            "check conf=resnet50",
+            "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8",
+        ),
         takes_config=True,
         parts=("check",),
     ),
     **USAGES_OF_RUNS,
     "doctor": Usage(
         "[--json] [--no-allreduce]",
-        "Check versions, Horovod's build, GPUs, this host's limits and network, and an allreduce of two ranks. Exit code 0 if "
-        "nothing is wrong (there may be warnings), else 1.",
+        "Check versions, Horovod's build, GPUs, this host's limits and network, and an allreduce of"
+        " two ranks. Exit code 0 if nothing is wrong (there may be warnings), else 1.",
         (
-            ("--json", "flag", "off", "for machines: a list of findings, as {area, name, value, status, why, mend}"),
-            ("--no-allreduce", "flag", "off", "do not start the two ranks (saves about 10 seconds)"),
+            (
+                "--json",
+                "flag",
+                "off",
+                "for machines: a list of findings, as {area, name, value, status, why, mend}",
+            ),
+            (
+                "--no-allreduce",
+                "flag",
+                "off",
+                "do not start the two ranks (saves about 10 seconds)",
+            ),
         ),
         ("", "--json --no-allreduce"),
     ),
     "explain": Usage(
         "[NAME]",
-        "Explain an error that a message names, with an example and what to do. Without a name: list all of them.",
+        "Explain an error that a message names, with an example and what to do. Without a name:"
+        " list all of them.",
         examples=("", "no-checkpoint"),
     ),
     "extensions": Usage(
         "[--json]",
-        "List the extensions: trainkit's own and those of installed packages, what each brings, and how far it is proven "
-        "(docs/extensions.md).",
+        "List the extensions: trainkit's own and those of installed packages, what each brings, and"
+        " how far it is proven (docs/extensions.md).",
         (("--json", "flag", "off", "the same as JSON"),),
         ("", "--json"),
     ),
@@ -100,11 +145,29 @@ def usage_of(command: str) -> str:
 
 def help_text(command: str, usage: Usage) -> str:
     """Return a command's help: usage, arguments with types, defaults and meanings, examples."""
-    lines = [f"usage: python -m trainkit {command} {usage.line}", "", *textwrap.wrap(usage.about, _WIDTH), ""]
-    heads = {name: f"{name}={kind}" if not name.startswith("-") else name for name, kind, _, _ in usage.options}
+    lines = [
+        f"usage: python -m trainkit {command} {usage.line}",
+        "",
+        *textwrap.wrap(usage.about, _WIDTH),
+        "",
+    ]
+    heads = {
+        name: f"{name}={kind}" if not name.startswith("-") else name
+        for name, kind, _, _ in usage.options
+    }
     width = min(32, max(map(len, heads.values()), default=0))
     for name, kind, default, text in usage.options:
-        ends = f" (default: {default})" if default and kind != "flag" else "" if kind == "flag" else " (required)"
+        ends = (
+            f" (default: {default})"
+            if default and kind != "flag"
+            else ""
+            if kind == "flag"
+            else " (required)"
+        )
         lines.append(f"  {heads[name]:<{width}}  {text}{ends}")
-    lines += ["", "examples:", *(f"  python -m trainkit {command} {example}".rstrip() for example in usage.examples)]
+    lines += [
+        "",
+        "examples:",
+        *(f"  python -m trainkit {command} {example}".rstrip() for example in usage.examples),
+    ]
     return "\n".join(lines) + "\n"

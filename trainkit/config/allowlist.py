@@ -1,9 +1,10 @@
 """Allow-list of the objects that a config may name; checks the name first, then the object.
 
-A config selects the code that runs, so a foreign config is foreign code. Allowed are the packages of trainkit that are meant
-for configs, what extensions bring, the recipes, torch's optimizers and schedulers, torchvision's models and transforms, the
-user's own modules (users_code.py), and modules named with `trust=[...]` on the command line. An alias does not help: the
-object's own module must be on the list too.
+A config selects the code that runs, so a foreign config is foreign code. Allowed are the packages
+of trainkit that are meant for configs, what extensions bring, the recipes, torch's optimizers and
+schedulers, torchvision's models and transforms, the user's own modules (users_code.py), and modules
+named with `trust=[...]` on the command line. An alias does not help: the object's own module must
+be on the list too.
 """
 
 from __future__ import annotations
@@ -37,30 +38,41 @@ _KINDS = {
 }
 
 
-def check_name(target: str, key: str, trusted: Sequence[str], named: Collection[str] | None = None) -> None:
+def check_name(
+    target: str, key: str, trusted: Sequence[str], named: Collection[str] | None = None
+) -> None:
     """Refuse a dotted path that is not on the list; imports nothing.
 
     Args:
         target: the dotted path.
         key: of the config.
         trusted: modules of `trust=[...]`.
-        named: if the config is that of a run, the only modules of the user's own that it may name (named_by_user).
+        named: if the config is that of a run, the only modules of the user's own that it may name
+            (named_by_user).
 
     Raises:
         ConfigError: it is not.
     """
     parts = target.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise ConfigError(f"{key} is '{target}'; it must be the dotted path of a class or function, as my_task.MyTask.")
+        raise ConfigError(
+            f"{key} is '{target}'; it must be the dotted path of a class or function, as"
+            " my_task.MyTask."
+        )
     if any(part.startswith("_") for part in parts) or not _listed(target, trusted):
         raise ConfigError(_refusal(target, key))
     shipped = (prefix for prefix in ALLOWED if prefix != "recipes")
     is_given = target in extension.targets() or _is_below(target, (*shipped, *trusted))
-    if named is not None and not is_given and module_of(target) not in named and not is_shipped(target):
+    if (
+        named is not None
+        and not is_given
+        and module_of(target) not in named
+        and not is_shipped(target)
+    ):
         raise ConfigError(
-            f"{key} is '{target}' in the config of a run, whose folder may come from anyone, and neither this command nor a "
-            f"file of your conf/ names the module {module_of(target)}. If it is your own, say so on the command line: "
-            f"trust=[{module_of(target)}]"
+            f"{key} is '{target}' in the config of a run, whose folder may come from anyone, and"
+            f" neither this command nor a file of your conf/ names the module {module_of(target)}."
+            f" If it is your own, say so on the command line: trust=[{module_of(target)}]"
         )
 
 
@@ -100,9 +112,9 @@ def _import(parts: list[str]) -> Any:
 def _fits(found: Any, real: str, trusted: Sequence[str]) -> bool:
     """Return whether the object is of the kind that its package is on the list for.
 
-    torch and torchvision contain functions that load pickles or fetch from a URL; only their optimizers, schedulers,
-    modules, transforms and registered models may be called. trainkit.launch runs commands; only its launchers may be called. A
-    function inside a class may never be called.
+    torch and torchvision contain functions that load pickles or fetch from a URL; only their
+    optimizers, schedulers, modules, transforms and registered models may be called. trainkit.launch
+    runs commands; only its launchers may be called. A function inside a class may never be called.
     """
     if not inspect.isclass(found) and ("." in found.__qualname__ or not inspect.isfunction(found)):
         return False
@@ -119,7 +131,9 @@ def _fits(found: Any, real: str, trusted: Sequence[str]) -> bool:
 
 
 def _listed(path: str, trusted: Sequence[str]) -> bool:
-    return path in extension.targets() or _is_below(path, (*ALLOWED, *trusted)) or is_users_own(path)
+    return (
+        path in extension.targets() or _is_below(path, (*ALLOWED, *trusted)) or is_users_own(path)
+    )
 
 
 def _is_below(path: str, prefixes: Sequence[str]) -> bool:
@@ -128,9 +142,13 @@ def _is_below(path: str, prefixes: Sequence[str]) -> bool:
 
 def _refusal(target: str, key: str) -> str:
     folder = folder_without_init(target)
-    hint = f" ({folder} has no __init__.py, and only packages that have one count as yours.)" if folder else ""
+    hint = (
+        f" ({folder} has no __init__.py, and only packages that have one count as yours.)"
+        if folder
+        else ""
+    )
     return (
-        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, what extensions bring, and your "
-        f"modules in the current folder, but none in the folder of a run.{hint} If you trust it, allow it on the command line: "
-        f"trust=[{module_of(target)}]"
+        f"{key} is '{target}', which configs may not call. Allowed: {', '.join(ALLOWED)}, what"
+        " extensions bring, and your modules in the current folder, but none in the folder of a"
+        f" run.{hint} If you trust it, allow it on the command line: trust=[{module_of(target)}]"
     )

@@ -34,7 +34,9 @@ from trainkit.config.yaml_file import check_yaml
 from trainkit.errors import ConfigError, did_you_mean
 
 _SCHEME = "trainkit"
-_NO_GROUP = "{0} has the key '{1}'; it must be GROUP=NAME, or KEY if GROUP=NAME. The groups are {2}.{3}"
+_NO_GROUP = (
+    "{0} has the key '{1}'; it must be GROUP=NAME, or KEY if GROUP=NAME. The groups are {2}.{3}"
+)
 _NO_CHOICE = "{0} has settings of '{1}', and {2} has no '{3}'.{4} There are {5}."
 _NO_MAPPING = "{0}: '{1}' is {2!r}; it must be a mapping of {3}'s settings, as {{KEY: VALUE}}."
 _SECTION = re.compile(r"(?:(\w+) if )?(\w+)=([\w.-]+)")

@@ -1,7 +1,8 @@
 """The words of a command line: the config, its overrides, and Hydra's flags.
 
-`conf=NAME` selects conf/NAME.yaml. Every value override may add a key (`a.b=1` means `++a.b=1`): the constructors decide which
-keys exist (schema.py), since they know more than the yaml files and name the nearest key.
+`conf=NAME` selects conf/NAME.yaml. Every value override may add a key (`a.b=1` means `++a.b=1`):
+the constructors decide which keys exist (schema.py), since they know more than the yaml files and
+name the nearest key.
 """
 
 from __future__ import annotations
@@ -18,10 +19,22 @@ from trainkit.config.of_run import read_config
 from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError, did_you_mean
 
-_FLAGS = ("cfg", "package", "shell-completion", "config-path", "config-name", "config-dir", "experimental-rerun", "info")
+_FLAGS = (
+    "cfg",
+    "package",
+    "shell-completion",
+    "config-path",
+    "config-name",
+    "config-dir",
+    "experimental-rerun",
+    "info",
+)
 _NO_NAME = "{0} is {1}, and {0} {2}. A single value is set as {3}{4}"
-_NO_DELETION = "{0}={1} takes back a choice; give it alone, {0}, or with the name that was chosen, {0}=NAME."
-_MEANT = {"lr": "lr.NAME=...; the rate itself is the optimizer's: optimizer.lr=..."}  # if another key may be meant
+_NO_DELETION = (
+    "{0}={1} takes back a choice; give it alone, {0}, or with the name that was chosen, {0}=NAME."
+)
+# if another key may be meant
+_MEANT = {"lr": "lr.NAME=...; the rate itself is the optimizer's: optimizer.lr=..."}
 
 
 _EXPERIMENT = "experiment"
@@ -29,7 +42,14 @@ _EXPERIMENT = "experiment"
 
 def list_confs(folders: Sequence[Path]) -> list[str]:
     """Return the legal names of `conf=`."""
-    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml") if not path.stem.startswith("_")})
+    return sorted(
+        {
+            path.stem
+            for folder in folders
+            for path in folder.glob("*.yaml")
+            if not path.stem.startswith("_")
+        }
+    )
 
 
 def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
@@ -45,16 +65,24 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
         elif argument.startswith("-"):
             name, sign, _ = argument.lstrip("-").partition("=")
             if sign and name not in _FLAGS:
-                raise ConfigError(f"'{argument}' is no flag. A setting is key=value, without dashes, as trainer.max_epochs=3.")
+                raise ConfigError(
+                    f"'{argument}' is no flag. A setting is key=value, without dashes, as"
+                    " trainer.max_epochs=3."
+                )
             flags.append(argument)
-        elif ("=" in argument or argument.startswith("~")) and argument.lstrip("+~").partition("=")[0]:
+        elif ("=" in argument or argument.startswith("~")) and argument.lstrip("+~").partition("=")[
+            0
+        ]:
             overrides.append(argument)
         elif flags:
             flags.append(argument)  # a flag's value, as in `--cfg job`
         elif argument in list_confs(conf_folders(Path.cwd())):
             raise ConfigError(f"'{argument}' is a config; select it with conf={argument}.")
         else:
-            raise ConfigError(f"'{argument}' is no override; it must look like key=value, as trainer.max_epochs=3.")
+            raise ConfigError(
+                f"'{argument}' is no override; it must look like key=value, as"
+                " trainer.max_epochs=3."
+            )
     return conf, overrides, flags
 
 
@@ -66,11 +94,15 @@ def find_conf(conf: str | None, folders: Sequence[Path]) -> str:
     """
     names = list_confs(folders)
     if conf is None:
-        raise ConfigError(f"conf is missing. Give conf=NAME; there are {', '.join(names)}. Or name a run: run_dir=RUN.")
+        raise ConfigError(
+            f"conf is missing. Give conf=NAME; there are {', '.join(names)}. Or name a run:"
+            " run_dir=RUN."
+        )
     name = conf.removesuffix(".yaml")
     if not any((folder / f"{name}.yaml").is_file() for folder in folders):
         raise ConfigError(
-            f"conf is '{conf}', and there is no such config.{did_you_mean(name, names)} There are {', '.join(names)}."
+            f"conf is '{conf}', and there is no such config.{did_you_mean(name, names)} There are"
+            f" {', '.join(names)}."
         )
     return name
 
@@ -81,7 +113,8 @@ def as_typed(override: str) -> str:
 
 
 def select_experiment(overrides: Sequence[str], name: str, folders: Sequence[Path]) -> list[str]:
-    """Turn `experiment=NAME` into an addition, after all other choices, if config `name` has no line for it.
+    """Turn `experiment=NAME` into an addition, after all other choices, if config `name` has no
+    line for it.
 
     Raises:
         ConfigError: there are no experiments.
@@ -89,48 +122,73 @@ def select_experiment(overrides: Sequence[str], name: str, folders: Sequence[Pat
     for override in overrides:
         key, _, value = override.partition("=")
         if key == _EXPERIMENT and not any((folder / _EXPERIMENT).is_dir() for folder in folders):
-            raise ConfigError(f"experiment is '{value}', and there is no folder of them. Write conf/experiment/{value}.yaml.")
+            raise ConfigError(
+                f"experiment is '{value}', and there is no folder of them. Write"
+                f" conf/experiment/{value}.yaml."
+            )
     is_listed = _lists(_EXPERIMENT, name, folders)
-    return [f"+{text}" if text.startswith(f"{_EXPERIMENT}=") and not is_listed else text for text in overrides]
+    return [
+        f"+{text}" if text.startswith(f"{_EXPERIMENT}=") and not is_listed else text
+        for text in overrides
+    ]
 
 
 def _lists(group: str, name: str, folders: Sequence[Path], above: tuple[str, ...] = ()) -> bool:
-    """Return whether the defaults list of a config, or of one that it names in it, has a line for a group."""
+    """Return whether the defaults list of a config, or of one that it names in it,
+    has a line for a group.
+    """
     if name in above:
-        raise ConfigError(f"conf/{name}.yaml includes itself: {' -> '.join([*above, name])}. Take it out of a defaults list.")
+        raise ConfigError(
+            f"conf/{name}.yaml includes itself: {' -> '.join([*above, name])}. Take it out of a"
+            " defaults list."
+        )
     file = next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
     defaults = read_config(file).get("defaults") if file else None
     lines = defaults if isinstance(defaults, list) else []
     return any(
-        any(str(key).split()[-1] == group for key in line)
-        if isinstance(line, dict)
-        else _lists(group, line, folders, (*above, name))
+        (
+            any(str(key).split()[-1] == group for key in line)
+            if isinstance(line, dict)
+            else _lists(group, line, folders, (*above, name))
+        )
         for line in lines
         if isinstance(line, dict) or (isinstance(line, str) and line not in ("_self_", name))
     )
 
 
 def force(override: str, folders: Sequence[Path]) -> str:
-    """Turn `a.b=1` into `++a.b=1`; leave groups (`data=digits`) and explicit forms (`+`, `~`) alone.
+    """Turn `a.b=1` into `++a.b=1`; leave groups (`data=digits`) and explicit forms (`+`, `~`)
+    alone.
 
     Raises:
         ConfigError: the value of a group cannot be the name of a config.
     """
     key, sign, value = override.partition("=")
     group = key.lstrip("+~")
-    is_group = "/" in group or "@" in group or group == "hydra" or any((folder / group).is_dir() for folder in folders)
+    is_group = (
+        "/" in group
+        or "@" in group
+        or group == "hydra"
+        or any((folder / group).is_dir() for folder in folders)
+    )
     if is_group and sign and not _are_names(override):
         if key.startswith("~"):
             raise ConfigError(_NO_DELETION.format(key, value))
         no_choice = f"; ~{group} leaves it out" if value == "null" else ""
         options = options_of(group.partition("@")[0], folders)
         names = f"names a config{': ' * bool(options)}{', '.join(options)}"
-        raise ConfigError(_NO_NAME.format(group, value, names, _MEANT.get(group, f"{group}.NAME=..."), no_choice))
-    return override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
+        raise ConfigError(
+            _NO_NAME.format(group, value, names, _MEANT.get(group, f"{group}.NAME=..."), no_choice)
+        )
+    return (
+        override if override[0] in "+~" or is_group or key.startswith("hydra") else f"++{override}"
+    )
 
 
 def _are_names(override: str) -> bool:
-    """Whether Hydra reads the value of a group's override as names of configs; also if it cannot read it, and will say so."""
+    """Whether Hydra reads the value of a group's override as names of configs;
+    also if it cannot read it, and will say so.
+    """
     try:
         parsed = OverridesParser.create().parse_overrides([override])[0]
     except OverrideParseException:
@@ -142,4 +200,8 @@ def _are_names(override: str) -> bool:
         return True  # settings, which Hydra merges
     if parsed.is_delete():
         return all(choice in (None, "") or isinstance(choice, str) for choice in choices)
-    return all(isinstance(name, str) for choice in choices for name in (choice if isinstance(choice, list) else [choice]))
+    return all(
+        isinstance(name, str)
+        for choice in choices
+        for name in (choice if isinstance(choice, list) else [choice])
+    )

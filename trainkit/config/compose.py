@@ -1,4 +1,5 @@
-"""From the command line to one checked, resolved config. With cli/run.py the only home of Hydra and OmegaConf.
+"""From the command line to one checked, resolved config. With cli/run.py the only home of Hydra and
+OmegaConf.
 
 command_line     the words typed -> a config's name, overrides, flags
 hydra_node       composing; config files may not set what Hydra runs
@@ -40,7 +41,15 @@ from trainkit.config.moved import with_current_names
 from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first_start, primary_of
 from trainkit.config.pairs import check_batches, with_origin
 from trainkit.config.resources import conf_folders
-from trainkit.config.sweep import FOLDER, Sweep, SweepEndedError, TrialRunner, is_basic, jobs_of, sweep_settings
+from trainkit.config.sweep import (
+    FOLDER,
+    Sweep,
+    SweepEndedError,
+    TrialRunner,
+    is_basic,
+    jobs_of,
+    sweep_settings,
+)
 from trainkit.config.users_code import named_by_user
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TrainkitError
@@ -56,7 +65,10 @@ _QUIET = (
 )
 _STARTED = time.localtime()
 _FOR_SEVERAL = ("hydra/launcher=", "hydra/sweeper=")
-_SEVERAL = "{} has several values. For one run of each add -m; for a list write key=[a,b]; for a string with a comma key='a,b'."
+_SEVERAL = (
+    "{} has several values. For one run of each add -m; for a list write key=[a,b]; for a string"
+    " with a comma key='a,b'."
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,8 @@ def run(
         arguments: of the command line.
         is_main: whether this is rank 0.
         work: runs a job; returns the latest logged values.
-        finish: called on rank 0 after the last of several runs. Without it, no record is made of them.
+        finish: called on rank 0 after the last of several runs. Without it, no record is made of
+            them.
 
     Raises:
         ConfigError: a mistake in the command line or in a config.
@@ -130,7 +143,9 @@ class _Start:
 
 
 def _run(
-    start: _Start, work: Callable[[Job], Mapping[str, float] | None], finish: Callable[[Sweep], None] | None = None
+    start: _Start,
+    work: Callable[[Job], Mapping[str, float] | None],
+    finish: Callable[[Sweep], None] | None = None,
 ) -> None:
     primary, conf_dirs = start.primary, conf_folders(Path.cwd())
     own = [*_QUIET, *([] if start.is_main else ["hydra/hydra_logging=none"])]
@@ -140,11 +155,15 @@ def _run(
     hydra_node = plain_hydra(primary.folder, [*own, *typed])
     if start.is_multirun:
         given = [override.lstrip("+").partition("=")[0] for override in overrides]
-        params = hydra_node["sweeper"].get("params") or {}  # as if they were typed: a key need not be in a yaml file
-        overrides += [force(f"{key}={value}", conf_dirs) for key, value in params.items() if key not in given]
+        # as if they were typed: a key need not be in a yaml file
+        params = hydra_node["sweeper"].get("params") or {}
+        overrides += [
+            force(f"{key}={value}", conf_dirs) for key, value in params.items() if key not in given
+        ]
         own += ["hydra.sweeper.params=null"] * bool(params)
     job, composed = None, DictConfig({})
-    for checked in _jobs(start, overrides, is_basic(hydra_node["sweeper"])):  # every job, before the first one runs
+    # every job, before the first one runs
+    for checked in _jobs(start, overrides, is_basic(hydra_node["sweeper"])):
         composed = compose(primary.folder, primary.name, [*own, *checked])
         check_hydra(composed, primary.folder, [*own, *filter(is_of_hydra, checked)])
         if not start.flags or start.is_multirun:
@@ -160,7 +179,9 @@ def _run(
             runner = TrialRunner(sweep, make_job, work, start.is_main, os.getpid())
             _run_sweep(start, runner, [*own, *more, *overrides], finish)
         else:
-            _run_hydra(start, start.scratch, [*own, *overrides], lambda config: work(make_job(config)))
+            _run_hydra(
+                start, start.scratch, [*own, *overrides], lambda config: work(make_job(config))
+            )
     elif start.is_main:
         printed = io.StringIO()
         choices = composed.hydra.runtime.choices
@@ -172,23 +193,35 @@ def _run(
 def _jobs(start: _Start, overrides: Sequence[str], is_grid: bool) -> list[list[str]]:
     """Return the overrides of each job to check; one without -m."""
     if start.is_multirun and len(start.flags) > 1:
-        raise ConfigError(f"{' '.join(start.flags)}: -m runs several jobs, the other flag shows one. Leave one out.")
+        raise ConfigError(
+            f"{' '.join(start.flags)}: -m runs several jobs, the other flag shows one. Leave one"
+            " out."
+        )
     if not start.flags and (alone := [o for o in overrides if o.startswith(_FOR_SEVERAL)]):
         raise ConfigError(f"{', '.join(alone)} is for several runs: add -m.")
     jobs = jobs_of(overrides, is_grid)
     if len(jobs) > 1 and not start.is_multirun:
-        raise ConfigError(_SEVERAL.format(", ".join(o.removeprefix("++") for o in overrides if o not in jobs[0])))
+        raise ConfigError(
+            _SEVERAL.format(", ".join(o.removeprefix("++") for o in overrides if o not in jobs[0]))
+        )
     return jobs
 
 
-def _run_sweep(start: _Start, runner: TrialRunner, overrides: list[str], finish: Callable[[Sweep], None]) -> None:
+def _run_sweep(
+    start: _Start, runner: TrialRunner, overrides: list[str], finish: Callable[[Sweep], None]
+) -> None:
     sweep = runner.sweep
     if start.is_main:
         sweep.clear()
     logging.getLogger("alembic").setLevel(logging.WARNING)  # of optuna: it lists its plugins
     ended: BaseException | None = None
     try:
-        _run_hydra(start, sweep.folder / FOLDER if start.is_main else start.scratch, overrides, runner.__call__)
+        _run_hydra(
+            start,
+            sweep.folder / FOLDER if start.is_main else start.scratch,
+            overrides,
+            runner.__call__,
+        )
     except SweepEndedError as error:
         ended = error.__cause__
     except ValueError:
@@ -198,19 +231,33 @@ def _run_sweep(start: _Start, runner: TrialRunner, overrides: list[str], finish:
         if start.is_main:
             finish(sweep)
     if ended is not None:
-        raise ended  # outside of `except`: the errors would otherwise lead to each other in a circle
-    trials = sweep.trials() if start.is_main else []  # the others would read the last one's state before rank 0 writes it
+        # outside of `except`: the errors would otherwise lead to each other in a circle
+        raise ended
+    # the others would read the last one's state before rank 0 writes it
+    trials = sweep.trials() if start.is_main else []
     if failed := [trial for trial in trials if trial.state.name != "done"]:
-        raise TrainkitError(f"{len(failed)} of {plural(len(trials), 'run')} failed; the table above has the errors.")
+        raise TrainkitError(
+            f"{len(failed)} of {plural(len(trials), 'run')} failed; the table above has the errors."
+        )
 
 
-def _run_hydra(start: _Start, sweep_dir: Path, overrides: list[str], task: Callable[[DictConfig], object]) -> None:
-    """Run Hydra's own main for its flags (--cfg, --info, -m); `sweep_dir` is for its notes of a sweep."""
+def _run_hydra(
+    start: _Start, sweep_dir: Path, overrides: list[str], task: Callable[[DictConfig], object]
+) -> None:
+    """Run Hydra's own main for its flags (--cfg, --info, -m);
+    `sweep_dir` is for its notes of a sweep.
+    """
     GlobalHydra.instance().clear()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raises errors unchanged; _explain rewords them
     before = sys.argv
     folders = [f"hydra.sweep.dir='{sweep_dir}'", "hydra.sweep.subdir=."]
-    sys.argv = [before[0], f"--config-name={start.primary.name}", *overrides, *folders, *start.flags]
+    sys.argv = [
+        before[0],
+        f"--config-name={start.primary.name}",
+        *overrides,
+        *folders,
+        *start.flags,
+    ]
     try:
         hydra.main(version_base="1.3", config_path=str(start.primary.folder))(task)()
     finally:
@@ -229,13 +276,26 @@ def _trial(
         return _job(command, composed, overrides, primary, started)
 
 
-def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Primary, started: time.struct_time) -> Job:
-    # One time for all jobs of a sweep, also those of other processes; Hydra would read the clock for each.
-    OmegaConf.register_new_resolver("now", lambda pattern: time.strftime(pattern, started), replace=True)
+def _job(
+    command: str,
+    config: DictConfig,
+    overrides: Sequence[str],
+    primary: Primary,
+    started: time.struct_time,
+) -> Job:
+    # One time for all jobs of a sweep, also those of other processes; Hydra would read the clock
+    # for each.
+    OmegaConf.register_new_resolver(
+        "now", lambda pattern: time.strftime(pattern, started), replace=True
+    )
     OmegaConf.clear_cache(config)
     # The launcher is a start's, and not the run's: it is in no file of the run.
     keys: list[Any] = [key for key in config if key not in ("hydra", "launcher")]
-    own = OmegaConf.create(with_current_names(OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)))
+    own = OmegaConf.create(
+        with_current_names(
+            OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
+        )
+    )
     choices = HydraConfig.get().runtime.choices
     check_batches(_unresolved(own), choices, conf_folders(Path.cwd()))
     text = OmegaConf.to_yaml(own)
@@ -243,7 +303,10 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     assert isinstance(resolved, dict)
     plain = {str(key): value for key, value in resolved.items()}
     plain.setdefault("seed", 0)
-    plain.setdefault("run_dir", f"runs/{plain['conf']}/{job_started() or time.strftime('%Y-%m-%d_%H-%M-%S', started)}")
+    plain.setdefault(
+        "run_dir",
+        f"runs/{plain['conf']}/{job_started() or time.strftime('%Y-%m-%d_%H-%M-%S', started)}",
+    )
     _refuse_trust_in_files(plain.get("trust") or [], overrides)
     hydra_config = HydraConfig.get()
     if hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN":
@@ -252,7 +315,11 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     _refuse_a_new_folder(plain, own)
     refuse_masks(plain)
     unused = [key for key in ("optimizer", "lr") if plain.get(key) and f"${{{key}" not in text]
-    launcher = with_current_names(OmegaConf.to_container(config.launcher, resolve=True)) if config.get("launcher") else None
+    launcher = (
+        with_current_names(OmegaConf.to_container(config.launcher, resolve=True))
+        if config.get("launcher")
+        else None
+    )
     try:
         named = named_by_user(overrides) if primary.is_of_a_run else None
         schema.check(plain | {"launcher": launcher}, command, unused, named)
@@ -261,7 +328,10 @@ def _job(command: str, config: DictConfig, overrides: Sequence[str], primary: Pr
     typed = of_first_start([as_typed(override) for override in overrides], Path(plain["run_dir"]))
     shown, kept = masked_arguments(joined(primary.typed, typed)), keep(own, plain)
     files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(kept.config))}
-    files |= {".hydra/config.yaml": masked_lines(text), OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown))}
+    files |= {
+        ".hydra/config.yaml": masked_lines(text),
+        OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown)),
+    }
     plain |= {"launcher": launcher} if launcher else {}
     return Job(command, plain, files, changes(primary.saved, kept.config), kept)
 
@@ -271,8 +341,9 @@ def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:
     run_dir = str(_unresolved(config).get("run_dir", "${now:}"))
     if plain.get("resume") == "auto" and "${now:" in run_dir:
         raise ConfigError(
-            "resume is 'auto', but each start has a new folder (run_dir holds the time): there would never be anything to "
-            f"resume from. Give the run's folder: run_dir=runs/{plain['conf']}/mine"
+            "resume is 'auto', but each start has a new folder (run_dir holds the time): there"
+            " would never be anything to resume from. Give the run's folder:"
+            f" run_dir=runs/{plain['conf']}/mine"
         )
 
 
@@ -283,6 +354,11 @@ def _unresolved(config: DictConfig) -> dict[str, Any]:
 
 
 def _refuse_trust_in_files(trust: Sequence[str], overrides: Sequence[str]) -> None:
-    """Refuse `trust` in a config file: it extends the allow-list, so only the command line may set it."""
+    """Refuse `trust` in a config file:
+    it extends the allow-list, so only the command line may set it.
+    """
     if trust and not any(override.lstrip("+").startswith("trust=") for override in overrides):
-        raise ConfigError(f"trust is {list(trust)} in a config file; it may only be given on the command line: trust=[...].")
+        raise ConfigError(
+            f"trust is {list(trust)} in a config file; it may only be given on the command line:"
+            " trust=[...]."
+        )

@@ -1,4 +1,6 @@
-"""The arguments of a class with types, defaults and docstrings, read from its source without importing anything."""
+"""The arguments of a class with types, defaults and docstrings,
+read from its source without importing anything.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from trainkit.config.signature import source_of
 
 @dataclass(frozen=True)
 class Documented:
-    """One argument of a constructor; its type, its default and what the class's docstring says of it, as texts."""
+    """One argument of a constructor;
+    its type, its default and what the class's docstring says of it, as texts.
+    """
 
     name: str
     kind: str
@@ -20,9 +24,15 @@ class Documented:
 
 
 def arguments_of(target: str) -> list[Documented]:
-    """Return the keyword arguments of a class's `__init__`, in order; none if its source cannot be found."""
+    """Return the keyword arguments of a class's `__init__`, in order;
+    none if its source cannot be found.
+    """
     node = source_of(target)
-    inits = [n for n in getattr(node, "body", []) if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+    inits = [
+        n
+        for n in getattr(node, "body", [])
+        if isinstance(n, ast.FunctionDef) and n.name == "__init__"
+    ]
     if not inits or not isinstance(node, ast.ClassDef):
         return []
     texts, arguments = _texts(ast.get_docstring(node) or ""), inits[0].args

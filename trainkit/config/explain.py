@@ -27,18 +27,21 @@ _PLUGINS = {
 }
 _OF_EXTRA = ("optuna", "joblib", "submitit")  # trainkit[sweeps] brings these
 _TWICE = (
-    "{0} is chosen by two defaults lists. A line adds a config; to replace the one that an earlier list chose, say so, with "
-    "the group's path from the top: `- override /{0}: {1}`."
+    "{0} is chosen by two defaults lists. A line adds a config; to replace the one that an earlier"
+    " list chose, say so, with the group's path from the top: `- override /{0}: {1}`."
 )
 _RELATIVE = (
-    "A config of {0} chooses {1} below its own group, as {0}/{1}. The path of a group at the top begins with a slash; to "
-    "replace the config chosen before: `- override /{1}: {2}`."
+    "A config of {0} chooses {1} below its own group, as {0}/{1}. The path of a group at the top"
+    " begins with a slash; to replace the config chosen before: `- override /{1}: {2}`."
 )
 _NOT_CHOSEN = (
-    "{0} replaces a choice of {1} (`override`), but no defaults list before it chooses one. Check the name; if the config "
-    "really has none, add one without `override`: `- /{1}: NAME`."
+    "{0} replaces a choice of {1} (`override`), but no defaults list before it chooses one. Check"
+    " the name; if the config really has none, add one without `override`: `- /{1}: NAME`."
 )
-_NOT_LAST = "In the defaults list of {0}, `override` of {1} stands before '{2}'. Put all lines with `override` last."
+_NOT_LAST = (
+    "In the defaults list of {0}, `override` of {1} stands before '{2}'. Put all lines with"
+    " `override` last."
+)
 
 _ABSENT = "{0} is ${{{1}}}, and there is no {1}. Choose another {2}=NAME, or set {0} itself."
 
@@ -53,25 +56,34 @@ def explain(error: Exception) -> NoReturn:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         _explain_missing_plugin(str(error.missing_cfg_file), error)
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        is_hydras = group.startswith("hydra/")  # hydra/launcher is a group of Hydra's own, launcher one of ours
-        if "/" in group and not is_hydras and options_of(group.rpartition("/")[2], conf_folders(Path.cwd())):
+        # hydra/launcher is a group of Hydra's own, launcher one of ours
+        is_hydras = group.startswith("hydra/")
+        if (
+            "/" in group
+            and not is_hydras
+            and options_of(group.rpartition("/")[2], conf_folders(Path.cwd()))
+        ):
             own, _, meant = group.rpartition("/")
             raise ConfigError(_RELATIVE.format(own, meant, name)) from error
         # For a list, as logger=[csv,tensorbord], Hydra does not list the options.
         options = list(error.options or options_of(group, conf_folders(Path.cwd())))
         raise ConfigError(
-            f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There are {', '.join(options)}."
+            f"{group or 'conf'} is '{name}', and there is none.{did_you_mean(name, options)} There"
+            f" are {', '.join(options)}."
         ) from error
     _explain_defaults(str(error), error)
-    if no_group := re.match(r"Could not override '([^']+)'\. No match in the defaults list\.", str(error)):
+    if no_group := re.match(
+        r"Could not override '([^']+)'\. No match in the defaults list\.", str(error)
+    ):
         group = no_group[1]
         raise ConfigError(
-            f"This config chooses no {group}, so there is none to replace: +{group}=NAME adds one. An argument of "
-            f"the task is passed to it as `{group}: ${{{group}}}`."
+            f"This config chooses no {group}, so there is none to replace: +{group}=NAME adds one."
+            f" An argument of the task is passed to it as `{group}: ${{{group}}}`."
         ) from error
     if isinstance(error, OverrideParseException):
         raise ConfigError(
-            f"'{str(error.override).removeprefix('++')}' is no override that Hydra can read. Quote it: 'key=\"value\"'."
+            f"'{str(error.override).removeprefix('++')}' is no override that Hydra can read. Quote"
+            " it: 'key=\"value\"'."
         ) from error
     first = str(error).strip().splitlines()
     text = " ".join(line.strip() for line in first[:3])
@@ -79,7 +91,9 @@ def explain(error: Exception) -> NoReturn:
         text += " " + str(error.__cause__).splitlines()[0]
     key = getattr(error, "full_key", None)
     if isinstance(error, MissingMandatoryValue):
-        raise ConfigError(f"{key} is missing: this config requires it. Give it: {key}=...") from error
+        raise ConfigError(
+            f"{key} is missing: this config requires it. Give it: {key}=..."
+        ) from error
     if isinstance(error, InterpolationKeyError):
         absent = text.removeprefix("Interpolation key '").partition("'")[0]
         raise ConfigError(_ABSENT.format(key, absent, absent.partition(".")[0])) from error
@@ -90,23 +104,35 @@ def _explain_missing_plugin(file: str, error: Exception) -> None:
     package = _PLUGINS.get(file)
     if package is not None:
         group, _, name = file.rpartition("/")
-        extra = ", or all of trainkit's: pip install 'trainkit[sweeps]'" if any(own in package for own in _OF_EXTRA) else ""
-        raise ConfigError(f"{group}={name} needs a package that is not installed: pip install {package}{extra}.") from error
+        extra = (
+            ", or all of trainkit's: pip install 'trainkit[sweeps]'"
+            if any(own in package for own in _OF_EXTRA)
+            else ""
+        )
+        raise ConfigError(
+            f"{group}={name} needs a package that is not installed: pip install {package}{extra}."
+        ) from error
 
 
 def _explain_defaults(text: str, error: Exception) -> None:
     """Reword Hydra's errors about `override` in a config's defaults list."""
     text = " ".join(text.split())
     explained = ""
-    if found := re.search(r"Multiple values for (\S+)\. To override a value use 'override [^:]+: ([^']+)'", text):
+    if found := re.search(
+        r"Multiple values for (\S+)\. To override a value use 'override [^:]+: ([^']+)'", text
+    ):
         explained = _TWICE.format(*found.groups())
     elif found := re.match(r"(\S+) appears more than once in the final defaults list", text):
         explained = _TWICE.format(found[1], "NAME")
-    elif found := re.search(r"In '([^']+)/[^/']+': Could not override '\1/([^'@]+)\S*'\. No match", text):
+    elif found := re.search(
+        r"In '([^']+)/[^/']+': Could not override '\1/([^'@]+)\S*'\. No match", text
+    ):
         explained = _RELATIVE.format(*found.groups(), "NAME")
     elif found := re.search(r"In '([^']+)': Could not override '([^'@]+)\S*'\. No match", text):
         explained = _NOT_CHOSEN.format(*found.groups())
-    elif found := re.search(r"In (\S+): Override '(\S+) ?: [^']+' is defined before '([^']+)'", text):
+    elif found := re.search(
+        r"In (\S+): Override '(\S+) ?: [^']+' is defined before '([^']+)'", text
+    ):
         explained = _NOT_LAST.format(*found.groups())
     if explained:
         raise ConfigError(explained) from error

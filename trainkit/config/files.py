@@ -14,10 +14,16 @@ from trainkit.errors import ConfigError
 def explain_file(error: MarkedYAMLError | RecursionError, name: str) -> NoReturn:
     """Raise the error of a broken file."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
-        raise ConfigError(unreadable(Path(str(error.problem_mark.name).strip("'\" ")), error)) from None
-    if isinstance(error, RecursionError) and not any("omegaconf" in line or "hydra" in line for line in _frames(error)):
+        raise ConfigError(
+            unreadable(Path(str(error.problem_mark.name).strip("'\" ")), error)
+        ) from None
+    if isinstance(error, RecursionError) and not any(
+        "omegaconf" in line or "hydra" in line for line in _frames(error)
+    ):
         raise error
-    raise ConfigError(f"{name}.yaml, or a config in its defaults list, includes itself. Take it out of that list.") from None
+    raise ConfigError(
+        f"{name}.yaml, or a config in its defaults list, includes itself. Take it out of that list."
+    ) from None
 
 
 def _frames(error: BaseException) -> list[str]:

@@ -1,4 +1,6 @@
-"""Hydra's own node of a config, `hydra`: it decides what Hydra itself builds and runs, so only the command line may set it."""
+"""Hydra's own node of a config, `hydra`:
+it decides what Hydra itself builds and runs, so only the command line may set it.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ def plain_hydra(folder: Path, typed: list[str]) -> dict[str, Any]:
 def check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
     """Refuse a config file that changes the objects that Hydra itself builds and runs.
 
-    Hydra builds its launcher, sweeper, callbacks and logging from the config, of any class, before any check. They must be
-    those of an empty config, except for overrides on the command line.
+    Hydra builds its launcher, sweeper, callbacks and logging from the config, of any class, before
+    any check. They must be those of an empty config, except for overrides on the command line.
     """
     plain = plain_hydra(folder, typed)
     found = _hydra_parts(config)
@@ -63,23 +65,32 @@ def check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
     for key, value in found.items():
         if value != plain[key]:
             raise ConfigError(
-                f"A config file sets hydra.{key}, which decides what Hydra runs. Give it at the command line: "
-                + (f"hydra/{key}=NAME, or hydra.{key}.KEY=VALUE." if "." not in key else f"hydra.{key}=VALUE.")
+                f"A config file sets hydra.{key}, which decides what Hydra runs. Give it at the"
+                " command line: "
+                + (
+                    f"hydra/{key}=NAME, or hydra.{key}.KEY=VALUE."
+                    if "." not in key
+                    else f"hydra.{key}=VALUE."
+                )
             )
     _refuse_stand_ins(config, typed)
 
 
 def _refuse_stand_ins(config: DictConfig, typed: list[str]) -> None:
-    """Refuse a file that Hydra finds in place of its own, as conf/hydra/launcher/basic.yaml, unless its group was typed."""
+    """Refuse a file that Hydra finds in place of its own, as conf/hydra/launcher/basic.yaml,
+    unless its group was typed.
+    """
     groups = [override.lstrip("+").partition("=")[0] for override in typed]
     for group, name in config.hydra.runtime.choices.items():
-        if not group.startswith("hydra/") or any(group == own or group.startswith(f"{own}/") for own in groups):
+        if not group.startswith("hydra/") or any(
+            group == own or group.startswith(f"{own}/") for own in groups
+        ):
             continue
         for path in (folder / group / f"{name}.yaml" for folder in conf_folders(Path.cwd())):
             if path.is_file():
                 raise ConfigError(
-                    f"{path} would replace Hydra's own {group}={name}, which decides what Hydra runs. Give it another name, "
-                    f"and select it at the command line: {group}=NAME."
+                    f"{path} would replace Hydra's own {group}={name}, which decides what Hydra"
+                    f" runs. Give it another name, and select it at the command line: {group}=NAME."
                 )
 
 
@@ -87,8 +98,12 @@ def _hydra_parts(config: DictConfig) -> dict[str, Any]:
     """Return the parts of Hydra's own config that can run code or change the process, resolved."""
     HydraConfig.instance().set_config(config)
     node = config.hydra
-    parts = {key: node[key] for key in ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")}
+    parts = {
+        key: node[key]
+        for key in ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
+    }
     parts |= {f"job.{key}": node.job[key] for key in ("env_set", "env_copy", "chdir")}
     return {
-        key: OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part for key, part in parts.items()
+        key: OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part
+        for key, part in parts.items()
     }

@@ -29,7 +29,9 @@ class Built:
 
 
 class Factory:
-    """A `_partial_` object: a function that takes further arguments. Its errors name the config's key."""
+    """A `_partial_` object: a function that takes further arguments.
+    Its errors name the config's key.
+    """
 
     def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], key: str) -> None:
         self.function, self.arguments, self.key = function, arguments, key
@@ -39,7 +41,8 @@ class Factory:
 
 
 def build(config: dict[str, Any], callbacks: Sequence[Callback], kept: Kept | None = None) -> Built:
-    """Build trainer, task and data from a config that schema.check has passed; `callbacks` come before those of the config.
+    """Build trainer, task and data from a config that schema.check has passed; `callbacks` come
+    before those of the config.
 
     Checkpoints and loggers receive `kept`.
 
@@ -47,11 +50,19 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback], kept: Kept | No
         ConfigError: a constructor refuses its arguments.
     """
     config, trusted = with_accelerator(config), config.get("trust") or []
-    seed_everything(config["seed"])  # the same weights on all ranks even before rank 0's are broadcast
+    # the same weights on all ranks even before rank 0's are broadcast
+    seed_everything(config["seed"])
     engine = instantiate(config["engine"], "engine", trusted) if config.get("engine") else "auto"
-    communication = instantiate(config["communication"], "communication", trusted) if config.get("communication") else "exact"
+    communication = (
+        instantiate(config["communication"], "communication", trusted)
+        if config.get("communication")
+        else "exact"
+    )
     several = {
-        group: [instantiate(node, f"{group}.{name}", trusted) for name, node in (config.get(group) or {}).items()]
+        group: [
+            instantiate(node, f"{group}.{name}", trusted)
+            for name, node in (config.get(group) or {}).items()
+        ]
         for group in ("callbacks", "logger")
     }
     _all_are(several["callbacks"], Callback, "callbacks")
@@ -103,19 +114,30 @@ def instantiate(value: Any, key: str, trusted: Sequence[str]) -> Any:
     if "_target_" not in value:
         return arguments
     function = locate(value["_target_"], f"{key}._target_", trusted)
-    return Factory(function, arguments, key) if value.get("_partial_") else _call(function, (), arguments, key)
+    return (
+        Factory(function, arguments, key)
+        if value.get("_partial_")
+        else _call(function, (), arguments, key)
+    )
 
 
-def _call(function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any], key: str) -> Any:
+def _call(
+    function: Callable[..., Any], args: Sequence[Any], arguments: dict[str, Any], key: str
+) -> Any:
     try:
         return function(*args, **arguments)
     except TrainkitError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: {function.__qualname__} refuses its arguments: {error}") from error
+        raise ConfigError(
+            f"{key}: {function.__qualname__} refuses its arguments: {error}"
+        ) from error
 
 
 def _all_are(objects: Sequence[Any], kind: type, key: str) -> None:
     for item in objects:
         if not isinstance(item, kind):
-            raise ConfigError(f"{key} has a {type(item).__name__}; it must be a {kind.__module__}.{kind.__name__}.")
+            raise ConfigError(
+                f"{key} has a {type(item).__name__}; it must be a"
+                f" {kind.__module__}.{kind.__name__}."
+            )

@@ -1,4 +1,6 @@
-"""The config as it leaves the process: resolved, but values of the environment stay interpolations, and secrets are masked."""
+"""The config as it leaves the process:
+resolved, but values of the environment stay interpolations, and secrets are masked.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,9 @@ def refuse_masks(tree: Any, key: str = "") -> None:
             refuse_masks(value, f"{key}.{name}".lstrip("."))
     elif tree == MASK and is_secret(key):
         raise ConfigError(
-            f"{key} is masked in the run's config.yaml, since it looks like a secret. Give it again: {key}=... To let later "
-            f"commands find it, put it into the environment: {key}='${{oc.env:NAME}}'."
+            f"{key} is masked in the run's config.yaml, since it looks like a secret. Give it"
+            f" again: {key}=... To let later commands find it, put it into the environment:"
+            f" {key}='${{oc.env:NAME}}'."
         )
 
 
@@ -75,11 +78,16 @@ def from_manifest(config: dict[str, Any], trusted: bool) -> dict[str, Any]:
     """
     for key, text in _texts(config):
         if hidden := [name for name in _ENV.findall(text) if is_secret(name) and not trusted]:
-            raise ConfigError(f"{key} is {text}: it reads the secret {hidden[0]}. If you trust the file, add trust=[...].")
+            raise ConfigError(
+                f"{key} is {text}: it reads the secret {hidden[0]}. If you trust the file, add"
+                " trust=[...]."
+            )
     try:
         found = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"The config of the file cannot be resolved: {str(error).splitlines()[0]}.") from error
+        raise ConfigError(
+            f"The config of the file cannot be resolved: {str(error).splitlines()[0]}."
+        ) from error
     assert isinstance(found, dict)
     return {str(key): value for key, value in with_current_names(found).items()}
 
@@ -105,9 +113,14 @@ def _registered(resolver: Any) -> Iterator[None]:
 
 
 def _with_text(raw: Any, resolved: Any, marked: Any, values: list[str]) -> Any:
-    """Return `resolved` with the text of `raw` for each value that came from the environment; append these to `values`."""
+    """Return `resolved` with the text of `raw` for each value that came from the environment;
+    append these to `values`.
+    """
     if isinstance(raw, dict) and isinstance(resolved, Mapping):
-        return {key: _child(raw, value, marked, key, values) if key in raw else value for key, value in resolved.items()}
+        return {
+            key: _child(raw, value, marked, key, values) if key in raw else value
+            for key, value in resolved.items()
+        }
     if isinstance(raw, list) and isinstance(resolved, list):
         return [_child(raw, value, marked, i, values) for i, value in enumerate(resolved)]
     return resolved
@@ -116,12 +129,18 @@ def _with_text(raw: Any, resolved: Any, marked: Any, values: list[str]) -> Any:
 def _child(raw: Any, resolved: Any, marked: Any, key: Any, values: list[str]) -> Any:
     own = raw[key]
     if not isinstance(own, str):
-        return _with_text(own, resolved, marked[key], values) if isinstance(own, (dict, list)) else resolved
+        return (
+            _with_text(own, resolved, marked[key], values)
+            if isinstance(own, (dict, list))
+            else resolved
+        )
     if "${" not in own:
         return resolved
     try:
         value = marked[key]
-        is_plain = _MARK not in str(OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value)
+        is_plain = _MARK not in str(
+            OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        )
     except Exception:  # a resolver of the user's own may refuse the mark
         is_plain = "oc.env" not in own
     if is_plain:
@@ -139,6 +158,12 @@ def _secrets_in(tree: Any) -> Iterator[str]:
 def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(tree, str):
         yield key, tree
-    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, Sequence) else ()
+    items = (
+        tree.items()
+        if isinstance(tree, Mapping)
+        else enumerate(tree)
+        if isinstance(tree, Sequence)
+        else ()
+    )
     for name, value in () if isinstance(tree, str) else items:
         yield from _texts(value, f"{key}.{name}".lstrip("."))

@@ -1,6 +1,8 @@
-"""The launcher of a config: whether this process starts ranks with it, and which jobs it cannot start.
+"""The launcher of a config: whether this process starts ranks with it, and which jobs it cannot
+start.
 
-Its class is imported and asked (launch/job_launcher.py), where this process is to start ranks; none is known by its name here.
+Its class is imported and asked (launch/job_launcher.py), where this process is to start ranks; none
+is known by its name here.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from trainkit.launch.job_launcher import FitConfig, JobLauncher
 
 def starts_ranks(config: Mapping[str, Any]) -> bool:
     """Return whether this process is to start the ranks of a job, with the config's launcher."""
-    return bool(config.get("launcher")) and read_launcher().name == "none" and not is_launched_rank()
+    return (
+        bool(config.get("launcher")) and read_launcher().name == "none" and not is_launched_rank()
+    )
 
 
 def launcher_of(config: Mapping[str, Any]) -> type[JobLauncher]:
-    """Return the class of the launcher of a config that has one. Its name must have passed the check of names.
+    """Return the class of the launcher of a config that has one. Its name must have passed the
+    check of names.
 
     Raises:
         ConfigError: it is not a launcher.
@@ -31,8 +36,9 @@ def launcher_of(config: Mapping[str, Any]) -> type[JobLauncher]:
     launcher = locate(target, "launcher._target_", config.get("trust") or [])
     if not inspect.isclass(launcher) or not issubclass(launcher, JobLauncher):
         raise ConfigError(
-            f"launcher._target_ is '{target}', which cannot start ranks; it must be a class that derives from "
-            f"{JobLauncher.__module__}.{JobLauncher.__name__}, as docs/launchers.md shows."
+            f"launcher._target_ is '{target}', which cannot start ranks; it must be a class that"
+            f" derives from {JobLauncher.__module__}.{JobLauncher.__name__}, as docs/launchers.md"
+            " shows."
         )
     return launcher
 
@@ -43,12 +49,15 @@ def engine_started_by(config: Mapping[str, Any]) -> str:
 
 
 def runs_elsewhere(config: Mapping[str, Any]) -> bool:
-    """Return whether the run's folder is one of machines that a config's launcher asks for, and not of this one."""
+    """Return whether the run's folder is one of machines that a config's launcher asks for,
+    and not of this one.
+    """
     return starts_ranks(config) and launcher_of(config).runs_elsewhere
 
 
 def check_launcher(config: Mapping[str, Any], command: str) -> None:
-    """Refuse a launcher that cannot start this command; a rank that it started takes no notice of it.
+    """Refuse a launcher that cannot start this command; a rank that it started takes no notice of
+    it.
 
     Raises:
         ConfigError: it cannot.
@@ -59,11 +68,14 @@ def check_launcher(config: Mapping[str, Any], command: str) -> None:
     own = launcher.name
     if name != "none":
         raise ConfigError(
-            f"launcher is {own}, and this process was started by {name}: two launchers. Start it without {name}, or without "
-            f"launcher={own}."
+            f"launcher is {own}, and this process was started by {name}: two launchers. Start it"
+            f" without {name}, or without launcher={own}."
         )
     if command != "fit":
-        raise ConfigError(f"launcher is {own}, which is for fit; {command} runs in this process. Leave it out: launcher=none.")
+        raise ConfigError(
+            f"launcher is {own}, which is for fit; {command} runs in this process. Leave it out:"
+            " launcher=none."
+        )
     if (why := launcher.refuses(_fit(config))) is not None:
         raise ConfigError(why)
 
@@ -76,7 +88,9 @@ def refuse_several(config: Mapping[str, Any]) -> None:
     """
     if starts_ranks(config):
         launcher = launcher_of(config)
-        raise ConfigError(f"-m runs several jobs in this process, and launcher={launcher.name} {launcher.several}")
+        raise ConfigError(
+            f"-m runs several jobs in this process, and launcher={launcher.name} {launcher.several}"
+        )
 
 
 def launch(config: Mapping[str, Any], arguments: Sequence[str]) -> int:
@@ -89,7 +103,9 @@ def launch(config: Mapping[str, Any], arguments: Sequence[str]) -> int:
         ConfigError: a setting of the launcher is not legal.
     """
     fit = _fit(config)
-    return launcher_of(config)(**fit.settings).launch(fit, [each for each in arguments if not each.startswith("run_dir=")])
+    return launcher_of(config)(**fit.settings).launch(
+        fit, [each for each in arguments if not each.startswith("run_dir=")]
+    )
 
 
 def _fit(config: Mapping[str, Any]) -> FitConfig:

@@ -1,6 +1,8 @@
-"""The config of an existing run as the start of another command: `validate run_dir=runs/mine` needs no `conf=`.
+"""The config of an existing run as the start of another command: `validate run_dir=runs/mine` needs
+no `conf=`.
 
-The run's own file becomes Hydra's primary config. A group that the command line replaces (`data=digits`) is left out of it.
+The run's own file becomes Hydra's primary config. A group that the command line replaces
+(`data=digits`) is left out of it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from trainkit.errors import ConfigError
 from trainkit.safety.masking import masked_arguments
 
 EVALUATIONS = ("validate", "test", "predict")
-# The start of a run, and what only the command line may give; a command on the run's results has its own.
+# The start of a run, and what only the command line may give; a command on the run's results has
+# its own.
 _NOT_TAKEN = ("ckpt_path", "resume", "init_weights", "strict", "table", "trust", "launcher")
 _NOT_COMPARED = (*_NOT_TAKEN, "run_dir", "conf", "logger")
 _NAME = "run"
@@ -39,7 +42,8 @@ class Primary:
         overrides: those of the command line, and what follows from the run.
         saved: the resolved config of the run, if there is one.
         typed: the overrides of the run's earlier starts.
-        is_of_a_run: whether it is the run's own config, which may have come with the folder from anyone.
+        is_of_a_run: whether it is the run's own config, which may have come with the folder from
+            anyone.
     """
 
     folder: Path
@@ -54,7 +58,8 @@ class Primary:
 def primary_of(
     command: str, conf: str | None, overrides: Sequence[str], folders: Sequence[Path], scratch: Path
 ) -> Primary | None:
-    """Return the primary config if the command line names an existing run to evaluate or to resume, or None.
+    """Return the primary config if the command line names an existing run to evaluate or to resume,
+    or None.
 
     Args:
         command: "fit", "validate", ...
@@ -70,7 +75,8 @@ def primary_of(
     run_dir = _run_of(given)
     if run_dir is None and conf is None and command in EVALUATIONS and "run_dir" in given:
         raise ConfigError(
-            f"run_dir is '{given['run_dir']}', which holds no config.yaml of a run. Give the folder of a run, or conf=NAME."
+            f"run_dir is '{given['run_dir']}', which holds no config.yaml of a run. Give the folder"
+            " of a run, or conf=NAME."
         )
     if run_dir is None or (command not in EVALUATIONS and conf is not None):
         return None
@@ -80,23 +86,44 @@ def primary_of(
     if command in EVALUATIONS and "ckpt_path" not in given and (best := _best(run_dir)):
         overrides.append(f"ckpt_path={best}")
     if conf is not None and conf.removesuffix(".yaml") != name:
-        known = [folder for folder in folders if (folder / f"{conf.removesuffix('.yaml')}.yaml").is_file()]
-        return Primary(folders[0], conf.removesuffix(".yaml"), conf.removesuffix(".yaml"), overrides, saved) if known else None
+        known = [
+            folder
+            for folder in folders
+            if (folder / f"{conf.removesuffix('.yaml')}.yaml").is_file()
+        ]
+        return (
+            Primary(
+                folders[0], conf.removesuffix(".yaml"), conf.removesuffix(".yaml"), overrides, saved
+            )
+            if known
+            else None
+        )
     unresolved = run_dir / ".hydra" / "config.yaml"
     text = read_config(unresolved) if unresolved.is_file() else saved
     replaced = [key for key in given if any((folder / key).is_dir() for folder in folders)]
-    kept = {key: value for key, value in text.items() if key not in _NOT_TAKEN and key not in replaced}
+    kept = {
+        key: value for key, value in text.items() if key not in _NOT_TAKEN and key not in replaced
+    }
     kept["defaults"] = ["_self_", *({group: None} for group in replaced)]
     (scratch / f"{_NAME}.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(kept)))
     return Primary(scratch, _NAME, name, overrides, saved, _typed_for(run_dir), is_of_a_run=True)
 
 
 def changes(saved: Mapping[str, Any] | None, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return "key: value of the run -> value now" for each key that differs, or nothing without a run."""
+    """Return "key: value of the run -> value now" for each key that differs,
+    or nothing without a run.
+    """
     if saved is None:
         return ()
-    before, now = (flat({k: v for k, v in values.items() if k not in _NOT_COMPARED}) for values in (saved, config))
-    keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key, _NONE) != now.get(key, _NONE)]
+    before, now = (
+        flat({k: v for k, v in values.items() if k not in _NOT_COMPARED})
+        for values in (saved, config)
+    )
+    keys = [
+        key
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key, _NONE) != now.get(key, _NONE)
+    ]
     return tuple(f"{key}: {before.get(key, _NONE)} -> {now.get(key, _NONE)}" for key in keys)
 
 
@@ -106,7 +133,11 @@ _NONE = "(not set)"
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     """Return {"optimizer.lr": 0.1, ...}."""
     if isinstance(values, Mapping):
-        return {key: value for name, part in values.items() for key, value in flat(part, f"{prefix}.{name}").items()}
+        return {
+            key: value
+            for name, part in values.items()
+            for key, value in flat(part, f"{prefix}.{name}").items()
+        }
     return {prefix.lstrip("."): values}
 
 
@@ -119,11 +150,15 @@ def _run_of(given: Mapping[str, str]) -> Path | None:
 
 
 def _best(run_dir: Path) -> str | None:
-    return next((name for name in ("best", "last") if (run_dir / "checkpoints" / name).exists()), None)
+    return next(
+        (name for name in ("best", "last") if (run_dir / "checkpoints" / name).exists()), None
+    )
 
 
 def read_overrides(run_dir: Path) -> dict[str, str]:
-    """Return the settings typed for a run, key -> text, without "++"; empty if its folder holds none."""
+    """Return the settings typed for a run, key -> text, without "++";
+    empty if its folder holds none.
+    """
     lines = masked_arguments(of_first_start(_typed_for(run_dir), run_dir))
     return dict(line.removeprefix("++").partition("=")[::2] for line in lines)
 
@@ -146,16 +181,22 @@ def of_first_start(lines: Sequence[str], run_dir: Path) -> list[str]:
     def resumes(line: str) -> bool:
         key, _, value = line.lstrip("+").partition("=")
         path = value.strip("'\"")
-        is_own = path in ("last", "best", "null") or Path(path).absolute().is_relative_to(run_dir.absolute())
+        is_own = path in ("last", "best", "null") or Path(path).absolute().is_relative_to(
+            run_dir.absolute()
+        )
         return key == "resume" or (key == "ckpt_path" and is_own)
 
     return [line for line in lines if not resumes(line)]
 
 
 def joined(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Return the overrides of a run and of its resume: a key of the later ones replaces it and what is below it."""
+    """Return the overrides of a run and of its resume:
+    a key of the later ones replaces it and what is below it.
+    """
     keys = tuple(_key(line) for line in now)
-    return [line for line in before if not f"{_key(line)}.".startswith(tuple(f"{key}." for key in keys))] + [*now]
+    return [
+        line for line in before if not f"{_key(line)}.".startswith(tuple(f"{key}." for key in keys))
+    ] + [*now]
 
 
 def _key(line: str) -> str:
@@ -172,7 +213,12 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"{unreadable(path, error)} Correct the file, or name another config.") from error
+        raise ConfigError(
+            f"{unreadable(path, error)} Correct the file, or name another config."
+        ) from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} is no config: it holds a {type(found).__name__}. Give conf=NAME and another run_dir.")
+        raise ConfigError(
+            f"{path} is no config: it holds a {type(found).__name__}. Give conf=NAME and another"
+            " run_dir."
+        )
     return {str(key): value for key, value in with_current_names(found).items()}

@@ -1,4 +1,6 @@
-"""Locates trainkit's recipes and configs: beside the package in a checkout, inside it in a wheel."""
+"""Locates trainkit's recipes and configs:
+beside the package in a checkout, inside it in a wheel.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ def shipped_root() -> Path:
 
 
 def conf_folders(start: Path) -> list[Path]:
-    """Return the config folders in the order of the search: the user's own, the shipped one, those of extensions."""
+    """Return the config folders in the order of the search:
+    the user's own, the shipped one, those of extensions.
+    """
     folders = [start / "conf", shipped_root() / "conf", *extension.conf_folders()]
     return list(dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()))
 

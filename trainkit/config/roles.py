@@ -1,4 +1,6 @@
-"""What the classes that a config names say of themselves. Their sources are read, and nothing is imported."""
+"""What the classes that a config names say of themselves.
+Their sources are read, and nothing is imported.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _AUTO = f"{auto_engine.__module__}.{auto_engine.__qualname__}"
 
 
 def declared_engine(config: Mapping[str, Any]) -> str:
-    """Return the name of a config's engine: "auto" for that of the launcher, "" for a class that says none."""
+    """Return the name of a config's engine:
+    "auto" for that of the launcher, "" for a class that says none.
+    """
     target = (config.get("engine") or {}).get("_target_", _AUTO)
     return "auto" if target == _AUTO else _said(target, "name")
 

@@ -1,4 +1,6 @@
-"""Checks a composed config against the constructors that it names, before torch is loaded and anything is written."""
+"""Checks a composed config against the constructors that it names,
+before torch is loaded and anything is written.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from typing import Any
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.arguments import illegal, problem, unknown
 from trainkit.config.allowlist import check_name
-from trainkit.config.launchers import check_launcher, engine_started_by, runs_elsewhere, starts_ranks
+from trainkit.config.launchers import (
+    check_launcher,
+    engine_started_by,
+    runs_elsewhere,
+    starts_ranks,
+)
 from trainkit.config.roles import declared_engine
 from trainkit.config.signature import Parameter, Signature, read_signature
 from trainkit.engine.select import require, target_of
@@ -47,29 +54,40 @@ KEYS = (*PLAIN_KEYS, *ONE_OBJECT, *SEVERAL_OBJECTS, "trainer")
 _ELSEWHERE = {
     "callbacks": "callbacks are a group of their own: callbacks=...",
     "engine": "the engine is a group of its own: engine=auto|single|horovod|ddp|fsdp|deepspeed.",
-    "communication": "communication is a group of its own: communication=exact|powersgd|local_sgd|diloco.",
+    "communication": (
+        "communication is a group of its own: communication=exact|powersgd|local_sgd|diloco."
+    ),
     "logger": "loggers are a group of their own: logger=...",
     "run_dir": "run_dir is a key at the top: run_dir=...",
     "seed": "seed is a key at the top: seed=...",
 }
 _NO_SETTING = {
-    "experiment": "An experiment's file sets keys at the top; its first line must be: # @package _global_",
+    "experiment": (
+        "An experiment's file sets keys at the top; its first line must be: # @package _global_"
+    ),
     "hydra": "hydra's own settings are given at the command line.",
 }
 _SPECIAL = ("_target_", "_partial_")
-# The Trainer's arguments about samples: settings of any data, so `data.` takes them too, before its own constructor's.
+# The Trainer's arguments about samples: settings of any data, so `data.` takes them too, before its
+# own constructor's.
 SAMPLE_KEYS = ("on_bad_sample", "on_bad_sample_limit")
 # What trainkit gives an optimizer and a schedule that a config leaves `_partial_`.
 _OF_THE_CALLER = ("params", "optimizer", "total_steps")
 _ACCELERATOR = Parameter("Literal['auto', 'cpu', 'gpu', 'cuda'] | None", required=False)
 
 
-def check(config: dict[str, Any], command: str, unused: Sequence[str], named: Collection[str] | None = None) -> None:
+def check(
+    config: dict[str, Any],
+    command: str,
+    unused: Sequence[str],
+    named: Collection[str] | None = None,
+) -> None:
     """Check a whole config.
 
     Args:
         unused: groups that nothing refers to.
-        named: if the config is that of a run, the modules of the user's own that it may name; see check_name.
+        named: if the config is that of a run, the modules of the user's own that it may name; see
+            check_name.
 
     Raises:
         ConfigError: the first mistake found, by its key.
@@ -86,26 +104,35 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str], named: Co
             own = config[key]
             if key == "data" and isinstance(own, dict):
                 own = {name: value for name, value in own.items() if name not in SAMPLE_KEYS}
-            launched = engine_started_by(config) if key == "engine" and starts_ranks(config) else None
+            launched = (
+                engine_started_by(config) if key == "engine" and starts_ranks(config) else None
+            )
             _check_node(own, key, allow, launched)
     for key in SEVERAL_OBJECTS:
         several = config.get(key) or {}
         if not isinstance(several, dict):
-            raise ConfigError(illegal(key, several, "a mapping, of a name for each to its _target_ and arguments"))
+            raise ConfigError(
+                illegal(key, several, "a mapping, of a name for each to its _target_ and arguments")
+            )
         for name, node in several.items():
             _check_node(node, f"{key}.{name}", allow)
     samples_of(config)
     _check_trainer(config.get("trainer"), command)
     with_accelerator(config)
     if not isinstance(config.get("task"), dict):
-        raise ConfigError("There is no task: put `task: {_target_: my_task.MyTask}` in the config, or choose one: task=NAME.")
+        raise ConfigError(
+            "There is no task: put `task: {_target_: my_task.MyTask}` in the config, or choose one:"
+            " task=NAME."
+        )
     for key in unused:
         raise ConfigError(
-            f"{key} is set, but nothing uses it: task has no `{key}: ${{{key}}}`. Pass it to the task, or leave it out: ~{key}"
+            f"{key} is set, but nothing uses it: task has no `{key}: ${{{key}}}`. Pass it to the"
+            f" task, or leave it out: ~{key}"
         )
     _check_beginning(config, command)
     check_launcher(config, command)
-    if not starts_ranks(config):  # elsewhere the engine's framework is looked for where the ranks run
+    # elsewhere the engine's framework is looked for where the ranks run
+    if not starts_ranks(config):
         engine = declared_engine(config)
         require(read_launcher().engine if engine == "auto" else engine)
     if not runs_elsewhere(config):
@@ -113,7 +140,8 @@ def check(config: dict[str, Any], command: str, unused: Sequence[str], named: Co
 
 
 def samples_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments that are given as `data.on_bad_sample` and `data.on_bad_sample_limit`.
+    """Return the Trainer's arguments that are given as `data.on_bad_sample` and
+    `data.on_bad_sample_limit`.
 
     Raises:
         ConfigError: one is not legal, or the Trainer's own differs.
@@ -126,7 +154,10 @@ def samples_of(config: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(illegal(f"data.{key}", value, legal))
         own = (config.get("trainer") or {}).get(key, value)
         if own != value:
-            raise ConfigError(f"data.{key} is {value}, and trainer.{key} is {own}: they are one setting. Leave one out.")
+            raise ConfigError(
+                f"data.{key} is {value}, and trainer.{key} is {own}: they are one setting. Leave"
+                " one out."
+            )
     return given
 
 
@@ -144,8 +175,9 @@ def with_accelerator(config: dict[str, Any]) -> dict[str, Any]:
         return config | {"trainer": trainer}
     if not engine or device not in ("auto", wanted):
         raise ConfigError(
-            f"trainer.accelerator is '{given}', and engine.device is {device if engine else 'unset'}: they are one setting. "
-            f"Leave trainer.accelerator out, and set engine.device={wanted}."
+            f"trainer.accelerator is '{given}', and engine.device is"
+            f" {device if engine else 'unset'}: they are one setting. Leave trainer.accelerator"
+            f" out, and set engine.device={wanted}."
         )
     return config | {"trainer": trainer, "engine": engine | {"device": wanted}}
 
@@ -157,18 +189,27 @@ def _check_trainer(node: Any, command: str) -> None:
     own = {name: p for name, p in signature.parameters.items() if name not in _ELSEWHERE}
     own["accelerator"] = _ACCELERATOR  # Lightning's; a script's Trainer takes it too
     _check_arguments(node, "trainer", Signature(own), TRAINER_ARGUMENTS | _ELSEWHERE)
-    ends = *(node.get(name) for name in ("max_epochs", "max_steps", "max_time")), node.get("fast_dev_run") or None
+    ends = (
+        *(node.get(name) for name in ("max_epochs", "max_steps", "max_time")),
+        node.get("fast_dev_run") or None,
+    )
     if command == "fit" and all(end is None for end in ends):
         raise ConfigError(
-            "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training would never end. "
-            "Set one of them, or trainer.max_epochs=-1 to train until a stop is requested."
+            "None of trainer.max_epochs, trainer.max_steps and trainer.max_time is set: training"
+            " would never end. Set one of them, or trainer.max_epochs=-1 to train until a stop is"
+            " requested."
         )
 
 
-def _check_node(node: Any, key: str, allow: Callable[[str, str], None], launched: str | None = None) -> None:
+def _check_node(
+    node: Any, key: str, allow: Callable[[str, str], None], launched: str | None = None
+) -> None:
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         hint = " If a config has none, its task makes it." if key in ("optimizer", "lr") else ""
-        raise ConfigError(f"{key} has no _target_; it must name the class to build, as `_target_: my_task.MyTask`.{hint}")
+        raise ConfigError(
+            f"{key} has no _target_; it must name the class to build, as `_target_:"
+            f" my_task.MyTask`.{hint}"
+        )
     target = node["_target_"]
     allow(target, f"{key}._target_")
     checked, explained = target_of(target, launched) if key == "engine" else (target, {})
@@ -177,7 +218,13 @@ def _check_node(node: Any, key: str, allow: Callable[[str, str], None], launched
 
 
 def _check_inside(value: Any, key: str, allow: Callable[[str, str], None]) -> None:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, item in items:
         if isinstance(item, dict) and "_target_" in item:
             _check_node(item, f"{key}.{name}", allow)
@@ -185,7 +232,9 @@ def _check_inside(value: Any, key: str, allow: Callable[[str, str], None]) -> No
             _check_inside(item, f"{key}.{name}", allow)
 
 
-def _check_arguments(node: dict[str, Any], key: str, signature: Signature, explained: dict[str, str]) -> None:
+def _check_arguments(
+    node: dict[str, Any], key: str, signature: Signature, explained: dict[str, str]
+) -> None:
     given = _OF_THE_CALLER if node.get("_partial_") else ()
     known = [name for name in signature.parameters if name not in given]
     for name, value in node.items():
@@ -211,23 +260,37 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
     ckpt_path, weights = config.get("ckpt_path"), config.get("init_weights")
     for key in ("resume", "init_weights"):
         if config.get(key) is not None and command in ("validate", "test", "predict"):
-            raise ConfigError(f"{key} is for fit; {command} takes the weights of ckpt_path=last|best|PATH.")
+            raise ConfigError(
+                f"{key} is for fit; {command} takes the weights of ckpt_path=last|best|PATH."
+            )
     if config.get("table") is not None and command != "predict":
-        raise ConfigError(f"table is '{config['table']}', the format of the table that predict writes; {command} writes none.")
+        raise ConfigError(
+            f"table is '{config['table']}', the format of the table that predict writes; {command}"
+            " writes none."
+        )
     if config.get("resume") is not None and ckpt_path is not None:
-        raise ConfigError(f"resume is 'auto' and ckpt_path is '{ckpt_path}': two starting points. Leave one out (null).")
+        raise ConfigError(
+            f"resume is 'auto' and ckpt_path is '{ckpt_path}': two starting points. Leave one out"
+            " (null)."
+        )
     if ckpt_path is not None and weights is not None:
         raise ConfigError(
-            f"ckpt_path is '{ckpt_path}' and init_weights is '{weights}': two starting points. Leave one out (null)."
+            f"ckpt_path is '{ckpt_path}' and init_weights is '{weights}': two starting points."
+            " Leave one out (null)."
         )
-    here = weights is None or "://" in weights or not read_launcher().is_main or Path(weights).exists()
+    here = (
+        weights is None or "://" in weights or not read_launcher().is_main or Path(weights).exists()
+    )
     if not here:  # only rank 0 reads it
         raise ConfigError(
-            f"init_weights is '{weights}', and there is no such file or folder. Give a checkpoint's folder, a "
-            ".safetensors file, a folder of transformers, a state dict (.pt, .pth), or a Lightning checkpoint (.ckpt)."
+            f"init_weights is '{weights}', and there is no such file or folder. Give a checkpoint's"
+            " folder, a .safetensors file, a folder of transformers, a state dict (.pt, .pth), or"
+            " a Lightning checkpoint (.ckpt)."
         )
     if config.get("strict") is False and weights is None:
-        raise ConfigError("strict is false, but it applies to init_weights=... only, and there are none.")
+        raise ConfigError(
+            "strict is false, but it applies to init_weights=... only, and there are none."
+        )
 
 
 def _check_run_dir(run_dir: str) -> None:
@@ -235,4 +298,6 @@ def _check_run_dir(run_dir: str) -> None:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"run_dir is '{run_dir}', but {folder} is no writable folder. Give another: run_dir=...")
+        raise ConfigError(
+            f"run_dir is '{run_dir}', but {folder} is no writable folder. Give another: run_dir=..."
+        )

@@ -1,8 +1,9 @@
 """Reads the arguments of a class or function from its source, without importing anything.
 
-So a config is checked against the constructors that it names, before torch is loaded. A definition that cannot be followed
-(behind a decorator, a class made at run time) gives a signature that accepts everything. (griffe reads sources too, but its
-import alone takes 0.2 s, about as long as a wrong key may take to be reported.)
+So a config is checked against the constructors that it names, before torch is loaded. A definition
+that cannot be followed (behind a decorator, a class made at run time) gives a signature that
+accepts everything. (griffe reads sources too, but its import alone takes 0.2 s, about as long as a
+wrong key may take to be reported.)
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Signature:
 
 
 def read_signature(target: str, key: str) -> Signature:
-    """Return the signature of a dotted path such as "torch.optim.SGD"; errors name `key`, the config's key.
+    """Return the signature of a dotted path such as "torch.optim.SGD"; errors name `key`, the
+    config's key.
 
     Raises:
         ConfigError: there is no such module, or the module has no such name.
@@ -56,14 +58,22 @@ def read_signature(target: str, key: str) -> Signature:
     found = _find(module, names[0], 0)
     if found is None:
         tree, own = _parse(module), _own_name(module)
-        if own is None and any(isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body):
+        if own is None and any(
+            isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body
+        ):
             return Signature(accepts_any=True)
         known = [*_names(module), *public_names(own or "")]
         owner = target.removesuffix("." + ".".join(names))
-        raise ConfigError(f"{key} is '{target}', but {owner} has no '{names[0]}'.{did_you_mean(names[0], known)}")
+        raise ConfigError(
+            f"{key} is '{target}', but {owner} has no '{names[0]}'.{did_you_mean(names[0], known)}"
+        )
     home, node = found
     for name in names[1:]:
-        inner = [n for n in getattr(node, "body", []) if isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name == name]
+        inner = [
+            n
+            for n in getattr(node, "body", [])
+            if isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name == name
+        ]
         if not inner:
             return Signature(accepts_any=True)
         node = inner[0]
@@ -81,7 +91,8 @@ def source_of(target: str) -> ast.AST | None:
 def class_attribute(target: str, name: str) -> Any:
     """Return the literal that a class, or the nearest of its bases, assigns to an attribute.
 
-    None if there is none, it is computed, or the class cannot be found: the constructors' check names that fault.
+    None if there is none, it is computed, or the class cannot be found: the constructors' check
+    names that fault.
     """
     try:
         module, names = _find_module(target, target)
@@ -110,17 +121,25 @@ def _attribute(file: Path, node: ast.AST, name: str, depth: int) -> ast.expr | N
 
 
 def _base(file: Path, base: ast.expr) -> tuple[Path, ast.AST] | None:
-    """Find the definition of a base class, as `Elastic`, or `callbacks.Elastic` by a module that the file imports."""
+    """Find the definition of a base class, as `Elastic`,
+    or `callbacks.Elastic` by a module that the file imports.
+    """
     if isinstance(base, ast.Name):
         return _find(file, base.id, 0)
-    first, _, rest = ast.unparse(base).partition(".") if isinstance(base, ast.Attribute) else ("", "", "")
+    first, _, rest = (
+        ast.unparse(base).partition(".") if isinstance(base, ast.Attribute) else ("", "", "")
+    )
     for node in _statements(_parse(file).body):
         for alias in node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
             above = f"{node.module}." if isinstance(node, ast.ImportFrom) and not node.level else ""
             bound = alias.asname or (alias.name if above else alias.name.partition(".")[0])
             if bound == first:
-                module, names = _find_module(f"{above}{alias.name if alias.asname or above else first}.{rest}", "import")
-                return _find(module, names[0], 0) if module is not None and len(names) == 1 else None
+                module, names = _find_module(
+                    f"{above}{alias.name if alias.asname or above else first}.{rest}", "import"
+                )
+                return (
+                    _find(module, names[0], 0) if module is not None and len(names) == 1 else None
+                )
     return None
 
 
@@ -130,7 +149,8 @@ def _find_module(target: str, key: str) -> tuple[Path | None, list[str]]:
     spec = PathFinder.find_spec(first, sys.path)
     if spec is None:
         raise ConfigError(
-            f"{key} is '{target}', but there is no module '{first}', neither in the current folder nor installed."
+            f"{key} is '{target}', but there is no module '{first}', neither in the current folder"
+            " nor installed."
         )
     if spec.submodule_search_locations is None:
         return (Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None), rest
@@ -142,7 +162,8 @@ def _find_module(target: str, key: str) -> tuple[Path | None, list[str]]:
             if file is None:  # a namespace package has nothing but modules
                 names = [p.stem for folder in folders for p in folder.glob("*.py")]
                 raise ConfigError(
-                    f"{key} is '{target}', but there is no module '{rest[0]}' there.{did_you_mean(rest[0], names)}"
+                    f"{key} is '{target}', but there is no module '{rest[0]}'"
+                    f" there.{did_you_mean(rest[0], names)}"
                 )
             break
         file, folders = step
@@ -158,7 +179,11 @@ def _submodule(folders: list[Path], name: str) -> tuple[Path | None, list[Path]]
             return folder / name / "__init__.py", [folder / name]
         if (folder / f"{name}.py").is_file():
             return folder / f"{name}.py", []
-    spaces = [folder / name for folder in folders if (folder / name).is_dir() and any((folder / name).glob("*.py"))]
+    spaces = [
+        folder / name
+        for folder in folders
+        if (folder / name).is_dir() and any((folder / name).glob("*.py"))
+    ]
     return (None, spaces) if spaces else None
 
 
@@ -167,7 +192,9 @@ def _parse(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_text(encoding="utf-8"), str(file))
     except SyntaxError as error:
-        raise ConfigError(f"{file.name}, line {error.lineno}: {error.msg}. Fix the file first.") from error
+        raise ConfigError(
+            f"{file.name}, line {error.lineno}: {error.msg}. Fix the file first."
+        ) from error
 
 
 def _statements(body: list[ast.stmt]) -> list[ast.stmt]:
@@ -218,7 +245,9 @@ def _find(file: Path, name: str, depth: int) -> tuple[Path, ast.AST] | None:
 
 
 def _find_brought(file: Path, name: str, depth: int) -> tuple[Path, ast.AST] | None:
-    """Find what an extension brings under a name of a module of trainkit's, as trainkit.callbacks.Timeline."""
+    """Find what an extension brings under a name of a module of trainkit's,
+    as trainkit.callbacks.Timeline.
+    """
     own = _own_name(file)
     if own is None or name not in public_names(own):
         return None
@@ -268,7 +297,8 @@ def _signature_of(file: Path, node: ast.AST, depth: int) -> Signature:
             return Signature(accepts_any=base.id != "object")
         return _signature_of(*found, depth + 1)
     decorated = [d.id if isinstance(d, ast.Name) else "" for d in node.decorator_list]
-    return Signature(accepts_any=bool(decorated))  # as a dataclass: its __init__ is written at run time
+    # as a dataclass: its __init__ is written at run time
+    return Signature(accepts_any=bool(decorated))
 
 
 def _from_function(node: ast.FunctionDef, skip_first: bool) -> Signature:
@@ -276,7 +306,8 @@ def _from_function(node: ast.FunctionDef, skip_first: bool) -> Signature:
     positional = [*arguments.posonlyargs, *arguments.args][1 if skip_first else 0 :]
     without_default = len(positional) - len(arguments.defaults)
     parameters = {
-        argument.arg: Parameter(_text(argument.annotation), i < without_default) for i, argument in enumerate(positional)
+        argument.arg: Parameter(_text(argument.annotation), i < without_default)
+        for i, argument in enumerate(positional)
     }
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         parameters[argument.arg] = Parameter(_text(argument.annotation), default is None)

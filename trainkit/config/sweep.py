@@ -1,4 +1,5 @@
-"""Several runs from one command (-m): their values, what each returns to the sweeper, and a record of all.
+"""Several runs from one command (-m): their values, what each returns to the sweeper, and a record
+of all.
 
 values of a sweep    `jobs_of`: each combination of a grid; for a sweeper that draws its values, jobs that cover each once
 settings             `sweep_settings`: what the sweeper optimises, and Hydra's own settings that follow
@@ -78,17 +79,23 @@ class Sweep:
     def note(self, number: int, run_dir: Path) -> None:
         """Record that a run has started, and its folder."""
         (self.folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        (self.folder / FOLDER / f"{number}.json").write_text(json.dumps({"run_dir": str(run_dir)}) + "\n")
+        (self.folder / FOLDER / f"{number}.json").write_text(
+            json.dumps({"run_dir": str(run_dir)}) + "\n"
+        )
 
     def trials(self) -> list[Trial]:
         """Return all runs that started, by number."""
         notes = sorted((self.folder / FOLDER).glob("*.json"), key=lambda path: int(path.stem))
-        folders = [(int(path.stem), Path(json.loads(path.read_text())["run_dir"])) for path in notes]
+        folders = [
+            (int(path.stem), Path(json.loads(path.read_text())["run_dir"])) for path in notes
+        ]
         return [Trial(number, folder, read_state(folder)) for number, folder in folders]
 
 
 class SweepEndedError(BaseException):
-    """Ends the whole sweep: not an Exception, since Hydra would record it as one run's and continue. Its cause is the error."""
+    """Ends the whole sweep: not an Exception,
+    since Hydra would record it as one run's and continue. Its cause is the error.
+    """
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,9 @@ class TrialRunner:
     process: int
 
     def __call__(self, config: DictConfig) -> float | None:
-        """Run; return the metric for the sweeper, or None if the run failed or none is asked for."""
+        """Run; return the metric for the sweeper,
+        or None if the run failed or none is asked for.
+        """
         make_importable(Path.cwd())  # for another process
         hydra = HydraConfig.get()
         number, overrides = int(hydra.job.num), [as_typed(text) for text in hydra.overrides.task]
@@ -129,7 +138,8 @@ class TrialRunner:
                 raise SweepEndedError from error
             self._record(number, run_dir, error, overrides)
             if self.sweep.returns_metric:
-                raise TrainkitError(f"run {number} failed: {error}") from None  # the sweeper learns that there is no value
+                # the sweeper learns that there is no value
+                raise TrainkitError(f"run {number} failed: {error}") from None
             return None
 
     def _returned(self, values: Mapping[str, float]) -> float | None:
@@ -138,8 +148,8 @@ class TrialRunner:
             return None
         if metric not in values:
             error = ConfigError(
-                f"optimized_metric is '{metric}', and the run logged none of this name.{did_you_mean(metric, values)} "
-                f"It logged {', '.join(values)}."
+                f"optimized_metric is '{metric}', and the run logged none of this"
+                f" name.{did_you_mean(metric, values)} It logged {', '.join(values)}."
             )
             if os.getpid() == self.process:
                 raise SweepEndedError from error  # every run would end like this one
@@ -148,22 +158,30 @@ class TrialRunner:
             raise TrainkitError(f"{metric} is {values[metric]}: there is nothing to compare.")
         return float(values[metric])
 
-    def _record(self, number: int, run_dir: Path, error: Exception, overrides: Sequence[str]) -> None:
+    def _record(
+        self, number: int, run_dir: Path, error: Exception, overrides: Sequence[str]
+    ) -> None:
         text = str(error) if isinstance(error, TrainkitError) else text_of(error)
         print(f"Error in run {number}: {text}", file=sys.stderr, flush=True)
         record_failure(run_dir, summary(error), overrides)
 
 
 def record_failure(run_dir: Path, error: str, overrides: Sequence[str]) -> None:
-    """Write into a run's folder that it failed, and with which overrides, if it did not come to that itself."""
+    """Write into a run's folder that it failed, and with which overrides,
+    if it did not come to that itself.
+    """
     if not (run_dir / OVERRIDES).is_file():
         (run_dir / OVERRIDES).parent.mkdir(parents=True, exist_ok=True)
-        (run_dir / OVERRIDES).write_text(OmegaConf.to_yaml(OmegaConf.create(masked_arguments(overrides))))
+        (run_dir / OVERRIDES).write_text(
+            OmegaConf.to_yaml(OmegaConf.create(masked_arguments(overrides)))
+        )
     write_state(run_dir, "failed", error)
 
 
 def is_basic(part: Mapping[str, Any]) -> bool:
-    """Return whether a sweeper or launcher is Hydra's own: a grid, one run after another in this process."""
+    """Return whether a sweeper or launcher is Hydra's own:
+    a grid, one run after another in this process.
+    """
     return part.get("_target_") in _BASIC
 
 
@@ -172,18 +190,24 @@ def jobs_of(overrides: Sequence[str], is_grid: bool) -> list[list[str]]:
 
     Args:
         overrides: as typed, with sweeps as `a=1,2`, `range(...)`, `choice(...)`, `interval(...)`.
-        is_grid: every value with every other, as Hydra's basic sweeper runs them. Otherwise each value at least once.
+        is_grid: every value with every other, as Hydra's basic sweeper runs them. Otherwise each
+            value at least once.
 
     Raises:
         ConfigError: an interval in a grid.
     """
     hydra = GlobalHydra.instance()
-    loader = hydra.config_loader() if hydra.is_initialized() else None  # lists the names that a glob(*) means
+    # lists the names that a glob(*) means
+    loader = hydra.config_loader() if hydra.is_initialized() else None
     parsed = OverridesParser.create(loader).parse_overrides(list(overrides))
-    values = [_values(text, override, is_grid) for text, override in zip(overrides, parsed, strict=True)]
+    values = [
+        _values(text, override, is_grid) for text, override in zip(overrides, parsed, strict=True)
+    ]
     if is_grid:
         return [list(combination) for combination in itertools.product(*values)]
-    return [[held[i % len(held)] for held in values] for i in range(max(map(len, values), default=1))]
+    return [
+        [held[i % len(held)] for held in values] for i in range(max(map(len, values), default=1))
+    ]
 
 
 def _values(text: str, override: Override, is_grid: bool) -> list[str]:
@@ -195,13 +219,15 @@ def _values(text: str, override: Override, is_grid: bool) -> list[str]:
         return [text]
     if is_grid:
         raise ConfigError(
-            f"{text.removeprefix('++')} has no list of values. Let a sweeper draw them: -m hydra/sweeper=optuna. Or give a "
-            "list: key=1,2 or key=range(1,5), with -m."
+            f"{text.removeprefix('++')} has no list of values. Let a sweeper draw them: -m"
+            " hydra/sweeper=optuna. Or give a list: key=1,2 or key=range(1,5), with -m."
         )
     return [f"{key}={interval.start}", f"{key}={interval.end}"]
 
 
-def sweep_settings(hydra: Mapping[str, Any], config: Mapping[str, Any], typed: Sequence[str]) -> tuple[Sweep, list[str]]:
+def sweep_settings(
+    hydra: Mapping[str, Any], config: Mapping[str, Any], typed: Sequence[str]
+) -> tuple[Sweep, list[str]]:
     """Return the sweep, and overrides of Hydra's own settings that follow from it.
 
     Args:
@@ -221,39 +247,66 @@ def sweep_settings(hydra: Mapping[str, Any], config: Mapping[str, Any], typed: S
         return sweep, []
     if metric is None:
         raise ConfigError(
-            "optimized_metric is missing: the sweeper optimises a logged value, and no callback monitors one. "
-            "Give it: optimized_metric=val/loss."
+            "optimized_metric is missing: the sweeper optimises a logged value, and no callback"
+            " monitors one. Give it: optimized_metric=val/loss."
         )
     own: dict[str, Any] = {}
     if "direction" in sweeper:
         if mode is None:
             raise ConfigError(
-                f"hydra.sweeper.direction is missing: no callback monitors {metric}, so it is unknown whether a small or a "
-                "large value is good. Give hydra.sweeper.direction=minimize or maximize."
+                f"hydra.sweeper.direction is missing: no callback monitors {metric}, so it is"
+                " unknown whether a small or a large value is good. Give"
+                " hydra.sweeper.direction=minimize or maximize."
             )
         own["direction"] = _MODES[mode]
     if "n_jobs" in sweeper and is_basic(launcher):
         own["n_jobs"] = 1  # runs follow each other, so each can learn from the one before it
     if sweeper.get("max_failure_rate") == 0.0:
         own["max_failure_rate"] = 1.0  # a failed run is reported at the end; the others continue
-    if sweeper.get("storage") is None and "seed" in (sampler := sweeper.get("sampler") or {}) and sampler["seed"] is None:
-        own["sampler.seed"] = config["seed"]  # a stored study, continued, would draw its first values again
+    if (
+        sweeper.get("storage") is None
+        and "seed" in (sampler := sweeper.get("sampler") or {})
+        and sampler["seed"] is None
+    ):
+        # a stored study, continued, would draw its first values again
+        own["sampler.seed"] = config["seed"]
     given = {override.lstrip("+").partition("=")[0] for override in typed}
-    return sweep, [f"hydra.sweeper.{key}={value}" for key, value in own.items() if f"hydra.sweeper.{key}" not in given]
+    return sweep, [
+        f"hydra.sweeper.{key}={value}"
+        for key, value in own.items()
+        if f"hydra.sweeper.{key}" not in given
+    ]
 
 
-def metric_of(config: Mapping[str, Any], sweeper: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return optimized_metric, by default what a callback monitors, and whether "min" or "max" is best, if that is known."""
-    callbacks = [node for node in (config.get("callbacks") or {}).values() if isinstance(node, dict) and node.get("monitor")]
-    metric = config.get("optimized_metric") or next((str(node["monitor"]) for node in callbacks), None)
+def metric_of(
+    config: Mapping[str, Any], sweeper: Mapping[str, Any]
+) -> tuple[str | None, str | None]:
+    """Return optimized_metric, by default what a callback monitors,
+    and whether "min" or "max" is best, if that is known.
+    """
+    callbacks = [
+        node
+        for node in (config.get("callbacks") or {}).values()
+        if isinstance(node, dict) and node.get("monitor")
+    ]
+    metric = config.get("optimized_metric") or next(
+        (str(node["monitor"]) for node in callbacks), None
+    )
     direction = sweeper.get("direction")
     if isinstance(direction, list):
-        raise ConfigError("hydra.sweeper.direction is a list; optimized_metric is one value. Give minimize or maximize.")
+        raise ConfigError(
+            "hydra.sweeper.direction is a list; optimized_metric is one value. Give minimize or"
+            " maximize."
+        )
     if isinstance(direction, str):  # the plugin's own default is an enum
         if direction not in _MODES.values():
-            raise ConfigError(f"hydra.sweeper.direction is '{direction}'; it must be minimize or maximize.")
+            raise ConfigError(
+                f"hydra.sweeper.direction is '{direction}'; it must be minimize or maximize."
+            )
         return metric, direction[:3]
-    return metric, next((str(node.get("mode", "min")) for node in callbacks if node["monitor"] == metric), None)
+    return metric, next(
+        (str(node.get("mode", "min")) for node in callbacks if node["monitor"] == metric), None
+    )
 
 
 def _refuse_ranks(sweeper: Mapping[str, Any], launcher: Mapping[str, Any]) -> None:
@@ -261,8 +314,12 @@ def _refuse_ranks(sweeper: Mapping[str, Any], launcher: Mapping[str, Any]) -> No
         return
     if not is_basic(launcher):
         raise ConfigError(
-            "hydra/launcher starts each run in a process of its own, and here are several ranks of one job. Start it without "
-            "horovodrun or torchrun, or leave hydra/launcher out: all ranks then run one after another."
+            "hydra/launcher starts each run in a process of its own, and here are several ranks of"
+            " one job. Start it without horovodrun or torchrun, or leave hydra/launcher out: all"
+            " ranks then run one after another."
         )
     if sweeper.get("storage") is not None:
-        raise ConfigError("hydra.sweeper.storage is for one process: each rank would ask it for other values. Leave it out.")
+        raise ConfigError(
+            "hydra.sweeper.storage is for one process: each rank would ask it for other values."
+            " Leave it out."
+        )

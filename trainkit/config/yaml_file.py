@@ -1,6 +1,8 @@
-"""A YAML file before OmegaConf reads it: how much its aliases stand for, values with a tag, its defaults list.
+"""A YAML file before OmegaConf reads it: how much its aliases stand for, values with a tag, its
+defaults list.
 
-OmegaConf copies what an alias (`*name`) stands for: nine lines of nine aliases each are 400 million values.
+OmegaConf copies what an alias (`*name`) stands for: nine lines of nine aliases each are 400 million
+values.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ _LEGAL = {
     "timestamp": "a date, as 2026-01-31",
     "binary": "text in base64",
 }
-_DEFAULTS = "a list of which each line is a config, as `- mlp`, or a choice of one group, as `- optimizer: sgd`"
+_DEFAULTS = (
+    "a list of which each line is a config, as `- mlp`, or a choice of one group, as `- optimizer:"
+    " sgd`"
+)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc] # ten times as fast where it is built
@@ -35,7 +40,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def check_yaml(path: Path) -> None:
-    """Refuse what OmegaConf and Hydra would answer with an error of their code, or with minutes of copying.
+    """Refuse what OmegaConf and Hydra would answer with an error of their code, or with minutes of
+    copying.
 
     Raises:
         ConfigError: by its file, line and key; also if it cannot be parsed.
@@ -48,17 +54,23 @@ def check_yaml(path: Path) -> None:
         reader = _Reader(path, loader)
         size = 0 if node is None else reader.size_of(node, "")
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{unreadable(path, error)} Correct the file, or name another config.") from error
+        raise ConfigError(
+            f"{unreadable(path, error)} Correct the file, or name another config."
+        ) from error
     if size > _MOST_VALUES and reader.has_aliases:
         raise ConfigError(
-            f"{path} stands for more than {_MOST_VALUES} values once its aliases (*name) are copied. Write what is meant "
-            "without them, or use interpolations: ${name}."
+            f"{path} stands for more than {_MOST_VALUES} values once its aliases (*name) are"
+            " copied. Write what is meant without them, or use interpolations: ${name}."
         )
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if not _is_text(key):
-            raise ConfigError(f"{_place(path, key)}: the key {_shown(text, key)} is no name of a setting.")
+            raise ConfigError(
+                f"{_place(path, key)}: the key {_shown(text, key)} is no name of a setting."
+            )
         if key.value == "defaults" and not _are_defaults(value):
-            raise ConfigError(f"{_place(path, value)}: defaults is {_shown(text, value)}; it must be {_DEFAULTS}.")
+            raise ConfigError(
+                f"{_place(path, value)}: defaults is {_shown(text, value)}; it must be {_DEFAULTS}."
+            )
 
 
 def unreadable(path: Path, error: Exception) -> str:
@@ -70,7 +82,10 @@ def unreadable(path: Path, error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         before = error.object[: error.start]
         line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
-        return f"{path}, line {line}, column {column}: byte 0x{error.object[error.start]:02x} is not UTF-8. Save it as UTF-8."
+        return (
+            f"{path}, line {line}, column {column}: byte 0x{error.object[error.start]:02x} is not"
+            " UTF-8. Save it as UTF-8."
+        )
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"{path} cannot be read: {first.rstrip('.')}."
 
@@ -78,9 +93,13 @@ def unreadable(path: Path, error: Exception) -> str:
 def _refuse_depth(path: Path, text: str) -> None:
     levels = 0
     for event in yaml.parse(text, Loader=_Loader):
-        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if levels > _MOST_LEVELS:
-            raise ConfigError(f"{_place(path, event)}: values are nested more than {_MOST_LEVELS} levels deep.")
+            raise ConfigError(
+                f"{_place(path, event)}: values are nested more than {_MOST_LEVELS} levels deep."
+            )
 
 
 class _Reader:
@@ -97,15 +116,22 @@ class _Reader:
             self.has_aliases = True
             size = self._sizes[id(node)]
             if size is None:
-                raise ConfigError(f"{_place(self._path, node)}: {key} stands for itself (an alias within its own anchor).")
+                raise ConfigError(
+                    f"{_place(self._path, node)}: {key} stands for itself (an alias within its own"
+                    " anchor)."
+                )
             return size
         self._sizes[id(node)] = None
         size = 1
         if isinstance(node, yaml.MappingNode):
-            size += sum(self.size_of(value, f"{key}.{name.value}".lstrip(".")) for name, value in node.value)
+            size += sum(
+                self.size_of(value, f"{key}.{name.value}".lstrip(".")) for name, value in node.value
+            )
             size += sum(self.size_of(name, key) for name, _ in node.value)
         elif isinstance(node, yaml.SequenceNode):
-            size += sum(self.size_of(item, f"{key}.{i}".lstrip(".")) for i, item in enumerate(node.value))
+            size += sum(
+                self.size_of(item, f"{key}.{i}".lstrip(".")) for i, item in enumerate(node.value)
+            )
         else:
             self._check_scalar(node, key)
         self._sizes[id(node)] = size
@@ -117,8 +143,12 @@ class _Reader:
             return
         try:
             self._loader.construct_object(node)
-        except (ArithmeticError, AttributeError, LookupError, ValueError):  # PyYAML converts without checks
-            what = f"{_place(self._path, node)}: {key or 'the file'} is '{node.value}' with the tag !!{kind}"
+        except (ArithmeticError, AttributeError, LookupError, ValueError):
+            # PyYAML converts without checks
+            what = (
+                f"{_place(self._path, node)}: {key or 'the file'} is '{node.value}' with the tag"
+                f" !!{kind}"
+            )
             raise ConfigError(f"{what}; it must be {_LEGAL[kind]}.") from None
 
 
@@ -138,7 +168,9 @@ def _is_default(node: yaml.Node) -> bool:
 
 
 def _is_text(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}str" and bool(node.value.strip())
+    return (
+        isinstance(node, yaml.ScalarNode) and node.tag == f"{_TAG}str" and bool(node.value.strip())
+    )
 
 
 def _place(path: Path, node: yaml.Node | yaml.Event) -> str:

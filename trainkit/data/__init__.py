@@ -1,4 +1,6 @@
-"""Data: the arithmetic of a step (plan), the order of samples (order), loaders (loader), the loop's input (feed)."""
+"""Data: the arithmetic of a step (plan), the order of samples (order), loaders (loader),
+the loop's input (feed).
+"""
 
 from typing import Any
 

@@ -1,11 +1,13 @@
-"""Bad samples: those that cannot be loaded, as a truncated image. `on_bad_sample=skip` leaves them out of their batch.
+"""Bad samples: those that cannot be loaded, as a truncated image. `on_bad_sample=skip` leaves them
+out of their batch.
 
     GuardedDataset    in the loader's process: a BadSample stands for a sample that raises
     GuardedCollate    the others as the user's own batch; a Rest if samples are missing
     BadSamples        what all ranks have skipped so far: the log, and the limit
 
-Without the setting none of them is built. With it, the ranks sum the samples of each step before its first microbatch, as
-they do for a stream, so that the weights of a step that lost samples are exact.
+Without the setting none of them is built. With it, the ranks sum the samples of each step before
+its first microbatch, as they do for a stream, so that the weights of a step that lost samples are
+exact.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ DEFAULT_LIMIT = 100
 
 @dataclass(frozen=True)
 class BadSample:
-    """A sample that raised: its index in the data set (None of a stream), its file if known, and the error."""
+    """A sample that raised: its index in the data set (None of a stream),
+    its file if known, and the error.
+    """
 
     index: int | None
     file: str
@@ -36,7 +40,12 @@ class BadSample:
         """Return index, file and error in one line; the file once."""
         where = "" if self.index is None else f"index {self.index}"
         named = self.file and self.file not in self.error
-        return ": ".join(filter(None, (f"{where}, {self.file}" if named and where else where or self.file, self.error)))
+        return ": ".join(
+            filter(
+                None,
+                (f"{where}, {self.file}" if named and where else where or self.file, self.error),
+            )
+        )
 
 
 class Rest(NamedTuple):
@@ -61,7 +70,9 @@ class GuardedDataset(Dataset[Any]):
             own = (isinstance(error, UnreadableSample) and error.__cause__) or error
             index = key[1] if isinstance(key[1], int) else None
             file = "" if index is None else file_of(self.dataset.dataset, index)
-            return BadSample(index, file or str(getattr(own, "filename", None) or ""), in_a_line(own))
+            return BadSample(
+                index, file or str(getattr(own, "filename", None) or ""), in_a_line(own)
+            )
 
     def __getitems__(self, keys: list[Any]) -> list[Any]:
         """Return the samples of a batch, all at once if none raises; a DataLoader calls this."""
@@ -83,7 +94,11 @@ class GuardedCollate:
         """Return the user's batch, or a Rest if samples are missing."""
         if isinstance(samples, BadSample):  # of a data set that makes its batches itself
             return Rest(None, [samples])
-        bad = [sample for sample in samples if isinstance(sample, BadSample)] if isinstance(samples, list) else []
+        bad = (
+            [sample for sample in samples if isinstance(sample, BadSample)]
+            if isinstance(samples, list)
+            else []
+        )
         if not bad:
             return self.own(samples)
         good = [sample for sample in samples if not isinstance(sample, BadSample)]
@@ -96,7 +111,8 @@ def rest_of(batch: Any) -> Rest:
 
 
 class BadSamples:
-    """The samples that a stage skips, on all ranks: reports each once, and ends the run beyond the limit.
+    """The samples that a stage skips, on all ranks: reports each once, and ends the run beyond the
+    limit.
 
     Args:
         limit: different samples that may be skipped.
@@ -115,13 +131,20 @@ class BadSamples:
         gather: Callable[[Any], list[Any]],
         say: Callable[[str], None],
     ) -> None:
-        self.limit, self.sum_over_ranks, self._gather, self._say = limit, sum_over_ranks, gather, say
-        self.needs_every_microbatch = False  # trainer.sync_batchnorm: a rank without a sample would be waited for
+        self.limit, self.sum_over_ranks, self._gather, self._say = (
+            limit,
+            sum_over_ranks,
+            gather,
+            say,
+        )
+        # trainer.sync_batchnorm: a rank without a sample would be waited for
+        self.needs_every_microbatch = False
         self.last: BadSample | None = None
         self._seen: set[tuple[str, int | None, str]] = set()
 
     def check(self, name: str, own: Sequence[BadSample]) -> None:
-        """Raise on this rank alone if it has more bad samples than all may have: the pass need not reach its end.
+        """Raise on this rank alone if it has more bad samples than all may have: the pass need not
+        reach its end.
 
         Raises:
             DataError: they are too many.
@@ -143,9 +166,10 @@ class BadSamples:
         for found, loses in self._gather((list(own), lost)):
             if loses and self.needs_every_microbatch:
                 raise DataError(
-                    f"{name}: all samples of a rank's microbatch are bad, and trainer.sync_batchnorm needs each rank in each "
-                    f"microbatch. The last: {found[-1].describe().rstrip('.')}. Remove the bad samples, or leave "
-                    "sync_batchnorm out."
+                    f"{name}: all samples of a rank's microbatch are bad, and"
+                    " trainer.sync_batchnorm needs each rank in each microbatch. The last:"
+                    f" {found[-1].describe().rstrip('.')}. Remove the bad samples, or leave"
+                    " sync_batchnorm out."
                 )
             for bad in found:
                 key = (name, bad.index, bad.file or bad.error)
@@ -154,13 +178,17 @@ class BadSamples:
                     self.last = bad
                     if len(self._seen) > self.limit:
                         raise self._too_many(name, len(self._seen), bad)
-                    self._say(f"Skipped bad sample {len(self._seen)} of at most {self.limit} ({name}): {bad.describe()}")
+                    self._say(
+                        f"Skipped bad sample {len(self._seen)} of at most {self.limit} ({name}):"
+                        f" {bad.describe()}"
+                    )
 
     def _too_many(self, name: str, count: int, last: BadSample) -> DataError:
         return DataError(
-            f"on_bad_sample_limit is {self.limit}, and {plural(count, 'sample')} could not be loaded; the last, of {name}: "
-            f"{last.describe().rstrip('.')}. `python -m trainkit data check conf=NAME` lists them all. Replace or remove "
-            "them, or raise data.on_bad_sample_limit."
+            f"on_bad_sample_limit is {self.limit}, and {plural(count, 'sample')} could not be"
+            f" loaded; the last, of {name}: {last.describe().rstrip('.')}. `python -m trainkit data"
+            " check conf=NAME` lists them all. Replace or remove them, or raise"
+            " data.on_bad_sample_limit."
         )
 
 

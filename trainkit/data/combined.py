@@ -1,8 +1,8 @@
 """CombinedLoader: several loaders as one, each batch made of a batch of each.
 
-Of DataLoaders over map-style data sets it makes one DataLoader over all their samples, with batches of indices: so only the
-rank that trains on a combined batch loads it, and the order follows the run's seed. With a stream among them, the loaders are
-iterated side by side.
+Of DataLoaders over map-style data sets it makes one DataLoader over all their samples, with batches
+of indices: so only the rank that trains on a combined batch loads it, and the order follows the
+run's seed. With a stream among them, the loaders are iterated side by side.
 """
 
 from __future__ import annotations
@@ -22,31 +22,41 @@ _END = object()
 
 
 class CombinedLoader:
-    """Several loaders as one, as Lightning's. Returned by `train_dataloader`, or passed to `Trainer.fit`.
+    """Several loaders as one, as Lightning's. Returned by `train_dataloader`, or passed to
+    `Trainer.fit`.
 
-    A combined batch is one batch for the counts: it weighs in its step by the samples of its first loader's batch, unless the
-    Task has a `batch_weight`.
+    A combined batch is one batch for the counts: it weighs in its step by the samples of its first
+    loader's batch, unless the Task has a `batch_weight`.
 
     Args:
-        iterables: DataLoaders or iterables of batches, in a dict or a list; a batch is then a dict or a list of theirs.
-        mode: "min_size" ends with the shortest; "max_size_cycle" with the longest, and shorter ones begin again; "max_size"
-            with the longest, and None is the batch of one that has ended; "sequential" yields each loader's batches by
-            themselves, one loader after the other.
+        iterables: DataLoaders or iterables of batches, in a dict or a list; a batch is then a dict
+            or a list of theirs.
+        mode: "min_size" ends with the shortest; "max_size_cycle" with the longest, and shorter ones
+            begin again; "max_size" with the longest, and None is the batch of one that has ended;
+            "sequential" yields each loader's batches by themselves, one loader after the other.
 
     Raises:
         ConfigError: there are no loaders, or the mode is another.
     """
 
-    def __init__(self, iterables: Mapping[str, Any] | Sequence[Any], mode: Mode = "min_size") -> None:
+    def __init__(
+        self, iterables: Mapping[str, Any] | Sequence[Any], mode: Mode = "min_size"
+    ) -> None:
         if mode not in get_args(Mode):
-            raise ConfigError(f"CombinedLoader: mode is '{mode}'; it must be one of {', '.join(get_args(Mode))}.")
+            raise ConfigError(
+                f"CombinedLoader: mode is '{mode}'; it must be one of {', '.join(get_args(Mode))}."
+            )
         if not isinstance(iterables, (Mapping, list, tuple)) or not iterables:
             raise ConfigError("CombinedLoader: iterables must be a dict or a list of loaders.")
         self.iterables, self.mode = iterables, mode
         self._parts = list(iterables.values() if isinstance(iterables, Mapping) else iterables)
 
     def __iter__(self) -> Iterator[Any]:
-        rows = _in_turn(self._parts) if self.mode == "sequential" else _together(self._parts, self.mode)
+        rows = (
+            _in_turn(self._parts)
+            if self.mode == "sequential"
+            else _together(self._parts, self.mode)
+        )
         return (self._arranged(row) for row in rows)
 
     def __len__(self) -> int:
@@ -65,31 +75,61 @@ class CombinedLoader:
         dataset = _Samples([part.dataset for part in self._parts])
         collate = _Collate([part.collate_fn for part in self._parts], self._arranged)
         batches: Any = _Batches(self._parts, [0, *dataset.cumulative_sizes], self.mode)
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=collate, **_options_of(self._parts))
+        return DataLoader(
+            dataset, batch_sampler=batches, collate_fn=collate, **_options_of(self._parts)
+        )
 
     def _arranged(self, row: Sequence[Any]) -> Any:
         if self.mode == "sequential":
             return next(item for item in row if item is not None)
-        return dict(zip(self.iterables, row, strict=True)) if isinstance(self.iterables, Mapping) else list(row)
+        return (
+            dict(zip(self.iterables, row, strict=True))
+            if isinstance(self.iterables, Mapping)
+            else list(row)
+        )
 
 
 def joined(data: Any, name: str) -> Any:
-    """Return training data as one loader: a CombinedLoader, or a dict or list of DataLoaders, as one in "max_size_cycle"."""
+    """Return training data as one loader:
+    a CombinedLoader, or a dict or list of DataLoaders, as one in "max_size_cycle".
+    """
     if isinstance(data, CombinedLoader):
         return data.joined(name)
-    items = list(data.values()) if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else []
-    if items and isinstance(items[0], DataLoader) and all(isinstance(item, DataLoader) for item in items):
+    items = (
+        list(data.values())
+        if isinstance(data, Mapping)
+        else data
+        if isinstance(data, (list, tuple))
+        else []
+    )
+    if (
+        items
+        and isinstance(items[0], DataLoader)
+        and all(isinstance(item, DataLoader) for item in items)
+    ):
         return CombinedLoader(data, "max_size_cycle").joined(name)
     return data
 
 
 def _has_batches_of_indices(data: Any) -> bool:
-    own = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset) and data.batch_sampler is not None
-    return own and (type(data).__iter__ is DataLoader.__iter__ or type(data).__module__.startswith("torchdata."))
+    own = (
+        isinstance(data, DataLoader)
+        and not isinstance(data.dataset, IterableDataset)
+        and data.batch_sampler is not None
+    )
+    return own and (
+        type(data).__iter__ is DataLoader.__iter__ or type(data).__module__.startswith("torchdata.")
+    )
 
 
 def _length(lengths: Sequence[int], mode: Mode) -> int:
-    return sum(lengths) if mode == "sequential" else min(lengths) if mode == "min_size" else max(lengths)
+    return (
+        sum(lengths)
+        if mode == "sequential"
+        else min(lengths)
+        if mode == "min_size"
+        else max(lengths)
+    )
 
 
 def _together(parts: Sequence[Iterable[Any]], mode: Mode) -> Iterator[list[Any]]:
@@ -108,7 +148,9 @@ def _together(parts: Sequence[Iterable[Any]], mode: Mode) -> Iterator[list[Any]]
                     iterators[place] = iter(part)
                     item = next(iterators[place], _END)
             if item is _END:
-                raise DataError(f"CombinedLoader: loader {place} yields no batch when it is iterated again.")
+                raise DataError(
+                    f"CombinedLoader: loader {place} yields no batch when it is iterated again."
+                )
             row.append(item)
         yield row
 
@@ -123,14 +165,24 @@ def _in_turn(parts: Sequence[Iterable[Any]]) -> Iterator[list[Any]]:
 class _Batches:
     """A batch sampler over the samples of all loaders."""
 
-    def __init__(self, loaders: Sequence[DataLoader[Any]], offsets: Sequence[int], mode: Mode) -> None:
+    def __init__(
+        self, loaders: Sequence[DataLoader[Any]], offsets: Sequence[int], mode: Mode
+    ) -> None:
         self._batching: list[Any] = [loader.batch_sampler for loader in loaders]
         self._offsets, self._mode = offsets, mode
 
     def __iter__(self) -> Iterator[list[int]]:
-        rows = _in_turn(self._batching) if self._mode == "sequential" else _together(self._batching, self._mode)
+        rows = (
+            _in_turn(self._batching)
+            if self._mode == "sequential"
+            else _together(self._batching, self._mode)
+        )
         for row in rows:
-            yield [offset + int(i) for batch, offset in zip(row, self._offsets, strict=False) for i in batch or ()]
+            yield [
+                offset + int(i)
+                for batch, offset in zip(row, self._offsets, strict=False)
+                for i in batch or ()
+            ]
 
     def __len__(self) -> int:
         return _length([len(batching) for batching in self._batching], self._mode)
@@ -154,14 +206,18 @@ class _Samples(ConcatDataset[Any]):
 class _Collate:
     """Makes the batch of each loader with its own collate_fn, and combines them."""
 
-    def __init__(self, own: Sequence[Callable[[list[Any]], Any]], arrange: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(
+        self, own: Sequence[Callable[[list[Any]], Any]], arrange: Callable[[Sequence[Any]], Any]
+    ) -> None:
         self._own, self._arrange = own, arrange
 
     def __call__(self, samples: Sequence[tuple[int, Any]]) -> Any:
         parts: list[list[Any]] = [[] for _ in self._own]
         for place, sample in samples:
             parts[place].append(sample)
-        return self._arrange([own(part) if part else None for own, part in zip(self._own, parts, strict=True)])
+        return self._arrange(
+            [own(part) if part else None for own, part in zip(self._own, parts, strict=True)]
+        )
 
 
 class _InitAll:
@@ -177,14 +233,20 @@ class _InitAll:
 
 def _options_of(loaders: Sequence[DataLoader[Any]]) -> dict[str, Any]:
     """Return the options of a loader that stands for all: the workers of all together."""
-    inits = [init for loader in loaders if (init := loader.worker_init_fn) is not None and not isinstance(init, Shielded)]
+    inits = [
+        init
+        for loader in loaders
+        if (init := loader.worker_init_fn) is not None and not isinstance(init, Shielded)
+    ]
     workers = sum(loader.num_workers for loader in loaders)
     options: dict[str, Any] = {
         "num_workers": workers,
         "pin_memory": any(loader.pin_memory for loader in loaders),
         "timeout": max(loader.timeout for loader in loaders),
         "worker_init_fn": _InitAll(inits) if inits else None,
-        "multiprocessing_context": next(filter(None, (loader.multiprocessing_context for loader in loaders)), None),
+        "multiprocessing_context": next(
+            filter(None, (loader.multiprocessing_context for loader in loaders)), None
+        ),
     }
     if workers:
         options["persistent_workers"] = any(loader.persistent_workers for loader in loaders)

@@ -1,4 +1,6 @@
-"""Iterable data sets split over ranks and loader workers, and the check that all ranks read the same stream."""
+"""Iterable data sets split over ranks and loader workers,
+and the check that all ranks read the same stream.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,11 @@ class Share:
 
 
 class DealtDataset(IterableDataset[Any]):
-    """The samples of an iterable data set that belong to one rank, and in a loader worker to this worker.
+    """The samples of an iterable data set that belong to one rank, and in a loader worker to this
+    worker.
 
-    The data set's own iteration sees no worker, so one that splits itself by worker is not split twice; and it draws its random
-    numbers from (seed, epoch), the same on all ranks and workers.
+    The data set's own iteration sees no worker, so one that splits itself by worker is not split
+    twice; and it draws its random numbers from (seed, epoch), the same on all ranks and workers.
     """
 
     def __init__(self, dataset: IterableDataset[Any], batch_size: int) -> None:
@@ -87,7 +90,9 @@ class DealtDataset(IterableDataset[Any]):
 
 
 class SplitDataset(IterableDataset[Any]):
-    """A WebDataset, which splits its shards by loader worker, as if the workers of all ranks were those of one loader."""
+    """A WebDataset, which splits its shards by loader worker,
+    as if the workers of all ranks were those of one loader.
+    """
 
     def __init__(self, dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
         """Wrap `dataset` for a rank."""
@@ -95,9 +100,13 @@ class SplitDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
-        worker, workers, seed = (0, 1, 0) if info is None else (info.id, info.num_workers, info.seed)
+        worker, workers, seed = (
+            (0, 1, 0) if info is None else (info.id, info.num_workers, info.seed)
+        )
         all_workers, own = workers * self._world_size, self._rank * workers + worker
-        claimed = torch_worker.WorkerInfo(id=own, num_workers=all_workers, seed=seed, dataset=self.dataset)
+        claimed = torch_worker.WorkerInfo(
+            id=own, num_workers=all_workers, seed=seed, dataset=self.dataset
+        )
         with _as_worker(claimed), _as_only_rank():
             samples = iter(self.dataset)
         while True:
@@ -110,7 +119,9 @@ class SplitDataset(IterableDataset[Any]):
 
 @contextmanager
 def _as_only_rank() -> Iterator[None]:
-    """Within the context the variables of torchrun, which WebDataset reads, are those of a single rank."""
+    """Within the context the variables of torchrun, which WebDataset reads,
+    are those of a single rank.
+    """
     before = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
     os.environ.update(RANK="0", WORLD_SIZE="1")
     try:
@@ -135,7 +146,15 @@ def _as_worker(info: Any) -> Iterator[None]:
 
 def loader_like(loader: DataLoader[Any], dataset: Any, **changes: Any) -> DataLoader[Any]:
     """Return a DataLoader with another data set and batches, and the options of `loader`."""
-    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
+    names = (
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "generator",
+    )
     options = {name: getattr(loader, name) for name in (*names, "persistent_workers")}
     if loader.num_workers > 0:
         options["prefetch_factor"] = loader.prefetch_factor
@@ -143,8 +162,13 @@ def loader_like(loader: DataLoader[Any], dataset: Any, **changes: Any) -> DataLo
 
 
 def splits_itself(data: Any) -> bool:
-    """Return whether a loader's data set splits its files over the workers that it sees: WebDataset."""
-    return isinstance(data, DataLoader) and type(data.dataset).__module__.partition(".")[0] == "webdataset"
+    """Return whether a loader's data set splits its files over
+    the workers that it sees: WebDataset.
+    """
+    return (
+        isinstance(data, DataLoader)
+        and type(data.dataset).__module__.partition(".")[0] == "webdataset"
+    )
 
 
 def split_over_ranks(loader: DataLoader[Any], rank: int, world_size: int) -> DataLoader[Any]:
@@ -155,7 +179,9 @@ def split_over_ranks(loader: DataLoader[Any], rank: int, world_size: int) -> Dat
 
 
 def fingerprint(data: Any, seed: int) -> str | None:
-    """Return a digest of the first batch that a stream yields, or None if it cannot be read twice."""
+    """Return a digest of the first batch that a stream yields,
+    or None if it cannot be read twice.
+    """
     if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
         return None  # rank 0 draws the batches of all ranks
     if isinstance(data, DataLoader):
@@ -173,7 +199,11 @@ def _digest(samples: Sequence[Any]) -> str:
 
     def add(item: Any) -> None:
         if isinstance(item, torch.Tensor):
-            add(item.detach().cpu().numpy() if item.layout is torch.strided and item.dtype is not torch.bfloat16 else str(item))
+            add(
+                item.detach().cpu().numpy()
+                if item.layout is torch.strided and item.dtype is not torch.bfloat16
+                else str(item)
+            )
         elif isinstance(item, np.ndarray) and item.dtype != object:
             found.update(f"{item.dtype}{item.shape}".encode() + item.tobytes())
         elif isinstance(item, Mapping):

@@ -1,4 +1,5 @@
-"""The loop's input: steps, each with this rank's microbatches on the device and their share of the step.
+"""The loop's input: steps, each with this rank's microbatches on the device and their share of the
+step.
 
 MapFeed       a data set of known length: all shares come from arithmetic (plan.py), without communication
 StreamFeed    an iterable: each step the ranks agree, on the host, on the number of samples and on the end
@@ -68,7 +69,8 @@ class Skips:
     Args:
         bad: of the stage.
         name: of the data, as "train_dataloaders".
-        each_step: whether the ranks agree in each step, as training needs it; an evaluation's ranks do at its end.
+        each_step: whether the ranks agree in each step, as training needs it; an evaluation's ranks
+            do at its end.
     """
 
     def __init__(self, bad: BadSamples, name: str, each_step: bool) -> None:
@@ -76,11 +78,15 @@ class Skips:
         self._own: list[BadSample] = []
         self._has_good = False
 
-    def step(self, pulled: Sequence[tuple[Any, range | None]], move: Move, planned: int | None = None) -> Step:
-        """Return the step of this rank's guarded batches and their places; its number of samples is that of all ranks.
+    def step(
+        self, pulled: Sequence[tuple[Any, range | None]], move: Move, planned: int | None = None
+    ) -> Step:
+        """Return the step of this rank's guarded batches and their places; its number of samples is
+        that of all ranks.
 
         Args:
-            planned: samples of the step with the bad ones, if known: then one sum shows whether there are any.
+            planned: samples of the step with the bad ones, if known: then one sum shows whether
+                there are any.
         """
         found, lost = [], False
         for batch, places in pulled:
@@ -102,21 +108,25 @@ class Skips:
                 self._own.clear()
         else:
             self._bad.check(self._name, self._own)
-        return Step(total, (microbatch._replace(batch=move(microbatch.batch)) for microbatch in found))
+        return Step(
+            total, (microbatch._replace(batch=move(microbatch.batch)) for microbatch in found)
+        )
 
     def end(self) -> None:
         """End a pass, on all ranks.
 
         Raises:
-            DataError: training has not seen one good sample: the data or its transforms are at fault.
+            DataError: training has not seen one good sample: the data or its transforms are at
+                fault.
         """
         if not self._each_step:
             self._bad.share(self._name, self._own)
             self._own.clear()
         elif self._bad.last is not None and not self._has_good:
             raise DataError(
-                f"{self._name}: none of its samples could be loaded; the last: {self._bad.last.describe().rstrip('.')}. Check "
-                "the data set and its transforms: python -m trainkit data check conf=NAME."
+                f"{self._name}: none of its samples could be loaded; the last:"
+                f" {self._bad.last.describe().rstrip('.')}. Check the data set and its transforms:"
+                " python -m trainkit data check conf=NAME."
             )
 
 
@@ -163,7 +173,13 @@ class MapFeed(Feed):
             accumulate_at: is needed if the accumulation changes between epochs.
             skips: how bad samples are skipped; None if they raise.
         """
-        self._loader, self._rank, self._move, self._accumulate_at, self._skips = loader, rank, move, accumulate_at, skips
+        self._loader, self._rank, self._move, self._accumulate_at, self._skips = (
+            loader,
+            rank,
+            move,
+            accumulate_at,
+            skips,
+        )
 
     @property
     def source(self) -> Source:
@@ -173,7 +189,11 @@ class MapFeed(Feed):
     def plan_of(self, epoch: int) -> StepPlan:
         """Return how the samples of an epoch are split over ranks."""
         plan = self._loader.plan
-        return plan if self._accumulate_at is None else replace(plan, accumulate=self._accumulate_at(epoch))
+        return (
+            plan
+            if self._accumulate_at is None
+            else replace(plan, accumulate=self._accumulate_at(epoch))
+        )
 
     def num_steps_in(self, epoch: int) -> int:
         return self.plan_of(epoch).num_steps
@@ -182,10 +202,15 @@ class MapFeed(Feed):
         if microbatch.places is None:
             return None
         found = self._loader.indices(epoch, microbatch.places)
-        return [index for index in found if index not in microbatch.skipped] if microbatch.skipped else found
+        return (
+            [index for index in found if index not in microbatch.skipped]
+            if microbatch.skipped
+            else found
+        )
 
     def deal(self, shares: tuple[int, ...] | None) -> None:
-        """Deal the samples of all steps from the next one on in these shares (None: even ones), also within an epoch.
+        """Deal the samples of all steps from the next one on in these shares (None: even ones),
+        also within an epoch.
 
         Call it on all ranks at the same step. Batches that workers have loaded ahead are dropped.
         """
@@ -215,7 +240,13 @@ class MapFeed(Feed):
         own = sum(1 for places in shares if places)
         for i, places in enumerate(shares, 1):
             batch = self._move(next(batches))
-            yield Microbatch(batch, len(places), i == len(shares), places or None, ghosts_follow=i == own < len(shares))
+            yield Microbatch(
+                batch,
+                len(places),
+                i == len(shares),
+                places or None,
+                ghosts_follow=i == own < len(shares),
+            )
 
 
 class StreamFeed(Feed):
@@ -238,8 +269,8 @@ class StreamFeed(Feed):
             sum_over_ranks: sums a host number over ranks (a collective).
             move: moves a batch to the device.
             skips: how bad samples are skipped; None if they raise.
-            even: whether all ranks need as many microbatches in each step: a rank without data repeats its last one, as a
-                ghost (plan.py).
+            even: whether all ranks need as many microbatches in each step: a rank without data
+                repeats its last one, as a ghost (plan.py).
         """
         self.stream, self._accumulate_at, self._skips = stream, accumulate_at, skips
         self._sum_over_ranks, self._move, self._even = sum_over_ranks, move, even
@@ -274,12 +305,17 @@ class StreamFeed(Feed):
 
     def _microbatches(self, pulled: list[Any], sizes: list[int], own: int) -> Iterator[Microbatch]:
         for i, (batch, size) in enumerate(zip(pulled, sizes, strict=True), 1):
-            yield Microbatch(self._move(batch), size, i == len(pulled), ghosts_follow=i == own < len(pulled))
+            yield Microbatch(
+                self._move(batch), size, i == len(pulled), ghosts_follow=i == own < len(pulled)
+            )
 
     def _with_ghosts(self, pulled: list[Any], count: int) -> list[Any]:
         self._latest = pulled[-1] if pulled else self._latest
         if self._latest is None:
-            raise DataError("A rank's stream is empty. With engine=fsdp each rank needs one batch at least: start fewer ranks.")
+            raise DataError(
+                "A rank's stream is empty. With engine=fsdp each rank needs one batch at least:"
+                " start fewer ranks."
+            )
         return [*pulled, *[self._latest] * (count - len(pulled))]
 
     def close(self) -> None:

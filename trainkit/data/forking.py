@@ -1,9 +1,11 @@
-"""Loader workers on Python 3.10 and 3.11, where a child may never return from fork(): it is ended, and forked again.
+"""Loader workers on Python 3.10 and 3.11, where a child may never return from fork(): it is ended,
+and forked again.
 
-A C++ thread that takes the GIL (Gloo's after a sum, Horovod's, autograd's) first registers with the interpreter, under a lock
-but without the GIL. If the rank forks at that moment, the child waits for that lock forever: these versions take it in the
-child before they renew it (PyOS_AfterFork_Child; 3.12 renews it first). A worker that hangs there has touched nothing yet, so
-another one can take its place.
+A C++ thread that takes the GIL (Gloo's after a sum, Horovod's, autograd's) first registers with the
+interpreter, under a lock but without the GIL. If the rank forks at that moment, the child waits for
+that lock forever: these versions take it in the child before they renew it (PyOS_AfterFork_Child;
+3.12 renews it first). A worker that hangs there has touched nothing yet, so another one can take
+its place.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from torch.utils.data import DataLoader
 from trainkit.console import warning
 from trainkit.errors import DataError
 
-ANSWER_S = 10.0  # a worker answers within milliseconds; one that is late is replaced as well, before it has begun
+# a worker answers within milliseconds; one that is late is replaced as well, before it has begun
+ANSWER_S = 10.0
 _TRIES = 5
 
 
@@ -48,12 +51,14 @@ class _AnsweringWorker(ForkProcess):
                     started.wait()
                     started.close()
             warning(
-                f"A loader worker did not return from fork() within {ANSWER_S:g} s and is replaced: a fault of Python "
-                f"{sys.version_info[0]}.{sys.version_info[1]} that 3.12 does not have."
+                f"A loader worker did not return from fork() within {ANSWER_S:g} s and is replaced:"
+                f" a fault of Python {sys.version_info[0]}.{sys.version_info[1]} that 3.12 does not"
+                " have."
             )
         raise DataError(
-            f"{_TRIES} loader workers in turn did not return from fork(). Use Python 3.12, which does not have this fault, or "
-            "load without workers: data.num_workers=0 (DataLoader: num_workers=0)."
+            f"{_TRIES} loader workers in turn did not return from fork(). Use Python 3.12, which"
+            " does not have this fault, or load without workers: data.num_workers=0 (DataLoader:"
+            " num_workers=0)."
         )
 
     def run(self) -> None:
@@ -72,7 +77,14 @@ class _AnsweringContext(ForkContext):
 
 
 def fork_safely(loader: DataLoader[Any]) -> None:
-    """Let workers that hang in fork() be replaced, if Python has that fault and the user chose no other start of processes."""
+    """Let workers that hang in fork() be replaced,
+    if Python has that fault and the user chose no other start of processes.
+    """
     forks = multiprocessing.get_start_method(allow_none=True) in (None, "fork")
-    if sys.version_info < (3, 12) and loader.num_workers and loader.multiprocessing_context is None and forks:
+    if (
+        sys.version_info < (3, 12)
+        and loader.num_workers
+        and loader.multiprocessing_context is None
+        and forks
+    ):
         loader.multiprocessing_context = _AnsweringContext()

@@ -1,4 +1,6 @@
-"""From the user's data (DataLoader, Dataset, iterable) to loaders that yield one rank's microbatches."""
+"""From the user's data (DataLoader, Dataset, iterable) to
+loaders that yield one rank's microbatches.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from trainkit.errors import ConfigError, DataError, TrainkitError
 
 @runtime_checkable
 class SeededOrder(Protocol):
-    """A sampler that computes an epoch's order on each rank by itself, so that no rank sends a list of all samples."""
+    """A sampler that computes an epoch's order on each rank by itself,
+    so that no rank sends a list of all samples.
+    """
 
     def order_of(self, seed: int, epoch: int) -> Sequence[int]:
         """Return the order of an epoch, the same on all ranks."""
@@ -70,7 +74,8 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
         training: whether a bare Dataset is shuffled.
 
     Raises:
-        ConfigError: it is none of these, or a DataLoader that already shards its samples over ranks.
+        ConfigError: it is none of these, or a DataLoader that already shards its samples over
+            ranks.
         DataError: the data set is empty.
     """
     _refuse_several(data, name)
@@ -78,12 +83,19 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
         return None
     if isinstance(data, DataLoader):
         source = _read_loader(data, name)
-    elif isinstance(data, Dataset) and hasattr(data, "__len__") and not isinstance(data, IterableDataset):
+    elif (
+        isinstance(data, Dataset)
+        and hasattr(data, "__len__")
+        and not isinstance(data, IterableDataset)
+    ):
         source = Source(data, 1, training, False, None, {})
     elif hasattr(data, "__iter__"):
         return None
     else:
-        raise ConfigError(f"{name} is of type {type(data).__name__}; it must be a DataLoader, a Dataset or an iterable.")
+        raise ConfigError(
+            f"{name} is of type {type(data).__name__}; it must be a DataLoader, a Dataset or an"
+            " iterable."
+        )
     if source is not None and source.num_samples == 0:
         raise DataError(f"{name}: the data set has no samples.")
     return source
@@ -91,12 +103,18 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
 
 def _refuse_several(data: Any, name: str) -> None:
     """Refuse a collection of loaders or data sets, which would be taken for a stream of batches."""
-    items = list(data.values()) if isinstance(data, Mapping) else data if isinstance(data, (list, tuple)) else []
+    items = (
+        list(data.values())
+        if isinstance(data, Mapping)
+        else data
+        if isinstance(data, (list, tuple))
+        else []
+    )
     if items and all(isinstance(item, (DataLoader, Dataset)) for item in items):
         raise ConfigError(
-            f"{name} is a {type(data).__name__} of {type(items[0]).__name__}s. Give DataLoaders: training then takes a batch "
-            "of each (see trainkit.CombinedLoader), evaluation one loader after the other. Or join data sets with "
-            "torch.utils.data.ConcatDataset."
+            f"{name} is a {type(data).__name__} of {type(items[0]).__name__}s. Give DataLoaders:"
+            " training then takes a batch of each (see trainkit.CombinedLoader), evaluation one"
+            " loader after the other. Or join data sets with torch.utils.data.ConcatDataset."
         )
 
 
@@ -105,7 +123,8 @@ def _is_stateful(kind: type) -> bool:
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
-    """Whether a loader draws batches of `batch_size` from its sampler, as DataLoader and torchdata's StatefulDataLoader do.
+    """Whether a loader draws batches of `batch_size` from its sampler, as DataLoader and
+    torchdata's StatefulDataLoader do.
 
     A run resumes by its own count of steps; the state of a StatefulDataLoader is not used.
     """
@@ -125,12 +144,20 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
     sampler: Any = batching.sampler
     if isinstance(sampler, DistributedSampler):
         raise ConfigError(
-            f"{name} has a DistributedSampler; trainkit shards the samples over ranks itself. Pass shuffle=True (or a "
-            "sampler over the whole data set) in its place."
+            f"{name} has a DistributedSampler; trainkit shards the samples over ranks itself. Pass"
+            " shuffle=True (or a sampler over the whole data set) in its place."
         )
     # A subclass may draw differently: only torch's own two are known, and torchdata's.
-    shuffles = type(sampler).__name__ == "RandomSampler" if _is_stateful(type(sampler)) else isinstance(sampler, RandomSampler)
-    own = None if type(sampler) in (RandomSampler, SequentialSampler) or _is_stateful(type(sampler)) else sampler
+    shuffles = (
+        type(sampler).__name__ == "RandomSampler"
+        if _is_stateful(type(sampler))
+        else isinstance(sampler, RandomSampler)
+    )
+    own = (
+        None
+        if type(sampler) in (RandomSampler, SequentialSampler) or _is_stateful(type(sampler))
+        else sampler
+    )
     if own is not None and not hasattr(own, "__len__"):
         raise ConfigError(f"{name} has a {type(own).__name__} without a length; give it a __len__.")
     if shuffles and (
@@ -154,7 +181,9 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
 
 @contextlib.contextmanager
 def _own_numbers_of(sampler: Any, epoch: int) -> Iterator[None]:
-    """Make the draws of a sampler's own generator depend on its seed and the epoch only, not on earlier draws."""
+    """Make the draws of a sampler's own generator depend on its seed and the epoch only,
+    not on earlier draws.
+    """
     generator = getattr(sampler, "generator", None)
     if not isinstance(generator, torch.Generator):
         yield
@@ -168,7 +197,8 @@ def _own_numbers_of(sampler: Any, epoch: int) -> Iterator[None]:
 
 
 class RankSampler(Sampler[list[tuple[int, int]]]):
-    """Yields the microbatches of one rank as lists of (epoch, index), from any step of any epoch on.
+    """Yields the microbatches of one rank as lists of (epoch, index), from any step of any epoch
+    on.
 
     `start` is called before each iteration; the DataLoader and its workers persist over epochs.
     """
@@ -191,11 +221,15 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
                 yield [(epoch, index) for index in indices_at(order, reads, self.plan.num_samples)]
 
     def __len__(self) -> int:
-        return sum(len(self.plan.microbatches(step, self.rank)) for step in range(self.step, self.last))
+        return sum(
+            len(self.plan.microbatches(step, self.rank)) for step in range(self.step, self.last)
+        )
 
 
 def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
-    """Raise trainkit's errors from worker processes with their own message, without the worker's traceback."""
+    """Raise trainkit's errors from worker processes with their own message,
+    without the worker's traceback.
+    """
     try:
         yield from batches
     except TrainkitError as error:
@@ -206,7 +240,9 @@ def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class ShardedLoader:
-    """A source sharded over ranks: iterates the microbatches of one rank for some steps of an epoch."""
+    """A source sharded over ranks: iterates the microbatches of
+    one rank for some steps of an epoch.
+    """
 
     def __init__(
         self,
@@ -220,7 +256,8 @@ class ShardedLoader:
         """Build the loader.
 
         Args:
-            plan: the arithmetic; its `num_samples` may be fewer than the source's (limit_*_batches).
+            plan: the arithmetic; its `num_samples` may be fewer than the source's
+                (limit_*_batches).
             agree: returns rank 0's list on all ranks; used for the order of a user's own sampler.
             guarded: whether a batch with bad samples is yielded as a Rest (bad_samples.py).
         """
@@ -230,35 +267,49 @@ class ShardedLoader:
         options = dict(source.options)
         options["worker_init_fn"] = Shielded(options.get("worker_init_fn"))
         if options.get("generator") is None:
-            # A DataLoader seeds its workers from here. By default it would draw from the global random numbers, and the
-            # model's dropout would depend on how often data was loaded.
+            # A DataLoader seeds its workers from here. By default it would draw from the global
+            # random numbers, and the model's dropout would depend on how often data was loaded.
             options["generator"] = torch.Generator().manual_seed(mix(seed, rank))
         seeded = self._seeded = SeededDataset(source.dataset, seed)
         dataset: Dataset[Any] = seeded
         if guarded:
-            dataset, options["collate_fn"] = GuardedDataset(seeded), GuardedCollate(options.get("collate_fn"))
+            dataset, options["collate_fn"] = (
+                GuardedDataset(seeded),
+                GuardedCollate(options.get("collate_fn")),
+            )
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def iterate(self, plan: StepPlan, epoch: int, start: int) -> Iterator[Any]:
-        """Return an iterator over this rank's microbatches of `epoch` from step `start` on, split by `plan`.
+        """Return an iterator over this rank's microbatches of `epoch` from step `start` on, split
+        by `plan`.
 
-        Without workers they are read as a DataLoader reads them, in this process, but without its own cost for a batch.
+        Without workers they are read as a DataLoader reads them, in this process, but without its
+        own cost for a batch.
         """
         if self.source.sampler is not None and not isinstance(self.source.sampler, SeededOrder):
-            # Here, not in the sampler: all ranks run this at the same time, and `agree` is a collective.
+            # Here, not in the sampler: all ranks run this at the same time, and `agree` is a
+            # collective.
             if hasattr(self.source.sampler, "set_epoch"):
                 self.source.sampler.set_epoch(epoch)
-            with random_numbers_of(self._seed, epoch, -1), _own_numbers_of(self.source.sampler, epoch):
+            with (
+                random_numbers_of(self._seed, epoch, -1),
+                _own_numbers_of(self.source.sampler, epoch),
+            ):
                 own = [int(i) for i in self.source.sampler]  # a resumed run draws the same order
             self._drawn = self._agree(own)
         self._sampler.start(plan, epoch, start)
-        if self._loader.num_workers or self._loader.pin_memory or self._seeded is not self._loader.dataset:
+        if (
+            self._loader.num_workers
+            or self._loader.pin_memory
+            or self._seeded is not self._loader.dataset
+        ):
             return _named_errors(start_workers(self._loader))
         return map(self._loader.collate_fn, self._seeded.batches(iter(self._sampler)))
 
     def close(self) -> None:
         """End the workers; nothing can be iterated afterwards."""
-        # Deleted here: a DataLoader that the garbage collector finds in a cycle waits five seconds for each worker.
+        # Deleted here: a DataLoader that the garbage collector finds in a cycle waits five seconds
+        # for each worker.
         del self._loader
 
     def indices(self, epoch: int, places: range) -> list[int]:
@@ -268,4 +319,6 @@ class ShardedLoader:
     def _order(self, epoch: int) -> Sequence[int]:
         if isinstance(self.source.sampler, SeededOrder):
             return self.source.sampler.order_of(self._seed, epoch)
-        return epoch_order(self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn)
+        return epoch_order(
+            self.source.num_samples, self.source.shuffle, self._seed, epoch, self._drawn
+        )

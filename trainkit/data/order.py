@@ -1,4 +1,5 @@
-"""The order of samples, and the random numbers of one sample: functions of (seed, epoch, index) only.
+"""The order of samples, and the random numbers of one sample: functions of (seed, epoch, index)
+only.
 
 So neither order nor augmentation depends on ranks, workers, or interruptions of the run.
 """
@@ -34,11 +35,14 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _set_numpy, _get_numpy = np.random.mtrand.set_bit_generator, np.random.mtrand.get_bit_generator
 _TORCH_BYTES = torch.get_rng_state().nbytes
 _torch_state = torch.default_generator.get_state
-_spare: list[np.random.MT19937] = []  # making one takes as long as the random numbers of ten samples
+# making one takes as long as the random numbers of ten samples
+_spare: list[np.random.MT19937] = []
 
 
 def mix(*numbers: int) -> int:
-    """Return a 63-bit hash of whole numbers (the finalizer of splitmix64, Steele et al. 2014, applied to each in turn)."""
+    """Return a 63-bit hash of whole numbers (the finalizer of splitmix64,
+    Steele et al. 2014, applied to each in turn).
+    """
     state = _EMPTY
     for number in numbers:
         state = _mixed(state, number)
@@ -63,7 +67,8 @@ class _States:
 
     def __init__(self) -> None:
         self.torch = _torch_state()
-        # numpy's generator is swapped as a whole: reading its state takes ten times as long as everything else.
+        # numpy's generator is swapped as a whole: reading its state takes ten times as long as
+        # everything else.
         self.numpy = _get_numpy()
         self.python = save_python()
 
@@ -74,7 +79,8 @@ class _States:
 
 
 def _seed(number: int) -> None:
-    # The default generator itself: torch.manual_seed would also reset the GPUs' generators, which the step uses.
+    # The default generator itself: torch.manual_seed would also reset the GPUs' generators, which
+    # the step uses.
     torch.default_generator.manual_seed(number)
     np.random.seed(number & 0xFFFFFFFF)
     random.seed(number)
@@ -95,8 +101,8 @@ def apart() -> Iterator[None]:
     try:
         yield
     finally:
-        # Contexts of two threads, or of a generator that was left, may end in any order. The numpy generator of one then stays
-        # in use: it is no spare one.
+        # Contexts of two threads, or of a generator that was left, may end in any order. The numpy
+        # generator of one then stays in use: it is no spare one.
         nested = _get_numpy() is own
         before.put_back()
         if nested:
@@ -104,16 +110,18 @@ def apart() -> Iterator[None]:
 
 
 class Witness:
-    """Sees whether torch, numpy or random draws between `begin` and `end`; kept for many batches, of which it costs 6 us each.
+    """Sees whether torch, numpy or random draws between `begin` and `end`; kept for many batches,
+    of which it costs 6 us each.
 
-    Between the two numpy draws from a generator of the witness. A generator that has drawn is at another place of its numbers,
-    or, after a multiple of 624 draws, has other numbers.
+    Between the two numpy draws from a generator of the witness. A generator that has drawn is at
+    another place of its numbers, or, after a multiple of 624 draws, has other numbers.
     """
 
     def __init__(self) -> None:
         self._numpy = np.random.MT19937(0)
         address = self._numpy.ctypes.state_address
-        self._first = ctypes.c_uint32.from_address(address)  # of 624 numbers; the place follows them
+        # of 624 numbers; the place follows them
+        self._first = ctypes.c_uint32.from_address(address)
         self._place = ctypes.c_int.from_address(address + 624 * 4)
         self._at = self._place.value, self._first.value
 
@@ -128,7 +136,11 @@ class Witness:
         _set_numpy(of_numpy)
         at = self._place.value, self._first.value
         now = _torch_state()
-        if at == self._at and save_python() == of_python and not _memcmp(now.data_ptr(), of_torch.data_ptr(), _TORCH_BYTES):
+        if (
+            at == self._at
+            and save_python() == of_python
+            and not _memcmp(now.data_ptr(), of_torch.data_ptr(), _TORCH_BYTES)
+        ):
             return False
         self._at = at
         torch.set_rng_state(of_torch)
@@ -138,14 +150,18 @@ class Witness:
 
 @contextlib.contextmanager
 def random_numbers_of(seed: int, epoch: int, index: int) -> Iterator[None]:
-    """Within the context torch, numpy and random draw from (seed, epoch, index); afterwards they continue as in `apart`."""
+    """Within the context torch, numpy and random draw from (seed, epoch, index);
+    afterwards they continue as in `apart`.
+    """
     with apart():
         _seed(mix(seed, epoch, index))
         yield
 
 
 class OwnRandomNumbers:
-    """A separate stream of random numbers: within its context torch, numpy and random draw from it and continue it."""
+    """A separate stream of random numbers:
+    within its context torch, numpy and random draw from it and continue it.
+    """
 
     def __init__(self, number: int) -> None:
         with apart():
@@ -165,12 +181,14 @@ class OwnRandomNumbers:
 
 
 def in_bursts(
-    items: Iterator[Item], numbers: Callable[[], AbstractContextManager[None]], most: int = _MOST_IN_BURST
+    items: Iterator[Item],
+    numbers: Callable[[], AbstractContextManager[None]],
+    most: int = _MOST_IN_BURST,
 ) -> Iterator[Item]:
     """Yield the items, pulled within the context `numbers()`; fast ones several at a time.
 
-    To change the random numbers and back takes 10 us, so items that come faster than `_BURST_S` are pulled up to
-    `most` at a time. Which numbers they draw does not depend on it.
+    To change the random numbers and back takes 10 us, so items that come faster than `_BURST_S` are
+    pulled up to `most` at a time. Which numbers they draw does not depend on it.
     """
     size = 1
     while True:
@@ -188,7 +206,9 @@ def _next_size(size: int, each_s: float, most: int = _MOST_IN_BURST) -> int:
 
 
 def may_draw(dataset: Any) -> bool:
-    """Return whether a sample may be random. torch's in-memory data sets are not, and need no seed for each sample."""
+    """Return whether a sample may be random.
+    torch's in-memory data sets are not, and need no seed for each sample.
+    """
     if type(dataset) is Subset:
         return may_draw(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -199,8 +219,9 @@ def may_draw(dataset: Any) -> bool:
 class SeededDataset(Dataset[Any]):
     """A map-style data set with random augmentation as a function of (seed, epoch, index).
 
-    Its keys are (epoch, index), so persistent workers need not be informed of the epoch. To seed the generators for each sample
-    takes 12 us, so it begins with the first batch that draws: this batch is read a second time, with its own random numbers.
+    Its keys are (epoch, index), so persistent workers need not be informed of the epoch. To seed
+    the generators for each sample takes 12 us, so it begins with the first batch that draws: this
+    batch is read a second time, with its own random numbers.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -212,7 +233,9 @@ class SeededDataset(Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def batches(self, keys: Iterator[list[tuple[int, int]]]) -> Iterator[list[Any]]:
-        """Yield the samples of batches, fast ones read several at a time, so that they need one look at the random numbers."""
+        """Yield the samples of batches, fast ones read several at a time,
+        so that they need one look at the random numbers.
+        """
         if not self._may_draw:
             yield from map(self.__getitems__, keys)
             return
@@ -224,7 +247,8 @@ class SeededDataset(Dataset[Any]):
             except Exception:
                 if len(burst) == 1:
                     raise
-                yield from map(self.__getitems__, burst)  # up to the one at fault; it may have been another error by chance
+                # up to the one at fault; it may have been another error by chance
+                yield from map(self.__getitems__, burst)
                 continue
             size = _next_size(size, (time.perf_counter() - begun) / len(burst))
             for batch in burst:
@@ -266,14 +290,19 @@ class SeededDataset(Dataset[Any]):
     def _sample(self, index: int) -> Any:
         try:
             return self.dataset[index]
-        except (OSError, SyntaxError) as error:  # what PIL raises for a damaged file, and a missing file
+        except (OSError, SyntaxError) as error:
+            # what PIL raises for a damaged file, and a missing file
             if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
                 raise
             raise UnreadableSample.of(self.dataset, index, error) from error
 
 
-def epoch_order(num_samples: int, shuffle: bool, seed: int, epoch: int, drawn: Sequence[int] | None) -> Sequence[int]:
-    """Return the order of an epoch: that drawn by a user's own sampler, else a permutation or 0, 1, 2, ..."""
+def epoch_order(
+    num_samples: int, shuffle: bool, seed: int, epoch: int, drawn: Sequence[int] | None
+) -> Sequence[int]:
+    """Return the order of an epoch:
+    that drawn by a user's own sampler, else a permutation or 0, 1, 2, ...
+    """
     if drawn is not None:
         return drawn
     if not shuffle:
@@ -285,7 +314,9 @@ def epoch_order(num_samples: int, shuffle: bool, seed: int, epoch: int, drawn: S
 
 
 def indices_at(order: Sequence[int], places: range, num_samples: int) -> list[int]:
-    """Return the indices at these places of the order of an epoch of `num_samples`; places wrap around at its end."""
+    """Return the indices at these places of the order of an epoch of `num_samples`;
+    places wrap around at its end.
+    """
     if places.stop > num_samples:
         return [int(order[place % num_samples]) for place in places]
     return [int(index) for index in order[places.start : places.stop]]

@@ -1,8 +1,9 @@
 """A permutation of more samples than fit in memory: the sample of a place is computed on access.
 
-A place is enciphered by a Feistel network of 12 rounds over the least power of two that holds all places, repeatedly until
-the result is one of them (cycle walking: Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", section 3). An
-invertible cipher of a set is a permutation of it; with the keys of a seed, one of 2^64.
+A place is enciphered by a Feistel network of 12 rounds over the least power of two that holds all
+places, repeatedly until the result is one of them (cycle walking: Black and Rogaway 2002, "Ciphers
+with Arbitrary Finite Domains", section 3). An invertible cipher of a set is a permutation of it;
+with the keys of a seed, one of 2^64.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ Numbers = npt.NDArray[np.uint64]
 
 
 class Permutation(Sequence[int]):
-    """The numbers from 0 to `length` - 1 (up to 2^62 of them) in an order that depends on `seed`."""
+    """The numbers from 0 to `length` - 1 (up to 2^62 of them)
+    in an order that depends on `seed`.
+    """
 
     def __init__(self, length: int, seed: int) -> None:
         self._length = length
         bits = max(2, (length - 1).bit_length())
         self._low = np.uint64(bits // 2)
         self._masks = np.uint64((1 << (bits - bits // 2)) - 1), np.uint64((1 << (bits // 2)) - 1)
-        self._keys = np.random.Generator(np.random.PCG64(seed)).integers(2**64, size=_ROUNDS, dtype=np.uint64)
+        self._keys = np.random.Generator(np.random.PCG64(seed)).integers(
+            2**64, size=_ROUNDS, dtype=np.uint64
+        )
         self._first, self._block = -1, np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:

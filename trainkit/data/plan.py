@@ -1,23 +1,26 @@
-"""The arithmetic of an epoch: which samples each rank gets in each microbatch of each step. Pure, no torch.
+"""The arithmetic of an epoch: which samples each rank gets in each microbatch of each step. Pure,
+no torch.
 
-An epoch is one order of the samples. Step `s` takes the next `global_batch_size` of them, on any number of ranks; ranks and
-microbatches only split that batch:
+An epoch is one order of the samples. Step `s` takes the next `global_batch_size` of them, on any
+number of ranks; ranks and microbatches only split that batch:
 
     order      | step 0                          | step 1                          | last step, short |
     step       | micro 0: rank 0 | rank 1 | micro 1: rank 0 | rank 1 |
 
-so cell `micro * world_size + rank` takes the cell'th chunk. A short last step is spread evenly: it uses as many
-microbatches as it needs, of sizes that differ by one at most, and a rank may have no sample in it. Every rank can compute
-every other rank's share, so the weight of a microbatch needs no communication.
+so cell `micro * world_size + rank` takes the cell'th chunk. A short last step is spread evenly: it
+uses as many microbatches as it needs, of sizes that differ by one at most, and a rank may have no
+sample in it. Every rank can compute every other rank's share, so the weight of a microbatch needs
+no communication.
 
-If ranks have joined or left since the run's beginning, a step keeps its samples: they are spread evenly over the present
-ranks, in as many microbatches as needed.
+If ranks have joined or left since the run's beginning, a step keeps its samples: they are spread
+evenly over the present ranks, in as many microbatches as needed.
 
-An engine that gathers weights in each forward needs as many forwards on all ranks: `even` deals a rank without samples a ghost,
-an empty range; it borrows a sample, and weighs nothing.
+An engine that gathers weights in each forward needs as many forwards on all ranks: `even` deals a
+rank without samples a ghost, an empty range; it borrows a sample, and weighs nothing.
 
-Ranks of unequal speed take unequal parts of each round of microbatches, if `shares` names them: of 64 samples of a round, ranks
-with shares 3 and 1 take 48 and 16. Steps keep their samples and their order.
+Ranks of unequal speed take unequal parts of each round of microbatches, if `shares` names them: of
+64 samples of a round, ranks with shares 3 and 1 take 48 and 16. Steps keep their samples and their
+order.
 """
 
 from __future__ import annotations
@@ -36,8 +39,10 @@ class StepPlan:
         world_size: number of ranks.
         accumulate: microbatches of one rank in a step, at the declared number of ranks.
         drop_last: leave out a last step that is short.
-        pad: fill a last step that is short with the epoch's first samples, again: places beyond the last one.
-        declared_ranks: the number of ranks that `accumulate` is meant for, if it differs from `world_size`.
+        pad: fill a last step that is short with the epoch's first samples, again: places beyond the
+            last one.
+        declared_ranks: the number of ranks that `accumulate` is meant for, if it differs from
+            `world_size`.
         even: deal all ranks as many microbatches in each step.
         shares: of a round's samples, one number of 1 or more for each rank; None for even ones.
     """
@@ -70,11 +75,13 @@ class StepPlan:
         return min(self.global_batch_size, self.num_samples - step * self.global_batch_size)
 
     def microbatches(self, step: int, rank: int) -> list[range]:
-        """Return the places in the epoch's order that `rank` takes in `step`, a range for each microbatch.
+        """Return the places in the epoch's order that `rank` takes in `step`, a range for each
+        microbatch.
 
         With `pad` a place may lie beyond the last sample; it is that of `place % num_samples`.
 
-        Ranges are never empty, but for ghosts: a rank without samples in a short last step gets an empty list.
+        Ranges are never empty, but for ghosts: a rank without samples in a short last step gets an
+        empty list.
         """
         samples, start = self.samples_in(step), step * self.global_batch_size
         rounds = -(-samples // (self.batch_size * self.world_size))
@@ -90,7 +97,9 @@ class StepPlan:
                 result.append(range(first, last))
         return result
 
-    def _in_shares(self, shares: tuple[int, ...], places: range, rounds: int, rank: int) -> list[range]:
+    def _in_shares(
+        self, shares: tuple[int, ...], places: range, rounds: int, rank: int
+    ) -> list[range]:
         before, own, total = sum(shares[:rank]), shares[rank], sum(shares)
         result = []
         for i in range(rounds):
@@ -101,6 +110,8 @@ class StepPlan:
         return result
 
     def reads(self, step: int, places: range) -> range:
-        """Return the places of the samples in a microbatch of `step`: its own; the step's first one for a ghost."""
+        """Return the places of the samples in a microbatch of `step`: its own;
+        the step's first one for a ghost.
+        """
         start = step * self.global_batch_size
         return places or range(start, start + 1)

@@ -1,8 +1,9 @@
 """The state of Python's `random`, saved and restored in a microsecond.
 
-`random.getstate()` makes a tuple of 624 numbers, which takes twenty times as long as a batch of a small data set. CPython's
-generator is plain memory behind the object's header (Modules/_randommodule.c: an index and 624 words), so its bytes are copied
-instead, if a check at the first use finds that this restores it; elsewhere getstate and setstate are used.
+`random.getstate()` makes a tuple of 624 numbers, which takes twenty times as long as a batch of a
+small data set. CPython's generator is plain memory behind the object's header
+(Modules/_randommodule.c: an index and 624 words), so its bytes are copied instead, if a check at
+the first use finds that this restores it; elsewhere getstate and setstate are used.
 """
 
 from __future__ import annotations

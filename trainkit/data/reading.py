@@ -1,4 +1,6 @@
-"""Reads every sample of the loaders once, in their workers, and finds those that raise: `python -m trainkit data check`."""
+"""Reads every sample of the loaders once, in their workers, and finds those that raise:
+`python -m trainkit data check`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Reading:
     num_workers: int
 
     def read(self, seed: int) -> Iterator[tuple[int, list[BadSample]]]:
-        """Yield (samples or batches read, the bad ones of them); samples are drawn as in the first epoch."""
+        """Yield (samples or batches read, the bad ones of them);
+        samples are drawn as in the first epoch.
+        """
         if self.num_samples is None:
             yield from _read_stream(self.data)
             return
@@ -45,9 +49,18 @@ class Reading:
         keys = iter([(0, index) for index in range(self.num_samples)])
         batches = list(iter(lambda: list(itertools.islice(keys, _BATCH)), []))
         if is_loader and self.data.num_workers:  # its own workers, with their initialization
-            loader = loader_like(self.data, dataset, batch_sampler=batches, collate_fn=_only_bad, pin_memory=False)
+            loader = loader_like(
+                self.data, dataset, batch_sampler=batches, collate_fn=_only_bad, pin_memory=False
+            )
         else:
-            loader = shield(DataLoader(dataset, num_workers=self.num_workers, batch_sampler=batches, collate_fn=_only_bad))
+            loader = shield(
+                DataLoader(
+                    dataset,
+                    num_workers=self.num_workers,
+                    batch_sampler=batches,
+                    collate_fn=_only_bad,
+                )
+            )
         yield from loader
 
 
@@ -55,14 +68,23 @@ def readings(loaders: Sequence[tuple[str, Any]], num_workers: int | None) -> lis
     """Return what to read of named loaders; each data set once.
 
     Args:
-        loaders: (name, a DataLoader, a Dataset, an iterable of batches, a list or dict of DataLoaders, or None).
+        loaders: (name, a DataLoader, a Dataset, an iterable of batches, a list or dict of
+            DataLoaders, or None).
         num_workers: processes for a loader that has none. Default: the cores of this process.
     """
     found, seen = [], set()
     for name, data in loaders:
         data = data.iterables if isinstance(data, CombinedLoader) else data
-        items = data if isinstance(data, Mapping) else dict(enumerate(data)) if isinstance(data, (list, tuple)) else {}
-        several = bool(items) and all(isinstance(item, (DataLoader, Dataset)) for item in items.values())
+        items = (
+            data
+            if isinstance(data, Mapping)
+            else dict(enumerate(data))
+            if isinstance(data, (list, tuple))
+            else {}
+        )
+        several = bool(items) and all(
+            isinstance(item, (DataLoader, Dataset)) for item in items.values()
+        )
         for i, item in items.items() if several else [(0, data)]:
             dataset = item.dataset if isinstance(item, DataLoader) else item
             if item is None or id(dataset) in seen:

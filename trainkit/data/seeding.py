@@ -10,9 +10,11 @@ import torch
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
-    """Seed random, numpy and torch (all devices) of this process; return the seed, by default PL_GLOBAL_SEED's, or 0.
+    """Seed random, numpy and torch (all devices) of this process; return the seed, by default
+    PL_GLOBAL_SEED's, or 0.
 
-    `workers` and `verbose` have no effect: samples have random numbers of their own, whichever worker loads them.
+    `workers` and `verbose` have no effect: samples have random numbers of their own, whichever
+    worker loads them.
     """
     seed = int(os.environ.get("PL_GLOBAL_SEED", "0")) if seed is None else seed
     random.seed(seed)

@@ -1,4 +1,6 @@
-"""The arithmetic of unequal ranks: how many samples of a round each rank takes (plan.py deals them). Pure, no torch."""
+"""The arithmetic of unequal ranks:
+how many samples of a round each rank takes (plan.py deals them). Pure, no torch.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ def samples_of(shares: Sequence[int] | None, total: int, ranks: int) -> Shares:
 
 
 def spread(weights: Sequence[float], total: int, limits: Sequence[int]) -> Shares:
-    """Return whole numbers of this sum in proportion to `weights`, each at least 1 and at most its limit.
+    """Return whole numbers of this sum in proportion to `weights`, each at least 1 and at most its
+    limit.
 
-    What a limit takes from a rank goes to the others in proportion; remainders go to the largest fractions (Hamilton's method).
+    What a limit takes from a rank goes to the others in proportion; remainders go to the largest
+    fractions (Hamilton's method).
 
     Args:
         weights: of each rank, above 0.
@@ -48,8 +52,9 @@ def spread(weights: Sequence[float], total: int, limits: Sequence[int]) -> Share
 def _within_limits(weights: Sequence[float], total: int, limits: Sequence[int]) -> list[float]:
     """Return parts of `total` in proportion to `weights`, each from 1 to its limit.
 
-    Each pass divides what is left among the free ranks, and fixes those beyond a bound: all below 1 if raising them takes more
-    than capping the others frees, or else all above their limits. (CSS flexible lengths, section 9.7, are resolved alike.)
+    Each pass divides what is left among the free ranks, and fixes those beyond a bound: all below 1
+    if raising them takes more than capping the others frees, or else all above their limits. (CSS
+    flexible lengths, section 9.7, are resolved alike.)
     """
     parts: dict[int, float] = {}
     while len(parts) < len(weights):
@@ -71,7 +76,8 @@ class Pace:
 
     Attributes:
         samples: of its microbatches, above 0.
-        compute_s: seconds of their forward and backward, above 0; waiting for other ranks is left out.
+        compute_s: seconds of their forward and backward, above 0; waiting for other ranks is left
+            out.
         rest_s: seconds of everything else in these steps, waiting included.
     """
 
@@ -91,7 +97,8 @@ class Deal:
 
     Attributes:
         samples: of each rank in a round.
-        gain: by how much more samples per second the ranks' measured paces promise at their best shares: 0.5 for half more.
+        gain: by how much more samples per second the ranks' measured paces promise at their best
+            shares: 0.5 for half more.
     """
 
     samples: Shares
@@ -101,8 +108,9 @@ class Deal:
 def deal(paces: Sequence[Pace], now: Shares, limits: Sequence[int], damping: float) -> Deal:
     """Return the shares to deal next.
 
-    At the best shares all ranks compute equally long, so a rank's samples are in proportion to its speed. Seconds are taken to
-    grow in proportion to samples; if they do not, later deals correct it: equal times are the only fixed point.
+    At the best shares all ranks compute equally long, so a rank's samples are in proportion to its
+    speed. Seconds are taken to grow in proportion to samples; if they do not, later deals correct
+    it: equal times are the only fixed point.
 
     Args:
         paces: of each rank.

@@ -1,12 +1,13 @@
-"""Streams: data without index or length (IterableDataset, lists of batches, any iterable), as one rank reads them.
+"""Streams: data without index or length (IterableDataset, lists of batches, any iterable), as one
+rank reads them.
 
 DealtStream    all ranks read the same stream, and each batch goes to one rank and one of its loader workers (the default)
 OwnStream      each rank reads a part of its own: `trainkit.sharded(...)`, and WebDataset, which splits its shards by worker
 StreamSource   data that something else reads and splits, such as a Ray Dataset; it makes its own Stream
 
-Dealt, a stream gives the same batches in the same steps on any number of ranks and workers: step s takes the next
-`accumulate x ranks` batches, of which every rank takes each world_size'th. A rank reads the samples of the others too, and
-drops them before they are collated.
+Dealt, a stream gives the same batches in the same steps on any number of ranks and workers: step s
+takes the next `accumulate x ranks` batches, of which every rank takes each world_size'th. A rank
+reads the samples of the others too, and drops them before they are collated.
 """
 
 from __future__ import annotations
@@ -40,15 +41,19 @@ _ITERATORS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
 
 
 def iterates_itself(loader: DataLoader[Any]) -> bool:
-    """Whether a loader's class has an iterator of its own, which may change batches: a prefetcher, augmentation, a graph's."""
+    """Whether a loader's class has an iterator of its own, which may change batches:
+    a prefetcher, augmentation, a graph's.
+    """
     methods = (getattr(type(loader), name) for name in ("__iter__", "_get_iterator"))
     return any(not method.__module__.startswith(_ITERATORS) for method in methods)
 
 
 def sharded(data: Any) -> Sharded:
-    """Declare that each rank reads its own part of `data`: trainkit then deals nothing, and each rank trains on all it reads.
+    """Declare that each rank reads its own part of `data`: trainkit then deals nothing, and each
+    rank trains on all it reads.
 
-    A part is chosen by `trainkit.rank()` and `trainkit.world_size()`, which loader workers can call too.
+    A part is chosen by `trainkit.rank()` and `trainkit.world_size()`, which loader workers can call
+    too.
 
     Args:
         data: a DataLoader or an iterable of batches.
@@ -71,9 +76,11 @@ class Stream(ABC):
         self._loader: DataLoader[Any] | None = None  # its workers end with each epoch
 
     def steps(self, epoch: int, start: int, accumulate: int) -> Iterator[list[Any]]:
-        """Yield this rank's batches of each step from step `start` on, without end: an empty list if none are left.
+        """Yield this rank's batches of each step from step `start` on, without end: an empty list
+        if none are left.
 
-        Draws of random numbers depend on (seed, epoch, rank), so a run that resumes reads the same batches again.
+        Draws of random numbers depend on (seed, epoch, rank), so a run that resumes reads the same
+        batches again.
         """
         self.close()  # persistent workers would continue the random numbers of the epoch before
         count, numbers = self.per_step(accumulate), self._numbers(epoch)
@@ -85,7 +92,9 @@ class Stream(ABC):
             yield list(itertools.islice(batches, count))
 
     def close(self) -> None:
-        """End the loader's workers. Otherwise the interpreter would wait at its end for persistent ones."""
+        """End the loader's workers. Otherwise the interpreter would
+        wait at its end for persistent ones.
+        """
         if self._loader is not None and self._loader._iterator is not None:
             end = getattr(self._loader._iterator, "_shutdown_workers", None)
             if end is not None:
@@ -94,7 +103,9 @@ class Stream(ABC):
 
     @abstractmethod
     def per_step(self, accumulate: int) -> int:
-        """Return this rank's batches of a step with `accumulate` microbatches of each declared rank."""
+        """Return this rank's batches of a step with `accumulate`
+        microbatches of each declared rank.
+        """
 
     @abstractmethod
     def num_steps(self, accumulate: int) -> int | None:
@@ -108,7 +119,8 @@ class Stream(ABC):
 
 
 class StreamSource(ABC):
-    """Data that something else reads and splits over the ranks; `fit` takes it in place of a DataLoader.
+    """Data that something else reads and splits over the ranks; `fit` takes it in place of a
+    DataLoader.
 
     Attributes:
         kind: what it is, after "the data is": "of Ray Data".
@@ -119,7 +131,9 @@ class StreamSource(ABC):
     batch_size: int
 
     @abstractmethod
-    def stream(self, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, on_main: OnMain) -> Stream:
+    def stream(
+        self, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, on_main: OnMain
+    ) -> Stream:
         """Return the stream of this rank. Called on all ranks.
 
         Args:
@@ -127,7 +141,8 @@ class StreamSource(ABC):
             seed: of the run.
             ranks: (this rank, the number of ranks).
             declared: the number of ranks that accumulation and limit are meant for.
-            on_main: runs a function on rank 0, and returns its result, or raises its error, on all ranks.
+            on_main: runs a function on rank 0, and returns its result, or raises its error, on all
+                ranks.
         """
 
 
@@ -136,7 +151,9 @@ class OwnStream(Stream):
 
     reading = "each rank reads its own part"
 
-    def __init__(self, data: Any, length: int | None, limit: int | None, seed: int, share: float = 1.0) -> None:
+    def __init__(
+        self, data: Any, length: int | None, limit: int | None, seed: int, share: float = 1.0
+    ) -> None:
         """Build the stream.
 
         Args:
@@ -144,8 +161,8 @@ class OwnStream(Stream):
             length: batches of the rank that has most of them, or None if unknown.
             limit: batches of an epoch at most, or None.
             seed: this rank's.
-            share: the declared ranks over the present ones: 1.5 if two of three are left. A step has the nearest whole number
-                of batches.
+            share: the declared ranks over the present ones: 1.5 if two of three are left. A step
+                has the nearest whole number of batches.
         """
         super().__init__(seed)
         self._data, self._limit, self._share = shield(data), limit, share
@@ -193,11 +210,19 @@ class DealtStream(Stream):
             seed: of the run.
             ranks: (this rank, the number of ranks).
             declared: the number of ranks that accumulation and limit are meant for.
-            agree: returns rank 0's list on all ranks; used for the batches that a user's own batch sampler draws.
-            guarded: whether a batch with bad samples is yielded as a Rest (bad_samples.py); of map-style data only.
+            agree: returns rank 0's list on all ranks; used for the batches that a user's own batch
+                sampler draws.
+            guarded: whether a batch with bad samples is yielded as a Rest (bad_samples.py); of
+                map-style data only.
         """
         super().__init__(mix(seed, ranks[0]))
-        self._data, self._run_seed, self._ranks, self._declared, self._agree = data, seed, ranks, declared, agree
+        self._data, self._run_seed, self._ranks, self._declared, self._agree = (
+            data,
+            seed,
+            ranks,
+            declared,
+            agree,
+        )
         self._guarded = guarded
         self._end = None if limit is None else limit * declared
         self._length = length if None in (length, self._end) else min(length, self._end)  # type: ignore[type-var]
@@ -205,7 +230,9 @@ class DealtStream(Stream):
         self._draws_batches = is_loader and not isinstance(data.dataset, IterableDataset)
         if is_loader and not self._draws_batches:
             self._dealt = DealtDataset(data.dataset, data.batch_size or 1)
-            self._loader = loader_like(data, self._dealt, batch_size=data.batch_size, drop_last=data.drop_last)
+            self._loader = loader_like(
+                data, self._dealt, batch_size=data.batch_size, drop_last=data.drop_last
+            )
 
     def per_step(self, accumulate: int) -> int:
         rank, size = self._ranks
@@ -218,7 +245,11 @@ class DealtStream(Stream):
         per_step = accumulate * self._declared
         share, data = Share(start * per_step, self._end, per_step, *self._ranks), self._data
         if type(data) in (list, tuple):
-            return (data[place] for place in range(len(data))[share.start : share.end] if share.has(place))
+            return (
+                data[place]
+                for place in range(len(data))[share.start : share.end]
+                if share.has(place)
+            )
         if self._draws_batches:
             return self._drawn(share, epoch)
         if self._loader is not None:
@@ -227,24 +258,37 @@ class DealtStream(Stream):
         if isinstance(data, DataLoader):
             _set_epoch(data, epoch)
         # pulled under the same random numbers on all ranks
-        return (batch for place, batch in enumerate(itertools.islice(iter(data), share.end)) if share.has(place))
+        return (
+            batch
+            for place, batch in enumerate(itertools.islice(iter(data), share.end))
+            if share.has(place)
+        )
 
     def _drawn(self, share: Share, epoch: int) -> Iterator[Any]:
         """Return this rank's batches of the indices that rank 0 draws."""
         data = self._data
         batching = _set_epoch(data, epoch)
         with OwnRandomNumbers(mix(self._run_seed, epoch))():
-            drawn = self._agree([b if isinstance(b, int) else [int(i) for i in b] for b in batching])
+            drawn = self._agree(
+                [b if isinstance(b, int) else [int(i) for i in b] for b in batching]
+            )
         own = [drawn[place] for place in range(len(drawn))[: share.end] if share.has(place)]
         whole = data.batch_sampler is None  # the data set makes the batches
         batches = [[(epoch, index) for index in ([batch] if whole else batch)] for batch in own]
         seeded = SeededDataset(data.dataset, self._run_seed)
-        if not (data.num_workers or data.pin_memory or self._guarded):  # in this process, without a DataLoader's own cost
+        # in this process, without a DataLoader's own cost
+        if not (data.num_workers or data.pin_memory or self._guarded):
             samples = seeded.batches(iter(batches))
             return map(data.collate_fn, (batch for (batch,) in samples) if whole else samples)
         dataset: Dataset[Any] = GuardedDataset(seeded) if self._guarded else seeded
-        more: dict[str, Any] = {"collate_fn": GuardedCollate(data.collate_fn)} if self._guarded else {}
-        more |= {"batch_size": None, "sampler": [key for (key,) in batches]} if whole else {"batch_sampler": batches}
+        more: dict[str, Any] = (
+            {"collate_fn": GuardedCollate(data.collate_fn)} if self._guarded else {}
+        )
+        more |= (
+            {"batch_size": None, "sampler": [key for (key,) in batches]}
+            if whole
+            else {"batch_sampler": batches}
+        )
         self._loader = loader_like(data, dataset, **more)
         return iter(self._loader)
 
@@ -257,7 +301,9 @@ class DealtStream(Stream):
 
 
 def _set_epoch(loader: DataLoader[Any], epoch: int) -> Any:
-    """Tell a loader's samplers the epoch, as a plain loop does; return the one that draws its batches."""
+    """Tell a loader's samplers the epoch, as a plain loop does;
+    return the one that draws its batches.
+    """
     batching: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     for sampler in (batching, getattr(batching, "sampler", None)):
         set_epoch = getattr(sampler, "set_epoch", None)

@@ -1,7 +1,7 @@
 """Loader workers: their start, and signals that a scheduler sends to every process of a job.
 
-By default a SIGTERM, SIGUSR1 or Ctrl-C kills the worker, while its rank continues to the end of the step; the rank would
-then fail for lack of data instead of saving.
+By default a SIGTERM, SIGUSR1 or Ctrl-C kills the worker, while its rank continues to the end of the
+step; the rank would then fail for lack of data instead of saving.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ LOOK_S = 5.0  # seconds between two looks of a worker that got a SIGTERM: is its
 class Shielded:
     """A worker_init_fn that keeps signals from ending the worker, and then calls the user's own.
 
-    A scheduler's SIGTERM to the worker is the rank's to answer. The rank's own, when it exits, ends the worker, even one that
-    waits for a store: it is silent, so that the rank's error is the last that is printed.
+    A scheduler's SIGTERM to the worker is the rank's to answer. The rank's own, when it exits, ends
+    the worker, even one that waits for a store: it is silent, so that the rank's error is the last
+    that is printed.
     """
 
     def __init__(self, own: Callable[[int], None] | None) -> None:
         self.own = own
-        self._exits, exits = multiprocessing.Pipe(duplex=False)  # readable, once the rank exits or needs no more batches
-        Finalize(self, exits.send_bytes, args=(b".",), exitpriority=0)  # runs before multiprocessing ends the workers
+        # readable, once the rank exits or needs no more batches
+        self._exits, exits = multiprocessing.Pipe(duplex=False)
+        # runs before multiprocessing ends the workers
+        Finalize(self, exits.send_bytes, args=(b".",), exitpriority=0)
 
     def __getstate__(self) -> dict[str, Any]:
         is_worker = get_spawning_popen() is not None  # else a copy without a loader's workers
@@ -61,8 +64,8 @@ class Shielded:
 def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     """Return an iterator of a loader, the workers of which need files and shared memory.
 
-    Each batch of a worker is a few open files, and a worker that cannot open one is silent: the soft limit is raised to the
-    hard one, as a process may.
+    Each batch of a worker is a few open files, and a worker that cannot open one is silent: the
+    soft limit is raised to the hard one, as a process may.
 
     Raises:
         DataError: there is no room for them.
@@ -75,14 +78,17 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         return iter(loader)
     except OSError as error:
         cure = {
-            errno.ENOSPC: "/dev/shm is full. Free it (df -h /dev/shm), or give a container more (docker run --shm-size=8g).",
+            errno.ENOSPC: (
+                "/dev/shm is full. Free it (df -h /dev/shm), or give a container more (docker run"
+                " --shm-size=8g)."
+            ),
             errno.EMFILE: f"a process may have {hard} open files. Raise the limit (ulimit -n).",
         }.get(error.errno or 0)
         if cure is None:
             raise
         raise DataError(
-            f"The {plural(loader.num_workers, 'loader worker')} cannot be started: {cure} Or load without workers: "
-            "data.num_workers=0 (DataLoader: num_workers=0)."
+            f"The {plural(loader.num_workers, 'loader worker')} cannot be started: {cure} Or load"
+            " without workers: data.num_workers=0 (DataLoader: num_workers=0)."
         ) from error
 
 

@@ -21,12 +21,13 @@ _MIXED_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 class Precision:
     """Applies one of the names to weights, batches, forward and update.
 
-    "*-mixed": weights stay float32 and forward runs under autocast; fp16 scales its loss, so small gradients do not
-    vanish, and skips an update if they overflow (Micikevicius et al. 2018). "*-true": weights and inputs have that dtype.
+    "*-mixed": weights stay float32 and forward runs under autocast; fp16 scales its loss, so small
+    gradients do not vanish, and skips an update if they overflow (Micikevicius et al. 2018).
+    "*-true": weights and inputs have that dtype.
 
     Attributes:
-        sum_over_ranks: sums an overflow over ranks, if a rank may hold a part of the gradients that others do not see; an
-            engine sets it.
+        sum_over_ranks: sums an overflow over ranks, if a rank may hold a part of the gradients that
+            others do not see; an engine sets it.
     """
 
     sum_over_ranks: Callable[[Tensor], Tensor] | None = None
@@ -38,7 +39,10 @@ class Precision:
             ConfigError: there is no such precision.
         """
         if name not in get_args(PrecisionName):
-            raise ConfigError(f"trainer.precision is '{name}'; it must be one of {', '.join(get_args(PrecisionName))}.")
+            raise ConfigError(
+                f"trainer.precision is '{name}'; it must be one of"
+                f" {', '.join(get_args(PrecisionName))}."
+            )
         self.name = name
         self.device = device
         self.input_dtype = _TRUE_DTYPES.get(name)
@@ -48,8 +52,8 @@ class Precision:
 
     def convert(self, model: nn.Module) -> None:
         """Cast the weights, in place, if the precision is a true one."""
-        # Not by `to`: metric objects ignore only these two, since their counts do not fit into bfloat16; and complex
-        # weights stay complex.
+        # Not by `to`: metric objects ignore only these two, since their counts do not fit into
+        # bfloat16; and complex weights stay complex.
         if self.input_dtype is torch.bfloat16:
             model.bfloat16()
         elif self.input_dtype is torch.float64:
@@ -76,10 +80,15 @@ class Precision:
 
     def _overflows(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
         """Return what `unscale` has found, on each device: above 0 if a gradient is not finite."""
-        return [found for optimizer in optimizers for found in self.scaler._found_inf_per_device(optimizer).values()]
+        return [
+            found
+            for optimizer in optimizers
+            for found in self.scaler._found_inf_per_device(optimizer).values()
+        ]
 
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-        """Update the weights under fp16's loss scale; return False if an overflow held the update back.
+        """Update the weights under fp16's loss scale; return False if an overflow held the update
+        back.
 
         Waits for the device. All ranks decide alike: an overflow on one is in the sum of all.
         """
@@ -89,10 +98,13 @@ class Precision:
                 bool(inf) for inf in self._overflows(optimizers)
             )  # one skips all: they are one step, and are clipped as one
             for optimizer in optimizers:
-                # By itself a fused optimizer finds an overflow on the device, and keeps momenta that it allocated without
-                # filling them: torch's SGD then continues from uninitialised memory.
+                # By itself a fused optimizer finds an overflow on the device, and keeps momenta
+                # that it allocated without filling them: torch's SGD then continues from
+                # uninitialised memory.
                 optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-                if not overflows and any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+                if not overflows and any(
+                    p.grad is not None for group in optimizer.param_groups for p in group["params"]
+                ):
                     self.scaler.step(optimizer)
             self.scaler.update()
             return self.scaler.get_scale() >= before

@@ -1,4 +1,6 @@
-"""Tensors that are spread over ranks (engine=fsdp): what this rank holds of them, and their norms."""
+"""Tensors that are spread over ranks (engine=fsdp):
+what this rank holds of them, and their norms.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,22 @@ def is_spread(tensor: Tensor) -> bool:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that is spread over ranks, and any other tensor as it is; shares its memory."""
+    """Return this rank's part of a tensor that is spread over ranks, and any other tensor as it is;
+    shares its memory.
+    """
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
 
-def norms_of(tensors: Sequence[Tensor], kind: float = 2.0, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the norm of each tensor, in one tensor of shape [len(tensors)]. Does not wait for the device.
+def norms_of(
+    tensors: Sequence[Tensor], kind: float = 2.0, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the norm of each tensor, in one tensor of shape [len(tensors)]. Does not wait for the
+    device.
 
-    Norms of spread tensors are whole, and equal on all ranks: call it on all ranks then. Those of one mesh take one sum; torch
-    has no operation on tensors of several meshes (some split by width too, engine.tensor).
+    Norms of spread tensors are whole, and equal on all ranks: call it on all ranks then. Those of
+    one mesh take one sum; torch has no operation on tensors of several meshes (some split by width
+    too, engine.tensor).
 
     Args:
         kind: p of the p-norm, 1 or more; inf for the largest absolute value.
@@ -33,19 +41,26 @@ def norms_of(tensors: Sequence[Tensor], kind: float = 2.0, dtype: torch.dtype | 
     groups: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
         groups.setdefault((getattr(tensor, "device_mesh", None), tensor.device), []).append(place)
-    norms = [_norms([tensors[place] for place in places], kind, dtype) for places in groups.values()]
+    norms = [
+        _norms([tensors[place] for place in places], kind, dtype) for places in groups.values()
+    ]
     if len(norms) == 1:
         return norms[0]
     pairs = [
-        pair for own, places in zip(norms, groups.values(), strict=True) for pair in zip(places, own.unbind(), strict=True)
+        pair
+        for own, places in zip(norms, groups.values(), strict=True)
+        for pair in zip(places, own.unbind(), strict=True)
     ]
-    return torch.stack([norm.to(tensors[0].device) for _, norm in sorted(pairs, key=lambda pair: pair[0])])
+    return torch.stack(
+        [norm.to(tensors[0].device) for _, norm in sorted(pairs, key=lambda pair: pair[0])]
+    )
 
 
 def _norms(tensors: list[Tensor], kind: float, dtype: torch.dtype | None) -> Tensor:
     if not is_spread(tensors[0]):
         return torch.stack(list(torch._foreach_norm(tensors, kind, dtype=dtype)))
-    tensors = [tensor.to(dtype or tensor.dtype) for tensor in tensors]  # the operation's own dtype has no rule (torch 2.15)
+    # the operation's own dtype has no rule (torch 2.15)
+    tensors = [tensor.to(dtype or tensor.dtype) for tensor in tensors]
     together: Any = torch.stack(list(torch._foreach_norm(tensors, kind)))
     whole: Tensor = together.full_tensor()
     return whole

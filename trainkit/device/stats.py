@@ -1,7 +1,8 @@
 """DeviceStats: memory and load of this rank's GPU, its host and its process, as plain numbers.
 
-Unavailable values are left out: there is no GPU, psutil (`pip install psutil`) or NVML's reader (`pip install nvidia-ml-py`)
-is not installed, or a driver does not report a value. Nothing here waits for the device.
+Unavailable values are left out: there is no GPU, psutil (`pip install psutil`) or NVML's reader
+(`pip install nvidia-ml-py`) is not installed, or a driver does not report a value. Nothing here
+waits for the device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import torch
 
 
 class DeviceStats:
-    """Reads current values. The first `cpu_utilization_ratio` is of the time since this object was made."""
+    """Reads current values. The first `cpu_utilization_ratio` is of
+    the time since this object was made.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -32,20 +35,26 @@ class DeviceStats:
         """Return the available values by name; a name ends with the unit.
 
         Returns:
-            Of "gpu_memory_used_bytes" and "gpu_memory_total_bytes" (of the whole GPU, other processes included),
-            "gpu_utilization_ratio" (0 to 1), "gpu_temperature_celsius", "gpu_power_watts",
-            "gpu_memory_allocated_bytes" and "gpu_memory_reserved_bytes" (of this process, by torch),
-            "host_memory_used_bytes", "host_memory_total_bytes", "process_memory_bytes", "cpu_utilization_ratio" (0 to 1, of
-            all cores, since the last read).
+            Of "gpu_memory_used_bytes" and "gpu_memory_total_bytes" (of the whole GPU, other
+            processes included), "gpu_utilization_ratio" (0 to 1), "gpu_temperature_celsius",
+            "gpu_power_watts", "gpu_memory_allocated_bytes" and "gpu_memory_reserved_bytes" (of this
+            process, by torch), "host_memory_used_bytes", "host_memory_total_bytes",
+            "process_memory_bytes", "cpu_utilization_ratio" (0 to 1, of all cores, since the last
+            read).
         """
         return self.of_gpu() | self.of_host()
 
     def _find(self, nvml: ModuleType) -> Any:
-        """Return NVML's handle of the device, by UUID: torch's index counts only the visible devices."""
+        """Return NVML's handle of the device, by UUID:
+        torch's index counts only the visible devices.
+        """
         try:
             nvml.nvmlInit()
-            return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(self._device).uuid}")
-        except nvml.NVMLError:  # no driver, or a part of a GPU (MIG), which has another kind of name
+            return nvml.nvmlDeviceGetHandleByUUID(
+                f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
+            )
+        except nvml.NVMLError:
+            # no driver, or a part of a GPU (MIG), which has another kind of name
             return None
 
     def of_gpu(self) -> dict[str, float]:
@@ -59,19 +68,29 @@ class DeviceStats:
         readers: list[Callable[[], dict[str, float]]] = [
             lambda: _memory(nvml.nvmlDeviceGetMemoryInfo(handle)),
             lambda: {"gpu_utilization_ratio": nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100},
-            lambda: {"gpu_temperature_celsius": float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))},
+            lambda: {
+                "gpu_temperature_celsius": float(
+                    nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+                )
+            },
             lambda: {"gpu_power_watts": nvml.nvmlDeviceGetPowerUsage(handle) / 1000},
         ]
         for read in readers:
-            with contextlib.suppress(nvml.NVMLError):  # a card or a container may report only some of them
+            # a card or a container may report only some of them
+            with contextlib.suppress(nvml.NVMLError):
                 found |= read()
         return found
 
     def _of_torch(self) -> dict[str, float]:
-        if self._device.type != "cuda" or not (reserved := torch.cuda.memory_reserved(self._device)):
+        if self._device.type != "cuda" or not (
+            reserved := torch.cuda.memory_reserved(self._device)
+        ):
             return {}  # another rank computes there
         allocated = float(torch.cuda.memory_allocated(self._device))
-        return {"gpu_memory_allocated_bytes": allocated, "gpu_memory_reserved_bytes": float(reserved)}
+        return {
+            "gpu_memory_allocated_bytes": allocated,
+            "gpu_memory_reserved_bytes": float(reserved),
+        }
 
     def of_host(self) -> dict[str, float]:
         """Return the others."""
@@ -84,7 +103,9 @@ class DeviceStats:
             "host_memory_used_bytes": float(memory.total - memory.available),
             "host_memory_total_bytes": float(memory.total),
             "process_memory_bytes": float(self._process.memory_info().rss),
-            "cpu_utilization_ratio": min(1.0, max(0.0, 1 - idle_s / passed_s)) if passed_s > 0 else 0.0,
+            "cpu_utilization_ratio": (
+                min(1.0, max(0.0, 1 - idle_s / passed_s)) if passed_s > 0 else 0.0
+            ),
         }
 
     def _cpu_times(self) -> tuple[float, float]:
@@ -94,7 +115,8 @@ class DeviceStats:
         """
         assert self._psutil is not None
         times = self._psutil.cpu_times()._asdict()
-        all_s = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)  # they are in user and nice
+        # they are in user and nice
+        all_s = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
         return all_s, times["idle"] + times.get("iowait", 0.0)
 
 

@@ -1,8 +1,9 @@
 """Asserts that a step reads nothing off the device: `trainer.assert_no_sync=true`.
 
-A read (`item()`, `if tensor:`, `nonzero()`, ...) makes the host wait until the GPU has finished all queued work, and the GPU
-then waits for the host: the commonest cause of a slow step. On a GPU torch's own sync debug mode detects every read. On the
-CPU nothing waits, so the calls are intercepted: a step that passes there will not wait on a GPU.
+A read (`item()`, `if tensor:`, `nonzero()`, ...) makes the host wait until the GPU has finished all
+queued work, and the GPU then waits for the host: the commonest cause of a slow step. On a GPU
+torch's own sync debug mode detects every read. On the CPU nothing waits, so the calls are
+intercepted: a step that passes there will not wait on a GPU.
 """
 
 from __future__ import annotations
@@ -63,13 +64,24 @@ class SyncGuard:
             self._stack.enter_context(_Operators())  # type: ignore[no-untyped-call]
             self._stack.enter_context(_Methods())
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         SyncGuard._active = None
         self._stack.close()
         if isinstance(error, RuntimeError) and "synchronizing CUDA operation" in str(error):
-            while trace is not None and trace.tb_next is not None and _is_users(trace.tb_next.tb_frame.f_code.co_filename):
+            while (
+                trace is not None
+                and trace.tb_next is not None
+                and _is_users(trace.tb_next.tb_frame.f_code.co_filename)
+            ):
                 trace = trace.tb_next
-            where = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+            where = (
+                "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+            )
             raise _sync_error("a value that the host needs", where) from error
 
 
@@ -135,7 +147,7 @@ def _refuse(what: str) -> None:
 
 def _sync_error(what: str, where: str) -> SyncError:
     return SyncError(
-        f"A step read {what} off the device, at {where}. On a GPU the step would wait there until everything is computed. "
-        "Keep the value a tensor: self.log takes tensors, torch.where(condition, a, b) replaces an if. Or set "
-        "trainer.assert_no_sync=false."
+        f"A step read {what} off the device, at {where}. On a GPU the step would wait there until"
+        " everything is computed. Keep the value a tensor: self.log takes tensors,"
+        " torch.where(condition, a, b) replaces an if. Or set trainer.assert_no_sync=false."
     )

@@ -10,18 +10,22 @@ from typing import Literal
 
 import torch
 
-# Of glibc's mallopt (malloc.h). Blocks above M_MMAP_THRESHOLD are mapped by the kernel, and free memory at the heap's end
-# returns to it above M_TRIM_THRESHOLD. By default glibc raises the first up to 32 MiB, and the second to twice of it.
+# Of glibc's mallopt (malloc.h). Blocks above M_MMAP_THRESHOLD are mapped by the kernel, and free
+# memory at the heap's end returns to it above M_TRIM_THRESHOLD. By default glibc raises the first
+# up to 32 MiB, and the second to twice of it.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST, _NEVER = 2**25, -1
 
 
 @contextlib.contextmanager
-def torch_flags(deterministic: bool | Literal["warn"], benchmark: bool, detect_anomaly: bool) -> Iterator[None]:
+def torch_flags(
+    deterministic: bool | Literal["warn"], benchmark: bool, detect_anomaly: bool
+) -> Iterator[None]:
     """Set the requested switches; leave the others unchanged.
 
     Args:
-        deterministic: deterministic algorithms; an operation that has none raises, or with "warn" warns.
+        deterministic: deterministic algorithms; an operation that has none raises, or with "warn"
+            warns.
         benchmark: cuDNN searches the fastest algorithm for each shape.
         detect_anomaly: autograd names the forward operation that gave NaN in backward.
     """
@@ -51,11 +55,15 @@ def torch_flags(deterministic: bool | Literal["warn"], benchmark: bool, detect_a
 def keep_freed_memory() -> Iterator[None]:
     """Keep the memory that a step on the CPU frees for the next step.
 
-    Each step allocates and frees activations and gradients. glibc returns freed memory to the kernel, which hands it out
-    again page by page, each zeroed: 3 to 8 % of a step of ResNet-50 (batch 16). With another C library, or if the user has
-    configured glibc's allocator (MALLOC_..._, GLIBC_TUNABLES), nothing changes.
+    Each step allocates and frees activations and gradients. glibc returns freed memory to the
+    kernel, which hands it out again page by page, each zeroed: 3 to 8 % of a step of ResNet-50
+    (batch 16). With another C library, or if the user has configured glibc's allocator
+    (MALLOC_..._, GLIBC_TUNABLES), nothing changes.
     """
-    own = any(name in os.environ for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"))
+    own = any(
+        name in os.environ
+        for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+    )
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None or own or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         yield

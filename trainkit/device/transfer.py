@@ -15,30 +15,39 @@ from torch.nn.utils.rnn import PackedSequence
 from trainkit.errors import TaskError
 
 
-def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None, channels_last: bool = False) -> Any:
+def to_device(
+    batch: Any, device: torch.device, dtype: torch.dtype | None = None, channels_last: bool = False
+) -> Any:
     """Return the batch with its tensors on `device`.
 
     Args:
-        batch: tensors in tuples, named tuples, lists, mappings, dataclasses, or objects with a `to(device)` of their own.
-            Classes are preserved, as a subclass of dict.
+        batch: tensors in tuples, named tuples, lists, mappings, dataclasses, or objects with a
+            `to(device)` of their own. Classes are preserved, as a subclass of dict.
         device: the target.
         dtype: cast floating point tensors to it, if given.
         channels_last: use that memory format for tensors of 4 dimensions.
     """
     if isinstance(batch, Tensor):
-        moved = batch if batch.device == device else batch.to(device, non_blocking=device.type != "cpu")
+        moved = (
+            batch if batch.device == device else batch.to(device, non_blocking=device.type != "cpu")
+        )
         if dtype is None and not channels_last:
             return moved
         cast = dtype if batch.is_floating_point() else None
-        layout = torch.channels_last if channels_last and batch.dim() == 4 else torch.preserve_format
+        layout = (
+            torch.channels_last if channels_last and batch.dim() == 4 else torch.preserve_format
+        )
         return moved.to(dtype=cast, memory_format=layout)  # on the device, which is faster at both
     if type(batch) is tuple or type(batch) is list:  # most batches; before the slower checks
         return type(batch)([to_device(item, device, dtype, channels_last) for item in batch])
-    if hasattr(batch, "to"):  # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
+    # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
+    if hasattr(batch, "to"):
         moved = batch.to(device)  # maybe a plain batch: images decoded on the device
         return to_device(moved, device, dtype, channels_last) if type(moved) is tuple else moved
     if isinstance(batch, Mapping):
-        items = {key: to_device(value, device, dtype, channels_last) for key, value in batch.items()}
+        items = {
+            key: to_device(value, device, dtype, channels_last) for key, value in batch.items()
+        }
         if type(batch) is dict or not isinstance(batch, (dict, UserDict)):
             return items
         mapping = copy.copy(batch)
@@ -48,7 +57,8 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None
     if _is_record(batch):
         record = copy.copy(batch)
         for name, value in _fields_of(batch):
-            object.__setattr__(record, name, to_device(value, device, dtype, channels_last))  # also if it is frozen
+            # also if it is frozen
+            object.__setattr__(record, name, to_device(value, device, dtype, channels_last))
         return record
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(item, device, dtype, channels_last) for item in batch))
@@ -63,7 +73,11 @@ def _is_record(batch: Any) -> bool:
 
 def _fields_of(record: Any) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of the fields that a dataclass has set."""
-    return ((f.name, getattr(record, f.name)) for f in dataclasses.fields(record) if hasattr(record, f.name))
+    return (
+        (f.name, getattr(record, f.name))
+        for f in dataclasses.fields(record)
+        if hasattr(record, f.name)
+    )
 
 
 def _items_of(batch: Any) -> Iterable[Any] | None:
@@ -76,15 +90,19 @@ def _items_of(batch: Any) -> Iterable[Any] | None:
 
 
 class Mover:
-    """Moves batches to a device; for a GPU on a stream of its own, so the copy runs beside the computation.
+    """Moves batches to a device; for a GPU on a stream of its own, so the copy runs beside the
+    computation.
 
-    The loop is ahead of the device (only Horovod's engine waits), so a batch is copied while the step before is computed.
+    The loop is ahead of the device (only Horovod's engine waits), so a batch is copied while the
+    step before is computed.
 
     Args:
         device, dtype, channels_last: see `to_device`.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype | None = None, channels_last: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype | None = None, channels_last: bool = False
+    ) -> None:
         self._how = (device, dtype, channels_last)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -100,7 +118,8 @@ class Mover:
         computing.wait_stream(self._stream)
         for tensor in each_tensor(moved):
             if tensor.is_cuda:
-                tensor.record_stream(computing)  # the copying stream must not reuse its memory too soon
+                # the copying stream must not reuse its memory too soon
+                tensor.record_stream(computing)
         return moved
 
     def for_loader(self, index: int) -> Callable[[Any], Any]:
@@ -118,14 +137,17 @@ class Mover:
 def may_go_beside(tensor: Tensor) -> bool:
     """Whether a tensor of a batch may be copied to a GPU on a stream of its own.
 
-    A tensor on a GPU was made on the current stream, for which the other does not wait. A sparse or nested one is copied as
-    several tensors, and torch cannot hold their memory for another stream (`record_stream`).
+    A tensor on a GPU was made on the current stream, for which the other does not wait. A sparse or
+    nested one is copied as several tensors, and torch cannot hold their memory for another stream
+    (`record_stream`).
     """
     return not tensor.is_cuda and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def each_tensor(batch: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a batch, also those in objects with attributes (a PackedSequence, a BatchEncoding, ...)."""
+    """Yield the tensors of a batch, also those in objects with
+    attributes (a PackedSequence, a BatchEncoding, ...).
+    """
     if isinstance(batch, Tensor):
         yield batch
     elif (items := _items_of(batch)) is not None:
@@ -135,7 +157,8 @@ def each_tensor(batch: Any) -> Iterator[Tensor]:
 
 
 def count_samples(batch: Any) -> int:
-    """Return the number of samples: the length of the first tensor found, the number of sequences of a PackedSequence.
+    """Return the number of samples: the length of the first tensor found, the number of sequences
+    of a PackedSequence.
 
     Raises:
         TaskError: there is no tensor with a first dimension in the batch.
@@ -143,8 +166,8 @@ def count_samples(batch: Any) -> int:
     size = _first_length(batch)
     if size is None:
         raise TaskError(
-            f"The number of samples of a batch of type {type(batch).__name__} is unknown: it holds no tensor. "
-            "Return it from training_step: {'loss': loss, 'num_samples': n}."
+            f"The number of samples of a batch of type {type(batch).__name__} is unknown: it holds"
+            " no tensor. Return it from training_step: {'loss': loss, 'num_samples': n}."
         )
     return size
 

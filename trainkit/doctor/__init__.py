@@ -1,4 +1,5 @@
-"""The checks of `trainkit doctor`, each with the fault found and its remedy. Imports no torch: a new Python process does.
+"""The checks of `trainkit doctor`, each with the fault found and its remedy. Imports no torch: a
+new Python process does.
 
 software.py   Python, torch, torchvision, trainkit's own dependencies
 gpus.py       GPUs, driver, NCCL

@@ -16,7 +16,8 @@ class Finding:
     area: str  # its group: "software", "Horovod", ...
     name: str  # the checked thing
     value: str  # what was found, for people
-    status: Status = "ok"  # "ok"; "warning": it works, but could be better; "wrong": something will not work
+    # "ok"; "warning": it works, but could be better; "wrong": something will not work
+    status: Status = "ok"
     why: str = ""  # the consequence, in plain words; "" if all is well
     mend: str = ""  # remedy: a command if there is one
 
@@ -26,4 +27,10 @@ def guarded(area: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Findin
     try:
         yield from look()
     except Exception as error:
-        yield Finding(area, "this check", f"{type(error).__name__}: {error}", "warning", "The check itself failed.")
+        yield Finding(
+            area,
+            "this check",
+            f"{type(error).__name__}: {error}",
+            "warning",
+            "The check itself failed.",
+        )

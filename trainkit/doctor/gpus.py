@@ -36,13 +36,28 @@ def _seen(torch: Torch, there: int) -> Finding:
         return Finding(AREA, "torch sees", f"{torch.gpus}: {', '.join(sorted(set(torch.names)))}")
     if torch.cuda is None:
         why = "This torch was built without CUDA: it would train on the CPU."
-        return Finding(AREA, "torch sees", "none", "wrong", why, "pip install --upgrade torch torchvision   (a CUDA build)")
+        return Finding(
+            AREA,
+            "torch sees",
+            "none",
+            "wrong",
+            why,
+            "pip install --upgrade torch torchvision   (a CUDA build)",
+        )
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        why = f"CUDA_VISIBLE_DEVICES is '{os.environ['CUDA_VISIBLE_DEVICES']}', which hides all {there}."
+        why = (
+            f"CUDA_VISIBLE_DEVICES is '{os.environ['CUDA_VISIBLE_DEVICES']}', which hides all"
+            f" {there}."
+        )
         return Finding(AREA, "torch sees", "none", "wrong", why, "unset CUDA_VISIBLE_DEVICES")
     why = f"There are {there}; the driver is too old for CUDA {torch.cuda}, or incomplete."
     return Finding(
-        AREA, "torch sees", "none", "wrong", why, "Update the driver, or install a torch for an older CUDA; see nvidia-smi."
+        AREA,
+        "torch sees",
+        "none",
+        "wrong",
+        why,
+        "Update the driver, or install a torch for an older CUDA; see nvidia-smi.",
     )
 
 
@@ -59,14 +74,28 @@ def _gpu(nvml: Any, index: int) -> Iterator[Finding]:
     mode = _ask(nvml, "nvmlDeviceGetComputeMode", handle)
     if mode == getattr(nvml, "NVML_COMPUTEMODE_PROHIBITED", 2):
         why = "Its compute mode is 'prohibited': nothing can run on it."
-        yield Finding(AREA, f"GPU {index} mode", "prohibited", "wrong", why, f"sudo nvidia-smi -i {index} -c DEFAULT")
+        yield Finding(
+            AREA,
+            f"GPU {index} mode",
+            "prohibited",
+            "wrong",
+            why,
+            f"sudo nvidia-smi -i {index} -c DEFAULT",
+        )
     slow = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
     hot = getattr(nvml, "nvmlClocksThrottleReasonHwSlowdown", 8) | getattr(
         nvml, "nvmlClocksThrottleReasonSwThermalSlowdown", 32
     )
     if slow & hot:
         why = "It is throttled: too hot, or short of power. The other ranks will wait for it."
-        yield Finding(AREA, f"GPU {index} clock", "throttled", "warning", why, f"nvidia-smi -q -d PERFORMANCE -i {index}")
+        yield Finding(
+            AREA,
+            f"GPU {index} clock",
+            "throttled",
+            "warning",
+            why,
+            f"nvidia-smi -q -d PERFORMANCE -i {index}",
+        )
 
 
 def _ask(nvml: Any, function: str, handle: Any) -> int | None:
@@ -81,6 +110,7 @@ def _nvml() -> Any | None:
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # the package, the library or the driver is missing: each raises a different error
+    except Exception:
+        # the package, the library or the driver is missing: each raises a different error
         return None
     return nvml

@@ -1,4 +1,6 @@
-"""This host: cores, memory, shared memory, limits, disk; and a suitable number of loader workers."""
+"""This host: cores, memory, shared memory, limits, disk;
+and a suitable number of loader workers.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,17 @@ def look(torch: Torch) -> Iterator[Finding]:
     limited = f", of which this process may use {usable}" if usable < cores else ""
     yield Finding(AREA, "cores", f"{cores}{limited}")
     if quota and allowed > quota:
-        why = f"The container may use {quota:g} cores, but each process sees {allowed} and starts too many threads."
+        why = (
+            f"The container may use {quota:g} cores, but each process sees {allowed} and starts too"
+            " many threads."
+        )
         yield Finding(
-            AREA, "threads", f"{allowed} for {quota:g} cores", "warning", why, f"export OMP_NUM_THREADS={max(1, int(quota))}"
+            AREA,
+            "threads",
+            f"{allowed} for {quota:g} cores",
+            "warning",
+            why,
+            f"export OMP_NUM_THREADS={max(1, int(quota))}",
         )
     yield Finding(AREA, "memory", _memory())
     yield _workers(usable, torch.gpus)
@@ -75,21 +85,39 @@ def _workers(cores: int, gpus: int) -> Finding:
     if gpus and cores < 2 * gpus:
         why = f"{cores} cores feed {gpus} GPUs: loading and decoding will slow them down."
         return Finding(
-            AREA, "loader workers", f"{workers} each for {of}", "warning", why, "Request more cores; decode ahead of time."
+            AREA,
+            "loader workers",
+            f"{workers} each for {of}",
+            "warning",
+            why,
+            "Request more cores; decode ahead of time.",
         )
-    return Finding(AREA, "loader workers", f"data.num_workers={workers} suits {of} here; trainkit timeline shows waits")
+    return Finding(
+        AREA,
+        "loader workers",
+        f"data.num_workers={workers} suits {of} here; trainkit timeline shows waits",
+    )
 
 
 def _shared_memory(place: Path) -> Finding:
     if not place.is_dir():
         why = "Loader workers pass batches through it."
-        return Finding(AREA, "shared memory", "none", "wrong", why, "data.num_workers=0, or mount /dev/shm")
-    size, free = (value / _GIB for value in (shutil.disk_usage(place).total, shutil.disk_usage(place).free))
+        return Finding(
+            AREA, "shared memory", "none", "wrong", why, "data.num_workers=0, or mount /dev/shm"
+        )
+    size, free = (
+        value / _GIB for value in (shutil.disk_usage(place).total, shutil.disk_usage(place).free)
+    )
     text = f"{size:.1f} GiB in {place}, {free:.1f} GiB free"
     if free < _LEAST_SHM_GIB:
         why = "Loader workers pass batches through it, and die with 'Bus error' if it is full."
         return Finding(
-            AREA, "shared memory", text, "warning", why, "docker run --shm-size=8g (or --ipc=host), or data.num_workers=0"
+            AREA,
+            "shared memory",
+            text,
+            "warning",
+            why,
+            "docker run --shm-size=8g (or --ipc=host), or data.num_workers=0",
         )
     return Finding(AREA, "shared memory", text)
 
@@ -100,7 +128,11 @@ def _open_files(limits: tuple[int, int]) -> Finding:
     if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
         why = "Loader workers and connections to many ranks use a file each: 'Too many open files'."
         able = hard == resource.RLIM_INFINITY or hard >= _LEAST_FILES
-        mend = f"ulimit -n {_LEAST_FILES}" if able else f"raise nofile to {_LEAST_FILES} in /etc/security/limits.conf"
+        mend = (
+            f"ulimit -n {_LEAST_FILES}"
+            if able
+            else f"raise nofile to {_LEAST_FILES} in /etc/security/limits.conf"
+        )
         return Finding(AREA, "open files", shown, "warning", why, mend)
     return Finding(AREA, "open files", shown)
 
@@ -110,9 +142,16 @@ def _disk(place: Path, name: str) -> Finding:
     text = f"{free:.0f} GiB free in {place}"
     if not os.access(place, os.W_OK):
         return Finding(
-            AREA, name, f"{place} cannot be written", "wrong", "Runs are written into it.", "cd elsewhere, or run_dir=..."
+            AREA,
+            name,
+            f"{place} cannot be written",
+            "wrong",
+            "Runs are written into it.",
+            "cd elsewhere, or run_dir=...",
         )
     if free < _LEAST_DISK_GIB:
         why = "A few checkpoints fill it."
-        return Finding(AREA, name, text, "warning", why, "Free some space, or run_dir=... on another disk.")
+        return Finding(
+            AREA, name, text, "warning", why, "Free some space, or run_dir=... on another disk."
+        )
     return Finding(AREA, name, text)

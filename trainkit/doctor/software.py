@@ -69,15 +69,28 @@ class Torch:
 def ask_torch() -> Torch:
     """Import torch in a new Python process; takes some seconds, once."""
     done = subprocess.run(
-        [sys.executable, "-c", _ASK], check=False, capture_output=True, text=True, errors="replace", timeout=300
+        [sys.executable, "-c", _ASK],
+        check=False,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=300,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     said = done.stderr.strip()[-300:] or f"the import ended Python with exit code {done.returncode}"
     answer: dict[str, Any] = json.loads(lines[-1]) if lines else {"torch_error": said}
     if len(lines) == 1:
         answer["torchvision_error"] = f"the import ended Python with exit code {done.returncode}"
-    errors = {name: answer[f"{name}_error"] for name in ("torch", "torchvision") if f"{name}_error" in answer}
-    known = {name: answer[name] for name in ("torch", "cuda", "gpus", "names", "nccl", "torchvision") if name in answer}
+    errors = {
+        name: answer[f"{name}_error"]
+        for name in ("torch", "torchvision")
+        if f"{name}_error" in answer
+    }
+    known = {
+        name: answer[name]
+        for name in ("torch", "cuda", "gpus", "names", "nccl", "torchvision")
+        if name in answer
+    }
     return Torch(**known, errors=errors)
 
 
@@ -90,10 +103,21 @@ def look(torch: Torch) -> Iterator[Finding]:
     missing = [name for name in _NEEDED if not _has(name)]
     if missing:
         mend = f"pip install {' '.join(missing)}"
-        yield Finding(AREA, "packages", f"missing: {', '.join(missing)}", "wrong", "trainkit needs them.", mend)
+        yield Finding(
+            AREA,
+            "packages",
+            f"missing: {', '.join(missing)}",
+            "wrong",
+            "trainkit needs them.",
+            mend,
+        )
     there = [name for name in _EXTRAS if _has(name)]
     absent = sorted({extra for name, extra in _EXTRAS.items() if name not in there})
-    more = f"; not installed: {', '.join(absent)} (pip install 'trainkit[{','.join(absent)}]')" if absent else ""
+    more = (
+        f"; not installed: {', '.join(absent)} (pip install 'trainkit[{','.join(absent)}]')"
+        if absent
+        else ""
+    )
     yield Finding(AREA, "extras", f"{', '.join(there) or 'none'}{more}")
 
 
@@ -101,10 +125,19 @@ def _python(version: tuple[int, ...]) -> Finding:
     shown, (least, most) = platform.python_version(), PYTHONS
     if version < least:
         why = f"trainkit needs Python {least[0]}.{least[1]} or newer."
-        return Finding(AREA, "Python", shown, "wrong", why, "Create an environment with a newer Python.")
+        return Finding(
+            AREA, "Python", shown, "wrong", why, "Create an environment with a newer Python."
+        )
     if version > most:
         why = f"trainkit is tested with Python {least[0]}.{least[1]} to {most[0]}.{most[1]}."
-        return Finding(AREA, "Python", shown, "warning", why, f"If something fails, use Python {most[0]}.{most[1]}.")
+        return Finding(
+            AREA,
+            "Python",
+            shown,
+            "warning",
+            why,
+            f"If something fails, use Python {most[0]}.{most[1]}.",
+        )
     return Finding(AREA, "Python", shown)
 
 
@@ -116,7 +149,9 @@ def _torch(torch: Torch) -> Finding:
     number = tuple(int(part) for part in re.findall(r"\d+", torch.torch)[:2])
     if number < LEAST_TORCH:
         why = f"trainkit needs torch {LEAST_TORCH[0]}.{LEAST_TORCH[1]} or newer."
-        return Finding(AREA, "torch", torch.torch, "wrong", why, "pip install --upgrade torch torchvision")
+        return Finding(
+            AREA, "torch", torch.torch, "wrong", why, "pip install --upgrade torch torchvision"
+        )
     return Finding(AREA, "torch", f"{torch.torch}{built}")
 
 
@@ -126,8 +161,13 @@ def _torchvision(torch: Torch) -> Finding:
     if torch.torch is None:
         return Finding(AREA, "torchvision", "cannot be checked without torch")
     said = torch.errors.get("torchvision", "it is not installed")
-    why = f"It cannot be imported ({said}): it was built for another torch, or is not installed. The image recipes need it."
-    return Finding(AREA, "torchvision", "none", "wrong", why, f"{_install()}   (together: a matched pair)")
+    why = (
+        f"It cannot be imported ({said}): it was built for another torch, or is not installed. The"
+        " image recipes need it."
+    )
+    return Finding(
+        AREA, "torchvision", "none", "wrong", why, f"{_install()}   (together: a matched pair)"
+    )
 
 
 def _install() -> str:

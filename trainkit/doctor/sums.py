@@ -57,17 +57,27 @@ def look(launcher: Launcher, mend: str) -> Iterator[Finding]:
         script, log = Path(folder) / "sums.py", Path(folder) / "output.log"
         script.write_text(_SCRIPT)
         env = without_launcher(os.environ)
-        code = run_job(["timeout", str(_PATIENCE_S), *start_with(launcher, 2), str(script), launcher], log, env)
+        code = run_job(
+            ["timeout", str(_PATIENCE_S), *start_with(launcher, 2), str(script), launcher], log, env
+        )
         lines = log.read_text(errors="replace").splitlines()
     answers = [line.partition(_MARK)[2] for line in lines if _MARK in line]
     name = f"allreduce under {launcher}"
     if code != 0 or not answers:
         said = " ".join(first_error(lines) or lines[-2:]) or f"no answer within {_PATIENCE_S} s"
         yield Finding(
-            AREA, name, "failed", "wrong", f"The allreduce of two ranks on this host failed: {said.strip()[:300]}", mend
+            AREA,
+            name,
+            "failed",
+            "wrong",
+            f"The allreduce of two ranks on this host failed: {said.strip()[:300]}",
+            mend,
         )
         return
     answer = json.loads(answers[-1])
     speed = answer["bytes"] / answer["seconds"] / 1e9
-    text = f"right, on {answer['device']}: {speed:.2f} GB/s at 32 MiB, {1000 * answer['latency_s']:.2f} ms for one number"
+    text = (
+        f"right, on {answer['device']}: {speed:.2f} GB/s at 32 MiB,"
+        f" {1000 * answer['latency_s']:.2f} ms for one number"
+    )
     yield Finding(AREA, name, text)

@@ -1,6 +1,7 @@
 """The wall between the loop and the machines: what an engine is.
 
-An engine is a context manager of these facets; the loop sees nothing else of Horovod or torch.distributed:
+An engine is a context manager of these facets; the loop sees nothing else of Horovod or
+torch.distributed:
 
     engine.ranks        rank, world_size, local_rank, ...                           ranks.py
     engine.data         sums and gathers in which each sample counts once              over_data.py
@@ -16,8 +17,9 @@ An engine is a context manager of these facets; the loop sees nothing else of Ho
         engine.finish_gradients(correction)                     # reduce -> unscale -> divide
         engine.step()                                           # update, or held back; clear
 
-Gradients are *summed*. Each rank scales its loss by its share of the step's samples (data/plan.py), so that the sum is
-the gradient of the mean over all samples of the step, however unevenly they are split.
+Gradients are *summed*. Each rank scales its loss by its share of the step's samples (data/plan.py),
+so that the sum is the gradient of the mean over all samples of the step, however unevenly they are
+split.
 """
 
 from __future__ import annotations
@@ -56,19 +58,23 @@ class Engine(ABC):
     Attributes:
         name: "single", "horovod", "ddp", "fsdp" or "deepspeed".
         splits_weights: whether each rank holds a part of the weights (FSDP2): `shard` does it.
-        needs_even_rounds: whether all ranks must run as many forwards, since weights are gathered in them.
+        needs_even_rounds: whether all ranks must run as many forwards, since weights are gathered
+            in them.
         ranks: this process's place among the ranks.
         comm: the collectives.
         data: those that count samples.
         heartbeat: what others see of this rank while it works.
         device: where this rank computes; valid inside the context.
         launcher: what started this process.
-        shown_options: options that change what is computed or sent, if they are not the defaults; the banner shows them.
+        shown_options: options that change what is computed or sent, if they are not the defaults;
+            the banner shows them.
         approximation: what travels in place of exact gradients (trainer.communication).
-        saves_together: whether weights and optimizer state are split over ranks, so that one rank alone cannot save them.
+        saves_together: whether weights and optimizer state are split over ranks, so that one rank
+            alone cannot save them.
 
     Args:
-        device: the requested device; nothing is initialised before `__enter__`. For the others see the attributes.
+        device: the requested device; nothing is initialised before `__enter__`. For the others see
+            the attributes.
     """
 
     name: str
@@ -77,7 +83,9 @@ class Engine(ABC):
     shown_options: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
     saves_together: bool = False
 
-    def __init__(self, device: Device, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives) -> None:
+    def __init__(
+        self, device: Device, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives
+    ) -> None:
         self.launcher: Launcher = read_launcher()
         self.ranks, self.heartbeat, self.comm, self.data = ranks, heartbeat, comm, OverData(comm)
         self.device = torch.device("cpu")
@@ -93,10 +101,16 @@ class Engine(ABC):
         self._start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()
         if kind is None:
-            self.comm.wait_for_process_set()  # after an error no rank waits: the launcher ends the others
+            # after an error no rank waits: the launcher ends the others
+            self.comm.wait_for_process_set()
 
     @abstractmethod
     def _start(self) -> None:
@@ -110,7 +124,8 @@ class Engine(ABC):
     # -- the step ---------------------------------------------------------------------------------------------------
 
     def agree(self, settings: StepSettings) -> None:
-        """Take the settings of a fit's steps, or refuse those that this engine cannot serve. Called before anything is built.
+        """Take the settings of a fit's steps, or refuse those that this engine cannot serve. Called
+        before anything is built.
 
         Raises:
             ConfigError: it cannot serve one of them.
@@ -118,10 +133,15 @@ class Engine(ABC):
         self.approximation.choose(settings, self.name, self.shown_options, self.comm)
 
     def shard(self, task: nn.Module) -> None:  # noqa: B027 - replicas have nothing to split
-        """Split the task's parameters over ranks, before optimizers are made of them. Replicas stay whole."""
+        """Split the task's parameters over ranks, before optimizers are made of them.
+        Replicas stay whole.
+        """
 
-    def prepare(self, task: nn.Module, optimizers: Sequence[Optimizer], precision: Precision | None = None) -> None:
-        """Give all ranks rank 0's weights, buffers and optimizer state, and hook the task's gradients.
+    def prepare(
+        self, task: nn.Module, optimizers: Sequence[Optimizer], precision: Precision | None = None
+    ) -> None:
+        """Give all ranks rank 0's weights, buffers and optimizer state, and hook the task's
+        gradients.
 
         Args:
             task: the model that `backward` runs through.
@@ -130,7 +150,12 @@ class Engine(ABC):
         """
         self.release()
         self._task, self._optimizers, self._precision = task, optimizers, precision
-        optimized = {parameter for opt in optimizers for group in opt.param_groups for parameter in group["params"]}
+        optimized = {
+            parameter
+            for opt in optimizers
+            for group in opt.param_groups
+            for parameter in group["params"]
+        }
         others = [parameter for parameter in task.parameters() if parameter not in optimized]
         self.clear_gradients = partial(clear_gradients, optimizers, others)
 
@@ -143,15 +168,21 @@ class Engine(ABC):
         self.clear_gradients = partial(clear_gradients, (), ())
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which backward keeps gradients on this rank: all but the last microbatch of a step."""
+        """Return a context in which backward keeps gradients on this rank:
+        all but the last microbatch of a step.
+        """
         return contextlib.nullcontext() if self._reducer is None else self._reducer.no_sync()
 
     def backward(self, loss: Tensor) -> None:
-        """Run backward of a scalar loss. Outside `no_sync` the sums over ranks start while it runs."""
+        """Run backward of a scalar loss.
+        Outside `no_sync` the sums over ranks start while it runs.
+        """
         loss.backward()  # type: ignore[no-untyped-call]
 
     def reduce_gradients(self) -> None:
-        """Wait until every gradient is the sum over ranks. Call on all ranks, once a step, also without a backward."""
+        """Wait until every gradient is the sum over ranks.
+        Call on all ranks, once a step, also without a backward.
+        """
         if self._reducer is not None:
             with self.comm.waiting_for("the sums of gradients"):
                 self._reducer.finish()
@@ -166,8 +197,9 @@ class Engine(ABC):
         Call it on all ranks, once a step, also without a backward.
 
         Args:
-            correction: returns a factor for all gradients, as a scalar tensor, or None for none. Called after the gradients
-                are reduced and unscaled, on all ranks: it may contain collectives.
+            correction: returns a factor for all gradients, as a scalar tensor, or None for none.
+                Called after the gradients are reduced and unscaled, on all ranks: it may contain
+                collectives.
             reduced: whether `reduce_gradients` was called in this step already.
         """
         if not reduced:
@@ -182,11 +214,12 @@ class Engine(ABC):
                 parameter.grad.mul_(factor.to(parameter.grad.dtype))
 
     def step(self, clip_val: float | None = None, clip_algorithm: str = "norm") -> bool:
-        """Clip the gradients and update the weights. The gradients stay until they are cleared, before the next backward.
+        """Clip the gradients and update the weights. The gradients stay until they are cleared,
+        before the next backward.
 
         Args:
-            clip_val: the largest norm of all gradients as one vector, or the largest absolute value of an element; None
-                clips nothing.
+            clip_val: the largest norm of all gradients as one vector, or the largest absolute value
+                of an element; None clips nothing.
             clip_algorithm: "norm" or "value".
 
         Returns:
@@ -207,7 +240,9 @@ class Engine(ABC):
     # -- state ------------------------------------------------------------------------------------------------------
 
     def piece_of(self, tensor: Tensor) -> Piece:
-        """Return what this rank holds of a tensor of the task or of an optimizer: all of it, unless `shard` has split it."""
+        """Return what this rank holds of a tensor of the task or of an optimizer:
+        all of it, unless `shard` has split it.
+        """
         return Piece(tensor, (0,) * tensor.dim(), tuple(tensor.shape), self.ranks.is_main)
 
     def model_state(self, task: nn.Module) -> dict[str, Tensor]:
@@ -222,15 +257,17 @@ class Engine(ABC):
         if strange := [name for name, value in state.items() if not hasattr(value, "data_ptr")]:
             kind = type(state[strange[0]]).__name__
             raise TaskError(
-                f"{type(task).__name__}.state_dict()['{strange[0]}'] is a {kind}; weights are tensors. "
-                "Keep other things in on_save_checkpoint."
+                f"{type(task).__name__}.state_dict()['{strange[0]}'] is a {kind}; weights are"
+                " tensors. Keep other things in on_save_checkpoint."
             )
         if self.approximation.rounds is not None:
             return self.approximation.rounds.with_shared(state)
         return state
 
     def optimizer_state(self, optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
-        """Return the state_dict of each optimizer, whole; tensors share the optimizer's memory. See model_state."""
+        """Return the state_dict of each optimizer, whole; tensors share the optimizer's memory.
+        See model_state.
+        """
         return [optimizer.state_dict() for optimizer in optimizers]
 
     def fill(self, tensor: Tensor, value: Tensor | Stored) -> None:
@@ -242,11 +279,12 @@ class Engine(ABC):
         return [local_of(parameter.detach()) for parameter in task.parameters()]
 
     def convert_sync_batchnorm(self, model: nn.Module) -> nn.Module:
-        """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank nothing changes.
+        """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank
+        nothing changes.
 
-        Each layer changes in place (sync_batchnorm.py), so that parameters, buffers and references stay. Call it on all
-        ranks, at any time before the first forward, and only if all ranks take part in each microbatch of each step
-        (`check_even`).
+        Each layer changes in place (sync_batchnorm.py), so that parameters, buffers and references
+        stay. Call it on all ranks, at any time before the first forward, and only if all ranks take
+        part in each microbatch of each step (`check_even`).
 
         Returns:
             The same model.

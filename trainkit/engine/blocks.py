@@ -1,4 +1,6 @@
-"""Blocks: the repeated modules of a model, and modules by name; what is gathered, or computed again, one at a time."""
+"""Blocks: the repeated modules of a model, and modules by name;
+what is gathered, or computed again, one at a time.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ _SHOWN = 8
 
 
 def blocks_of(model: nn.Module, names: Sequence[str] | None, key: str) -> list[nn.Module]:
-    """Return the modules of these names, or the repeated blocks; inner ones before those that hold them.
+    """Return the modules of these names, or the repeated blocks; inner ones before those that hold
+    them.
 
     Args:
-        names: of modules ("model.blocks.0"), or of their classes ("Block"). None: `repeated_blocks`.
+        names: of modules ("model.blocks.0"), or of their classes ("Block"). None:
+            `repeated_blocks`.
         key: of the setting, for errors.
 
     Raises:
@@ -26,20 +30,31 @@ def blocks_of(model: nn.Module, names: Sequence[str] | None, key: str) -> list[n
     if names is None:
         return list(repeated_blocks(model))
     wanted = set(names)
-    chosen = [(name, module) for name, module in model.named_modules() if name and {name, type(module).__name__} & wanted]
-    unknown = sorted(wanted - {name for name, _ in chosen} - {type(module).__name__ for _, module in chosen})
+    chosen = [
+        (name, module)
+        for name, module in model.named_modules()
+        if name and {name, type(module).__name__} & wanted
+    ]
+    unknown = sorted(
+        wanted - {name for name, _ in chosen} - {type(module).__name__ for _, module in chosen}
+    )
     if unknown:
-        classes = Counter(type(module).__name__ for name, module in model.named_modules() if name and _has_weights(module))
+        classes = Counter(
+            type(module).__name__
+            for name, module in model.named_modules()
+            if name and _has_weights(module)
+        )
         shown = ", ".join(f"{name} ({count})" for name, count in classes.most_common(_SHOWN))
         raise ConfigError(
-            f"{key} names '{unknown[0]}', which is no module of {type(model).__name__} and no class of one. Its classes with "
-            f"weights are {shown}."
+            f"{key} names '{unknown[0]}', which is no module of {type(model).__name__} and no class"
+            f" of one. Its classes with weights are {shown}."
         )
     return [module for _, module in reversed(chosen)]
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the blocks of each list of modules that holds several of one class, as a transformer's layers.
+    """Yield the blocks of each list of modules that holds several of one class, as a transformer's
+    layers.
 
     Single layers (a Linear in a Sequential) are too small: a block has children of its own.
     """
@@ -48,7 +63,11 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
             continue
         kinds = Counter(type(child) for child in module.children() if _has_weights(child))
         for child in module.children():
-            if kinds[type(child)] > 1 and any(True for _ in child.children()) and not isinstance(child, _LISTS):
+            if (
+                kinds[type(child)] > 1
+                and any(True for _ in child.children())
+                and not isinstance(child, _LISTS)
+            ):
                 yield child
 
 
@@ -57,8 +76,15 @@ def without_shared(model: nn.Module, modules: Sequence[nn.Module]) -> list[nn.Mo
     homes: Counter[int] = Counter()
     for module in model.modules():
         homes.update(id(parameter) for parameter in module.parameters(recurse=False))
-    inside = [Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False)) for module in modules]
-    return [module for module, own in zip(modules, inside, strict=True) if all(homes[key] == n for key, n in own.items())]
+    inside = [
+        Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+        for module in modules
+    ]
+    return [
+        module
+        for module, own in zip(modules, inside, strict=True)
+        if all(homes[key] == n for key, n in own.items())
+    ]
 
 
 def _has_weights(module: nn.Module) -> bool:

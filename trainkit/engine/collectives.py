@@ -1,4 +1,5 @@
-"""What ranks do together, but for the sums of gradients (reduce/): sums, broadcasts, gathers and barriers.
+"""What ranks do together, but for the sums of gradients (reduce/): sums, broadcasts, gathers and
+barriers.
 
 Collectives                         every one is called on all ranks that take part, in the same order
     LocalCollectives                one process: its own value is the sum
@@ -59,11 +60,15 @@ class Collectives(ABC):
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Return the sum over ranks of a tensor of any dtype but bool; shape and dtype are equal on all ranks."""
+        """Return the sum over ranks of a tensor of any dtype but bool;
+        shape and dtype are equal on all ranks.
+        """
 
     @abstractmethod
     def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite the tensors on all ranks with those of rank 0, bit for bit, any dtype and layout."""
+        """Overwrite the tensors on all ranks with those of rank 0, bit for bit,
+        any dtype and layout.
+        """
 
     @abstractmethod
     def broadcast_object(self, value: Any) -> Any:
@@ -81,29 +86,36 @@ class Collectives(ABC):
         """Start to gather bytes, and return the function that waits for them.
 
         Args:
-            own: uint8, flat, of any length on each rank. Cheapest if each rank's length stays the same.
+            own: uint8, flat, of any length on each rank. Cheapest if each rank's length stays the
+                same.
 
         Returns:
-            A function that returns the bytes of all ranks one after the other, in the order of ranks.
+            A function that returns the bytes of all ranks one after the other, in the order of
+            ranks.
         """
         everyone = torch.cat(self.all_gather_object(own))
         return lambda: everyone
 
     def sum_number(self, number: int) -> int:
-        """Return the sum over ranks of an integer of the host. It travels by the host: no device is waited for."""
+        """Return the sum over ranks of an integer of the host.
+        It travels by the host: no device is waited for.
+        """
         if self.ranks.world_size == 1:
             return number
         return int(self.all_reduce(torch.tensor(number, dtype=torch.int64)))
 
     def start_sum(self, number: int) -> Callable[[], int]:
-        """Start what `sum_number` does, one at a time, and return the function that waits for it."""
+        """Start what `sum_number` does, one at a time,
+        and return the function that waits for it.
+        """
         total = self.sum_number(number)
         return lambda: total
 
     def run_on_main(self, function: Callable[[], Any]) -> Any:
         """Run `function` on rank 0 and return its value on all ranks.
 
-        This is how rank 0 may use files between two collectives: an error there does not leave the others blocked.
+        This is how rank 0 may use files between two collectives: an error there does not leave the
+        others blocked.
 
         Raises:
             TrainkitError: `function` raised it on rank 0; all ranks raise it.
@@ -120,22 +132,33 @@ class Collectives(ABC):
         return value
 
     def leave(self, key: str, value: bytes) -> None:
-        """Leave a message for rank 0. From any thread: it is no collective. Only engines that split weights have it."""
+        """Leave a message for rank 0. From any thread: it is no collective.
+        Only engines that split weights have it.
+        """
         raise NotImplementedError
 
     def take(self, key: str) -> bytes | None:
-        """Return, once, what a rank has left under a key, on rank 0; None if there is nothing yet. See `leave`."""
+        """Return, once, what a rank has left under a key, on rank 0;
+        None if there is nothing yet. See `leave`.
+        """
         raise NotImplementedError
 
     def statistics_all_reduce(self) -> Callable[[Tensor], Tensor]:
-        """Return the all_reduce of synchronised layers, which runs beside the sums of gradients during backward."""
+        """Return the all_reduce of synchronised layers,
+        which runs beside the sums of gradients during backward.
+        """
         return self.all_reduce
 
     def wait_for_process_set(self) -> None:  # noqa: B027 - only some frameworks have process sets
-        """Keep ranks outside a process set from ending, and with them the connections, before the set is done."""
+        """Keep ranks outside a process set from ending, and with them the connections,
+        before the set is done.
+        """
 
-    def disconnect(self) -> None:  # noqa: B027 - torch.distributed has no settings that only a start reads
-        """End what outlives an engine's context, so that the process's next engine connects the ranks with its own settings."""
+    # torch.distributed has no settings that only a start reads.
+    def disconnect(self) -> None:  # noqa: B027
+        """End what outlives an engine's context,
+        so that the process's next engine connects the ranks with its own settings.
+        """
 
 
 class LocalCollectives(Collectives):

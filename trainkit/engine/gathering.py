@@ -2,8 +2,8 @@
 
     a rank's room     | length, 8 bytes | its bytes ... | unused |
 
-Horovod negotiates a collective again only if its shape changes. If a rank's bytes outgrow its room, all ranks read so in
-the lengths, enlarge that room, and gather once more.
+Horovod negotiates a collective again only if its shape changes. If a rank's bytes outgrow its room,
+all ranks read so in the lengths, enlarge that room, and gather once more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class Gathering:
         self._rooms: list[int] = []
 
     def start(self, own: bytes) -> Callable[[], list[memoryview]]:
-        """Start to gather; return the function that waits, and returns the bytes of all ranks in their order."""
+        """Start to gather; return the function that waits,
+        and returns the bytes of all ranks in their order.
+        """
         self._rooms = self._rooms or [_ROOM] * self._comm.ranks.world_size
         wait = self._comm.start_gather(self._laid_out(own))
         return lambda: self._finish(wait, own)
@@ -37,10 +39,18 @@ class Gathering:
         while True:
             everyone = memoryview(wait().numpy().data)
             starts = [sum(self._rooms[:rank]) for rank in range(len(self._rooms))]
-            sizes = [_HEAD + int.from_bytes(everyone[start : start + _HEAD], "little") for start in starts]
+            sizes = [
+                _HEAD + int.from_bytes(everyone[start : start + _HEAD], "little")
+                for start in starts
+            ]
             if all(size <= room for size, room in zip(sizes, self._rooms, strict=True)):
-                return [everyone[start + _HEAD : start + size] for start, size in zip(starts, sizes, strict=True)]
-            self._rooms = [max(room, _room_for(size)) for size, room in zip(sizes, self._rooms, strict=True)]
+                return [
+                    everyone[start + _HEAD : start + size]
+                    for start, size in zip(starts, sizes, strict=True)
+                ]
+            self._rooms = [
+                max(room, _room_for(size)) for size, room in zip(sizes, self._rooms, strict=True)
+            ]
             wait = self._comm.start_gather(self._laid_out(own))
 
     def _laid_out(self, own: bytes) -> Tensor:

@@ -1,4 +1,6 @@
-"""What a watchdog and a timeline see of a rank while it works: its step, what it waits for, and its sums of gradients."""
+"""What a watchdog and a timeline see of a rank while it works:
+its step, what it waits for, and its sums of gradients.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class Position(Protocol):
     Attributes:
         step: optimizer steps taken.
         progress: a counter that rises while the main thread makes progress.
-        waiting: what the main thread waits for the other ranks with, as "the sums of gradients"; "" while it computes.
+        waiting: what the main thread waits for the other ranks with, as "the sums of gradients"; ""
+            while it computes.
     """
 
     step: int
@@ -37,14 +40,18 @@ class Heartbeat:
     """The base, for an engine whose framework has neither a watchdog nor a timeline of its own.
 
     Attributes:
-        reducer: what sums gradients at present; the engine sets it. None if nothing does, or if it records nothing.
+        reducer: what sums gradients at present; the engine sets it. None if nothing does, or if it
+            records nothing.
 
     Args:
-        position: where step, progress and waiting are kept; an elastic driver reads them from there.
+        position: where step, progress and waiting are kept; an elastic driver reads them from
+            there.
         sum_settings: see the property.
     """
 
-    def __init__(self, position: Position | None = None, sum_settings: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, position: Position | None = None, sum_settings: dict[str, Any] | None = None
+    ) -> None:
         self._position = position or LocalPosition()
         self._sum_settings = sum_settings or {}
         self.reducer: GradientReducer | None = None
@@ -84,7 +91,8 @@ class Heartbeat:
         """Ask the launcher to watch the ranks.
 
         Args:
-            stall_s: seconds without progress after which a rank that others wait for counts as stalled.
+            stall_s: seconds without progress after which a rank that others wait for counts as
+                stalled.
             on_dump: is called, from a thread, when the stacks of all threads are to be written.
 
         Returns:
@@ -93,7 +101,9 @@ class Heartbeat:
         return False
 
     def outstanding(self) -> list[str]:
-        """Return the names of the tensors that wait for the other ranks now, as far as known. A thread may call it."""
+        """Return the names of the tensors that wait for the other ranks now, as far as known.
+        A thread may call it.
+        """
         return [] if self.reducer is None else self.reducer.outstanding()
 
     def start_timeline(self, path: Path) -> str:

@@ -1,7 +1,8 @@
-"""Engine options: why an engine lacks one that another has, and which of Horovod's exclude each other. Imports no torch.
+"""Engine options: why an engine lacks one that another has, and which of Horovod's exclude each
+other. Imports no torch.
 
-Which options an engine has is stated by its constructor alone. The table below only holds the reasons that the other
-engines print; a test compares it with the constructors.
+Which options an engine has is stated by its constructor alone. The table below only holds the
+reasons that the other engines print; a test compares it with the constructors.
 """
 
 from __future__ import annotations
@@ -13,15 +14,23 @@ from trainkit import extension
 from trainkit.errors import ConfigError
 
 _ALONE = "one process has no gradients to sum with other ranks"
-_NO_THREAD = "torch.distributed has no background thread that fuses tensors; its buckets are set by engine.bucket_cap_mb"
+_NO_THREAD = (
+    "torch.distributed has no background thread that fuses tensors; its buckets are set by"
+    " engine.bucket_cap_mb"
+)
 _BUCKETS = "gradients are summed in buckets there; set their size with engine.bucket_cap_mb"
 _SCATTERED = "gradients are summed there unit by unit, each rank its part (engine.shard)"
 _WHOLE = "each rank holds all weights; engine=fsdp, started by torchrun, splits them over the ranks"
-_OF_SINGLE = "one process holds all weights; engine=fsdp, started by torchrun, splits them over ranks"
+_OF_SINGLE = (
+    "one process holds all weights; engine=fsdp, started by torchrun, splits them over ranks"
+)
 
 # option -> engine that lacks it -> why, and what to do.
 _LACKING: dict[str, dict[str, str]] = {
-    "compression": {"single": _ALONE, "fsdp": "engine.param_dtype sends weights in fewer bytes there"},
+    "compression": {
+        "single": _ALONE,
+        "fsdp": "engine.param_dtype sends weights in fewer bytes there",
+    },
     "op": {"single": _ALONE, "fsdp": _SCATTERED},
     "gradient_predivide_factor": {"single": _ALONE, "fsdp": _SCATTERED},
     "num_groups": {"single": _ALONE, "ddp": _BUCKETS, "fsdp": _SCATTERED},
@@ -37,13 +46,24 @@ _LACKING: dict[str, dict[str, str]] = {
     "autotune": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
     "autotune_log_file": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
     **dict.fromkeys(
-        ("shard", "replicas", "tensor", "tensor_plan", "reshard_after_forward", "cpu_offload", "param_dtype"),
+        (
+            "shard",
+            "replicas",
+            "tensor",
+            "tensor_plan",
+            "reshard_after_forward",
+            "cpu_offload",
+            "param_dtype",
+        ),
         {"single": _OF_SINGLE, "horovod": _WHOLE, "ddp": _WHOLE},
     ),
     "bucket_cap_mb": {
         "single": _ALONE,
         "fsdp": _SCATTERED,
-        "horovod": "Horovod fuses what is ready, up to engine.fusion_threshold_mb; engine.num_groups makes fixed groups",
+        "horovod": (
+            "Horovod fuses what is ready, up to engine.fusion_threshold_mb; engine.num_groups makes"
+            " fixed groups"
+        ),
     },
 }
 
@@ -56,11 +76,16 @@ def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
         by_launcher: whether the launcher chose it (engine=auto).
     """
     which = f"this launcher's engine is '{engine}'" if by_launcher else f"the engine is '{engine}'"
-    reasons = {option: by_engine[engine] for option, by_engine in _LACKING.items() if engine in by_engine}
+    reasons = {
+        option: by_engine[engine] for option, by_engine in _LACKING.items() if engine in by_engine
+    }
     for name, entry in extension.engines():  # at the import of an engine: nothing is refused here
         other = dict.fromkeys(entry.options, f"it is an option of engine={name}")
         reasons |= dict(entry.lacking) if name == engine else other
-    return {option: f"{which}, where it has no effect: {why}. Leave it out here." for option, why in reasons.items()}
+    return {
+        option: f"{which}, where it has no effect: {why}. Leave it out here."
+        for option, why in reasons.items()
+    }
 
 
 def changed(**given: Any) -> dict[str, Any]:
@@ -84,20 +109,22 @@ class HorovodSums:
         """Refuse values that Horovod cannot serve, and values that exclude each other."""
         if self.compression == "bf16":
             raise ConfigError(
-                "engine.compression is 'bf16', but Horovod 0.28 cannot sum bfloat16: it would travel as float32 and save "
-                "nothing. Use engine.compression=fp16, or engine=ddp under torchrun."
+                "engine.compression is 'bf16', but Horovod 0.28 cannot sum bfloat16: it would"
+                " travel as float32 and save nothing. Use engine.compression=fp16, or engine=ddp"
+                " under torchrun."
             )
         if self.num_groups is not None and self.groups is not None:
             raise ConfigError(
-                f"engine.num_groups is {self.num_groups}, and engine.groups is given too. Set only one of the two."
+                f"engine.num_groups is {self.num_groups}, and engine.groups is given too. Set only"
+                " one of the two."
             )
         if self.op == "adasum" and self.predivide != 1.0:
             raise ConfigError(
-                f"engine.gradient_predivide_factor is {self.predivide}, but engine.op is 'adasum', which takes every scale out "
-                "of its result: it has no effect there. Leave it out."
+                f"engine.gradient_predivide_factor is {self.predivide}, but engine.op is 'adasum',"
+                " which takes every scale out of its result: it has no effect there. Leave it out."
             )
         if self.op == "adasum" and self.process_set is not None:
             raise ConfigError(
-                f"engine.process_set is {self.process_set}, but engine.op is 'adasum', which Horovod computes over all ranks "
-                "only. Leave one of the two out."
+                f"engine.process_set is {self.process_set}, but engine.op is 'adasum', which"
+                " Horovod computes over all ranks only. Leave one of the two out."
             )

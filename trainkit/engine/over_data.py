@@ -1,7 +1,8 @@
-"""Sums and gathers over the samples of a run: ranks that read the same samples (a tensor group) count once, by their first.
+"""Sums and gathers over the samples of a run: ranks that read the same samples (a tensor group)
+count once, by their first.
 
-What deals or counts samples uses `engine.ranks.data_rank` and `data_size`, and these collectives in place of `engine.comm`'s.
-On an engine without tensor groups they are the same.
+What deals or counts samples uses `engine.ranks.data_rank` and `data_size`, and these collectives in
+place of `engine.comm`'s. On an engine without tensor groups they are the same.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from trainkit.engine.collectives import Collectives
 
 
 class OverData:
-    """See the module. Results are equal on all ranks, bit for bit, so that ranks which decide by them decide alike."""
+    """See the module. Results are equal on all ranks, bit for bit,
+    so that ranks which decide by them decide alike.
+    """
 
     def __init__(self, comm: Collectives) -> None:
         self._comm = comm
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Return the sum over data ranks; see Collectives."""
-        return self._comm.all_reduce(tensor if self._comm.ranks.counts_samples else torch.zeros_like(tensor))
+        return self._comm.all_reduce(
+            tensor if self._comm.ranks.counts_samples else torch.zeros_like(tensor)
+        )
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the values of all data ranks, in their order; see Collectives."""

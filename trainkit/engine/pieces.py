@@ -15,7 +15,8 @@ class Piece(NamedTuple):
         local: the part; shares the tensor's memory.
         at: where it begins in the whole tensor, for each dimension.
         shape: of the whole tensor.
-        is_first: whether this is the first rank that holds this part: replicas hold it too. False for an empty part.
+        is_first: whether this is the first rank that holds this part: replicas hold it too. False
+            for an empty part.
     """
 
     local: Tensor

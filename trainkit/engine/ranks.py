@@ -14,26 +14,29 @@ from trainkit.launch.environment import Launcher, own_gpu
 
 
 class RanksChanged(EngineError):
-    """The launcher has assigned other ranks to continue with; raised on all ranks at the same step."""
+    """The launcher has assigned other ranks to continue with;
+    raised on all ranks at the same step.
+    """
 
 
 class Ranks:
     """Fixed ranks: those of the launcher, or of `engine.process_set`.
 
     Attributes:
-        rank: this process among all, from 0. Until the engine was entered it is the launcher's number.
+        rank: this process among all, from 0. Until the engine was entered it is the launcher's
+            number.
         world_size: number of processes.
         local_rank: this process among those of its host, from 0.
         local_size: number of processes on this host.
-        takes_part: false on a rank outside `engine.process_set`: it enters the engine, trains nothing, and waits at the
-            engine's exit until the ranks of the set are done.
+        takes_part: false on a rank outside `engine.process_set`: it enters the engine, trains
+            nothing, and waits at the engine's exit until the ranks of the set are done.
         is_elastic: whether ranks may be assigned again while this process lives.
-        joins_late: whether this process was started to join ranks that may be training already; they wait for it from the
-            moment at which it enters the engine.
-        tensor_size: ranks that read the same samples, and share the widths of layers (FSDPEngine's `tensor`): r x tensor_size
-            to (r + 1) x tensor_size - 1 for each r.
-        committed_step: the newest step that this process can resume from in memory, -1 for none; an elastic driver makes the
-            process with the newest one rank 0.
+        joins_late: whether this process was started to join ranks that may be training already;
+            they wait for it from the moment at which it enters the engine.
+        tensor_size: ranks that read the same samples, and share the widths of layers (FSDPEngine's
+            `tensor`): r x tensor_size to (r + 1) x tensor_size - 1 for each r.
+        committed_step: the newest step that this process can resume from in memory, -1 for none; an
+            elastic driver makes the process with the newest one rank 0.
     """
 
     is_elastic = False
@@ -45,14 +48,23 @@ class Ranks:
         """Take the launcher's numbers."""
         self.assign(launcher.rank, launcher.world_size, launcher.local_rank, launcher.local_size)
 
-    def assign(self, rank: int, world_size: int, local_rank: int, local_size: int, *, takes_part: bool = True) -> None:
+    def assign(
+        self,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        local_size: int,
+        *,
+        takes_part: bool = True,
+    ) -> None:
         """Set the numbers that hold from now on; see the attributes."""
         self.rank, self.world_size = rank, world_size
         self.local_rank, self.local_size = local_rank, local_size
         self.takes_part = takes_part
 
     def narrow(self, chosen: tuple[int, ...], hosts: Sequence[int]) -> None:
-        """Count from now on among the ranks of a process set; a rank outside of it keeps its number.
+        """Count from now on among the ranks of a process set; a rank outside of it keeps its
+        number.
 
         Args:
             chosen: what `check_ranks` returned.
@@ -76,12 +88,16 @@ class Ranks:
 
     @property
     def data_rank(self) -> int:
-        """This rank's place among those that read different samples; the same on all ranks of a tensor group."""
+        """This rank's place among those that read different samples;
+        the same on all ranks of a tensor group.
+        """
         return self.rank // self.tensor_size
 
     @property
     def data_size(self) -> int:
-        """The number of ranks that read different samples: what the batch of a step, and the contract, count."""
+        """The number of ranks that read different samples:
+        what the batch of a step, and the contract, count.
+        """
         return self.world_size // self.tensor_size
 
     @property
@@ -91,7 +107,9 @@ class Ranks:
 
     @property
     def gpu_index(self) -> int:
-        """This rank's GPU among those that it sees: all of its host, unless the launcher shows each rank its own alone."""
+        """This rank's GPU among those that it sees:
+        all of its host, unless the launcher shows each rank its own alone.
+        """
         own = own_gpu()
         return self.local_rank if own is None else own
 
@@ -102,27 +120,33 @@ class Ranks:
 
     @property
     def max_world_size(self) -> int:
-        """The largest number of ranks that the job can have while this process lives; 0 if nothing limits it."""
+        """The largest number of ranks that the job can have while this process lives;
+        0 if nothing limits it.
+        """
         return self.world_size
 
     @property
     def change_requested(self) -> bool:
-        """Whether the launcher asks for ranks to be assigned again. Reads a local flag: cheap, and no message."""
+        """Whether the launcher asks for ranks to be assigned again.
+        Reads a local flag: cheap, and no message.
+        """
         return False
 
     def begin(self, stage: str) -> None:
         """Announce what all ranks are about to run: "fit", "validate", "test" or "predict".
 
         Raises:
-            ConfigError: the job is elastic, and a rank that joins later and starts the script from its top would not reach
-                this stage together with the others.
+            ConfigError: the job is elastic, and a rank that joins later and starts the script from
+                its top would not reach this stage together with the others.
         """
 
     def report_exception(self) -> None:
         """Let the launcher know that the code which this rank runs has raised an exception."""
 
     def leave(self) -> None:
-        """Close the connections, so that entering the engine again joins the ranks of that time. Call it outside the engine."""
+        """Close the connections, so that entering the engine again joins the ranks of that time.
+        Call it outside the engine.
+        """
 
 
 def check_groups(ranks: int, replicas: int, tensor: int) -> None:
@@ -135,7 +159,9 @@ def check_groups(ranks: int, replicas: int, tensor: int) -> None:
         given = {"engine.replicas": replicas, "engine.tensor": tensor}
         shown = [f"{key} is {value}" for key, value in given.items() if value > 1]
         what = f"their product, {replicas * tensor}," if len(shown) > 1 else "it"
-        raise ConfigError(f"{' and '.join(shown)}, and there are {ranks} ranks; {what} must divide them.")
+        raise ConfigError(
+            f"{' and '.join(shown)}, and there are {ranks} ranks; {what} must divide them."
+        )
 
 
 def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
@@ -147,7 +173,8 @@ def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
     chosen = tuple(sorted(set(ranks)))
     if not chosen or len(chosen) != len(ranks) or chosen[0] < 0 or chosen[-1] >= world_size:
         raise ConfigError(
-            f"engine.process_set is {list(ranks)}; it must list ranks from 0 to {world_size - 1}, each once, one at least "
-            f"({world_size} {'was' if world_size == 1 else 'were'} started), or be null for all."
+            f"engine.process_set is {list(ranks)}; it must list ranks from 0 to {world_size - 1},"
+            f" each once, one at least ({world_size} {'was' if world_size == 1 else 'were'}"
+            " started), or be null for all."
         )
     return chosen

@@ -15,11 +15,15 @@ from trainkit.launch.environment import read_launcher
 if TYPE_CHECKING:
     from trainkit.engine.base import Engine
 
-_HOROVOD = "Run `python -m trainkit horovod install`: it builds Horovod for the torch that is installed."
+_HOROVOD = (
+    "Run `python -m trainkit horovod install`: it builds Horovod for the torch that is installed."
+)
 
 ENGINES = {
     "single": EngineEntry("trainkit.engine.single.SingleEngine"),
-    "horovod": EngineEntry("trainkit.engine.horovod.engine.HorovodEngine", "horovod", "Horovod", _HOROVOD),
+    "horovod": EngineEntry(
+        "trainkit.engine.horovod.engine.HorovodEngine", "horovod", "Horovod", _HOROVOD
+    ),
     "ddp": EngineEntry("trainkit.engine.ddp.engine.DDPEngine"),
     "fsdp": EngineEntry("trainkit.engine.fsdp.engine.FSDPEngine"),
 }
@@ -29,7 +33,8 @@ def auto_engine(**options: Any) -> Engine:
     """Make the engine of the launcher: horovodrun -> horovod, torchrun -> ddp, none -> single.
 
     Args:
-        options: of the engine that the launcher implies: see HorovodEngine, DDPEngine, SingleEngine. None means not given.
+        options: of the engine that the launcher implies: see HorovodEngine, DDPEngine,
+            SingleEngine. None means not given.
 
     Raises:
         ConfigError: an option was set that the launcher's engine does not have.
@@ -57,16 +62,20 @@ def entry_of(name: str) -> EngineEntry:
     entry: EngineEntry | None = extension.find("engines", name, ENGINES)
     if entry is None:
         known = ", ".join(("auto", *names()))
-        raise ConfigError(f"engine is '{name}'; it must be one of {known}.{extension.broken_note()}")
+        raise ConfigError(
+            f"engine is '{name}'; it must be one of {known}.{extension.broken_note()}"
+        )
     return entry
 
 
 def target_of(target: str, launched: str | None = None) -> tuple[str, dict[str, str]]:
-    """Return the class that a config's `engine` is checked against, and the message for each option that it lacks.
+    """Return the class that a config's `engine` is checked against, and the message for each option
+    that it lacks.
 
     Args:
         target: the config's `engine._target_`; auto_engine stands for the launcher's engine.
-        launched: the engine of the ranks that this process is to start, None if it is a rank itself.
+        launched: the engine of the ranks that this process is to start, None if it is a rank
+            itself.
     """
     if target == f"{__name__}.{auto_engine.__name__}":
         name = launched or read_launcher().engine
@@ -89,13 +98,20 @@ def make_engine(name: str, **options: Any) -> Engine:
     try:
         engine: Engine = extension.resolve(entry.target)(**options)
     except ImportError as error:
-        raise EngineError(f"engine={name} cannot be imported: {error}. {entry.install}".rstrip()) from error
+        raise EngineError(
+            f"engine={name} cannot be imported: {error}. {entry.install}".rstrip()
+        ) from error
     return engine
 
 
 def require(name: str) -> None:
-    """Raise ConfigError if an engine needs a package that is not installed. Costs no import; a user's own needs none."""
+    """Raise ConfigError if an engine needs a package that is not installed.
+    Costs no import; a user's own needs none.
+    """
     entry = extension.find("engines", name, ENGINES)
     if entry is not None and entry.package and importlib.util.find_spec(entry.package) is None:
         why = " (the launcher asks for it)" if read_launcher().engine == name else ""
-        raise ConfigError(f"engine={name}{why}, but {entry.title or entry.package} is not installed. {entry.install}".rstrip())
+        raise ConfigError(
+            f"engine={name}{why}, but {entry.title or entry.package} is not installed."
+            f" {entry.install}".rstrip()
+        )

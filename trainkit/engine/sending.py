@@ -1,4 +1,6 @@
-"""How tensors are sent: as flat views, each tensor of a model once, an optimizer's state by way of the host."""
+"""How tensors are sent: as flat views, each tensor of a model once,
+an optimizer's state by way of the host.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ from trainkit.engine.collectives import Collectives
 
 
 def dense_view(tensor: Tensor) -> Tensor | None:
-    """Return a flat view of a tensor that fills its memory without gaps, or None if there is no such view.
+    """Return a flat view of a tensor that fills its memory without gaps, or None if there is no
+    such view.
 
-    A channels_last weight is not contiguous, and Horovod refuses it; its flat view is, and costs no copy. Elements come
-    in memory order, so the view is only good between ranks whose tensors have the same strides.
+    A channels_last weight is not contiguous, and Horovod refuses it; its flat view is, and costs no
+    copy. Elements come in memory order, so the view is only good between ranks whose tensors have
+    the same strides.
     """
     flat_stride = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])):
+    for size, stride in sorted(
+        zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])
+    ):
         if size != 1 and stride != flat_stride:
             return None
         flat_stride *= size
@@ -34,11 +40,14 @@ def tensors_of(model: nn.Module) -> Iterator[Tensor]:
             yield tensor.detach()
 
 
-def overwrite(tensors: Iterable[Tensor], start: Callable[[int, Tensor], Callable[[], object]]) -> None:
+def overwrite(
+    tensors: Iterable[Tensor], start: Callable[[int, Tensor], Callable[[], object]]
+) -> None:
     """Overwrite tensors of any dtype and layout with another rank's, all under way at once.
 
     Args:
-        start: starts the broadcast of a tensor's bytes, with its place among them; returns the function that waits for it.
+        start: starts the broadcast of a tensor's bytes, with its place among them; returns the
+            function that waits for it.
     """
     sent: list[tuple[Callable[[], object], Tensor, Tensor]] = []
     for i, tensor in enumerate(tensors):
@@ -54,14 +63,18 @@ def overwrite(tensors: Iterable[Tensor], start: Callable[[int, Tensor], Callable
 def send_optimizer_state(comm: Collectives, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Load rank 0's optimizer state on all ranks, if rank 0 has any.
 
-    Horovod's own `broadcast_optimizer_state` takes a real step on a fresh optimizer (it moves the weights); this one
-    sends the state that there is, and nothing if there is none.
+    Horovod's own `broadcast_optimizer_state` takes a real step on a fresh optimizer (it moves the
+    weights); this one sends the state that there is, and nothing if there is none.
     """
     held = comm.broadcast_object([bool(opt.state) for opt in optimizers])
     if not any(held):
         return
     # By way of the host: unpickled on the others, a GPU's tensors would all land on rank 0's GPU.
-    states = [to_device(opt.state_dict(), torch.device("cpu")) for opt in optimizers] if comm.ranks.is_main else None
+    states = (
+        [to_device(opt.state_dict(), torch.device("cpu")) for opt in optimizers]
+        if comm.ranks.is_main
+        else None
+    )
     states = comm.broadcast_object(states)
     if not comm.ranks.is_main:
         for optimizer, state in zip(optimizers, states, strict=True):

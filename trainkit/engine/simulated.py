@@ -34,7 +34,8 @@ class SimulatedCollectives(LocalCollectives):
 
 
 class SimulatedEngine(Engine):
-    """An engine that stands for the one called `name`, with `local_size` ranks on each host, as `rank` of them.
+    """An engine that stands for the one called `name`, with `local_size` ranks on each host, as
+    `rank` of them.
 
     It is on the CPU by default.
     """
@@ -59,7 +60,12 @@ class SimulatedEngine(Engine):
         self.ranks.assign(*self._place)
         self.device = self._device
 
-    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
+    def prepare(
+        self,
+        task: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        precision: Precision | None = None,
+    ) -> None:
         """See Engine. What the real engine would refuse of the task is refused here too."""
         super().prepare(task, optimizers, precision)
         self.approximation.start(task, optimizers, find_sparse(task, optimizers))

@@ -41,13 +41,19 @@ class SingleEngine(Engine):
     def _start(self) -> None:
         if self.launcher.world_size > 1:
             raise EngineError(
-                f"engine=single, but {self.launcher.name} started {self.launcher.world_size} processes: each would train "
-                "alone and write the same files. Use engine=auto, or start one process."
+                f"engine=single, but {self.launcher.name} started {self.launcher.world_size}"
+                " processes: each would train alone and write the same files. Use engine=auto, or"
+                " start one process."
             )
         self.ranks.assign(0, 1, 0, 1)
         self.pin()
 
-    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
+    def prepare(
+        self,
+        task: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        precision: Precision | None = None,
+    ) -> None:
         """See Engine."""
         super().prepare(task, optimizers, precision)
         self.approximation.start(task, optimizers)

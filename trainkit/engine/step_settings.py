@@ -8,14 +8,17 @@ from typing import Literal
 
 from trainkit.engine.approximate.settings import Communication, Exact
 
-# What a callback may need of a step, that an engine or a kind of communication may lack (Callback.needs_of_engine):
+# What a callback may need of a step, that an engine or a kind of communication may lack
+# (Callback.needs_of_engine):
 #     gradients          the gradient of each parameter, before the update
 #     weights            each parameter whole, to read or to write
 #     equal_weights      after each step the same weights on all ranks
 #     optimizer_groups   parameters can be added to the optimizer during training
 #     optimizer_state    the optimizer's state, the same on all ranks
 #     whole_state        the whole training state on each rank
-Need = Literal["gradients", "weights", "equal_weights", "optimizer_groups", "optimizer_state", "whole_state"]
+Need = Literal[
+    "gradients", "weights", "equal_weights", "optimizer_groups", "optimizer_state", "whole_state"
+]
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,13 @@ class StepSettings:
 
     Attributes:
         batch_size: samples of a microbatch; None for a stream of unknown batches.
-        accumulate: microbatches that a rank takes in a step: the largest number, if it changes by epoch.
+        accumulate: microbatches that a rank takes in a step: the largest number, if it changes by
+            epoch.
         clip_val: trainer.gradient_clip_val.
         clip_algorithm: trainer.gradient_clip_algorithm.
         precision: trainer.precision.
-        used: names of what the fit uses that an engine may lack: keys of the trainer ("trainer.compile"), and
-            "manual_optimization", "batch_weight", "elastic".
+        used: names of what the fit uses that an engine may lack: keys of the trainer
+            ("trainer.compile"), and "manual_optimization", "batch_weight", "elastic".
         callbacks: what its callbacks need -> the class of the first one that needs it.
         communication: what travels between ranks.
     """

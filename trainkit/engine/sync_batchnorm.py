@@ -1,14 +1,17 @@
-"""BatchNorm over the batch of all ranks (Ioffe & Szegedy 2015, with the ranks' microbatches as one), on any device.
+"""BatchNorm over the batch of all ranks (Ioffe & Szegedy 2015, with the ranks' microbatches as
+one), on any device.
 
     forward    each rank: count, mean and variance of its part   -> one sum over ranks -> mean and variance of the whole
     backward   each rank: sums of dy and of dy x_hat of its part -> one sum over ranks -> dx
 
-Both are exact for parts of different sizes. Each rank's variance is taken about its own mean, and only the combination
-(Chan et al. 1979) is of sums of squares, in float64: nothing cancels if the mean is large. Weight and bias get this
-rank's part of their gradient; the engine sums it like every other.
+Both are exact for parts of different sizes. Each rank's variance is taken about its own mean, and
+only the combination (Chan et al. 1979) is of sums of squares, in float64: nothing cancels if the
+mean is large. Weight and bias get this rank's part of their gradient; the engine sums it like every
+other.
 
-A layer becomes synchronised in place, by its class: parameters, buffers (hence the keys of a state_dict), hooks, and
-whatever else refers to the layer stay as they are. In eval mode, or without ranks, it is the BatchNorm that it was.
+A layer becomes synchronised in place, by its class: parameters, buffers (hence the keys of a
+state_dict), hooks, and whatever else refers to the layer stay as they are. In eval mode, or without
+ranks, it is the BatchNorm that it was.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ AllReduce = Callable[[Tensor], Tensor]
 
 
 class Link:
-    """The connection of a layer to the other ranks. A copy of a model shares it; a pickled model has lost it."""
+    """The connection of a layer to the other ranks.
+    A copy of a model shares it; a pickled model has lost it.
+    """
 
     def __init__(self, all_reduce: AllReduce | None = None) -> None:
         """Hold the sum over ranks."""
@@ -48,24 +53,33 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
         if input.dim() < 2:
-            raise ValueError(f"BatchNorm takes [N, C, ...], and got a tensor of shape {list(input.shape)}.")
+            raise ValueError(
+                f"BatchNorm takes [N, C, ...], and got a tensor of shape {list(input.shape)}."
+            )
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise `input` [N, C, ...]; in training, by the statistics of all ranks."""
         if not self.training or self.link.all_reduce is None:
             return super().forward(input)
         self._check_input_dim(input)
-        output, count, mean, var = _Normalise.apply(input, self.weight, self.bias, self.eps, self.link.all_reduce)
+        output, count, mean, var = _Normalise.apply(
+            input, self.weight, self.bias, self.eps, self.link.all_reduce
+        )
         if self.track_running_stats:
             self._update(count, mean, var)
         return output  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def _update(self, count: Tensor, mean: Tensor, var: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        assert (
+            self.running_mean is not None
+            and self.running_var is not None
+            and self.num_batches_tracked is not None
+        )
         self.num_batches_tracked.add_(1)
         unbiased = var * (count / (count - 1).clamp(min=1))
-        share = 1 / self.num_batches_tracked.double()  # without a momentum: the mean over all batches so far
+        # without a momentum: the mean over all batches so far
+        share = 1 / self.num_batches_tracked.double()
         if self.momentum is not None:
             share = torch.full_like(share, self.momentum)
         for held, new in ((self.running_mean, mean), (self.running_var, unbiased)):
@@ -73,16 +87,25 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalise by the statistics of all ranks; returns also the count, the mean and the biased variance."""
+    """Normalise by the statistics of all ranks;
+    returns also the count, the mean and the biased variance.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x_NC: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, eps: float, all_reduce: AllReduce
+        ctx: Any,
+        x_NC: Tensor,
+        weight_C: Tensor | None,
+        bias_C: Tensor | None,
+        eps: float,
+        all_reduce: AllReduce,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dims = [0, *range(2, x_NC.dim())]
         var_C, mean_C = torch.var_mean(_at_least_float32(x_NC), dims, correction=0)
         mean_C, var_C = mean_C.double(), var_C.double()
-        count = torch.full((1,), x_NC.numel() // x_NC.shape[1], dtype=torch.float64, device=x_NC.device)
+        count = torch.full(
+            (1,), x_NC.numel() // x_NC.shape[1], dtype=torch.float64, device=x_NC.device
+        )
         total = all_reduce(torch.cat([count, count * mean_C, count * (var_C + mean_C.square())]))
         count, sums_C, squares_C = total[:1].clone(), *total[1:].chunk(2)
         mean_C = sums_C / count
@@ -114,27 +137,34 @@ class _Normalise(torch.autograd.Function):
         scale_C = invstd_C if weight_C is None else invstd_C * weight_C
         dx = (dx * _along(scale_C.to(wide), x_NC)).to(x_NC.dtype)
         dweight_C = None if weight_C is None else own_dot_C.to(weight_C.dtype)
-        dbias_C = own_dy_C.to(weight_C.dtype if weight_C is not None else wide) if ctx.has_bias else None
+        dbias_C = (
+            own_dy_C.to(weight_C.dtype if weight_C is not None else wide) if ctx.has_bias else None
+        )
         return dx, dweight_C, dbias_C, None, None
 
 
 def convert(model: nn.Module, all_reduce: AllReduce) -> None:
-    """Make all BatchNorm layers of `model`, itself included, take their statistics over the ranks, in place.
+    """Make all BatchNorm layers of `model`, itself included, take their statistics over the ranks,
+    in place.
 
     Args:
         model: the model; layers that were converted before get the new `all_reduce`.
         all_reduce: returns the sum over ranks of a tensor.
 
     Raises:
-        ConfigError: a layer is of a class derived from BatchNorm, with a forward of its own, which would be lost.
+        ConfigError: a layer is of a class derived from BatchNorm, with a forward of its own, which
+            would be lost.
     """
     known = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm)
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    layers = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)
+    ]
     for name, layer in layers:
         if type(layer) not in known:
             raise ConfigError(
-                f"trainer.sync_batchnorm is true, but '{name}' is a {type(layer).__name__}: what it does beside nn.BatchNorm "
-                "would be lost. Use nn.BatchNorm1d, 2d or 3d there, or set trainer.sync_batchnorm=false."
+                f"trainer.sync_batchnorm is true, but '{name}' is a {type(layer).__name__}: what it"
+                " does beside nn.BatchNorm would be lost. Use nn.BatchNorm1d, 2d or 3d there, or"
+                " set trainer.sync_batchnorm=false."
             )
     for _, layer in layers:
         layer.__class__ = SyncBatchNorm
@@ -150,23 +180,31 @@ def release(model: nn.Module) -> None:
 
 
 def check_even(plan: StepPlan | None) -> None:
-    """Raise ConfigError if a rank would take no part in a microbatch: the others would wait for it in their BatchNorm.
+    """Raise ConfigError if a rank would take no part in a microbatch: the others would wait for it
+    in their BatchNorm.
 
     Args:
         plan: of the training data; None for a stream, which has no plan.
     """
     if plan is None:
         raise ConfigError(
-            "trainer.sync_batchnorm is true, but the training data is a stream: a rank with a shorter stream would take no "
-            "forward, and the others would wait for it. Use a Dataset of known length, or set trainer.sync_batchnorm=false."
+            "trainer.sync_batchnorm is true, but the training data is a stream: a rank with a"
+            " shorter stream would take no forward, and the others would wait for it. Use a Dataset"
+            " of known length, or set trainer.sync_batchnorm=false."
         )
     last = plan.num_steps - 1
-    counts = [len(plan.microbatches(last, rank)) for rank in range(plan.world_size)] if last >= 0 else [0]
+    counts = (
+        [len(plan.microbatches(last, rank)) for rank in range(plan.world_size)]
+        if last >= 0
+        else [0]
+    )
     if min(counts) != max(counts):
         raise ConfigError(
-            f"trainer.sync_batchnorm is true, but the last step of an epoch has {plan.samples_in(last)} samples for "
-            f"{plan.world_size} ranks, and a rank without a sample takes no forward: the others would wait for it. Set "
-            "trainer.pad_last_step=true, or drop_last=True in the DataLoader, or a batch size that leaves each one a sample."
+            "trainer.sync_batchnorm is true, but the last step of an epoch has"
+            f" {plan.samples_in(last)} samples for {plan.world_size} ranks, and a rank without a"
+            " sample takes no forward: the others would wait for it. Set"
+            " trainer.pad_last_step=true, or drop_last=True in the DataLoader, or a batch size"
+            " that leaves each one a sample."
         )
 
 

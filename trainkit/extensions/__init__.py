@@ -1,6 +1,8 @@
-"""What a user asks for by name, beside the core: a folder for each, with all its parts, and its value EXTENSION.
+"""What a user asks for by name, beside the core: a folder for each, with all its parts, and its
+value EXTENSION.
 
-The core finds them through trainkit/extension.py and imports none. Without this folder it trains all the same.
+The core finds them through trainkit/extension.py and imports none. Without this folder it trains
+all the same.
 """
 
 # In the order of `python -m trainkit extensions`.

@@ -1,4 +1,5 @@
-"""Runs the commands of Horovod's build and test: to their end or ended as a group, with failures summarised in a few lines.
+"""Runs the commands of Horovod's build and test: to their end or ended as a group, with failures
+summarised in a few lines.
 
 cache_folder    where builds and their logs are stored
 run
@@ -30,31 +31,50 @@ _WIDEST = 200
 _INSTALL = "python -m trainkit horovod install"
 
 _ERROR = re.compile(
-    r"\b(fatal )?error: |CMake Error|undefined reference|nvcc fatal|internal compiler error|virtual memory exhausted"
+    r"\b(fatal )?error: |CMake Error|undefined reference|nvcc fatal|internal compiler error|virtual"
+    r" memory exhausted"
     r"|Cannot allocate memory|No space left on device|command not found"
-    r"|^(\[\d+\]<std\w+>:)?\s*(ERROR: |[\w.]*(Error|Exception): )"  # a rank's lines start with its number
+    # a rank's lines start with its number
+    r"|^(\[\d+\]<std\w+>:)?\s*(ERROR: |[\w.]*(Error|Exception): )"
 )
 # Echoed by make between two lines of one message.
-_ECHO = re.compile(r"^\s*(\[\s*\d+%\]|g?make(\[\d+\])?:|cd \S+ &&|\S*/(c\+\+|g\+\+|cc|gcc|cmake|nvcc) )")
+_ECHO = re.compile(
+    r"^\s*(\[\s*\d+%\]|g?make(\[\d+\])?:|cd \S+ &&|\S*/(c\+\+|g\+\+|cc|gcc|cmake|nvcc) )"
+)
 
 # The first row with a matching pattern is used.
 _ADVICE: tuple[tuple[str, str], ...] = (
     (
-        r"Killed signal|error: Killed|signal terminated program|memory exhausted|Cannot allocate memory|bad_alloc",
+        (
+            r"Killed signal|error: Killed|signal terminated program|memory exhausted|Cannot"
+            r" allocate memory|bad_alloc"
+        ),
         f"The compiler ran out of memory. Let one compiler run at a time: {_INSTALL} --jobs 1",
     ),
     (
         r"No space left on device|Disk quota exceeded",
-        "The disk is full. Free space, or set TMPDIR (build) and TRAINKIT_CACHE (wheels) to folders on a larger one.",
+        (
+            "The disk is full. Free space, or set TMPDIR (build) and TRAINKIT_CACHE (wheels) to"
+            " folders on a larger one."
+        ),
     ),
     (
-        r"No CMAKE_C(XX)?_COMPILER could|able to compile a simple|Could not find compiler set|unable to find a build",
-        "There is no working C++ compiler, or no make. Install them (Debian, Ubuntu: apt-get install g++ make; Fedora: dnf "
-        "install gcc-c++ make), and check the variables CC and CXX.",
+        (
+            r"No CMAKE_C(XX)?_COMPILER could|able to compile a simple|Could not find compiler"
+            r" set|unable to find a build"
+        ),
+        (
+            "There is no working C++ compiler, or no make. Install them (Debian, Ubuntu: apt-get"
+            " install g++ make; Fedora: dnf install gcc-c++ make), and check the variables CC and"
+            " CXX."
+        ),
     ),
     (
         r"requires the language dialect|option .-std=c\+\+2|C\+\+(17|20) or later",
-        "The C++ compiler is too old for C++20, which torch needs. Install g++ 11 or later and set CXX to it.",
+        (
+            "The C++ compiler is too old for C++20, which torch needs. Install g++ 11 or later and"
+            " set CXX to it."
+        ),
     ),
     (
         r"No module named '?torch'?\b|Could NOT find Pytorch",
@@ -66,7 +86,10 @@ _ADVICE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"No module named '?pip'?\b",
-        "This environment has no pip. Install it (python -m ensurepip, or uv pip install pip) and try again.",
+        (
+            "This environment has no pip. Install it (python -m ensurepip, or uv pip install pip)"
+            " and try again."
+        ),
     ),
     (
         r"Python\.h: No such file",
@@ -77,32 +100,55 @@ _ADVICE: tuple[tuple[str, str], ...] = (
         f"Horovod cannot be built with the MPI that was found. Build without: {_INSTALL}",
     ),
     (
-        r"nvcc fatal|[Uu]nsupported (gpu|GNU)|Could NOT find (CUDAToolkit|NCCL)|nccl\.h: No such|cuda\w*\.h: No such",
-        f"The CUDA toolkit does not fit. Install the toolkit of torch's CUDA version, or build without: {_INSTALL} --cpu",
+        (
+            r"nvcc fatal|[Uu]nsupported (gpu|GNU)|Could NOT find (CUDAToolkit|NCCL)|nccl\.h: No"
+            r" such|cuda\w*\.h: No such"
+        ),
+        (
+            "The CUDA toolkit does not fit. Install the toolkit of torch's CUDA version, or build"
+            f" without: {_INSTALL} --cpu"
+        ),
     ),
     (
         r"DO NOT MATCH THE HASHES",
-        "The index returned another file than the release of Horovod; none of it was run. See: pip config list",
+        (
+            "The index returned another file than the release of Horovod; none of it was run. See:"
+            " pip config list"
+        ),
     ),
     (
-        r"No matching distribution|Could not find a version|[Cc]onnection|name resolution|[Tt]imed out|SSLError",
-        "pip could not download from the package index. Check the network and pip's settings (pip config list). On a machine "
-        "without network, download Horovod's source elsewhere (pip download --no-deps --no-binary horovod horovod==0.28.1) and "
-        f"pass it: {_INSTALL} --source horovod-0.28.1.tar.gz",
+        (
+            r"No matching distribution|Could not find a version|[Cc]onnection|name"
+            r" resolution|[Tt]imed out|SSLError"
+        ),
+        (
+            "pip could not download from the package index. Check the network and pip's settings"
+            " (pip config list). On a machine without network, download Horovod's source elsewhere"
+            f" (pip download --no-deps --no-binary horovod horovod==0.28.1) and pass it: {_INSTALL}"
+            " --source horovod-0.28.1.tar.gz"
+        ),
     ),
     (
         r"externally-managed-environment",
-        "This Python belongs to the system. Create an environment first: python -m venv .venv, and install torch there.",
+        (
+            "This Python belongs to the system. Create an environment first: python -m venv .venv,"
+            " and install torch there."
+        ),
     ),
     (
         r"Permission denied|Read-only file system",
-        "A folder is not writable. Use a virtual environment, and set TRAINKIT_CACHE to a folder of yours.",
+        (
+            "A folder is not writable. Use a virtual environment, and set TRAINKIT_CACHE to a"
+            " folder of yours."
+        ),
     ),
 )
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of builds and of their logs: $TRAINKIT_CACHE, $XDG_CACHE_HOME/trainkit or ~/.cache/trainkit."""
+    """Return the folder of builds and of their logs:
+    $TRAINKIT_CACHE, $XDG_CACHE_HOME/trainkit or ~/.cache/trainkit.
+    """
     if environ.get("TRAINKIT_CACHE"):
         return Path(environ["TRAINKIT_CACHE"]).expanduser().absolute()
     return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "trainkit"
@@ -119,7 +165,8 @@ def run(
 ) -> list[str]:
     """Run a command to its end and return the lines it printed.
 
-    The output is appended to `log` instead of a pipe: a grandchild that holds a pipe open could block this process forever.
+    The output is appended to `log` instead of a pipe: a grandchild that holds a pipe open could
+    block this process forever.
 
     Args:
         what: the command in words, as the start of a sentence: "Building Horovod".
@@ -128,7 +175,8 @@ def run(
         timeout_s: seconds after which the command and its children are ended; None for no limit.
 
     Raises:
-        EngineError: the command failed or timed out; the message has the first error, a remedy, and the log's path.
+        EngineError: the command failed or timed out; the message has the first error, a remedy, and
+            the log's path.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
@@ -136,12 +184,18 @@ def run(
     with log.open("ab") as out, log.open(encoding="utf-8", errors="replace") as back:
         back.seek(0, os.SEEK_END)
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
         )
         try:
             unfinished = ""
             while True:
-                ended = process.poll() is not None  # polled before reading, so that all output before the end is read
+                # polled before reading, so that all output before the end is read
+                ended = process.poll() is not None
                 *whole, unfinished = (unfinished + back.read()).split("\n")
                 for line in [*whole, unfinished] if ended and unfinished else whole:
                     lines.append(line)
@@ -150,7 +204,9 @@ def run(
                 if ended:
                     break
                 if deadline is not None and time.monotonic() > deadline:
-                    raise EngineError(failure(f"{what} took more than {timeout_s:g} s and was ended", lines, log))
+                    raise EngineError(
+                        failure(f"{what} took more than {timeout_s:g} s and was ended", lines, log)
+                    )
                 time.sleep(_POLL_S)
         finally:
             end_group(process)
@@ -160,7 +216,9 @@ def run(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group: by SIGTERM, on which a launcher ends its ranks, then by SIGKILL."""
+    """End a process and its group: by SIGTERM, on which a launcher ends its ranks,
+    then by SIGKILL.
+    """
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -178,14 +236,19 @@ def failure(what: str, lines: Sequence[str], log: Path) -> str:
 
 
 def first_error(lines: Sequence[str]) -> list[str]:
-    """Return the first error of a build's output and the lines after it, at most five; empty if there is none.
+    """Return the first error of a build's output and the lines after it, at most five; empty if
+    there is none.
 
     Empty lines and make's echoes are skipped: with parallel compilers they are interleaved.
     """
     start = next((i for i, line in enumerate(lines) if _ERROR.search(line)), None)
     if start is None:
         return []
-    found = [line.rstrip() for line in lines[start : start + 4 * _MOST_LINES] if line.strip() and not _ECHO.match(line)]
+    found = [
+        line.rstrip()
+        for line in lines[start : start + 4 * _MOST_LINES]
+        if line.strip() and not _ECHO.match(line)
+    ]
     return [line[:_WIDEST] for line in textwrap.dedent("\n".join(found[:_MOST_LINES])).split("\n")]
 
 

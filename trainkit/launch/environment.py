@@ -1,9 +1,11 @@
-"""Detects the launcher of this process: the only reader of the launchers' environment variables. Imports no torch.
+"""Detects the launcher of this process: the only reader of the launchers' environment variables.
+Imports no torch.
 
-horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID, ...; mpirun OMPI_COMM_WORLD_*
-(Open MPI) or PMI_* and MPI_LOCAL* (MPICH, Intel MPI); srun SLURM_*. Ray Train, Kubeflow and scripts set torch's own ("env"):
-MASTER_ADDR, RANK and WORLD_SIZE, all three, or they do not count. A process without launcher has none of them and is rank 0
-of 1. Ranks of launcher=ray have horovodrun's. What else Slurm sets is read in launch/slurm/step.py.
+horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID,
+...; mpirun OMPI_COMM_WORLD_* (Open MPI) or PMI_* and MPI_LOCAL* (MPICH, Intel MPI); srun SLURM_*.
+Ray Train, Kubeflow and scripts set torch's own ("env"): MASTER_ADDR, RANK and WORLD_SIZE, all
+three, or they do not count. A process without launcher has none of them and is rank 0 of 1. Ranks
+of launcher=ray have horovodrun's. What else Slurm sets is read in launch/slurm/step.py.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Launcher:
 
 
 class _Variables(NamedTuple):
-    """The names of a launcher's variables: the one that identifies it, and those of a process's place."""
+    """The names of a launcher's variables:
+    the one that identifies it, and those of a process's place.
+    """
 
     launcher: LauncherName
     sign: str
@@ -57,8 +61,17 @@ class _Variables(NamedTuple):
 
 # Most reliable first.
 _LAUNCHERS = (
-    _Variables("horovodrun", "HOROVOD_RANK", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-    _Variables("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Variables(
+        "horovodrun",
+        "HOROVOD_RANK",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+    ),
+    _Variables(
+        "torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+    ),
     _Variables(
         "mpirun",
         "OMPI_COMM_WORLD_SIZE",
@@ -67,12 +80,22 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    # MPICH and Intel MPI: Hydra's. srun sets PMI_RANK and PMI_SIZE too, also for tasks that are no ranks of MPI.
-    _Variables("mpirun", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # MPICH and Intel MPI: Hydra's. srun sets PMI_RANK and PMI_SIZE too, also for tasks that are no
+    # ranks of MPI.
+    _Variables(
+        "mpirun", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
+    ),
     # Before srun's: a cluster of Ray that srun started leaves its variables to the workers.
     _Variables("env", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     # SLURM_STEP_ID alone is also set in a batch script, which is a single task.
-    _Variables("srun", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),
+    _Variables(
+        "srun",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "",
+    ),
 )
 _NAMES = frozenset(name for variables in _LAUNCHERS for name in variables[1:])
 
@@ -82,8 +105,16 @@ def pretend(world_size: int, local_size: int, name: Literal["horovodrun", "torch
     for variable in _NAMES:
         os.environ.pop(variable, None)
     if world_size > 1:
-        _, sign, rank, size, local_rank, local = next(row for row in _LAUNCHERS if row.launcher == name)
-        os.environ |= {sign: "0", rank: "0", size: str(world_size), local_rank: "0", local: str(local_size)}
+        _, sign, rank, size, local_rank, local = next(
+            row for row in _LAUNCHERS if row.launcher == name
+        )
+        os.environ |= {
+            sign: "0",
+            rank: "0",
+            size: str(world_size),
+            local_rank: "0",
+            local: str(local_size),
+        }
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
@@ -107,13 +138,21 @@ def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
             if world == 1:
                 continue  # also a shell (srun --pty bash), in which any launcher may be started
             nodes, node = expand_tasks(env[sign]), number("SLURM_NODEID", 0)
-            return Launcher(name, number(rank, 0), world, number(local_rank, 0), nodes[node] if node < len(nodes) else world)
+            return Launcher(
+                name,
+                number(rank, 0),
+                world,
+                number(local_rank, 0),
+                nodes[node] if node < len(nodes) else world,
+            )
         if name == "env":
             if world == 1 or number(rank, -1) < 0:
                 continue  # a single run, or variables that were left over
             if local_rank not in env:  # Kubeflow: one process on each host
                 return Launcher(name, number(rank, 0), world, 0, 1)
-        return Launcher(name, number(rank, 0), world, number(local_rank, 0), number(local_size, world))
+        return Launcher(
+            name, number(rank, 0), world, number(local_rank, 0), number(local_size, world)
+        )
     return Launcher("none", 0, 1, 0, 1)
 
 
@@ -123,7 +162,9 @@ def is_rank_of_ray(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def is_launched_rank(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether a config's launcher started this process as a rank (default: by `os.environ`)."""
+    """Return whether a config's launcher started this process as
+    a rank (default: by `os.environ`).
+    """
     env = os.environ if environ is None else environ
     name = env.get("TRAINKIT_LAUNCHER", "")
     # Slurm's batch script has the variable too; the tasks of its srun are the ranks.
@@ -131,13 +172,17 @@ def is_launched_rank(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def own_gpu() -> int | None:
-    """Return the index of this rank's GPU if its launcher shows each rank its own GPUs alone; None: all of the host's."""
+    """Return the index of this rank's GPU if its launcher shows each rank its own GPUs alone;
+    None: all of the host's.
+    """
     text = os.environ.get("TRAINKIT_GPU", "")
     return int(text) if text.isdecimal() else None
 
 
 class _RankZeroOnly:
-    """Decorator: run a function on rank 0 only; the other ranks get None. For files and prints, never around a collective."""
+    """Decorator: run a function on rank 0 only; the other ranks get None.
+    For files and prints, never around a collective.
+    """
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T | None]:
         @functools.wraps(function)
@@ -156,13 +201,17 @@ rank_zero_only = _RankZeroOnly()
 
 
 def job_started() -> str:
-    """Return the start time of this process's elastic job, as set by its launcher; "" outside of one."""
+    """Return the start time of this process's elastic job, as set by its launcher;
+    "" outside of one.
+    """
     return os.environ.get("TRAINKIT_JOB_STARTED", "")
 
 
 def driver_address() -> str:
     """Return address:port of this process's elastic driver; "" outside of an elastic job."""
-    address, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT"))
+    address, port = (
+        os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}", "") for name in ("ADDR", "PORT")
+    )
     return f"{address}:{port}" if job_started() and address and port else ""
 
 

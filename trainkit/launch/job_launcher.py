@@ -1,7 +1,9 @@
-"""JobLauncher: what `launcher=NAME` of a config names. Its class answers what the command line asks, which knows no launcher.
+"""JobLauncher: what `launcher=NAME` of a config names. Its class answers what the command line
+asks, which knows no launcher.
 
-A launcher of your own is a class in your project, `launcher: {_target_: my_cluster.MyLauncher, nodes: 4}`; docs/launchers.md
-shows one. It is imported to check a config: torch, and what only `launch` needs, it imports there.
+A launcher of your own is a class in your project, `launcher: {_target_: my_cluster.MyLauncher,
+nodes: 4}`; docs/launchers.md shows one. It is imported to check a config: torch, and what only
+`launch` needs, it imports there.
 """
 
 from __future__ import annotations
@@ -38,21 +40,27 @@ class FitConfig:
 
     @property
     def stores_elsewhere(self) -> bool:
-        """Whether checkpoints go to a store by URL, so that the nodes need not share the run's folder."""
+        """Whether checkpoints go to a store by URL,
+        so that the nodes need not share the run's folder.
+        """
         nodes = (self.config.get("callbacks") or {}).values()
         return any("://" in str(node.get("dirpath")) for node in nodes if node)
 
 
 class JobLauncher(ABC):
-    """Starts the ranks of a fit: as their driver, or by submitting a job. They run the same command, as ranks.
+    """Starts the ranks of a fit: as their driver, or by submitting a job. They run the same
+    command, as ranks.
 
-    The questions are asked before the launcher is made, with its settings as the config has them: a default may be missing.
-    Its ranks take no notice of `launcher=` in their command if they have TRAINKIT_LAUNCHER=NAME in their environment.
+    The questions are asked before the launcher is made, with its settings as the config has them: a
+    default may be missing. Its ranks take no notice of `launcher=` in their command if they have
+    TRAINKIT_LAUNCHER=NAME in their environment.
 
     Attributes:
         name: as in launcher=NAME, for messages; without one, the class's.
-        several: what it does with a job, and what to do with several, after "launcher=NAME" in a message.
-        runs_elsewhere: whether the run's folder is one of other machines, so that it is not looked at here.
+        several: what it does with a job, and what to do with several, after "launcher=NAME" in a
+            message.
+        runs_elsewhere: whether the run's folder is one of other machines, so that it is not looked
+            at here.
         starts_again: what becomes of a job that has lost a node, where it restarts.
         starts_once: the setting with which it does not restart; "" if there is none.
     """
@@ -68,12 +76,16 @@ class JobLauncher(ABC):
 
     @classmethod
     def engine_of(cls, settings: Mapping[str, Any]) -> str:
-        """Return what engine=auto is on its ranks: "horovod" if they need Horovod, "ddp", or "single" for one rank."""
+        """Return what engine=auto is on its ranks:
+        "horovod" if they need Horovod, "ddp", or "single" for one rank.
+        """
         return "ddp"
 
     @classmethod
     def keeps_ranks(cls, settings: Mapping[str, Any]) -> bool:
-        """Return whether the number of ranks stays, so that there is nothing for an elastic run to do."""
+        """Return whether the number of ranks stays,
+        so that there is nothing for an elastic run to do.
+        """
         return True
 
     @classmethod
@@ -88,20 +100,24 @@ class JobLauncher(ABC):
         restarts = cls.restarts(fit.settings)
         if fit.engine == "single" and started != "single":
             return (
-                f"engine is single, and launcher={cls.name} asks for several ranks: each would train alone. Use engine=auto "
-                f"(which is {started} there), or one rank: launcher.nodes=1."
+                f"engine is single, and launcher={cls.name} asks for several ranks: each would"
+                f" train alone. Use engine=auto (which is {started} there), or one rank:"
+                " launcher.nodes=1."
             )
         if keeps and "elastic" in fit.roles:
             again = f"; a job that loses a node {cls.starts_again}, and resumes" if restarts else ""
             return (
-                f"callbacks.elastic is set, and launcher is {cls.name}: its jobs keep their ranks, so it has no effect there. "
-                f"Leave it out{again}."
+                f"callbacks.elastic is set, and launcher is {cls.name}: its jobs keep their ranks,"
+                f" so it has no effect there. Leave it out{again}."
             )
         if restarts and fit.config["trainer"].get("enable_checkpointing") is False:
-            instead = f"set {cls.starts_once}" if cls.starts_once else f"leave launcher={cls.name} out"
+            instead = (
+                f"set {cls.starts_once}" if cls.starts_once else f"leave launcher={cls.name} out"
+            )
             return (
-                f"trainer.enable_checkpointing is false, and a job of launcher={cls.name} may start several times: each start "
-                f"would begin from the first step. Save checkpoints, or {instead}."
+                f"trainer.enable_checkpointing is false, and a job of launcher={cls.name} may start"
+                " several times: each start would begin from the first step. Save checkpoints, or"
+                f" {instead}."
             )
         return None
 
@@ -111,7 +127,8 @@ class JobLauncher(ABC):
 
         Args:
             fit: what they run.
-            arguments: of its command, after "python -m trainkit", as they were typed, without run_dir=...
+            arguments: of its command, after "python -m trainkit", as they were typed, without
+                run_dir=...
 
         Raises:
             ConfigError: a setting is not legal.
@@ -119,5 +136,7 @@ class JobLauncher(ABC):
 
 
 def engine_of_ranks(*counts: Any) -> str:
-    """Return the engine of torchrun's or srun's ranks, of which there are as many as the product of the counts; None is 1."""
+    """Return the engine of torchrun's or srun's ranks,
+    of which there are as many as the product of the counts; None is 1.
+    """
     return "single" if all((count or 1) == 1 for count in counts) else "ddp"

@@ -1,4 +1,6 @@
-"""Jobs on a cluster, as `trainkit jobs` sees them: Slurm, Kubernetes and Ray answer the same questions."""
+"""Jobs on a cluster, as `trainkit jobs` sees them:
+Slurm, Kubernetes and Ray answer the same questions.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job, and what its cluster knows of it; texts as the cluster writes them, "" for what it does not know.
+    """A job, and what its cluster knows of it; texts as the cluster writes them, "" for what it
+    does not know.
 
     Attributes:
         job: a number on Slurm, a name on Kubernetes, a submission id on Ray.
@@ -39,7 +42,8 @@ class Cluster(Protocol):
     name: str
 
     def rows(self, top: Path) -> list[JobRow]:
-        """Return the jobs of runs in and below a folder, the oldest first; [] where trainkit submitted none here.
+        """Return the jobs of runs in and below a folder, the oldest first; [] where trainkit
+        submitted none here.
 
         Raises:
             ConfigError: there are some, and the cluster does not answer.

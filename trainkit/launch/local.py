@@ -19,27 +19,57 @@ _OF_TORCH = ("ddp", "fsdp", "deepspeed")  # engines that torchrun starts, at one
 
 
 def launcher_of(engine: str) -> Launcher:
-    """Return the launcher for an engine (as "auto", "horovod", "ddp"); auto uses Horovod if it is installed."""
-    return "torchrun" if engine in _OF_TORCH or importlib.util.find_spec("horovod") is None else "horovodrun"
+    """Return the launcher for an engine (as "auto", "horovod", "ddp");
+    auto uses Horovod if it is installed.
+    """
+    return (
+        "torchrun"
+        if engine in _OF_TORCH or importlib.util.find_spec("horovod") is None
+        else "horovodrun"
+    )
 
 
 def start_with(launcher: Launcher, ranks: int, engine: str = "auto") -> list[str]:
-    """Return the start of a command that runs a script, or `-m module`, with this Python on each of `ranks` ranks.
+    """Return the start of a command that runs a script, or `-m module`, with this Python on each of
+    `ranks` ranks.
 
-    It uses modules, not the scripts `horovodrun` and `torchrun`: on the PATH, these may belong to another environment.
+    It uses modules, not the scripts `horovodrun` and `torchrun`: on the PATH, these may belong to
+    another environment.
     """
     if ranks == 1 and engine not in _OF_TORCH:
         return [sys.executable]
     if launcher == "torchrun":  # standalone: on a free port
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), "--gloo", sys.executable]
+        return [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+        ]
+    return [
+        sys.executable,
+        "-m",
+        "horovod.runner.launch",
+        "-np",
+        str(ranks),
+        "--gloo",
+        sys.executable,
+    ]
 
 
 def run_job(command: Sequence[str], log: Path, env: Mapping[str, str]) -> int:
-    """Run a job to its end with its output in `log`; return its exit code. Everything that it started has ended then."""
+    """Run a job to its end with its output in `log`; return its exit code.
+    Everything that it started has ended then.
+    """
     with ended_by_signals(), log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
         )
         try:
             return process.wait()
@@ -50,7 +80,8 @@ def run_job(command: Sequence[str], log: Path, env: Mapping[str, str]) -> int:
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Handle SIGTERM and SIGHUP like Ctrl-C, so that started processes are ended with this one."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+    # only the main thread may set handlers
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     ending = (signal.SIGTERM, signal.SIGHUP)

@@ -1,4 +1,6 @@
-"""Moments that later processes can compare, whatever is done to the clock in between. Imports no torch."""
+"""Moments that later processes can compare, whatever is done to the clock in between.
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from pathlib import Path
 
 
 def boot_id() -> str:
-    """Return an id of this host's boot, "" if unknown: processes of one boot share their monotonic clock."""
+    """Return an id of this host's boot, "" if unknown:
+    processes of one boot share their monotonic clock.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -29,7 +33,9 @@ class Moment:
         return cls(time.time(), time.monotonic(), boot_id())
 
     def seconds_since(self, earlier: Moment) -> float:
-        """Return the seconds between two moments: by the monotonic clock of one boot, else by the time of day, at least 0."""
+        """Return the seconds between two moments:
+        by the monotonic clock of one boot, else by the time of day, at least 0.
+        """
         if self.boot and self.boot == earlier.boot:
             return self.monotonic_s - earlier.monotonic_s
         return max(0.0, self.unix_s - earlier.unix_s)

@@ -1,4 +1,6 @@
-"""Settings as Hydra reads them at the command line, for the command that a launcher gives its ranks."""
+"""Settings as Hydra reads them at the command line,
+for the command that a launcher gives its ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-ELASTIC = "callbacks.elastic._target_=trainkit.callbacks.Elastic"  # for ranks under the elastic driver
+# for ranks under the elastic driver
+ELASTIC = "callbacks.elastic._target_=trainkit.callbacks.Elastic"
 _PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
 _RESERVED = ("null", "true", "false", "nan", "inf")
 

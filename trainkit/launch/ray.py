@@ -1,4 +1,6 @@
-"""The public place of what users import for Ray: `from trainkit.launch.ray import RayExecutor` (docs/ray.md)."""
+"""The public place of what users import for Ray:
+`from trainkit.launch.ray import RayExecutor` (docs/ray.md).
+"""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Which rank prints an error that all ranks of a host have: the first one, though they may be seconds apart.
+"""Which rank prints an error that all ranks of a host have: the first one, though they may be
+seconds apart.
 
 print_once               a command's error (cli/guard.py)
 report_uncaught_once     the error that ends a script
@@ -22,19 +23,34 @@ from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.safety.tracebacks import text_of
 
 _FRESH_S = 60.0
-# How long another rank waits before it prints an error. If rank 0 has one too, it has mostly printed it by then, and the
-# launcher ends all ranks; otherwise this rank's message is the one that the user needs.
+# How long another rank waits before it prints an error. If rank 0 has one too, it has mostly
+# printed it by then, and the launcher ends all ranks; otherwise this rank's message is the one that
+# the user needs.
 _RANK_0_FIRST_S = 2.0
 _PACKAGE = str(Path(__file__).parent.parent)
 # Together they name a job, and its attempt.
 _JOB = [
-    *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "OMPI_MCA_orte_hnp_uri", "PMIX_NAMESPACE"),
-    *("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    *(
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT",
+        "OMPI_MCA_orte_hnp_uri",
+        "PMIX_NAMESPACE",
+    ),
+    *(
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+    ),
 ]
 
 
 def is_first(text: str) -> bool:
-    """Return whether no other rank of this job on this host has reported this text within the last minute; note it."""
+    """Return whether no other rank of this job on this host has reported
+    this text within the last minute; note it.
+    """
     job = [os.environ.get(name, "") for name in _JOB]
     key = hashlib.sha256("\0".join([*job, text]).encode(errors="replace")).hexdigest()
     path = Path(tempfile.gettempdir(), f"trainkit-{os.getuid()}-reported")
@@ -66,7 +82,9 @@ def print_once(text: str, launcher: Launcher) -> None:
 
 
 def report_uncaught_once() -> None:
-    """Let one rank of several print the error that ends a script; a hook of the script's own stays."""
+    """Let one rank of several print the error that ends a script;
+    a hook of the script's own stays.
+    """
     if read_launcher().world_size > 1 and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _report
 
@@ -79,5 +97,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if isinstance(error, TrainkitError):
         frames = traceback.extract_tb(trace)
         own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
-        text = str(error) + (f"\n{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else "")
+        text = str(error) + (
+            f"\n{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""
+        )
     print_once("" if isinstance(error, JobEnded) and error.is_told else text, read_launcher())

@@ -1,4 +1,6 @@
-"""Whether the hosts of a job share a folder: one process leaves a file there (`token_in`), and the others look for it."""
+"""Whether the hosts of a job share a folder:
+one process leaves a file there (`token_in`), and the others look for it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def token_in(folder: Path) -> Iterator[Path]:
-    """Write a file of a new name into a folder, which is made if needed; yield its path, and remove both at the end.
+    """Write a file of a new name into a folder, which is made if needed; yield its path, and remove
+    both at the end.
 
     A folder that holds something else by then, and one that was there before, stays.
     """
@@ -27,7 +30,9 @@ def token_in(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def made_for_now(folder: Path) -> Iterator[None]:
-    """Make a folder with its parents; at the end remove those that were made here, and that are empty."""
+    """Make a folder with its parents;
+    at the end remove those that were made here, and that are empty.
+    """
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -41,8 +46,8 @@ def made_for_now(folder: Path) -> Iterator[None]:
 def sees(token: Path) -> bool:
     """Return whether this host sees a file that another one has left.
 
-    The folder is made first: a client of NFS that has looked for it shortly before remembers for up to half a minute that it
-    was not there, but asks the server when it makes it.
+    The folder is made first: a client of NFS that has looked for it shortly before remembers for up
+    to half a minute that it was not there, but asks the server when it makes it.
     """
     try:
         with made_for_now(token.parent):
@@ -57,9 +62,12 @@ def host_name() -> str:
 
 
 def not_shared(run_dir: str | Path, hosts: str, there: str = "") -> str:
-    """Return the error of a run's folder that these hosts do not see; `there`: what they see in its place."""
+    """Return the error of a run's folder that these hosts do not see;
+    `there`: what they see in its place.
+    """
     return (
-        f"run_dir is '{run_dir}', and {hosts} does not see it{there}: it is not shared between the hosts, so that checkpoints "
-        "would be lost with rank 0's. Give the absolute path of a shared folder (run_dir=...), or keep checkpoints in a store: "
-        "callbacks.checkpoint.dirpath=s3://..."
+        f"run_dir is '{run_dir}', and {hosts} does not see it{there}: it is not shared between the"
+        " hosts, so that checkpoints would be lost with rank 0's. Give the absolute path of a"
+        " shared folder (run_dir=...), or keep checkpoints in a store:"
+        " callbacks.checkpoint.dirpath=s3://..."
     )

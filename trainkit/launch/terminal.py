@@ -1,8 +1,10 @@
-"""The terminal that a launcher was started in: horovodrun's, for rank 0 to draw on, and whether mpirun has one.
+"""The terminal that a launcher was started in: horovodrun's, for rank 0 to draw on, and whether
+mpirun has one.
 
-horovodrun reads its ranks' output by pipes, prints it line by line with a prefix, and gives each rank a session of its own, so
-that a rank has neither a terminal on its stdout nor /dev/tty. The launcher itself, the first process above that session, may
-have one on its stdout, and a rank of the same user on the same host can open it.
+horovodrun reads its ranks' output by pipes, prints it line by line with a prefix, and gives each
+rank a session of its own, so that a rank has neither a terminal on its stdout nor /dev/tty. The
+launcher itself, the first process above that session, may have one on its stdout, and a rank of the
+same user on the same host can open it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _MOST_ANCESTORS = 20
 
 @dataclass(frozen=True)
 class Stat:
-    """What /proc says of a process; `foreground` is the process group that its terminal's keys belong to, -1 without one."""
+    """What /proc says of a process;
+    `foreground` is the process group that its terminal's keys belong to, -1 without one.
+    """
 
     parent: int
     group: int
@@ -33,8 +37,9 @@ class Stat:
 class Terminal:
     """The launcher's terminal, open for writing; `process` is the launcher.
 
-    It never becomes this process's controlling terminal, so that no write stops a rank, and a write never waits: of a terminal
-    that is held up (Ctrl-S) or whose window is closed, the text is dropped.
+    It never becomes this process's controlling terminal, so that no write stops a rank, and a write
+    never waits: of a terminal that is held up (Ctrl-S) or whose window is closed, the text is
+    dropped.
     """
 
     def __init__(self, process: int, file: int) -> None:
@@ -42,7 +47,9 @@ class Terminal:
 
     @property
     def is_in_front(self) -> bool:
-        """Whether the launcher is in the foreground of its terminal: neither stopped, nor in the background, nor ended."""
+        """Whether the launcher is in the foreground of its terminal:
+        neither stopped, nor in the background, nor ended.
+        """
         stat = read_stat(self._process)
         return stat is not None and stat.group == stat.foreground
 
@@ -64,11 +71,14 @@ class Terminal:
         os.close(self._file)
 
 
-def terminal_of_launcher(launcher: Launcher | None = None, environ: Mapping[str, str] = os.environ) -> Terminal | None:
-    """Return the terminal of the horovodrun that started this rank, None if it is not one to draw on.
+def terminal_of_launcher(
+    launcher: Launcher | None = None, environ: Mapping[str, str] = os.environ
+) -> Terminal | None:
+    """Return the terminal of the horovodrun that started this rank, None if it is not one to draw
+    on.
 
-    None: another launcher, ranks on other hosts, CI, a dumb terminal, output that is redirected or also goes to files
-    (--output-filename), a job in the background.
+    None: another launcher, ranks on other hosts, CI, a dumb terminal, output that is redirected or
+    also goes to files (--output-filename), a job in the background.
     """
     launcher = launcher or read_launcher()
     if launcher.name != "horovodrun" or launcher.local_size != launcher.world_size:
@@ -79,18 +89,26 @@ def terminal_of_launcher(launcher: Launcher | None = None, environ: Mapping[str,
     if process is None or "--output-filename" in _command_line(process):
         return None
     try:
-        file = os.open(f"/proc/{process}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(
+            f"/proc/{process}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+        )
     except OSError:  # another user's
         return None
     terminal, stat = Terminal(process, file), read_stat(process)
-    if stat is not None and os.isatty(file) and os.fstat(file).st_rdev == stat.terminal and terminal.is_in_front:
+    if (
+        stat is not None
+        and os.isatty(file)
+        and os.fstat(file).st_rdev == stat.terminal
+        and terminal.is_in_front
+    ):
         return terminal
     terminal.close()
     return None
 
 
 def output_of_rank() -> Output:
-    """Return the guard of this process's standard output and errors: plain text, if their terminal only leads to a file.
+    """Return the guard of this process's standard output and errors: plain text, if their terminal
+    only leads to a file.
 
     Entered within another one, it is the outer one.
     """
@@ -98,9 +116,11 @@ def output_of_rank() -> Output:
 
 
 def is_terminal_of_no_one(launcher: Launcher | None = None, stdout: int = 1) -> bool:
-    """Return whether this rank's stdout is a terminal that only mpirun reads, and writes to a file or a pipe.
+    """Return whether this rank's stdout is a terminal that only mpirun reads, and writes to a file
+    or a pipe.
 
-    Open MPI gives each rank a terminal, also in a batch job: colours and bars would be in the job's output.
+    Open MPI gives each rank a terminal, also in a batch job: colours and bars would be in the job's
+    output.
     """
     if (launcher or read_launcher()).name != "mpirun" or not os.isatty(stdout):
         return False

@@ -1,4 +1,6 @@
-"""Loggers: callbacks that write numbers, on rank 0 (PrometheusLogger: on the first rank of each host)."""
+"""Loggers: callbacks that write numbers,
+on rank 0 (PrometheusLogger: on the first rank of each host).
+"""
 
 from trainkit.loggers.csv import CSVLogger
 from trainkit.loggers.jsonl import JSONLLogger
@@ -7,4 +9,11 @@ from trainkit.loggers.prometheus import PrometheusLogger
 from trainkit.loggers.tensorboard import TensorBoardLogger
 from trainkit.loggers.wandb import WandbLogger
 
-__all__ = ["CSVLogger", "JSONLLogger", "MLFlowLogger", "PrometheusLogger", "TensorBoardLogger", "WandbLogger"]
+__all__ = [
+    "CSVLogger",
+    "JSONLLogger",
+    "MLFlowLogger",
+    "PrometheusLogger",
+    "TensorBoardLogger",
+    "WandbLogger",
+]

@@ -1,4 +1,6 @@
-"""Background: a thread per logger that does its work in order, so that training never waits for a disk or a network."""
+"""Background: a thread per logger that does its work in order,
+so that training never waits for a disk or a network.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,14 @@ class _Entry:
 
 
 class Background:
-    """Takes entries without blocking. The first failure ends this logger's work and is reported; the run continues.
+    """Takes entries without blocking. The first failure ends this logger's work and is reported;
+    the run continues.
 
     Args:
         name: name of the logger, for messages.
         flush: called in the thread after work, if the queue is empty.
-        get_on: called while training waits for the thread, so that a slow disk does not count as a hang.
+        get_on: called while training waits for the thread, so that a slow disk does not count as a
+            hang.
         room: queue size; entries that do not fit are dropped and counted.
 
     Attributes:
@@ -37,7 +41,9 @@ class Background:
         dropped: number of dropped entries.
     """
 
-    def __init__(self, name: str, flush: Callable[[], None], get_on: Callable[[], None], room: int = ROOM) -> None:
+    def __init__(
+        self, name: str, flush: Callable[[], None], get_on: Callable[[], None], room: int = ROOM
+    ) -> None:
         self.mistake: TrainkitError | None = None
         self.dropped = 0
         self._name, self._flush, self._get_on, self._room = name, flush, get_on, room
@@ -46,7 +52,9 @@ class Background:
         self._queue: queue.Queue[_Entry | None] = queue.Queue(room)
         # A daemon thread: a network that never answers does not keep the process alive.
         effect = f"{name} logs nothing from here on; training continues."
-        self._thread = start_thread(f"trainkit-{name}", self._run, printed(effect, then=self._refuse))
+        self._thread = start_thread(
+            f"trainkit-{name}", self._run, printed(effect, then=self._refuse)
+        )
 
     def put(self, what: str, work: Callable[[], object]) -> bool:
         """Queue work; return whether it was accepted."""
@@ -74,20 +82,24 @@ class Background:
         return self._wait(done.wait, done.is_set, deadline)
 
     def close(self, last: Callable[[], object], timeout_s: float) -> None:
-        """Run `last` after all queued work, and end the thread; report entries dropped or not finished in time."""
+        """Run `last` after all queued work, and end the thread;
+        report entries dropped or not finished in time.
+        """
         deadline = time.monotonic() + timeout_s
-        ended = self._put_by(_Entry("closing", last, always=True), deadline) and self._put_by(None, deadline)
+        ended = self._put_by(_Entry("closing", last, always=True), deadline) and self._put_by(
+            None, deadline
+        )
         if not ended or not self._wait(self._join, lambda: not self._thread.is_alive(), deadline):
             self._abandoned = True
             left = self._queue.qsize()
             warning(
-                f"{self._name} did not finish within {timeout_s:g} s: it was still {self._doing}. Values not written yet are "
-                f"lost (queued entries: {left})."
+                f"{self._name} did not finish within {timeout_s:g} s: it was still {self._doing}."
+                f" Values not written yet are lost (queued entries: {left})."
             )
         if self.dropped:
             warning(
-                f"{self._name} did not keep up: {self.dropped} entries were dropped (its queue holds {self._room}). Log less "
-                "often: raise trainer.log_every_n_steps."
+                f"{self._name} did not keep up: {self.dropped} entries were dropped (its queue"
+                f" holds {self._room}). Log less often: raise trainer.log_every_n_steps."
             )
 
     def _join(self, timeout_s: float) -> None:
@@ -100,7 +112,9 @@ class Background:
             return False
         return True
 
-    def _wait(self, wait: Callable[[float], object], is_over: Callable[[], bool], deadline: float) -> bool:
+    def _wait(
+        self, wait: Callable[[float], object], is_over: Callable[[], bool], deadline: float
+    ) -> bool:
         while not is_over() and (left := deadline - time.monotonic()) > 0:
             wait(min(1.0, left))
             self._get_on()
@@ -113,14 +127,16 @@ class Background:
             self._doing = entry.what
             if self._failed:
                 if entry.always:
-                    with contextlib.suppress(Exception):  # the first failure was reported; files and connections still close
+                    # the first failure was reported; files and connections still close
+                    with contextlib.suppress(Exception):
                         entry.work()
                 continue
             try:
                 entry.work()
                 if self._queue.empty() and not entry.always:
                     self._flush()
-            except Exception as error:  # a disk, a network or a library may raise anything; the run continues
+            except Exception as error:
+                # a disk, a network or a library may raise anything; the run continues
                 self._fail(entry, error)
 
     def _refuse(self) -> None:

@@ -1,4 +1,5 @@
-"""Logger: base class of all loggers. Training queues the values, and a thread of the logger writes them.
+"""Logger: base class of all loggers. Training queues the values, and a thread of the logger writes
+them.
 
 main thread     require (is the package installed?) -> on_metrics: queue the values -> at the end: wait for the queue, limited
 its thread      open -> log_hyperparams -> log_metrics, ... -> flush, if the queue is empty -> finalize
@@ -56,24 +57,27 @@ class RunFacts:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def without_secrets(self, tree: Any) -> Any:
-        """Return plain values with secrets masked: those under secret keys, and those of the config."""
+        """Return plain values with secrets masked:
+        those under secret keys, and those of the config.
+        """
         return masked(tree, self.secrets)
 
 
 class Logger(Callback):
     """Opens on rank 0 when a fit starts, receives values, and is closed however the fit ends.
 
-    `open`, `log_hyperparams`, `log_metrics`, `flush` and `finalize` run one at a time in this logger's thread. The first
-    exception is reported; then this logger stops, and training continues. An error of trainkit's own (ConfigError) means wrong
-    settings and ends the run.
+    `open`, `log_hyperparams`, `log_metrics`, `flush` and `finalize` run one at a time in this
+    logger's thread. The first exception is reported; then this logger stops, and training
+    continues. An error of trainkit's own (ConfigError) means wrong settings and ends the run.
 
     Attributes:
         stores_media: it has a `log_media`.
-        settles: a checkpoint waits (5 s at most) until all values logged before it are written, so that a run killed right
-            after it has lost none. For local files.
-        finish_timeout_s: seconds that the end of a fit waits for pending writes; at most 10 if the run was preempted or failed,
-            or if `open` has not returned.
-        logged_at: in `log_metrics`: the time at which the values were logged, in seconds since 1970.
+        settles: a checkpoint waits (5 s at most) until all values logged before it are written, so
+            that a run killed right after it has lost none. For local files.
+        finish_timeout_s: seconds that the end of a fit waits for pending writes; at most 10 if the
+            run was preempted or failed, or if `open` has not returned.
+        logged_at: in `log_metrics`: the time at which the values were logged, in seconds since
+            1970.
     """
 
     may_differ = True
@@ -111,20 +115,29 @@ class Logger(Callback):
         self._is_open = False
         self._background = Background(type(self).__name__, self.flush, get_on)
         self._background.put("opening", functools.partial(self._open, facts))
-        self._background.put("writing the settings", functools.partial(self.log_hyperparams, facts.hyperparams))
+        self._background.put(
+            "writing the settings", functools.partial(self.log_hyperparams, facts.hyperparams)
+        )
 
-    def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
+    def on_metrics(
+        self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
+    ) -> None:
         if self._background is not None:
             if self._background.mistake is not None:
                 raise self._background.mistake
-            work = functools.partial(self._write, dict(metrics), step, trainer.current_epoch, time.time())
+            work = functools.partial(
+                self._write, dict(metrics), step, trainer.current_epoch, time.time()
+            )
             if self.hand_over(f"writing step {step}", work):
                 self.taken(step)
 
     def on_media(self, trainer: RunView, task: Task, media: Media, step: int) -> None:
         """Queue it for the thread."""
         if self.stores_media:
-            self.hand_over(f"writing '{media.name}' of step {step}", functools.partial(self.log_media, media, step))
+            self.hand_over(
+                f"writing '{media.name}' of step {step}",
+                functools.partial(self.log_media, media, step),
+            )
 
     def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         """Wait for the queue if `settles` is set."""
@@ -147,7 +160,8 @@ class Logger(Callback):
 
     @property
     def experiment(self) -> Any:
-        """The library's own object (SummaryWriter, W&B's run, MlflowClient), open. On other ranks it ignores all calls.
+        """The library's own object (SummaryWriter, W&B's run, MlflowClient), open. On other ranks
+        it ignores all calls.
 
         Prefer `log_image` and its kin, which every logger takes.
 
@@ -162,12 +176,14 @@ class Logger(Callback):
     def native(self) -> Any:
         """Return the library's object, for `experiment`."""
         raise ConfigError(
-            f"{type(self).__name__}.experiment: this logger writes plain files. Use self.log_image, self.log_text and "
-            "their kin, or add logger=tensorboard, wandb or mlflow."
+            f"{type(self).__name__}.experiment: this logger writes plain files. Use self.log_image,"
+            " self.log_text and their kin, or add logger=tensorboard, wandb or mlflow."
         )
 
     def hand_over(self, what: str, work: Callable[[], object]) -> bool:
-        """Queue work for the thread; return whether it was accepted: the logger is open, has not failed, and keeps up."""
+        """Queue work for the thread; return whether it was accepted:
+        the logger is open, has not failed, and keeps up.
+        """
         return self._background is not None and self._background.put(what, work)
 
     def settle(self, timeout_s: float = _SETTLE_S) -> bool:
@@ -241,7 +257,8 @@ class _Ignored:
 
 
 def _hyperparams(trainer: RunView, task: Task) -> dict[str, Any]:
-    of_data = getattr(trainer.datamodule, "logged_hparams", {})  # a DataModule of Lightning's has none
+    # a DataModule of Lightning's has none
+    of_data = getattr(trainer.datamodule, "logged_hparams", {})
     own = dict(trainer.options.config or {**of_data, **task.logged_hparams})
     return dict(masked(own, trainer.options.masked_values))
 

@@ -16,8 +16,9 @@ LogModel = bool | Literal["all"]
 
 
 class CheckpointLogger(Logger):
-    """Uploads checkpoints in its thread, by `log_model`: true: the best and the last one if a fit ends well; "all": each one
-    that exists when it checks, at a log step after a checkpoint was written.
+    """Uploads checkpoints in its thread, by `log_model`: true: the best and the last one if a fit
+    ends well; "all": each one that exists when it checks, at a log step after a checkpoint was
+    written.
     """
 
     log_model: LogModel = False
@@ -26,7 +27,9 @@ class CheckpointLogger(Logger):
     _uploaded: dict[str, set[str]]  # path -> the aliases it was uploaded with
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
-        """Reset. A resumed run uploads its checkpoints again; both services recognise identical content."""
+        """Reset. A resumed run uploads its checkpoints again;
+        both services recognise identical content.
+        """
         self._uploaded, self._is_new = {}, False
         self._stores = tuple(trainer.checkpoints.stores)
         super().on_fit_start(trainer, task)
@@ -34,7 +37,9 @@ class CheckpointLogger(Logger):
     def on_save_checkpoint_end(self, trainer: RunView, task: Task) -> None:
         self._is_new = True
 
-    def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
+    def on_metrics(
+        self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
+    ) -> None:
         super().on_metrics(trainer, task, metrics, step)
         if self.log_model == "all" and self._is_new and not trainer.checkpoints.is_writing:
             self._is_new = False
@@ -48,11 +53,17 @@ class CheckpointLogger(Logger):
     def _upload_new(self) -> None:
         for store in self._stores:
             links = {link: store.target(link) for link in LINKS}
-            named = {name: tuple(link for link in LINKS if links[link] == name) for name in store.names()}
+            named = {
+                name: tuple(link for link in LINKS if links[link] == name) for name in store.names()
+            }
             # "last" last: a service labels the newest upload "latest"
             for name, aliases in sorted(named.items(), key=lambda item: "last" in item[1]):
                 given = self._uploaded.get(store.path_of(name))
-                if set(aliases) - given if given is not None else aliases or self.log_model == "all":
+                if (
+                    set(aliases) - given
+                    if given is not None
+                    else aliases or self.log_model == "all"
+                ):
                     self._try_upload(store, name, aliases)
                     self._uploaded[store.path_of(name)] = {*aliases, *(given or ())}
 
@@ -63,8 +74,13 @@ class CheckpointLogger(Logger):
         except Exception as error:  # the checkpoint may be deleted by now; logging must continue
             if name in store.names():
                 reason = f"{type(error).__name__}: {error}"
-                warning(f"{type(self).__name__} did NOT upload the checkpoint {name}: {reason}. Training continues.")
+                warning(
+                    f"{type(self).__name__} did NOT upload the checkpoint {name}: {reason}."
+                    " Training continues."
+                )
 
     @abstractmethod
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
-        """Upload a folder, which may be deleted afterwards; `aliases`: the ones of "last" and "best" that it is now."""
+        """Upload a folder, which may be deleted afterwards;
+        `aliases`: the ones of "last" and "best" that it is now.
+        """

@@ -13,7 +13,8 @@ from trainkit.safety.whole_files import replacing
 
 
 class CSVLogger(RowLogger):
-    """Writes `<run_dir>/metrics.csv`, or `<save_dir>/<name>/<version>/metrics.csv`; a resumed run appends to it.
+    """Writes `<run_dir>/metrics.csv`, or `<save_dir>/<name>/<version>/metrics.csv`; a resumed run
+    appends to it.
 
     A new name adds a column: the file is then rewritten and replaced atomically.
     """
@@ -22,15 +23,20 @@ class CSVLogger(RowLogger):
     taken_arguments: ClassVar = {"flush_logs_every_n_steps": nothing} | unset("CSVLogger")
 
     def open(self, run: RunFacts) -> None:
-        """Read the rows of an earlier start of this run, drop those of steps that are repeated, and append."""
+        """Read the rows of an earlier start of this run,
+        drop those of steps that are repeated, and append.
+        """
         self.path = self.place.of(run.run_dir) / "metrics.csv"
         self._columns: list[str] = ["epoch", "step"]
         self._rows: list[dict[str, object]] = []
         if self.path.is_file():
             with self.path.open(newline="") as file:
-                reader = csv.DictReader(line for line in file if "\0" not in line)  # NUL bytes are left by a power failure
+                # NUL bytes are left by a power failure
+                reader = csv.DictReader(line for line in file if "\0" not in line)
                 reader.fieldnames = [_name(text) for text in reader.fieldnames or self._columns]
-                self._rows = [dict(row) for row in reader if _is_whole(row) and self.sieve(int(row["step"]))]
+                self._rows = [
+                    dict(row) for row in reader if _is_whole(row) and self.sieve(int(row["step"]))
+                ]
                 self._columns = list(reader.fieldnames or self._columns)
         self._rewrite()
 
@@ -61,5 +67,7 @@ def _name(header: str) -> str:
 
 
 def _is_whole(row: dict[str, Any]) -> bool:
-    """Return whether a row is complete: it has a step, and no more fields than columns (the reader's key None)."""
+    """Return whether a row is complete:
+    it has a step, and no more fields than columns (the reader's key None).
+    """
     return (row.get("step") or "").isdigit() and None not in row

@@ -35,16 +35,25 @@ class Forward(nn.Module):
         first = next(iter(batch.values()), None) if isinstance(batch, Mapping) else batch
         first = next(iter(first), None) if isinstance(first, (tuple, list)) else first
         if not isinstance(first, Tensor):
-            raise TypeError(f"the batch starts with a {type(first).__name__}, not with the tensor that forward() takes")
+            raise TypeError(
+                f"the batch starts with a {type(first).__name__}, not with the tensor that"
+                " forward() takes"
+            )
         return first.detach().clone()
 
 
 @contextlib.contextmanager
 def left_as_found(task: Task) -> Iterator[None]:
-    """Put a Task into evaluation mode without gradients; restore modes, buffers and random states afterwards."""
+    """Put a Task into evaluation mode without gradients;
+    restore modes, buffers and random states afterwards.
+    """
     modes = {module: module.training for module in task.modules()}
     buffers = {name: buffer.detach().clone() for name, buffer in task.named_buffers()}
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    devices = (
+        [torch.cuda.current_device()]
+        if torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        else []
+    )
     try:
         with torch.random.fork_rng(devices), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tracer warnings: a drawing may be incomplete

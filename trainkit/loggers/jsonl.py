@@ -12,22 +12,30 @@ from trainkit.safety.whole_files import replacing
 
 
 class JSONLLogger(RowLogger):
-    """Writes `<run_dir>/metrics.jsonl`; a resumed run appends to it. Strict parsers can read each line:
+    """Writes `<run_dir>/metrics.jsonl`; a resumed run appends to it. Strict parsers can read each
+    line:
 
         {"step": 50, "epoch": 0, "time": 1795280505.17, "values": {"train/loss": 0.25, "lr": 0.1}}
-        {"step": 51, ..., "values": {"train/loss": null, "lr": 0.1}, "nonfinite": {"train/loss": "nan"}}
+        {"step": 51, ..., "values": {"train/loss": null, "lr": 0.1}, "nonfinite": {"train/loss":
+        "nan"}}
 
-    `time` is in seconds since 1970. JSON has no non-finite numbers: such a value is null, and `nonfinite`, present only then,
-    holds it as text: "nan", "inf" or "-inf".
+    `time` is in seconds since 1970. JSON has no non-finite numbers: such a value is null, and
+    `nonfinite`, present only then, holds it as text: "nan", "inf" or "-inf".
     """
 
     def open(self, run: RunFacts) -> None:
-        """Drop the lines of steps that are repeated from the file of an earlier start of this run, and append."""
+        """Drop the lines of steps that are repeated from the file of an
+        earlier start of this run, and append.
+        """
         self.path = self.place.of(run.run_dir) / "metrics.jsonl"
         with replacing(self.path) as draft, draft.open("w") as file:
             if self.path.is_file():
                 with self.path.open(errors="replace") as before:
-                    file.writelines(line for line in before if (step := _step_of(line)) is not None and self.sieve(step))
+                    file.writelines(
+                        line
+                        for line in before
+                        if (step := _step_of(line)) is not None and self.sieve(step)
+                    )
         self._file = self.path.open("a")
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
@@ -35,7 +43,9 @@ class JSONLLogger(RowLogger):
         numbers = {name: float(value) for name, value in metrics.items()}
         strange = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
         line: dict[str, Any] = {"step": step, "epoch": epoch, "time": round(self.logged_at, 3)}
-        line["values"] = {name: None if name in strange else value for name, value in numbers.items()}
+        line["values"] = {
+            name: None if name in strange else value for name, value in numbers.items()
+        }
         if strange:
             line["nonfinite"] = strange
         self._file.write(json.dumps(line, allow_nan=False) + "\n")

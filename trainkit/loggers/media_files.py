@@ -17,8 +17,12 @@ _BINS = 64
 
 def write_media(folder: Path, media: Media, step: int) -> Path:
     """Write one thing, and return its file."""
-    name = "_".join(part for part in re.sub(r"[^\w./-]", "_", media.name).split("/") if part.strip("."))
-    suffix = {"image": "png", "text": "md", "table": "csv", "audio": "wav", "histogram": "json"}[media.kind]
+    name = "_".join(
+        part for part in re.sub(r"[^\w./-]", "_", media.name).split("/") if part.strip(".")
+    )
+    suffix = {"image": "png", "text": "md", "table": "csv", "audio": "wav", "histogram": "json"}[
+        media.kind
+    ]
     path = folder / f"{name or 'unnamed'}-step={step}.{suffix}"
     folder.mkdir(exist_ok=True)
     if media.kind == "image":

@@ -31,18 +31,20 @@ _BATCH, _PARAMS_BATCH = 500, 100  # MLflow takes 1000 metrics and 100 params at 
 class MLFlowLogger(CheckpointLogger):
     """Logs to MLflow. Needs the extra: `pip install 'trainkit[mlflow]'`.
 
-    Settings become params, under dotted names; values become metrics, sent in batches if the server is slow; the run ends as
-    FINISHED, FAILED or (by a signal) KILLED. A run resumed from its own checkpoint continues the same MLflow run: a setting
-    that has changed becomes the tag `changed.<name>`, because MLflow's params are immutable.
+    Settings become params, under dotted names; values become metrics, sent in batches if the server
+    is slow; the run ends as FINISHED, FAILED or (by a signal) KILLED. A run resumed from its own
+    checkpoint continues the same MLflow run: a setting that has changed becomes the tag
+    `changed.<name>`, because MLflow's params are immutable.
 
     Args:
         experiment_name: name of the experiment; created if it does not exist.
         run_name: name of the run; default: that of the run folder.
-        tracking_uri: address of the server, or "file:FOLDER". Default: MLFLOW_TRACKING_URI if set, else the folder
-            `<run_dir>/mlruns` (browse it with `MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri FOLDER`).
+        tracking_uri: address of the server, or "file:FOLDER". Default: MLFLOW_TRACKING_URI if set,
+            else the folder `<run_dir>/mlruns` (browse it with `MLFLOW_ALLOW_FILE_STORE=true mlflow
+            ui --backend-store-uri FOLDER`).
         tags: name -> text.
-        log_model: upload checkpoints as artifacts under `checkpoints/`: true the best and the last if the fit ends well; "all"
-            every one; false none.
+        log_model: upload checkpoints as artifacts under `checkpoints/`: true the best and the last
+            if the fit ends well; "all" every one; false none.
         finish_timeout_s: seconds that the end of a fit waits for the server.
     """
 
@@ -51,7 +53,9 @@ class MLFlowLogger(CheckpointLogger):
     config_key = "logger.mlflow"
     taken_arguments: ClassVar = unset(
         "MLFlowLogger",
-        artifact_location="create the experiment with it: `mlflow experiments create --artifact-location`.",
+        artifact_location=(
+            "create the experiment with it: `mlflow experiments create --artifact-location`."
+        ),
         run_id="a run resumed from its checkpoint continues its MLflow run.",
         save_dir="give the folder as tracking_uri='file:FOLDER'.",
     )
@@ -65,7 +69,11 @@ class MLFlowLogger(CheckpointLogger):
         log_model: bool | Literal["all"] = False,
         finish_timeout_s: PositiveFloat = 60.0,
     ) -> None:
-        self.experiment_name, self.run_name, self.tracking_uri = experiment_name, run_name, tracking_uri
+        self.experiment_name, self.run_name, self.tracking_uri = (
+            experiment_name,
+            run_name,
+            tracking_uri,
+        )
         self.tags, self.log_model, self.finish_timeout_s = tags or {}, log_model, finish_timeout_s
         self._key: str | None = None
         self.run_id: str | None = None
@@ -75,7 +83,9 @@ class MLFlowLogger(CheckpointLogger):
             self._key = self.run_id = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tag by which a resumed run finds its MLflow run; the server's id may not be known at a checkpoint."""
+        """Return the tag by which a resumed run finds its MLflow run;
+        the server's id may not be known at a checkpoint.
+        """
         return {"key": self._key}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -91,7 +101,9 @@ class MLFlowLogger(CheckpointLogger):
         try:
             import mlflow
         except ImportError as error:
-            raise ConfigError(f"MLFlowLogger needs mlflow ({error}). Run: pip install 'trainkit[mlflow]'") from error
+            raise ConfigError(
+                f"MLFlowLogger needs mlflow ({error}). Run: pip install 'trainkit[mlflow]'"
+            ) from error
         self._mlflow: Any = mlflow
 
     def open(self, run: RunFacts) -> None:
@@ -100,12 +112,21 @@ class MLFlowLogger(CheckpointLogger):
         if uri is None and not self._mlflow.is_tracking_uri_set():
             uri = (run.run_dir / "mlruns").as_uri()
         if uri is not None and uri.startswith("file:"):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 requires it; its other stores need a server
+            # MLflow 3 requires it; its other stores need a server
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)
         self._waiting: list[Any] = []
         known = self._client.get_experiment_by_name(self.experiment_name)
-        experiment = self._client.create_experiment(self.experiment_name) if known is None else known.experiment_id
-        found = self._client.search_runs([experiment], f"tags.`{_KEY_TAG}` = '{self._key}'") if run.goes_on else []
+        experiment = (
+            self._client.create_experiment(self.experiment_name)
+            if known is None
+            else known.experiment_id
+        )
+        found = (
+            self._client.search_runs([experiment], f"tags.`{_KEY_TAG}` = '{self._key}'")
+            if run.goes_on
+            else []
+        )
         if found:
             self.run_id = found[0].info.run_id
             self._client.update_run(self.run_id, status="RUNNING")
@@ -127,8 +148,12 @@ class MLFlowLogger(CheckpointLogger):
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         now = int(self.logged_at * 1000)
-        numbers = {_legal(name): float(value) for name, value in metrics.items()} | {"epoch": float(epoch)}
-        self._waiting += [self._mlflow.entities.Metric(name, value, now, step) for name, value in numbers.items()]
+        numbers = {_legal(name): float(value) for name, value in metrics.items()} | {
+            "epoch": float(epoch)
+        }
+        self._waiting += [
+            self._mlflow.entities.Metric(name, value, now, step) for name, value in numbers.items()
+        ]
         if len(self._waiting) >= _BATCH:
             self.flush()
 
@@ -137,7 +162,9 @@ class MLFlowLogger(CheckpointLogger):
 
     def log_media(self, media: Media, step: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            self._client.log_artifact(self.run_id, str(write_media(Path(folder), media, step)), "media")
+            self._client.log_artifact(
+                self.run_id, str(write_media(Path(folder), media, step)), "media"
+            )
 
     def flush(self) -> None:
         while self._waiting:

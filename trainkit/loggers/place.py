@@ -10,7 +10,8 @@ from trainkit.errors import ConfigError
 
 @dataclass(frozen=True)
 class Place:
-    """Where a logger writes, if it is not the run's folder: `<save_dir>/<name>/<version>`, as Lightning's loggers do.
+    """Where a logger writes, if it is not the run's folder: `<save_dir>/<name>/<version>`, as
+    Lightning's loggers do.
 
     Attributes:
         save_dir: the folder of all runs; None for the run's own folder.
@@ -24,13 +25,20 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.save_dir is None and (self.name, self.version) != (None, None):
-            raise ConfigError("A logger's name and version are folders below its save_dir: give that too, or leave them out.")
+            raise ConfigError(
+                "A logger's name and version are folders below its save_dir: give that too, or"
+                " leave them out."
+            )
 
     def of(self, run_dir: Path, default: str = "") -> Path:
         """Return the folder, which exists; `default` is that in the run's own folder."""
         if self.save_dir is None:
             return run_dir / default
-        version = f"version_{self.version}" if isinstance(self.version, int) else self.version or run_dir.name
+        version = (
+            f"version_{self.version}"
+            if isinstance(self.version, int)
+            else self.version or run_dir.name
+        )
         folder = Path(self.save_dir, self.name or "", version).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -59,7 +67,9 @@ class Placed:
 
     @property
     def version(self) -> int | str | None:
-        """The run's folder below that, or its number; without one, the name of the run's own folder."""
+        """The run's folder below that, or its number;
+        without one, the name of the run's own folder.
+        """
         own = None if self._run_dir is None else self._run_dir.name
         return own if self.place.version is None else self.place.version
 

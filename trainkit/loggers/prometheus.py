@@ -1,4 +1,6 @@
-"""PrometheusLogger: an exporter on each host, scraped by a Prometheus server. The only home of prometheus_client."""
+"""PrometheusLogger: an exporter on each host, scraped by a Prometheus server.
+The only home of prometheus_client.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ from trainkit.version import __version__
 
 @checked
 class PrometheusLogger(Logger):
-    """Serves `http://ADDR:PORT/metrics` from the first rank of each host during a fit. Needs the extra:
-    `pip install 'trainkit[prometheus]'`.
+    """Serves `http://ADDR:PORT/metrics` from the first rank of each host during a fit. Needs the
+    extra: `pip install 'trainkit[prometheus]'`.
 
-    trainkit/loggers/series.py lists the series; each has the labels run (the last two folders of its path), rank and host. A
-    Grafana dashboard and alerts are in trainkit/loggers/dashboards/. A step stores a few plain numbers; a scrape reads them,
-    and memory and load, in its own thread.
+    trainkit/loggers/series.py lists the series; each has the labels run (the last two folders of
+    its path), rank and host. A Grafana dashboard and alerts are in trainkit/loggers/dashboards/. A
+    step stores a few plain numbers; a scrape reads them, and memory and load, in its own thread.
 
     Args:
         port: port to serve on; 0 takes a free one. The address is printed.
-        addr: network address to serve on. The default is readable only from this host; "0.0.0.0" is readable from the network,
-            without a password.
+        addr: network address to serve on. The default is readable only from this host; "0.0.0.0" is
+            readable from the network, without a password.
         loss: name of the logged value exported as trainkit_loss.
     """
 
@@ -42,9 +44,13 @@ class PrometheusLogger(Logger):
     role = "metrics_server"
     uses_step_clock = True
 
-    def __init__(self, port: NonNegativeInt = 9464, addr: str = "127.0.0.1", loss: str = "train/loss") -> None:
+    def __init__(
+        self, port: NonNegativeInt = 9464, addr: str = "127.0.0.1", loss: str = "train/loss"
+    ) -> None:
         if port > 65535:
-            raise ConfigError(f"logger.prometheus.port is {port}; it must be 0 (any free port) to 65535.")
+            raise ConfigError(
+                f"logger.prometheus.port is {port}; it must be 0 (any free port) to 65535."
+            )
         self.port, self.addr, self.loss = port, addr, loss
         self.address: str | None = None
         self._board: Board | None = None
@@ -59,7 +65,8 @@ class PrometheusLogger(Logger):
             import prometheus_client.core
         except ImportError as error:
             raise ConfigError(
-                f"PrometheusLogger needs prometheus_client ({error}). Run: pip install 'trainkit[prometheus]'"
+                f"PrometheusLogger needs prometheus_client ({error}). Run: pip install"
+                " 'trainkit[prometheus]'"
             ) from error
         self._prometheus: Any = prometheus_client
 
@@ -89,18 +96,31 @@ class PrometheusLogger(Logger):
         if board is None:
             return
         durations, samples = step_clock_of(trainer).durations, state.samples_seen
-        board.take_step(durations[-1] if durations else 0.0, samples - self._samples, state.global_step, state.current_epoch)
+        board.take_step(
+            durations[-1] if durations else 0.0,
+            samples - self._samples,
+            state.global_step,
+            state.current_epoch,
+        )
         self._samples = samples
         if state.global_step % trainer.options.limits.log_every_n_steps == 0:
             times = step_clock_of(trainer).read()
             passed = times - self._times
             if (seconds := passed.step_s * passed.steps) > 0:
                 board.shares = {part: own / seconds for part, own in passed.seconds.items()}
-                board.numbers["trainkit_samples_per_second"] = (samples - self._samples_then) / seconds
+                board.numbers["trainkit_samples_per_second"] = (
+                    samples - self._samples_then
+                ) / seconds
             self._times, self._samples_then = times, samples
 
     def on_validation_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: RunView,
+        task: Task,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """Count progress: a long validation is not a hang."""
         if self._board is not None:
@@ -111,17 +131,23 @@ class PrometheusLogger(Logger):
         if run.rank == 0:
             with contextlib.suppress(OSError):  # the exporter must survive a full disk, to show it
                 self._board.numbers["trainkit_restarts"] = _note_start(run)
-        labels = {"run": f"{run.run_dir.parent.name}/{run.run_dir.name}", "rank": str(run.rank), "host": socket.gethostname()}
+        labels = {
+            "run": f"{run.run_dir.parent.name}/{run.run_dir.name}",
+            "rank": str(run.rank),
+            "host": socket.gethostname(),
+        }
         registry = self._prometheus.CollectorRegistry()
         registry.register(_Collector(self._prometheus.core, self._board, labels))
         try:
-            self._server, self._thread = self._prometheus.start_http_server(self.port, self.addr, registry)
+            self._server, self._thread = self._prometheus.start_http_server(
+                self.port, self.addr, registry
+            )
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
             raise OSError(
-                f"{self.addr}:{self.port} is in use, maybe by another run on this host. Give this one another "
-                "logger.prometheus.port, or 0 for a free one, which is printed"
+                f"{self.addr}:{self.port} is in use, maybe by another run on this host. Give this"
+                " one another logger.prometheus.port, or 0 for a free one, which is printed"
             ) from error
         self.address = f"http://{self.addr}:{self._server.server_port}/metrics"
         info(f"Prometheus: {self.address} (rank {run.rank}, {labels['host']})")
@@ -147,7 +173,11 @@ def _note_start(run: RunFacts) -> int:
 
 
 def _gpus_of(trainer: RunView) -> range:
-    return range(min(trainer.engine.ranks.local_size, torch.cuda.device_count()) if trainer.engine.device.type == "cuda" else 0)
+    return range(
+        min(trainer.engine.ranks.local_size, torch.cuda.device_count())
+        if trainer.engine.device.type == "cuda"
+        else 0
+    )
 
 
 class _Collector:
@@ -165,7 +195,11 @@ class _Collector:
                 family.add_metric(own, buckets, total)
                 yield family
                 continue
-            makes = self._core.CounterMetricFamily if kind == "counter" else self._core.GaugeMetricFamily
+            makes = (
+                self._core.CounterMetricFamily
+                if kind == "counter"
+                else self._core.GaugeMetricFamily
+            )
             family = makes(name, meaning, labels=names)
             for of, value in values.get(name, {}).items():
                 family.add_metric([*own, *of], value)

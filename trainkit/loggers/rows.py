@@ -18,7 +18,8 @@ from trainkit.metrics.media import Media
 
 @checked
 class RowLogger(Placed, Logger):
-    """Determines which rows of an existing file to retain in a resumed run, and which belong to repeated steps.
+    """Determines which rows of an existing file to retain in a resumed run, and which belong to
+    repeated steps.
 
     Args:
         save_dir: a folder in place of the run's own; see Place.
@@ -34,7 +35,9 @@ class RowLogger(Placed, Logger):
     path: Path  # of the file
     _file: TextIO | None = None
 
-    def __init__(self, save_dir: str | None = None, name: str | None = None, version: int | str | None = None) -> None:
+    def __init__(
+        self, save_dir: str | None = None, name: str | None = None, version: int | str | None = None
+    ) -> None:
         self.place = Place(save_dir, name, version)
         self._forget()
 
@@ -46,13 +49,19 @@ class RowLogger(Placed, Logger):
             self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last step with rows, and their number: later rows may belong to the same step."""
+        """Return the last step with rows, and their number:
+        later rows may belong to the same step.
+        """
         return {"step": self._last_step, "rows_of_step": self._rows_of_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep it until the file is opened. The state of an older trainkit is ignored."""
         if "step" in state_dict:
-            self._last_step, self._rows_of_step, self._knows = state_dict["step"], state_dict["rows_of_step"], True
+            self._last_step, self._rows_of_step, self._knows = (
+                state_dict["step"],
+                state_dict["rows_of_step"],
+                True,
+            )
 
     def log_media(self, media: Media, step: int) -> None:
         write_media(self.path.parent / "media", media, step)
@@ -79,7 +88,9 @@ class RowLogger(Placed, Logger):
 
 
 class Sieve:
-    """Selects the rows up to `last_step`, and `most` rows of that one (None: all); called for each row in order."""
+    """Selects the rows up to `last_step`, and `most` rows of that one (None: all);
+    called for each row in order.
+    """
 
     def __init__(self, last_step: int, most: int | None) -> None:
         self._last_step, self._most, self._seen = last_step, most, 0
@@ -96,7 +107,9 @@ Plain = bool | int | float | str
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Plain]:
-    """Return {"optimizer.lr": 0.1, ...}. A list becomes its JSON text; null becomes "null"; any other object its text."""
+    """Return {"optimizer.lr": 0.1, ...}.
+    A list becomes its JSON text; null becomes "null"; any other object its text.
+    """
     flat: dict[str, Plain] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:

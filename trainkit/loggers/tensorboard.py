@@ -1,4 +1,6 @@
-"""TensorBoardLogger: scalars and the run's settings; optionally histograms and the model's graph."""
+"""TensorBoardLogger: scalars and the run's settings;
+optionally histograms and the model's graph.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,20 @@ from trainkit.metrics.media import Media
 class TensorBoardLogger(Placed, Logger):
     """Writes `<run_dir>/tensorboard/`; view it with `tensorboard --logdir runs`.
 
-    The HPARAMS tab compares the runs under `--logdir`: their settings, and the last value of each scalar.
+    The HPARAMS tab compares the runs under `--logdir`: their settings, and the last value of each
+    scalar.
 
     Args:
-        save_dir: a folder in place of the run's own; the files are then in `<save_dir>/<name>/<version>`.
+        save_dir: a folder in place of the run's own; the files are then in
+            `<save_dir>/<name>/<version>`.
         name: a folder below it.
         version: the run's folder below that. Default: the name of the run's own folder.
-        histograms_every_n_steps: steps between two histograms of all weights and gradients (those of the whole step, after the
-            update); None for no histograms. Such a step waits for the device, and copies both to the host.
-        log_graph: draw the model's graph from the first training batch. This runs `forward` once more, on rank 0 only, in
-            evaluation mode and without gradients; `forward` must not run collectives.
+        histograms_every_n_steps: steps between two histograms of all weights and gradients (those
+            of the whole step, after the update); None for no histograms. Such a step waits for the
+            device, and copies both to the host.
+        log_graph: draw the model's graph from the first training batch. This runs `forward` once
+            more, on rank 0 only, in evaluation mode and without gradients; `forward` must not run
+            collectives.
         hparams: write the settings for the HPARAMS tab.
     """
 
@@ -59,7 +65,11 @@ class TensorBoardLogger(Placed, Logger):
         hparams: bool = True,
     ) -> None:
         self.place = Place(save_dir, name, version)
-        self.histograms_every_n_steps, self.log_graph, self.hparams = histograms_every_n_steps, log_graph, hparams
+        self.histograms_every_n_steps, self.log_graph, self.hparams = (
+            histograms_every_n_steps,
+            log_graph,
+            hparams,
+        )
         self._writer: Any = None  # a SummaryWriter, which has no types
         self._ended: Any = None  # the record by which the HPARAMS tab knows that the run ended well
 
@@ -69,7 +79,9 @@ class TensorBoardLogger(Placed, Logger):
         self._names = {id(parameter): name for name, parameter in task.named_parameters()}
         super().on_fit_start(trainer, task)
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         """Draw the graph once, if requested."""
         if not self._graph_due or self._background is None:
             return
@@ -80,9 +92,13 @@ class TensorBoardLogger(Placed, Logger):
             with allowed_read(), left_as_found(task):
                 example = Forward.example(batch)
                 traced = torch.jit.trace(Forward(task), example)  # type: ignore[no-untyped-call]
-                self._writer.add_graph(traced, example)  # given a model, add_graph would print errors itself
+                # given a model, add_graph would print errors itself
+                self._writer.add_graph(traced, example)
         except Exception as error:  # a tracer may raise anything; only the drawing is missing
-            trainer.say(f"TensorBoardLogger: no graph of {type(task).__name__}: {why_not(error)}. Training continues.")
+            trainer.say(
+                f"TensorBoardLogger: no graph of {type(task).__name__}: {why_not(error)}. Training"
+                " continues."
+            )
 
     def on_after_optimizer_step(self, trainer: RunView, task: Task) -> None:
         """Take histograms of the optimizers' parameters when due."""
@@ -102,7 +118,9 @@ class TensorBoardLogger(Placed, Logger):
         self.settle()  # limits the number of pending copies of all weights
 
     def require(self) -> None:
-        """Imported here because the import takes a while, which a run without this logger need not pay."""
+        """Imported here because the import takes a while,
+        which a run without this logger need not pay.
+        """
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader  # type: ignore[import-untyped]
         from torch.utils.tensorboard.summary import hparams
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -112,7 +130,9 @@ class TensorBoardLogger(Placed, Logger):
         self._events_of: Any = EventFileLoader
 
     def open(self, run: RunFacts) -> None:
-        """Open the writer; a resumed run hides the steps that it repeats, and writes nothing twice of the one it begins at."""
+        """Open the writer; a resumed run hides the steps that it repeats,
+        and writes nothing twice of the one it begins at.
+        """
         folder = self.place.of(run.run_dir, "tensorboard")
         self._resumed_at, self._there = run.global_step, set[str]()
         if run.global_step:
@@ -132,9 +152,13 @@ class TensorBoardLogger(Placed, Logger):
         text = json.dumps(params, indent=2, default=str)
         self._writer.add_text("config", f"```json\n{text}\n```")
         if self.hparams:
-            # Into the run's own events: SummaryWriter.add_hparams would create a run below it. TensorBoard uses the first
-            # "experiment" record, which lists settings and metrics, for all runs; without one it reads each run's own.
-            words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in flatten(params).items()}
+            # Into the run's own events: SummaryWriter.add_hparams would create a run below it.
+            # TensorBoard uses the first "experiment" record, which lists settings and metrics, for
+            # all runs; without one it reads each run's own.
+            words = {
+                name: str(value).lower() if isinstance(value, bool) else value
+                for name, value in flatten(params).items()
+            }
             _, begun, self._ended = self._hparam_summaries(words, {})
             self._writer.file_writer.add_summary(begun)
 
@@ -145,21 +169,27 @@ class TensorBoardLogger(Placed, Logger):
         if media.kind == "image":
             self._writer.add_image(media.name, media.value, step, dataformats="HWC")
         elif media.kind == "audio":
-            self._writer.add_audio(media.name, torch.from_numpy(media.value), step, sample_rate=media.sample_rate)
+            self._writer.add_audio(
+                media.name, torch.from_numpy(media.value), step, sample_rate=media.sample_rate
+            )
         elif media.kind == "histogram":
             self._write_histograms({media.name: torch.from_numpy(media.value)}, step)
         elif media.kind == "text":
             self._writer.add_text(media.name, media.value, step)
         else:
             lines = [media.columns, ["---"] * len(media.columns), *media.value]
-            self._writer.add_text(media.name, "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines), step)
+            self._writer.add_text(
+                media.name, "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines), step
+            )
 
     def flush(self) -> None:
         if self._writer is not None:
             self._writer.flush()
 
     def finalize(self, status: str) -> None:
-        """Flush and close. TensorBoard honours only the first end-of-run record, so write none for a run that may resume."""
+        """Flush and close. TensorBoard honours only the first end-of-run record,
+        so write none for a run that may resume.
+        """
         if self._writer is None:
             return
         if self._ended is not None and status == "success":
@@ -168,7 +198,9 @@ class TensorBoardLogger(Placed, Logger):
         self._writer = None
 
     def _names_at(self, folder: Path, step: int) -> set[str]:
-        """Return the names that earlier starts of the run have written at a step, and no later start has hidden."""
+        """Return the names that earlier starts of the run have written at a step,
+        and no later start has hidden.
+        """
         names: set[str] = set()
         for file in sorted(folder.glob("events.out.tfevents.*")):
             for event in self._events_of(str(file)).Load():
@@ -191,10 +223,12 @@ class TensorBoardLogger(Placed, Logger):
 def _wait_for_a_later_name(folder: Path) -> None:
     """Wait, at most a second, until a new file's name follows those that are there.
 
-    TensorBoard reads a folder's files in the order of their names: the second of their creation, host, process, and a counter
-    whose 10 precedes its 9.
+    TensorBoard reads a folder's files in the order of their names: the second of their creation,
+    host, process, and a counter whose 10 precedes its 9.
     """
-    newest = max((int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.*")), default=0)
+    newest = max(
+        (int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.*")), default=0
+    )
     time.sleep(min(1.0, max(0.0, newest + 1 - time.time())))
 
 

@@ -1,4 +1,6 @@
-"""WandbLogger: logs to Weights & Biases, also offline (WANDB_MODE=offline). The only home of wandb."""
+"""WandbLogger: logs to Weights & Biases, also offline (WANDB_MODE=offline).
+The only home of wandb.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ from trainkit.metrics.media import Media
 
 @checked
 class WandbLogger(CheckpointLogger):
-    """Logs to W&B; its files are in `<save_dir>/wandb/`. Needs the extra: `pip install 'trainkit[wandb]'`.
+    """Logs to W&B; its files are in `<save_dir>/wandb/`. Needs the extra: `pip install
+    'trainkit[wandb]'`.
 
-    A run resumed from its own checkpoint continues the same W&B run. For repeated steps, W&B keeps the first values.
+    A run resumed from its own checkpoint continues the same W&B run. For repeated steps, W&B keeps
+    the first values.
 
     Args:
         project: name of the project.
@@ -32,8 +36,8 @@ class WandbLogger(CheckpointLogger):
         group: name under which runs are grouped.
         tags: labels.
         mode: "online", "offline" or "disabled"; default: WANDB_MODE if set, else online.
-        log_model: upload checkpoints as artifacts of type "model", with the aliases "last" and "best": true those two if the
-            fit ends well; "all" every one; false none.
+        log_model: upload checkpoints as artifacts of type "model", with the aliases "last" and
+            "best": true those two if the fit ends well; "all" every one; false none.
         finish_timeout_s: seconds that the end of a fit waits for W&B.
         save_dir: the folder of W&B's own files; default: the run's.
     """
@@ -85,20 +89,24 @@ class WandbLogger(CheckpointLogger):
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Choose the id before the run is opened: a checkpoint may come first."""
         if self._id is None or not trainer.checkpoints.resumed_in_place:
-            self._id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)  # a sweep's agent has chosen it already
+            # a sweep's agent has chosen it already
+            self._id = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
         super().on_fit_start(trainer, task)
 
     def require(self) -> None:
         try:
             import wandb
         except ImportError as error:
-            raise ConfigError(f"WandbLogger needs wandb ({error}). Run: pip install 'trainkit[wandb]'") from error
+            raise ConfigError(
+                f"WandbLogger needs wandb ({error}). Run: pip install 'trainkit[wandb]'"
+            ) from error
         self._wandb: Any = wandb
 
     def open(self, run: RunFacts) -> None:
         """Start a W&B run, or continue that of the run's own checkpoint."""
         folder = run.run_dir if self.save_dir is None else Path(self.save_dir)
-        folder.mkdir(parents=True, exist_ok=True)  # in place of one that is not there W&B takes a temporary one
+        # in place of one that is not there W&B takes a temporary one
+        folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             id=self._id,
             resume="allow" if run.goes_on else None,
@@ -114,7 +122,9 @@ class WandbLogger(CheckpointLogger):
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Pass the values to W&B's own process."""
-        self._run.log(metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step=step)
+        self._run.log(
+            metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step=step
+        )
 
     def native(self) -> Any:
         return self._run
@@ -128,13 +138,19 @@ class WandbLogger(CheckpointLogger):
         elif media.kind == "histogram":
             made = self._wandb.Histogram(media.value[np.isfinite(media.value)])
         else:
-            columns, rows = (["text"], [[media.value]]) if media.kind == "text" else (media.columns, media.value)
+            columns, rows = (
+                (["text"], [[media.value]])
+                if media.kind == "text"
+                else (media.columns, media.value)
+            )
             made = self._wandb.Table(columns=columns, data=rows)
         self._run.log({media.name: made}, step=step)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
         """W&B copies the folder first, and uploads in its own process."""
-        artifact = self._wandb.Artifact(f"model-{self._id}", type="model", metadata={"checkpoint": name})
+        artifact = self._wandb.Artifact(
+            f"model-{self._id}", type="model", metadata={"checkpoint": name}
+        )
         artifact.add_dir(str(folder))
         self._run.log_artifact(artifact, aliases=list(aliases))
 

@@ -36,26 +36,37 @@ class HookLog:
         self.hidden: set[str] = set()  # names that loggers do not get
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
         self._logged: list[Any] = []  # metric objects
-        self.objects: EpochMetrics | None = None  # that hold the samples of all ranks until this hook has run
+        # that hold the samples of all ranks until this hook has run
+        self.objects: EpochMetrics | None = None
 
-    def add(self, name: str, value: Any, reduction: Reduction | None, prog_bar: bool = False) -> None:
+    def add(
+        self, name: str, value: Any, reduction: Reduction | None, prog_bar: bool = False
+    ) -> None:
         """Take a value; `reduction` combines the ranks' values, None takes rank 0's.
 
         Raises:
-            TaskError: the value is no number, dict or tensor of numbers, or the reduction is unknown.
+            TaskError: the value is no number, dict or tensor of numbers, or the reduction is
+                unknown.
         """
         if reduction not in (*REDUCTIONS, None):
-            raise TaskError(f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {', '.join(REDUCTIONS)}.")
+            raise TaskError(
+                f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of"
+                f" {', '.join(REDUCTIONS)}."
+            )
         value = latest_of(value)
         if is_metric(value) or is_collection(value):
             self._logged.append(value)
-        for full, number in numbers_of(name, value.compute() if is_metric(value) or is_collection(value) else value).items():
+        for full, number in numbers_of(
+            name, value.compute() if is_metric(value) or is_collection(value) else value
+        ).items():
             self.values[full] = number, reduction
             if prog_bar:
                 self.prog_bar.add(full)
 
     def flush(self) -> None:
-        """Combine the values of all ranks, hand them on, and finish the metric objects. Call it on all ranks."""
+        """Combine the values of all ranks, hand them on, and finish the metric objects.
+        Call it on all ranks.
+        """
         own = {name: (float(value), reduction) for name, (value, reduction) in self.values.items()}
         self.values.clear()
         ranks: list[dict[str, tuple[float, Reduction | None]]] = self._gather(own)
@@ -63,7 +74,11 @@ class HookLog:
         for name in dict.fromkeys(name for rank in ranks for name in rank):
             parts = [rank[name] for rank in ranks if name in rank]
             value, reduction = parts[0]
-            found[name] = value if reduction is None else combine([(reduction, value * 1.0, 1.0) for value, _ in parts])
+            found[name] = (
+                value
+                if reduction is None
+                else combine([(reduction, value * 1.0, 1.0) for value, _ in parts])
+            )
         if self.objects is not None:
             self.objects.finish()
             self.objects = None
@@ -74,7 +89,9 @@ class HookLog:
             self._put(found)
 
     def take_step(self) -> dict[str, float]:
-        """Return this rank's values, logged within a step, and forget them. Waits for the device."""
+        """Return this rank's values, logged within a step, and forget them.
+        Waits for the device.
+        """
         found = {name: float(value) for name, (value, _) in self.values.items()}
         self.values.clear()
         return found

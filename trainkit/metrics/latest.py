@@ -23,7 +23,9 @@ class Number(float):
 
 
 class Values(dict[str, float]):
-    """The values of an evaluation, by name; `values[0]` is the same, since Lightning returns a list with one dict."""
+    """The values of an evaluation, by name;
+    `values[0]` is the same, since Lightning returns a list with one dict.
+    """
 
     def __getitem__(self, name: Any) -> Any:
         return self if name == 0 else super().__getitem__(name)
@@ -75,6 +77,8 @@ class LatestMetrics(dict[str, float]):
 
 
 def plain_name(name: str) -> str:
-    """Return the name that `log` was called with: it adds "_epoch" if a value is logged by step too."""
+    """Return the name that `log` was called with:
+    it adds "_epoch" if a value is logged by step too.
+    """
     own, slash, loader = name.partition("/dataloader_idx_")
     return own.removesuffix("_epoch") + slash + loader

@@ -1,7 +1,9 @@
-"""The values of `log`: step values of this rank, and epoch values that are exact over all samples of all ranks.
+"""The values of `log`: step values of this rank, and epoch values that are exact over all samples
+of all ranks.
 
-Nothing here waits for the device while steps run. Values stay on their device until they are read: step values at
-log_every_n_steps, epoch values at the end of an epoch, when one gather over ranks combines them.
+Nothing here waits for the device while steps run. Values stay on their device until they are read:
+step values at log_every_n_steps, epoch values at the end of an epoch, when one gather over ranks
+combines them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _OF_TORCH = {torch.mean: "mean", torch.sum: "sum", torch.min: "min", torch.max: 
 
 
 def reduction_of(wish: Any) -> Any:
-    """Return the name of a reduction that may be given as torch's function; anything else as it is."""
+    """Return the name of a reduction that may be given as torch's function;
+    anything else as it is.
+    """
     return _OF_TORCH.get(wish, wish) if callable(wish) else wish
 
 
@@ -68,7 +72,9 @@ class Accumulator:
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values unfolded, so a resumed run gets the same bits; on the host, which waits for the device."""
+        """Return the values unfolded, so a resumed run gets the same bits;
+        on the host, which waits for the device.
+        """
         pending = [(weight, _pack(values)) for weight, values in self._pending.items()]
         state = {"pending": pending, "parts": _pack(self._parts), "numbers": list(self._numbers)}
         return state | {"reduction": self.reduction, "held": self._held, "weight": self._weight}
@@ -112,7 +118,9 @@ class Accumulator:
 
 
 def _combined(reduction: Reduction, values: list[float]) -> float:
-    """Return the least, the largest or the sum; NaN if one is NaN, as for tensors, and if infinities cancel out."""
+    """Return the least, the largest or the sum;
+    NaN if one is NaN, as for tensors, and if infinities cancel out.
+    """
     if any(math.isnan(value) for value in values):
         return math.nan
     if reduction == "min":
@@ -129,7 +137,10 @@ def read_all(table: Mapping[str, Accumulator]) -> dict[str, Reading]:
     for part in (part for own in parts.values() for part in own):
         by_device.setdefault(part.device, []).append(part)
     read = {device: iter(torch.stack(held).tolist()) for device, held in by_device.items()}
-    return {name: table[name].reading([next(read[part.device]) for part in own]) for name, own in parts.items()}
+    return {
+        name: table[name].reading([next(read[part.device]) for part in own])
+        for name, own in parts.items()
+    }
 
 
 def _pack(values: list[Tensor]) -> tuple[str, Tensor] | None:
@@ -182,33 +193,48 @@ class MetricLog:
         """Add a value, or a torchmetrics object, which is computed when the epoch ends.
 
         Raises:
-            TaskError: the value is not a number or a tensor of one element, or the reduction is unknown or changed.
+            TaskError: the value is not a number or a tensor of one element, or the reduction is
+                unknown or changed.
         """
         suffix = self.suffix if has_suffix else ""
         if not isinstance(value, Tensor) and metric_objects.is_metric(value):
             metric, full = value, f"{name}_epoch" if on_step and on_epoch else name
             if on_epoch and self.objects.setdefault(full + suffix, metric) is not metric:
-                raise TaskError(f"log('{name}', ...) got another metric object than before. Log each under its own name.")
+                raise TaskError(
+                    f"log('{name}', ...) got another metric object than before. Log each under its"
+                    " own name."
+                )
             if on_epoch and prog_bar:
                 self.prog_bar.add(full + suffix)
             if not on_step:
                 return
             value, on_epoch = metric_objects.step_value(name, metric), False
             name = f"{name}_step" if full != name else name
-        if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+        if not isinstance(value, (int, float)) and not (
+            isinstance(value, Tensor) and value.numel() == 1
+        ):
             for part, number in metric_objects.numbers_of(name, value).items():
-                how: dict[str, Any] = {"weight": weight, "on_step": on_step, "on_epoch": on_epoch, "prog_bar": prog_bar}
+                how: dict[str, Any] = {
+                    "weight": weight,
+                    "on_step": on_step,
+                    "on_epoch": on_epoch,
+                    "prog_bar": prog_bar,
+                }
                 self.add(part, number, **how, reduction=reduction, has_suffix=has_suffix)
             return
         if reduction not in REDUCTIONS:
             legal = ", ".join(f"'{known}'" for known in REDUCTIONS)
-            raise TaskError(f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {legal}.")
+            raise TaskError(
+                f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {legal}."
+            )
         if not on_epoch and not (on_step and self._is_read):
             return
         if isinstance(value, Tensor):
             value = value.detach().clone()  # a copy: the caller may keep writing into it
             value = value.reshape(()) if value.dim() else value
-        step_name, epoch_name = (f"{name}_step", f"{name}_epoch") if on_step and on_epoch else (name, name)
+        step_name, epoch_name = (
+            (f"{name}_step", f"{name}_epoch") if on_step and on_epoch else (name, name)
+        )
         for wanted, full, table in (
             (on_step and self._is_read, step_name + suffix, self._step),
             (on_epoch, epoch_name + suffix, self._epoch),
@@ -219,8 +245,8 @@ class MetricLog:
                     held = table[full] = Accumulator(reduction)
                 elif held.reduction != reduction:
                     raise TaskError(
-                        f"log('{name}', ...): reduce_fx is '{reduction}', and was '{held.reduction}' before. Log it under "
-                        "another name."
+                        f"log('{name}', ...): reduce_fx is '{reduction}', and was"
+                        f" '{held.reduction}' before. Log it under another name."
                     )
                 held.add(value, weight)
                 if prog_bar:
@@ -229,16 +255,27 @@ class MetricLog:
     def copy(self) -> MetricLog:
         """Return an independent copy; the names for the progress bar stay shared."""
         other = MetricLog(self.suffix)
-        other.prog_bar, other.objects, other._is_read = self.prog_bar, dict(self.objects), self._is_read
+        other.prog_bar, other.objects, other._is_read = (
+            self.prog_bar,
+            dict(self.objects),
+            self._is_read,
+        )
         other._epoch = {name: held.copy() for name, held in self._epoch.items()}
         other._step = {name: held.copy() for name, held in self._step.items()}
         return other
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's values of the epoch; metric objects are saved with their Task (objects.py)."""
-        return {"epoch": {n: held.state_dict() for n, held in self._epoch.items()}, "prog_bar": sorted(self.prog_bar)}
+        """Return this rank's values of the epoch;
+        metric objects are saved with their Task (objects.py).
+        """
+        return {
+            "epoch": {n: held.state_dict() for n, held in self._epoch.items()},
+            "prog_bar": sorted(self.prog_bar),
+        }
 
-    def load_state_dict(self, ranks: list[dict[str, Any]], rank: int, world_size: int, device: torch.device) -> None:
+    def load_state_dict(
+        self, ranks: list[dict[str, Any]], rank: int, world_size: int, device: torch.device
+    ) -> None:
         """Restore the ranks' values; at another number of ranks rank 0 takes them all."""
         own = [ranks[rank]] if len(ranks) == world_size else ranks if rank == 0 else []
         for state in own:
@@ -252,7 +289,9 @@ class MetricLog:
                     self._epoch[name] = held
 
     def new_step(self, is_read: bool = True) -> None:
-        """Drop the step values and begin a step; its values are collected only if they are read at its end."""
+        """Drop the step values and begin a step;
+        its values are collected only if they are read at its end.
+        """
         self._is_read = is_read
         if self._step:
             self._step.clear()
@@ -262,20 +301,26 @@ class MetricLog:
         return {name: combine([reading]) for name, reading in read_all(self._step).items()}
 
     def epoch_values(
-        self, all_gather_object: Callable[[Any], list[Any]], keep: bool = False, objects: EpochMetrics | None = None
+        self,
+        all_gather_object: Callable[[Any], list[Any]],
+        keep: bool = False,
+        objects: EpochMetrics | None = None,
     ) -> dict[str, float]:
         """Return the values over all samples of all ranks, on all ranks. Waits for the device.
 
         Args:
             all_gather_object: returns the values of all ranks.
             keep: continue collecting; otherwise clear all values.
-            objects: the Task's, which hold the samples of all ranks until finished. Default: those logged, reset now.
+            objects: the Task's, which hold the samples of all ranks until finished. Default: those
+                logged, reset now.
         """
         own = read_all(self._epoch)
         has_objects = bool(self.objects if objects is None else objects.touched(self.objects))
         gathered: list[tuple[dict[str, Reading], bool]] = all_gather_object((own, has_objects))
         names = dict.fromkeys(name for rank, _ in gathered for name in rank)
-        values = {name: combine([rank[name] for rank, _ in gathered if name in rank]) for name in names}
+        values = {
+            name: combine([rank[name] for rank, _ in gathered if name in rank]) for name in names
+        }
         if any(has for _, has in gathered):
             table = metric_objects.epoch_values if objects is None else objects.combine
             values |= table(self.objects, all_gather_object, keep)

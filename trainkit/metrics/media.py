@@ -1,4 +1,6 @@
-"""What is logged beside numbers: pictures, texts, tables, sounds, histograms; as plain arrays that every logger can store."""
+"""What is logged beside numbers: pictures, texts, tables, sounds, histograms;
+as plain arrays that every logger can store.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Media:
 
     kind: Kind
     name: str
-    # image: uint8 [height, width, 3 or 4]; text: str; table: rows; audio: float32 [samples] in -1..1; histogram: float32 [n]
+    # image: uint8 [height, width, 3 or 4]; text: str; table: rows; audio: float32 [samples] in
+    # -1..1; histogram: float32 [n]
     value: Any
     columns: list[str] = field(default_factory=list)  # of a table
     sample_rate: int = 0  # of a sound, in Hz
@@ -28,7 +31,8 @@ class Media:
 
 
 def image(name: str, value: Any, caption: str = "") -> Media:
-    """Return a picture from a tensor [C, H, W] or [H, W], an array [H, W, C] or [H, W], a PIL image or a matplotlib figure.
+    """Return a picture from a tensor [C, H, W] or [H, W], an array [H, W, C] or [H, W], a PIL image
+    or a matplotlib figure.
 
     Numbers that are not whole are taken to lie from 0 to 1; one channel is grey.
 
@@ -39,36 +43,48 @@ def image(name: str, value: Any, caption: str = "") -> Media:
         value.canvas.draw()
         value = np.asarray(value.canvas.buffer_rgba())
     elif isinstance(value, torch.Tensor):
-        value = value.detach().float().cpu().numpy() if value.is_floating_point() else value.detach().cpu().numpy()
+        value = (
+            value.detach().float().cpu().numpy()
+            if value.is_floating_point()
+            else value.detach().cpu().numpy()
+        )
         value = np.moveaxis(value, 0, -1) if value.ndim == 3 else value
     pixels = np.asarray(value)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3, 4):
         raise TaskError(
-            f"log_image('{name}', ...) got shape {list(pixels.shape)}; a picture is a tensor [C, H, W] or [H, W], an array "
-            "[H, W, C], a PIL image or a matplotlib figure, with 1, 3 or 4 channels."
+            f"log_image('{name}', ...) got shape {list(pixels.shape)}; a picture is a tensor [C, H,"
+            " W] or [H, W], an array [H, W, C], a PIL image or a matplotlib figure, with 1, 3 or 4"
+            " channels."
         )
     if pixels.dtype.kind == "f":
         pixels = (pixels.clip(0, 1) * 255).round()
     pixels = pixels.clip(0, 255).astype(np.uint8)
-    return Media("image", name, pixels.repeat(3, axis=2) if pixels.shape[2] == 1 else pixels, caption=caption)
+    return Media(
+        "image", name, pixels.repeat(3, axis=2) if pixels.shape[2] == 1 else pixels, caption=caption
+    )
 
 
 def table(name: str, columns: Sequence[str] | None, rows: Any) -> Media:
-    """Return a table from rows, or from a dict of columns, as a pandas DataFrame's `to_dict("list")`.
+    """Return a table from rows, or from a dict of columns, as a pandas DataFrame's
+    `to_dict("list")`.
 
     Raises:
         TaskError: a row has another number of cells than there are columns.
     """
     if isinstance(rows, Mapping):
         columns, rows = list(rows), list(zip(*rows.values(), strict=False))
-    cells = [[part.item() if isinstance(part, (torch.Tensor, np.generic)) else part for part in row] for row in rows]
+    cells = [
+        [part.item() if isinstance(part, (torch.Tensor, np.generic)) else part for part in row]
+        for row in rows
+    ]
     columns = list(columns or [])
     for place, row in enumerate(cells):
         if len(row) != len(columns):
             raise TaskError(
-                f"log_table('{name}', ...): row {place} has {len(row)} cells, and there are {len(columns)} columns."
+                f"log_table('{name}', ...): row {place} has {len(row)} cells, and there are"
+                f" {len(columns)} columns."
             )
     return Media("table", name, cells, columns=columns)
 
@@ -84,5 +100,9 @@ def histogram(name: str, values: Any) -> Media:
 
 
 def _numbers(values: Any) -> Any:
-    found = values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    found = (
+        values.detach().float().cpu().numpy()
+        if isinstance(values, torch.Tensor)
+        else np.asarray(values)
+    )
     return found.reshape(-1).astype(np.float32)

@@ -1,8 +1,9 @@
-"""torchmetrics objects in `log`: each rank's own state, combined over ranks by the metric's own rules.
+"""torchmetrics objects in `log`: each rank's own state, combined over ranks by the metric's own
+rules.
 
-The only file that knows torchmetrics, without importing it. A metric's states define how they combine (sum, mean, min, max,
-concatenation, a function of its own), so the value over all ranks is that of one rank with all samples; a rank without
-samples takes no part.
+The only file that knows torchmetrics, without importing it. A metric's states define how they
+combine (sum, mean, min, max, concatenation, a function of its own), so the value over all ranks is
+that of one rank with all samples; a rank without samples takes no part.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def is_collection(value: Any) -> bool:
 def latest_of(value: Any) -> Any:
     """Return the metric of a MetricTracker's latest increment; any other value as it is."""
     torchmetrics = sys.modules.get("torchmetrics")
-    return value[-1] if torchmetrics is not None and isinstance(value, torchmetrics.MetricTracker) else value
+    return (
+        value[-1]
+        if torchmetrics is not None and isinstance(value, torchmetrics.MetricTracker)
+        else value
+    )
 
 
 def reset_metrics(model: nn.Module) -> None:
@@ -47,14 +52,28 @@ def reset_metrics(model: nn.Module) -> None:
 
 
 def state_of(model: nn.Module, logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of this rank's metrics by their place in the model, and the logged name of each."""
+    """Return the states of this rank's metrics by their place in the model,
+    and the logged name of each.
+    """
     places = {module: place for place, module in model.named_modules() if is_metric(module)}
     counted = {place: module for module, place in places.items() if module._update_count}
-    states = {p: (_states(metric), [one._update_count for one in _inner(metric)]) for p, metric in counted.items()}
-    return {"states": states, "logged": {name: places.get(metric) for name, metric in logged.items()}}
+    states = {
+        p: (_states(metric), [one._update_count for one in _inner(metric)])
+        for p, metric in counted.items()
+    }
+    return {
+        "states": states,
+        "logged": {name: places.get(metric) for name, metric in logged.items()},
+    }
 
 
-def restore(model: nn.Module, logged: dict[str, Any], ranks: list[dict[str, Any]], rank: int, world_size: int) -> list[str]:
+def restore(
+    model: nn.Module,
+    logged: dict[str, Any],
+    ranks: list[dict[str, Any]],
+    rank: int,
+    world_size: int,
+) -> list[str]:
     """Restore the metrics; at another number of ranks rank 0 takes the states of all.
 
     Returns:
@@ -68,11 +87,25 @@ def restore(model: nn.Module, logged: dict[str, Any], ranks: list[dict[str, Any]
             for name, reduction in one._reductions.items():
                 parts = [states[i][name] for states, _ in there]
                 alone = len(parts) == 1 and isinstance(parts[0], Tensor)
-                setattr(one, name, parts[0].to(metric.device) if alone else _combine(parts, reduction, metric.device))
+                setattr(
+                    one,
+                    name,
+                    (
+                        parts[0].to(metric.device)
+                        if alone
+                        else _combine(parts, reduction, metric.device)
+                    ),
+                )
             one._update_count, one._computed = sum(counts[i] for _, counts in there), None
     for state in own:
-        logged |= {name: model.get_submodule(place) for name, place in state["logged"].items() if place is not None}
-    return sorted({name for state in ranks for name, place in state["logged"].items() if place is None})
+        logged |= {
+            name: model.get_submodule(place)
+            for name, place in state["logged"].items()
+            if place is not None
+        }
+    return sorted(
+        {name for state in ranks for name, place in state["logged"].items() if place is None}
+    )
 
 
 def metrics_in(model: nn.Module) -> list[Any]:
@@ -82,7 +115,11 @@ def metrics_in(model: nn.Module) -> list[Any]:
 
 def remember(metrics: Iterable[Any]) -> Callable[[], None]:
     """Return a function that resets metrics to their present states."""
-    held = [(one, one._copy_state_dict(), one._update_count, one._to_sync) for metric in metrics for one in _inner(metric)]
+    held = [
+        (one, one._copy_state_dict(), one._update_count, one._to_sync)
+        for metric in metrics
+        for one in _inner(metric)
+    ]
 
     def undo() -> None:
         for one, states, count, syncs in held:
@@ -102,36 +139,46 @@ def step_value(name: str, metric: Any) -> Any:
     value = metric._forward_cache
     if value is None:
         raise TaskError(
-            f"log('{name}', metric, on_step=True): the metric has no value of this batch. Call it (metric(preds, target)) in "
-            "place of its update(), or log it with on_step=False."
+            f"log('{name}', metric, on_step=True): the metric has no value of this batch. Call it"
+            " (metric(preds, target)) in place of its update(), or log it with on_step=False."
         )
     return value
 
 
 class EpochMetrics:
-    """The metric objects that an epoch updates. While the hooks at its end run, they hold the samples of all ranks.
+    """The metric objects that an epoch updates. While the hooks at its end run, they hold the
+    samples of all ranks.
 
-    So `metric.compute()` in on_validation_epoch_end is the value over all ranks, also of a metric that is not logged.
+    So `metric.compute()` in on_validation_epoch_end is the value over all ranks, also of a metric
+    that is not logged.
     """
 
     def __init__(self, model: nn.Module) -> None:
         """`model` is searched for metrics."""
         self._model = model
         self._before: dict[str, int] = {}
-        self._combined: list[tuple[Any, Callable[[], None], bool]] = []  # metric, undo, whether it is logged
+        # metric, undo, whether it is logged
+        self._combined: list[tuple[Any, Callable[[], None], bool]] = []
         self._aside: list[tuple[Any, Callable[[], None], bool]] = []
 
     def begin(self, resumes: bool = False) -> None:
-        """Remember which metrics are updated already, as those of training when a validation begins.
+        """Remember which metrics are updated already, as those of training when a validation
+        begins.
 
         Args:
             resumes: whether the epoch has begun before: all updates are its own.
         """
-        counts = {place: module._update_count for place, module in self._model.named_modules() if is_metric(module)}
+        counts = {
+            place: module._update_count
+            for place, module in self._model.named_modules()
+            if is_metric(module)
+        }
         self._before = {} if resumes else counts
 
     def touched(self, logged: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's updated metrics by place; by "name:" and the logged name if they are no part of the model."""
+        """Return this rank's updated metrics by place;
+        by "name:" and the logged name if they are no part of the model.
+        """
         places, found, inside = dict[int, str](), dict[str, Any](), set[int]()
         for place, module in self._model.named_modules():
             if is_metric(module) and id(module) not in inside:
@@ -142,9 +189,13 @@ class EpochMetrics:
         return found | {places.get(id(m), f"name:{name}"): m for name, m in logged.items()}
 
     def combine(
-        self, logged: Mapping[str, Any], all_gather_object: Callable[[Any], list[Any]], keep: bool = False
+        self,
+        logged: Mapping[str, Any],
+        all_gather_object: Callable[[Any], list[Any]],
+        keep: bool = False,
     ) -> dict[str, float]:
-        """Give the metrics the samples of all ranks; return the values of those that are logged, on all ranks.
+        """Give the metrics the samples of all ranks; return the values of those that are logged, on
+        all ranks.
 
         Args:
             logged: metrics by logged name.
@@ -152,7 +203,10 @@ class EpochMetrics:
             keep: give each rank's own samples back now: the epoch is not complete.
         """
         own = self.touched(logged)
-        key_of = {name: next(key for key, one in own.items() if one is metric) for name, metric in logged.items()}
+        key_of = {
+            name: next(key for key, one in own.items() if one is metric)
+            for name, metric in logged.items()
+        }
         ranks: list[tuple[dict[str, Any], dict[str, str]]] = all_gather_object(
             ({key: (_states(metric), metric._update_count) for key, metric in own.items()}, key_of)
         )
@@ -168,9 +222,16 @@ class EpochMetrics:
         names = {name: key for _, of_rank in reversed(ranks) for name, key in of_rank.items()}
         for name, key in names.items():
             if key in metrics:
-                values |= {full: float(v) for full, v in numbers_of(name, metrics[key].compute()).items()}
-        if any(key.startswith("name:") for key in names.values()) and len(ranks) > 1:  # a rank without a batch has none
-            values = {full: value for rank in reversed(all_gather_object(values)) for full, value in rank.items()}
+                values |= {
+                    full: float(v) for full, v in numbers_of(name, metrics[key].compute()).items()
+                }
+        # a rank without a batch has none
+        if any(key.startswith("name:") for key in names.values()) and len(ranks) > 1:
+            values = {
+                full: value
+                for rank in reversed(all_gather_object(values))
+                for full, value in rank.items()
+            }
         if keep:
             for _, undo, _ in self._combined:
                 undo()
@@ -178,8 +239,12 @@ class EpochMetrics:
         return values
 
     def set_aside(self) -> None:
-        """Finish now, since a validation may use the same metrics, and remember the samples of all ranks."""
-        self._aside = [(metric, remember([metric]), is_logged) for metric, _, is_logged in self._combined]
+        """Finish now, since a validation may use the same metrics,
+        and remember the samples of all ranks.
+        """
+        self._aside = [
+            (metric, remember([metric]), is_logged) for metric, _, is_logged in self._combined
+        ]
         self.finish()
 
     def bring_back(self) -> None:
@@ -190,7 +255,9 @@ class EpochMetrics:
         self._aside = []
 
     def finish(self) -> None:
-        """Reset the logged metrics, and give the others this rank's own samples back, unless a hook has reset them."""
+        """Reset the logged metrics, and give the others this rank's own samples back,
+        unless a hook has reset them.
+        """
         for metric, undo, is_logged in self._combined:
             was_reset = metric._update_count == 0
             undo()
@@ -202,7 +269,9 @@ class EpochMetrics:
 def epoch_values(
     metrics: Mapping[str, Any], all_gather_object: Callable[[Any], list[Any]], keep: bool = False
 ) -> dict[str, float]:
-    """Return the values of logged metrics over all ranks; then reset them, or keep their states. A collective."""
+    """Return the values of logged metrics over all ranks;
+    then reset them, or keep their states. A collective.
+    """
     objects = EpochMetrics(nn.Module())
     values = objects.combine(metrics, all_gather_object, keep)
     objects.finish()
@@ -210,7 +279,8 @@ def epoch_values(
 
 
 def numbers_of(name: str, value: Any) -> dict[str, Tensor]:
-    """Return the numbers of a value by name: `name/class` for a dict, `name/0` for a vector, `name/0/1` for a matrix.
+    """Return the numbers of a value by name: `name/class` for a dict, `name/0` for a vector,
+    `name/0/1` for a matrix.
 
     Raises:
         TaskError: there are more than 1,024, or something else than numbers.
@@ -220,13 +290,26 @@ def numbers_of(name: str, value: Any) -> dict[str, Tensor]:
     if isinstance(value, Tensor) and value.numel() == 1:
         return {name: value.detach().reshape(())}
     if isinstance(value, Tensor) and 0 < value.numel() <= _MOST_NUMBERS:
-        return {full: number for i, part in enumerate(value) for full, number in numbers_of(f"{name}/{i}", part).items()}
+        return {
+            full: number
+            for i, part in enumerate(value)
+            for full, number in numbers_of(f"{name}/{i}", part).items()
+        }
     if isinstance(value, Mapping):
-        return {full: number for key, part in value.items() for full, number in numbers_of(f"{name}/{key}", part).items()}
-    shape = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        return {
+            full: number
+            for key, part in value.items()
+            for full, number in numbers_of(f"{name}/{key}", part).items()
+        }
+    shape = (
+        f"a tensor of shape {list(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"a {type(value).__name__}"
+    )
     raise TaskError(
-        f"log('{name}', ...) got {shape}; a logged value is a number, or a dict or tensor of {_MOST_NUMBERS:,} numbers at "
-        "most. Average it (the metric's average='macro'), or log each part under a name of its own."
+        f"log('{name}', ...) got {shape}; a logged value is a number, or a dict or tensor of"
+        f" {_MOST_NUMBERS:,} numbers at most. Average it (the metric's average='macro'), or log"
+        " each part under a name of its own."
     )
 
 
@@ -236,15 +319,23 @@ def _inner(metric: Any) -> list[Any]:
 
 
 def _states(metric: Any) -> States:
-    return [to_device({name: getattr(one, name) for name in one._defaults}, torch.device("cpu")) for one in _inner(metric)]
+    return [
+        to_device({name: getattr(one, name) for name in one._defaults}, torch.device("cpu"))
+        for one in _inner(metric)
+    ]
 
 
 def _give(metric: Any, ranks: Sequence[tuple[States, int]]) -> None:
     """Give a metric the combined states of ranks."""
     for place, one in enumerate(_inner(metric)):
         for state, reduction in one._reductions.items():
-            setattr(one, state, _combine([states[place][state] for states, _ in ranks], reduction, metric.device))
-        one._computed, one._to_sync = None, False  # else compute() would sum over torch.distributed's ranks once more
+            setattr(
+                one,
+                state,
+                _combine([states[place][state] for states, _ in ranks], reduction, metric.device),
+            )
+        # else compute() would sum over torch.distributed's ranks once more
+        one._computed, one._to_sync = None, False
     metric._update_count = sum(count for _, count in ranks)
 
 
@@ -254,4 +345,5 @@ def _combine(parts: list[Any], reduction: Callable[[Any], Any] | None, device: t
             return parts[0].to(device)  # as torchmetrics leaves it in one process
         stacked = torch.stack(parts).to(device)
         return stacked if reduction is None else reduction(stacked)
-    return [tensor.to(device) for part in parts for tensor in part]  # a list of samples: compute() joins it
+    # a list of samples: compute() joins it
+    return [tensor.to(device) for part in parts for tensor in part]

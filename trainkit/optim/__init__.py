@@ -1,4 +1,6 @@
-"""Optimisation: the contract of batch and learning rate, warm-up and schedules, decay, LARS and LAMB, parameter groups."""
+"""Optimisation: the contract of batch and learning rate, warm-up and schedules, decay,
+LARS and LAMB, parameter groups.
+"""
 
 from trainkit.optim.decay import cosine, polynomial, step
 from trainkit.optim.lamb import LAMB

@@ -15,7 +15,13 @@ from trainkit.device.sync_guard import allowed_read
 
 def with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     """Return the parameters that have a gradient; one that two optimizers share is one."""
-    every = (p for opt in optimizers for group in opt.param_groups for p in group["params"] if p.grad is not None)
+    every = (
+        p
+        for opt in optimizers
+        for group in opt.param_groups
+        for p in group["params"]
+        if p.grad is not None
+    )
     return list(dict.fromkeys(every))
 
 
@@ -32,13 +38,16 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
     parameters = with_gradients(optimizers)
     sparse = [p for p in parameters if p.grad.is_sparse]
     with allowed_read():
-        for parameter in sparse:  # a row that occurs twice is one row: its parts must not count separately
+        # a row that occurs twice is one row: its parts must not count separately
+        for parameter in sparse:
             parameter.grad = parameter.grad.coalesce()
     seen = [p for p in parameters if not p.grad.is_sparse] + [_dense(p.grad) for p in sparse]
     if algorithm == "norm" and any(is_spread(p.grad) for p in seen):
         gradients = [p.grad for p in seen]
         total = torch.linalg.vector_norm(norms_of(gradients))
-        torch._foreach_mul_([local_of(grad) for grad in gradients], (value / (total + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(
+            [local_of(grad) for grad in gradients], (value / (total + 1e-6)).clamp(max=1.0)
+        )
     elif algorithm == "norm":
         torch.nn.utils.clip_grad_norm_(seen, value)
     else:
@@ -46,7 +55,9 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
 
 
 def _dense(grad: torch.Tensor) -> torch.Tensor:
-    """Return a stand-in with a sparse gradient's rows as its gradient: older torch (2.11) clips no sparse ones."""
+    """Return a stand-in with a sparse gradient's rows as its gradient:
+    older torch (2.11) clips no sparse ones.
+    """
     rows = grad._values()
     stand_in = rows.detach()
     stand_in.grad = rows
@@ -54,9 +65,11 @@ def _dense(grad: torch.Tensor) -> torch.Tensor:
 
 
 def clear_gradients(optimizers: Sequence[Optimizer], others: Sequence[Tensor] = ()) -> None:
-    """Drop the gradients of optimizers' parameters, and those of other parameters, which would be summed again and again.
+    """Drop the gradients of optimizers' parameters, and those of other parameters, which would be
+    summed again and again.
 
-    Like `optimizer.zero_grad()`, without its record for torch's profiler, which takes longer than all the rest.
+    Like `optimizer.zero_grad()`, without its record for torch's profiler, which takes longer than
+    all the rest.
     """
     for optimizer in optimizers:
         if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):

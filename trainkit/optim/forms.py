@@ -14,7 +14,9 @@ from trainkit.errors import TaskError
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """A scheduler and the times of its steps, as in Lightning's `lr_scheduler` dict; "hand": the user steps it."""
+    """A scheduler and the times of its steps, as in Lightning's `lr_scheduler` dict;
+    "hand": the user steps it.
+    """
 
     scheduler: LRScheduler
     interval: Literal["epoch", "step", "hand"] = "epoch"
@@ -24,7 +26,9 @@ class ScheduleConfig:
     name: str | None = None
 
 
-def read_optimizers(returned: Any, automatic: bool = True) -> tuple[list[Optimizer], list[ScheduleConfig]]:
+def read_optimizers(
+    returned: Any, automatic: bool = True
+) -> tuple[list[Optimizer], list[ScheduleConfig]]:
     """Read the result of `configure_optimizers`.
 
     Raises:
@@ -34,14 +38,16 @@ def read_optimizers(returned: Any, automatic: bool = True) -> tuple[list[Optimiz
     for optimizer in optimizers:
         if isinstance(optimizer, LBFGS) and automatic:
             raise TaskError(
-                "configure_optimizers returned LBFGS, which evaluates the loss several times a step. Set "
-                "self.automatic_optimization = False, and call self.optimizers().step(closure) in training_step."
+                "configure_optimizers returned LBFGS, which evaluates the loss several times a"
+                " step. Set self.automatic_optimization = False, and call"
+                " self.optimizers().step(closure) in training_step."
             )
     for config in schedules:
         if not any(config.scheduler.optimizer is optimizer for optimizer in optimizers):
             raise TaskError(
-                f"configure_optimizers returned a {type(config.scheduler).__name__} for an optimizer that it did "
-                "not return: it would change no rate. Make it for a returned one."
+                f"configure_optimizers returned a {type(config.scheduler).__name__} for an"
+                " optimizer that it did not return: it would change no rate. Make it for a"
+                " returned one."
             )
     return optimizers, schedules
 
@@ -62,12 +68,13 @@ def _read_forms(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
                 return list(optimizers), [_read_schedule(item) for item in schedulers]
     if returned is None:
         raise TaskError(
-            "configure_optimizers returned None: nothing would be trained. Return a torch optimizer; to evaluate a model, call "
-            "Trainer.validate."
+            "configure_optimizers returned None: nothing would be trained. Return a torch"
+            " optimizer; to evaluate a model, call Trainer.validate."
         )
     raise TaskError(
-        f"configure_optimizers returned {type(returned).__name__}; it must return a torch optimizer, a list of them, "
-        "([optimizers], [schedulers]), or {'optimizer': ..., 'lr_scheduler': ...}."
+        f"configure_optimizers returned {type(returned).__name__}; it must return a torch"
+        " optimizer, a list of them, ([optimizers], [schedulers]), or {'optimizer': ...,"
+        " 'lr_scheduler': ...}."
     )
 
 
@@ -77,8 +84,8 @@ def _read_dicts(dicts: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], li
         unknown = set(item) - {"optimizer", "lr_scheduler"}
         if unknown or not isinstance(item.get("optimizer"), Optimizer):
             raise TaskError(
-                f"configure_optimizers returned a dict with the keys {sorted(item)}; it must have 'optimizer' (a torch "
-                "optimizer) and may have 'lr_scheduler'."
+                f"configure_optimizers returned a dict with the keys {sorted(item)}; it must have"
+                " 'optimizer' (a torch optimizer) and may have 'lr_scheduler'."
             )
         optimizers.append(item["optimizer"])
         if item.get("lr_scheduler") is not None:
@@ -90,23 +97,44 @@ def _read_schedule(item: Any) -> ScheduleConfig:
     if isinstance(item, ScheduleConfig):
         return item
     if isinstance(item, Mapping):
-        known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
+        known = {
+            "scheduler",
+            "interval",
+            "frequency",
+            "monitor",
+            "strict",
+            "name",
+            "reduce_on_plateau",
+        }
         if set(item) - known or "scheduler" not in item:
             raise TaskError(
-                f"lr_scheduler has the keys {sorted(item)}; it must have 'scheduler', and may have {sorted(known)}."
+                f"lr_scheduler has the keys {sorted(item)}; it must have 'scheduler', and may have"
+                f" {sorted(known)}."
             )
         config = ScheduleConfig(**{k: v for k, v in item.items() if k != "reduce_on_plateau"})
     else:
         config = ScheduleConfig(item)
     if not isinstance(config.scheduler, LRScheduler):
-        raise TaskError(f"lr_scheduler is of type {type(config.scheduler).__name__}; it must be a torch scheduler.")
+        raise TaskError(
+            f"lr_scheduler is of type {type(config.scheduler).__name__}; it must be a torch"
+            " scheduler."
+        )
     if config.interval not in ("epoch", "step"):
-        raise TaskError(f"lr_scheduler interval is '{config.interval}'; it must be 'epoch' or 'step'.")
+        raise TaskError(
+            f"lr_scheduler interval is '{config.interval}'; it must be 'epoch' or 'step'."
+        )
     if not isinstance(config.frequency, int) or config.frequency < 1:
-        raise TaskError(f"lr_scheduler frequency is {config.frequency}; it must be a whole number, 1 or more.")
+        raise TaskError(
+            f"lr_scheduler frequency is {config.frequency}; it must be a whole number, 1 or more."
+        )
     if isinstance(config.scheduler, ReduceLROnPlateau):
         if config.monitor is None:
-            raise TaskError("ReduceLROnPlateau needs 'monitor': the name of the logged value to monitor.")
+            raise TaskError(
+                "ReduceLROnPlateau needs 'monitor': the name of the logged value to monitor."
+            )
         if config.interval != "epoch":
-            raise TaskError("ReduceLROnPlateau has interval 'step'; it must be 'epoch': it monitors an epoch's value.")
+            raise TaskError(
+                "ReduceLROnPlateau has interval 'step'; it must be 'epoch': it monitors an epoch's"
+                " value."
+            )
     return config

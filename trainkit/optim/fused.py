@@ -1,13 +1,14 @@
 """Selects torch's fused implementation of an optimizer, unless the user chose one.
 
-torch's SGD, Adam and AdamW have three: a loop over parameters, "foreach" (an operation on all parameters at a time) and
-"fused" (all operations on a parameter in one pass over its memory). torch's default is the loop on a CPU and foreach on a
-GPU; the fused one is the fastest on both (for ResNet-50 by SGD on a CPU 14 to 24 ms in place of 52 to 118), and rounds
-differently in the last bit. The user's choice (`fused`, `foreach`) is respected, and so is that of a checkpoint.
+torch's SGD, Adam and AdamW have three: a loop over parameters, "foreach" (an operation on all
+parameters at a time) and "fused" (all operations on a parameter in one pass over its memory).
+torch's default is the loop on a CPU and foreach on a GPU; the fused one is the fastest on both (for
+ResNet-50 by SGD on a CPU 14 to 24 ms in place of 52 to 118), and rounds differently in the last
+bit. The user's choice (`fused`, `foreach`) is respected, and so is that of a checkpoint.
 
-The fused one has requirements that the others lack, which `_prepare` ensures before each step: gradient, state and weight
-have the same memory layout (on a CPU it would silently mix up elements), all momenta exist once one does, and no gradient is
-sparse.
+The fused one has requirements that the others lack, which `_prepare` ensures before each step:
+gradient, state and weight have the same memory layout (on a CPU it would silently mix up elements),
+all momenta exist once one does, and no gradient is sparse.
 """
 
 from __future__ import annotations
@@ -26,29 +27,42 @@ _ON = ("cpu", "cuda")
 
 
 def use_fused(optimizers: Iterable[Optimizer]) -> None:
-    """Choose the fused implementation for each parameter group that can have it. Call it before the first step."""
+    """Choose the fused implementation for each parameter group that can have it.
+    Call it before the first step.
+    """
     for optimizer in optimizers:
         if type(optimizer) not in _HAVE_IT:
             continue
         for group in optimizer.param_groups:
             if _can(group) and not _lacks_rule(optimizer, group):
                 group["fused"] = True
-        optimizer.register_step_pre_hook(_prepare)  # also if the user requests it, or adds a group that does
+        # also if the user requests it, or adds a group that does
+        optimizer.register_step_pre_hook(_prepare)
         optimizer.register_load_state_dict_post_hook(_lay_out)
 
 
 def _lacks_rule(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    """Return whether weights are spread over ranks in a way that the fused implementation does not know (torch 2.15)."""
+    """Return whether weights are spread over ranks in a way that the
+    fused implementation does not know (torch 2.15).
+    """
     return type(optimizer) is SGD and any(map(is_spread, group["params"][:1]))
 
 
 def _can(group: dict[str, Any]) -> bool:
     asked = group.get("foreach") is not None or group.get("fused") is not None
-    if asked or group.get("differentiable") or group.get("capturable") or isinstance(group["lr"], Tensor):
+    if (
+        asked
+        or group.get("differentiable")
+        or group.get("capturable")
+        or isinstance(group["lr"], Tensor)
+    ):
         return False
     if group.get("momentum") and group["dampening"]:
         return False  # its first step is not dampened; with a momentum of zeros it would be
-    return all(p.is_floating_point() and p.device.type in _ON and p.layout is torch.strided for p in group["params"])
+    return all(
+        p.is_floating_point() and p.device.type in _ON and p.layout is torch.strided
+        for p in group["params"]
+    )
 
 
 def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -56,7 +70,8 @@ def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not group.get("fused"):
             continue
         has_momentum = bool(group.get("momentum"))
-        if _lacks_rule(optimizer, group) or (has_momentum and group["dampening"]):  # of the user's choice, or a checkpoint's
+        # of the user's choice, or a checkpoint's
+        if _lacks_rule(optimizer, group) or (has_momentum and group["dampening"]):
             group["fused"] = False
             continue
         for parameter in group["params"]:
@@ -73,9 +88,15 @@ def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _lay_out(optimizer: Optimizer) -> None:
-    """Give the loaded state the weights' memory layout: in files and from other ranks it may be row by row."""
+    """Give the loaded state the weights' memory layout:
+    in files and from other ranks it may be row by row.
+    """
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            alike = isinstance(value, Tensor) and value.layout is torch.strided and value.shape == parameter.shape
+            alike = (
+                isinstance(value, Tensor)
+                and value.layout is torch.strided
+                and value.shape == parameter.shape
+            )
             if alike and value.stride() != parameter.stride():
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -16,17 +16,23 @@ class Momentum:
         self._value = self._written = value
 
     def apply(self, group: dict[str, Any], last: float) -> None:
-        """Write the momentum for the group's rate after `last`; one that the user has set since is the momentum from now on."""
+        """Write the momentum for the group's rate after `last`;
+        one that the user has set since is the momentum from now on.
+        """
         if group["momentum"] != self._written:
             self._value = group["momentum"]
-        group["momentum"] = self._written = self._value * last / group["lr"] if group["lr"] else self._value
+        group["momentum"] = self._written = (
+            self._value * last / group["lr"] if group["lr"] else self._value
+        )
 
     def restore(self, group: dict[str, Any]) -> None:
         """Take what a checkpoint has written into the group."""
         self._written = group["momentum"]
 
 
-def uncorrected(groups: Sequence[dict[str, Any]], schedules: Sequence[ScheduleConfig]) -> list[Momentum]:
+def uncorrected(
+    groups: Sequence[dict[str, Any]], schedules: Sequence[ScheduleConfig]
+) -> list[Momentum]:
     """Return each group's momentum, for `momentum_correction=False`.
 
     Raises:
@@ -35,6 +41,10 @@ def uncorrected(groups: Sequence[dict[str, Any]], schedules: Sequence[ScheduleCo
     momenta = [float(group.get("momentum", 0.0)) for group in groups]
     cycled = any(getattr(config.scheduler, "cycle_momentum", False) for config in schedules)
     if cycled or not any(momenta):
-        why = "a scheduler moves the momentum itself (cycle_momentum)" if cycled else "no optimizer has a momentum"
+        why = (
+            "a scheduler moves the momentum itself (cycle_momentum)"
+            if cycled
+            else "no optimizer has a momentum"
+        )
         raise ConfigError(f"trainer.lr_momentum_correction is false, but {why}. Leave it out.")
     return [Momentum(momentum) for momentum in momenta]

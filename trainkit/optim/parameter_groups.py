@@ -12,17 +12,27 @@ from trainkit.errors import ConfigError, did_you_mean
 
 ParameterKind = Literal["norm", "bias", "embedding"]
 _KINDS = get_args(ParameterKind)
-_NORM = re.compile(r"norm(act)?(\dd)?$", re.IGNORECASE)  # of class names: BatchNorm2d, LlamaRMSNorm, timm's LayerNormAct2d
+# of class names: BatchNorm2d, LlamaRMSNorm, timm's LayerNormAct2d
+_NORM = re.compile(r"norm(act)?(\dd)?$", re.IGNORECASE)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 # Learned positions and tokens that torchvision, timm and transformers hold as bare parameters.
-_EMBEDDING_NAMES = ("class_token", "cls_token", "dist_token", "mask_token", "pos_embed", "position_embedding")
+_EMBEDDING_NAMES = (
+    "class_token",
+    "cls_token",
+    "dist_token",
+    "mask_token",
+    "pos_embed",
+    "position_embedding",
+)
 
 
 def kind_of(module: nn.Module, name: str, parameter: nn.Parameter) -> ParameterKind | None:
-    """Return the kind of a parameter that `module` holds under `name`; None for weights of matrices and convolutions.
+    """Return the kind of a parameter that `module` holds under `name`; None for weights of matrices
+    and convolutions.
 
-    "bias" is any parameter of that name; "embedding" a table of nn.Embedding, and learned positions and class tokens; "norm"
-    a scale: what a layer of a norm holds, by its class name, and any other parameter of one dimension.
+    "bias" is any parameter of that name; "embedding" a table of nn.Embedding, and learned positions
+    and class tokens; "norm" a scale: what a layer of a norm holds, by its class name, and any other
+    parameter of one dimension.
     """
     if name == "bias" or name.endswith("_bias"):
         return "bias"
@@ -32,16 +42,19 @@ def kind_of(module: nn.Module, name: str, parameter: nn.Parameter) -> ParameterK
 
 
 def decay_groups(
-    model: nn.Module, weight_decay: float | None = None, no_weight_decay: Sequence[ParameterKind] = ("norm", "bias")
+    model: nn.Module,
+    weight_decay: float | None = None,
+    no_weight_decay: Sequence[ParameterKind] = ("norm", "bias"),
 ) -> list[dict[str, Any]]:
     """Return two groups: parameters with weight decay, and those of the kinds that have none.
 
-    By default the weights of matrices, convolutions and embeddings decay, biases and norms do not (He et al. 2019, section
-    3.1). A parameter that several modules share, as a tied embedding, is of the kind of the first.
+    By default the weights of matrices, convolutions and embeddings decay, biases and norms do not
+    (He et al. 2019, section 3.1). A parameter that several modules share, as a tied embedding, is
+    of the kind of the first.
 
     Args:
-        model: the model. Frozen parameters are grouped too: they may be unfrozen later, and an optimizer skips parameters
-            without a gradient.
+        model: the model. Frozen parameters are grouped too: they may be unfrozen later, and an
+            optimizer skips parameters without a gradient.
         weight_decay: for the first group; None leaves the optimizer's own.
         no_weight_decay: the kinds without; see `kind_of`. None of them: an empty list.
 
@@ -54,14 +67,16 @@ def decay_groups(
     for kind in no_weight_decay:
         if kind not in _KINDS:
             raise ConfigError(
-                f"no_weight_decay has '{kind}'; it is a list of {', '.join(_KINDS)}: the kinds of parameters that do not "
-                f"decay.{did_you_mean(str(kind), _KINDS)}"
+                f"no_weight_decay has '{kind}'; it is a list of {', '.join(_KINDS)}: the kinds of"
+                f" parameters that do not decay.{did_you_mean(str(kind), _KINDS)}"
             )
     kinds: dict[nn.Parameter, ParameterKind | None] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             kinds.setdefault(parameter, kind_of(module, name, parameter))
-    first: dict[str, Any] = {"params": [p for p in model.parameters() if kinds[p] not in no_weight_decay]}
+    first: dict[str, Any] = {
+        "params": [p for p in model.parameters() if kinds[p] not in no_weight_decay]
+    }
     if weight_decay is not None:
         first["weight_decay"] = weight_decay
     plain = [p for p in model.parameters() if kinds[p] in no_weight_decay]

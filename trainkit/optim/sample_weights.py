@@ -1,9 +1,9 @@
 """SampleWeights: the share of a step's samples that each microbatch holds.
 
-The gradient of a step is that of the mean loss over all its samples: the mean loss of a microbatch counts (its samples) /
-(the step's samples). A Task that returns "num_samples" weighs its batches itself (by tokens, for example). The step's total
-is then known only when all ranks are done, so losses are weighted against the planned number of samples, and gradients
-corrected after their sum.
+The gradient of a step is that of the mean loss over all its samples: the mean loss of a microbatch
+counts (its samples) / (the step's samples). A Task that returns "num_samples" weighs its batches
+itself (by tokens, for example). The step's total is then known only when all ranks are done, so
+losses are weighted against the planned number of samples, and gradients corrected after their sum.
 """
 
 from __future__ import annotations
@@ -33,10 +33,16 @@ class SampleWeights:
     ) -> None:
         """`batch_weight` is the Task's, if it has one: it returns the weight of a batch.
 
-        `is_alone` returns whether this rank takes the step by its own samples (communication=diloco, local_sgd);
-        `needs_backward` is whether all ranks must run backward of each batch.
+        `is_alone` returns whether this rank takes the step by its own samples
+        (communication=diloco, local_sgd); `needs_backward` is whether all ranks must run backward
+        of each batch.
         """
-        self._task_name, self._device, self._all_reduce, self._batch_weight = task_name, device, all_reduce, batch_weight
+        self._task_name, self._device, self._all_reduce, self._batch_weight = (
+            task_name,
+            device,
+            all_reduce,
+            batch_weight,
+        )
         self._is_alone = is_alone
         self._own = self._skipped = 0  # this rank's samples of this step
         self._num_ranks, self._needs_backward = num_ranks, needs_backward
@@ -44,7 +50,9 @@ class SampleWeights:
         self._by_task: bool | None = None  # None until this rank has had a batch
         self._is_agreed = False  # whether all ranks know of `_by_task`
 
-    def weighted(self, loss: Tensor, outputs: Any, num_samples: int, num_in_step: int, batch: Any = None) -> Tensor:
+    def weighted(
+        self, loss: Tensor, outputs: Any, num_samples: int, num_in_step: int, batch: Any = None
+    ) -> Tensor:
         """Return the mean loss of a microbatch times its share of the step's samples on all ranks.
 
         Raises:
@@ -76,9 +84,10 @@ class SampleWeights:
         weighs = self._by_task or self._batch_weight is not None
         if self._num_ranks > 1 and (self._needs_backward or not weighs):
             raise TaskError(
-                f"{self._task_name}.training_step returned None to skip a batch, on one of {self._num_ranks} ranks: the others "
-                "have its samples in their mean. Return {'loss': loss, 'num_samples': n} for each batch, with the number of "
-                "its samples, and 0 to skip it."
+                f"{self._task_name}.training_step returned None to skip a batch, on one of"
+                f" {self._num_ranks} ranks: the others have its samples in their mean. Return"
+                " {'loss': loss, 'num_samples': n} for each batch, with the number of its"
+                " samples, and 0 to skip it."
             )
         self._skipped += num_samples
 
@@ -99,18 +108,30 @@ class SampleWeights:
         if not self._by_task:
             if not self._is_alone() or samples == num_in_step:
                 return None
-            return torch.full((), num_in_step / samples if samples else 0.0, dtype=torch.float64, device=self._device)
-        held = self._held if self._held is not None else torch.zeros((), dtype=torch.float64, device=self._device)
+            return torch.full(
+                (),
+                num_in_step / samples if samples else 0.0,
+                dtype=torch.float64,
+                device=self._device,
+            )
+        held = (
+            self._held
+            if self._held is not None
+            else torch.zeros((), dtype=torch.float64, device=self._device)
+        )
         total = held if self._is_alone() else self._all_reduce(held)
         self._held = None
-        return torch.where(total == 0, total, num_in_step / total)  # if all samples are masked there is no gradient
+        # if all samples are masked there is no gradient
+        return torch.where(total == 0, total, num_in_step / total)
 
     def forget(self) -> None:
         """Drop the weights of a step that is retried."""
         self._held, self._own, self._skipped = None, 0, 0
 
     def _agree(self) -> None:
-        """Inform all ranks, once a run: a rank without a sample in the first step cannot know by itself."""
+        """Inform all ranks, once a run:
+        a rank without a sample in the first step cannot know by itself.
+        """
         with allowed_read():
             own = torch.tensor(float(self._by_task or False), device=self._device)
             on_any = bool(self._all_reduce(own) > 0)
@@ -119,4 +140,7 @@ class SampleWeights:
         self._by_task, self._is_agreed = on_any, True
 
     def _some(self) -> str:
-        return f"{self._task_name}.training_step returned 'num_samples' for some batches only; return it for all or none."
+        return (
+            f"{self._task_name}.training_step returned 'num_samples' for some batches only; return"
+            " it for all or none."
+        )

@@ -1,17 +1,19 @@
 """LearningRates: sets the learning rates by factor, warm-up and schedulers.
 
-A torch scheduler reads and writes `group["lr"]`. To let any scheduler work under warm-up, its rate is separate from the
-optimizer's:
+A torch scheduler reads and writes `group["lr"]`. To let any scheduler work under warm-up, its rate
+is separate from the optimizer's:
 
     scheduled rate  = factor x the user's rate, as the schedulers move it
     group["lr"]     = scheduled rate x warm-up(step)
 
-A rate that differs from what was written here last was set by the user, or by a scheduler that the user steps. It is the
-group's scheduled rate from then on, exactly as it was set: no factor, and no warm-up.
+A rate that differs from what was written here last was set by the user, or by a scheduler that the
+user steps. It is the group's scheduled rate from then on, exactly as it was set: no factor, and no
+warm-up.
 
-Momentum while a rate changes (Goyal et al. 2017, section 2.1, remark 2): torch's SGD has u = m u + g and steps by lr x u, so a
-new rate applies to all of u at once; the paper calls this form corrected. Other frameworks have v = m v + lr x g.
-`momentum_correction=False` reproduces these: with momentum m x (last rate / rate), lr x u is their v.
+Momentum while a rate changes (Goyal et al. 2017, section 2.1, remark 2): torch's SGD has u = m u +
+g and steps by lr x u, so a new rate applies to all of u at once; the paper calls this form
+corrected. Other frameworks have v = m v + lr x g. `momentum_correction=False` reproduces these:
+with momentum m x (last rate / rate), lr x u is their v.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
 from trainkit.optim.momentum import Momentum, uncorrected
 from trainkit.optim.schedule_length import restore
-from trainkit.optim.scheduler_state import GROUP_RATES, changed_groups, settings_of, storable, with_inner
+from trainkit.optim.scheduler_state import (
+    GROUP_RATES,
+    changed_groups,
+    settings_of,
+    storable,
+    with_inner,
+)
 from trainkit.optim.users_rates import UsersRates
 
 # Absolute rates of schedulers, which are scaled as a group's `lr` is: lists, and one number.
@@ -38,7 +46,9 @@ _SCHEDULER_RATE = "eta_min"
 
 
 class LearningRates:
-    """Sets every group's rate: scaling once, warm-up each step, the schedulers when they are due."""
+    """Sets every group's rate: scaling once, warm-up each step,
+    the schedulers when they are due.
+    """
 
     def __init__(
         self,
@@ -54,7 +64,8 @@ class LearningRates:
             say: takes a line about a rate that the user has set, once.
 
         Raises:
-            ConfigError: momentum correction is off, and there is no momentum, or a scheduler changes it too.
+            ConfigError: momentum correction is off, and there is no momentum, or a scheduler
+                changes it too.
         """
         self._optimizers, self._schedules = optimizers, schedules
         self._whole, self._contract = contract, contract.at(0)
@@ -66,7 +77,9 @@ class LearningRates:
         self._shares: dict[int, float] = {}  # group -> share of its rate
         self._users = UsersRates(say, [len(optimizer.param_groups) for optimizer in optimizers])
         self._made = [storable(config.scheduler.state_dict()) for config in schedules]
-        self._given = [settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)]
+        self._given = [
+            settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)
+        ]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
         self._last: list[float] | None = None  # the rates of the last update
@@ -95,7 +108,14 @@ class LearningRates:
             own = [of_group[id(group)] for group in scheduler.optimizer.param_groups]
             for name in _SCHEDULER_RATES:
                 if hasattr(scheduler, name):
-                    setattr(scheduler, name, [lr * factor for lr, factor in zip(getattr(scheduler, name), own, strict=True)])
+                    setattr(
+                        scheduler,
+                        name,
+                        [
+                            lr * factor
+                            for lr, factor in zip(getattr(scheduler, name), own, strict=True)
+                        ],
+                    )
             if hasattr(scheduler, _SCHEDULER_RATE):
                 setattr(scheduler, _SCHEDULER_RATE, getattr(scheduler, _SCHEDULER_RATE) * own[0])
 
@@ -103,20 +123,26 @@ class LearningRates:
         """Set the rates for the next step."""
         multiplier = self._contract.warmup(steps_taken)
         for i, (group, lr) in enumerate(zip(self.groups, self._scheduled, strict=True)):
-            group["lr"] = lr * (1.0 if i in self._users.places else multiplier) * self._shares.get(i, 1.0)
+            group["lr"] = (
+                lr * (1.0 if i in self._users.places else multiplier) * self._shares.get(i, 1.0)
+            )
         self._users.written = [group["lr"] for group in self.groups]
         if self._momenta is not None and self._last is not None:
             for momentum, group, last in zip(self._momenta, self.groups, self._last, strict=True):
                 momentum.apply(group, last)
 
     def take_users(self) -> None:
-        """Adopt the rates that differ from those written last: the user has set them. Groups may have been added."""
+        """Adopt the rates that differ from those written last: the user has set them.
+        Groups may have been added.
+        """
         self._add_groups()
         for place, rate in self._users.new_rates(self.groups, self._contract, self._schedules):
             self._scheduled[place] = rate / (self._shares.get(place) or 1.0)
 
     def _add_groups(self) -> None:
-        """Take the groups that were added to an optimizer, each at its rate (BaseFinetuning.unfreeze_and_add_param_group)."""
+        """Take the groups that were added to an optimizer,
+        each at its rate (BaseFinetuning.unfreeze_and_add_param_group).
+        """
         place = 0
         for number, optimizer in enumerate(self._optimizers):
             place += self._users.sizes[number]
@@ -130,7 +156,9 @@ class LearningRates:
                     self._last.insert(place, rate)
                 if self._momenta is not None:
                     self._momenta.insert(place, Momentum(float(group.get("momentum", 0.0))))
-                for scheduler in with_inner(c.scheduler for c in self._schedules if c.scheduler.optimizer is optimizer):
+                for scheduler in with_inner(
+                    c.scheduler for c in self._schedules if c.scheduler.optimizer is optimizer
+                ):
                     scheduler.base_lrs.append(rate)
                     if isinstance(scheduler, LambdaLR):
                         scheduler.lr_lambdas.append(scheduler.lr_lambdas[-1])
@@ -148,12 +176,17 @@ class LearningRates:
     def after_step(self, steps_taken: int) -> None:
         """Move the schedulers that count steps, then warm-up."""
         self.take_users()
-        due = [c for c in self._schedules if c.interval == "step" and steps_taken % c.frequency == 0]
+        due = [
+            c for c in self._schedules if c.interval == "step" and steps_taken % c.frequency == 0
+        ]
         self._move(due, {})
         self.apply(steps_taken)
 
-    def after_epoch(self, epochs_done: int, steps_taken: int, fresh: Mapping[str, float], complete: bool = True) -> None:
-        """Move the schedulers that count epochs; one that monitors moves only if there is a new value.
+    def after_epoch(
+        self, epochs_done: int, steps_taken: int, fresh: Mapping[str, float], complete: bool = True
+    ) -> None:
+        """Move the schedulers that count epochs; one that monitors moves only if there is a new
+        value.
 
         Args:
             complete: whether `fresh` has all values of an epoch; False if validation was not due.
@@ -162,7 +195,9 @@ class LearningRates:
             TaskError: a monitored value was not logged in an epoch that is complete.
         """
         self.take_users()
-        due = [c for c in self._schedules if c.interval == "epoch" and epochs_done % c.frequency == 0]
+        due = [
+            c for c in self._schedules if c.interval == "epoch" and epochs_done % c.frequency == 0
+        ]
         if not complete:
             due = [c for c in due if c.monitor is None or c.monitor in fresh]
         self._move(due, fresh)
@@ -177,7 +212,9 @@ class LearningRates:
         self._last = self.current()
 
     def last(self) -> list[float]:
-        """Return the rate of each group in the last update; before the first one, that of the next."""
+        """Return the rate of each group in the last update;
+        before the first one, that of the next.
+        """
         return self.current() if self._last is None else self._last
 
     @property
@@ -186,17 +223,23 @@ class LearningRates:
         return self._contract.lr_factor
 
     def unscaled(self) -> list[float]:
-        """Return each group's rate in the user's terms: as scheduled, without factor and warm-up."""
+        """Return each group's rate in the user's terms:
+        as scheduled, without factor and warm-up.
+        """
         self.take_users()
         return [lr / self.factor for lr in self._scheduled]
 
     def hold(self, lrs: Sequence[float], steps_taken: int) -> None:
-        """Set the rates, and switch the schedulers off for the rest of the run; `lrs` are in the user's terms."""
+        """Set the rates, and switch the schedulers off for the rest of the run;
+        `lrs` are in the user's terms.
+        """
         self._held, self._scheduled = True, [lr * self.factor for lr in lrs]
         self.apply(steps_taken)
 
     def set_shares(self, shares: Mapping[int, float], steps_taken: int) -> None:
-        """Multiply the rates of some groups by a share, until the next call; shares are not saved."""
+        """Multiply the rates of some groups by a share, until the next call;
+        shares are not saved.
+        """
         self.take_users()
         self._shares = dict(shares)
         self.apply(steps_taken)
@@ -205,7 +248,10 @@ class LearningRates:
         """Move one scheduler of a Task that moves them by hand."""
         config = self._schedules[place]
         if metric is None and isinstance(config.scheduler, ReduceLROnPlateau):
-            raise TaskError("lr_schedulers().step() moves a ReduceLROnPlateau, which needs the monitored value: step(value).")
+            raise TaskError(
+                "lr_schedulers().step() moves a ReduceLROnPlateau, which needs the monitored value:"
+                " step(value)."
+            )
         self.take_users()
         self.moves_by_hand = False
         self._move([replace(config, monitor="")], {} if metric is None else {"": metric})
@@ -222,7 +268,9 @@ class LearningRates:
                 assert config.monitor is not None  # checked by _read_schedule
                 if config.monitor not in metrics:
                     if config.strict:
-                        raise TaskError(f"lr_scheduler monitors {not_logged(config.monitor, metrics)}")
+                        raise TaskError(
+                            f"lr_scheduler monitors {not_logged(config.monitor, metrics)}"
+                        )
                     continue
                 config.scheduler.step(metrics[config.monitor])
             else:
@@ -244,19 +292,22 @@ class LearningRates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], steps_taken: int) -> None:
-        """Restore them; the rates follow this run's factor (number of ranks, global batch) and its optimizers' settings.
+        """Restore them; the rates follow this run's factor (number of ranks, global batch) and its
+        optimizers' settings.
 
         Raises:
             CheckpointError: the number of schedulers differs.
         """
         if len(state["schedulers"]) != len(self._schedules):
             raise CheckpointError(
-                f"The checkpoint has {len(state['schedulers'])} learning-rate schedulers, this task {len(self._schedules)}: "
-                "they do not fit."
+                f"The checkpoint has {len(state['schedulers'])} learning-rate schedulers, this task"
+                f" {len(self._schedules)}: they do not fit."
             )
         self._scheduled, self._last = list(state["scheduled"]), state["last"]
         self._held, self._users.places = state.get("held", False), set(state.get("by_hand", ()))
-        of_schedulers, curves = restore(self._schedules, state["schedulers"], state.get("made", self._made), self._made)
+        of_schedulers, curves = restore(
+            self._schedules, state["schedulers"], state.get("made", self._made), self._made
+        )
         places = {id(group): place for place, group in enumerate(self.groups)}
         for group, rate in [] if self._held else curves:
             if places[id(group)] not in self._users.places:

@@ -1,7 +1,9 @@
-"""A resumed run whose schedulers were made otherwise: longer, since the run is, or with other numbers.
+"""A resumed run whose schedulers were made otherwise: longer, since the run is, or with other
+numbers.
 
-What a scheduler was made with is compared with what this run has made; the differences are the user's, and hold. The rate is
-then that of the new curve at the step reached, where the scheduler's formula gives it.
+What a scheduler was made with is compared with what this run has made; the differences are the
+user's, and hold. The rate is then that of the new curve at the step reached, where the scheduler's
+formula gives it.
 """
 
 from __future__ import annotations
@@ -22,25 +24,42 @@ from torch.optim.lr_scheduler import (
 from trainkit.optim.forms import ScheduleConfig
 from trainkit.optim.scheduler_state import filled
 
-_PROGRESS = ("last_epoch", "_step_count", "_last_lr", "base_lrs", "_get_lr_called_within_step", "_is_initial")
+_PROGRESS = (
+    "last_epoch",
+    "_step_count",
+    "_last_lr",
+    "base_lrs",
+    "_get_lr_called_within_step",
+    "_is_initial",
+)
 
 
 def changed_settings(made_before: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a scheduler was made with in this run, and not in the checkpoint's."""
-    names = (name for name in made if name in made_before and name not in (*_PROGRESS, "_schedulers"))
+    """Return the settings that a scheduler was made with in this run,
+    and not in the checkpoint's.
+    """
+    names = (
+        name for name in made if name in made_before and name not in (*_PROGRESS, "_schedulers")
+    )
     return {name: made[name] for name in names if made[name] != made_before[name]}
 
 
 def with_changes(
     saved: Mapping[str, Any], made_before: Mapping[str, Any], made: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
-    """Return a saved state with the settings of this run, and the changes: name -> (before, now)."""
+    """Return a saved state with the settings of this run, and the changes:
+    name -> (before, now).
+    """
     new = changed_settings(made_before, made)
-    changes = {name: (made_before[name], value) for name, value in new.items() if not name.startswith("_")}
+    changes = {
+        name: (made_before[name], value) for name, value in new.items() if not name.startswith("_")
+    }
     state = {**saved, **new}
     if "_schedulers" in state and len(state["_schedulers"]) == len(made.get("_schedulers", ())):
         inner = []
-        parts = zip(state["_schedulers"], made_before["_schedulers"], made["_schedulers"], strict=True)
+        parts = zip(
+            state["_schedulers"], made_before["_schedulers"], made["_schedulers"], strict=True
+        )
         for saved_part, before_part, made_part in parts:
             part, more = with_changes(saved_part, before_part, made_part)
             inner.append(part)
@@ -50,9 +69,13 @@ def with_changes(
 
 
 def rates_now(scheduler: LRScheduler) -> list[float] | None:
-    """Return the rates that a scheduler's formula gives for the step it has reached; None if it only knows the next one."""
+    """Return the rates that a scheduler's formula gives for the step it has reached;
+    None if it only knows the next one.
+    """
     if isinstance(scheduler, SequentialLR):
-        return rates_now(scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)])
+        return rates_now(
+            scheduler._schedulers[bisect_right(scheduler._milestones, scheduler.last_epoch)]
+        )
     if isinstance(scheduler, LambdaLR):
         pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         return [float(base) * factor(scheduler.last_epoch) for base, factor in pairs]
@@ -73,7 +96,8 @@ def restore(
     """Restore schedulers, with the settings that the user has changed since.
 
     Returns:
-        The changes in words; and the parameter groups whose rate is now that of another curve, with the rate.
+        The changes in words; and the parameter groups whose rate is now that of another curve, with
+        the rate.
     """
     words, curves = list[str](), list[tuple[dict[str, Any], float]]()
     owners = [config.scheduler.optimizer for config in schedules]
@@ -81,9 +105,17 @@ def restore(
         scheduler = config.scheduler
         restored, changes = with_changes(saved, before, own)
         scheduler.load_state_dict(filled(restored, scheduler.state_dict()))
-        words += [f"{type(scheduler).__name__}.{key} {old} -> {new}" for key, (old, new) in changes.items()]
+        words += [
+            f"{type(scheduler).__name__}.{key} {old} -> {new}"
+            for key, (old, new) in changes.items()
+        ]
         is_alone = sum(owner is scheduler.optimizer for owner in owners) == 1
-        rates = rates_now(scheduler) if is_alone and (changes or isinstance(scheduler, LambdaLR)) else None
-        moved = scheduler.optimizer.param_groups[: len(scheduler._last_lr)]  # not those added since its last step
+        rates = (
+            rates_now(scheduler)
+            if is_alone and (changes or isinstance(scheduler, LambdaLR))
+            else None
+        )
+        # not those added since its last step
+        moved = scheduler.optimizer.param_groups[: len(scheduler._last_lr)]
         curves += zip(moved, rates or (), strict=False)
     return words, curves

@@ -9,13 +9,20 @@ from torch.optim.lr_scheduler import LRScheduler
 
 # Absolute rates beside `lr` in a parameter group, which are scaled as it is.
 GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
-_IMPLEMENTATION = ("params", "fused", "foreach", "capturable", "differentiable")  # of a group: no settings of training
+# of a group: no settings of training
+_IMPLEMENTATION = ("params", "fused", "foreach", "capturable", "differentiable")
 
 
 def settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
     """Return the plain settings of a group as the user gave them."""
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in group.items() if _plain(value)}
-    return {name: value for name, value in plain.items() if name not in (*_IMPLEMENTATION, *GROUP_RATES)} | {"lr": lr}
+    plain = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in group.items()
+        if _plain(value)
+    }
+    return {
+        name: value for name, value in plain.items() if name not in (*_IMPLEMENTATION, *GROUP_RATES)
+    } | {"lr": lr}
 
 
 def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
@@ -57,9 +64,12 @@ def _plain(value: Any) -> bool:
 
 
 def changed_groups(
-    before: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]], groups: Sequence[dict[str, Any]]
+    before: Sequence[Mapping[str, Any]],
+    given: Sequence[Mapping[str, Any]],
+    groups: Sequence[dict[str, Any]],
 ) -> tuple[list[str], list[float]]:
-    """Apply the settings of the optimizers that differ from those of the checkpoint's run: the user has changed them.
+    """Apply the settings of the optimizers that differ from those of the checkpoint's run: the user
+    has changed them.
 
     Returns:
         The changes in words, and the factor of each group's rate.

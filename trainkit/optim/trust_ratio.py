@@ -1,4 +1,5 @@
-"""Shared by LARS and LAMB: a step by groups, the parameters with a rate of their own, and the ratio of two norms.
+"""Shared by LARS and LAMB: a step by groups, the parameters with a rate of their own, and the ratio
+of two norms.
 
 Nothing here waits for the device.
 """
@@ -36,7 +37,9 @@ class LayerwiseOptimizer(Optimizer):
         return loss
 
     @abstractmethod
-    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def _update(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         """Update the parameters of a group; there is one at least."""
 
 
@@ -54,16 +57,22 @@ def check_group(owner: str, group: dict[str, Any], ranges: dict[str, tuple[float
         for value in values:
             if not least <= value < below:
                 bound = "" if below == float("inf") else f" and below {below:g}"
-                raise ConfigError(f"{owner}: {name} is {group[name]}; it must be {least:g} or more{bound}.")
+                raise ConfigError(
+                    f"{owner}: {name} is {group[name]}; it must be {least:g} or more{bound}."
+                )
 
 
 def adapts(parameter: Tensor, adapt: str) -> bool:
-    """Return whether a parameter gets a rate of its own; "matrices" are of two dimensions or more (not biases and norms)."""
+    """Return whether a parameter gets a rate of its own;
+    "matrices" are of two dimensions or more (not biases and norms).
+    """
     return adapt == "all" or (adapt == "matrices" and parameter.dim() > 1)
 
 
 def scale_by_ratio(updates: Sequence[Tensor], above: Tensor, below: Tensor) -> None:
-    """Multiply each layer's update by above / below, in place; by 1 if either is 0, so a layer of zeros can leave zero."""
+    """Multiply each layer's update by above / below, in place;
+    by 1 if either is 0, so a layer of zeros can leave zero.
+    """
     ratios = torch.where((above > 0) & (below > 0), above / below, 1.0)
     torch._foreach_mul_([local_of(update) for update in updates], list(ratios.unbind()))
 
@@ -77,5 +86,8 @@ def with_gradient(group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
     parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
     gradients = [parameter.grad for parameter in parameters]
     if any(gradient.is_sparse for gradient in gradients):
-        raise ConfigError("LARS and LAMB take no sparse gradients. Use torch.optim.SparseAdam, or Embedding(sparse=False).")
+        raise ConfigError(
+            "LARS and LAMB take no sparse gradients. Use torch.optim.SparseAdam, or"
+            " Embedding(sparse=False)."
+        )
     return parameters, gradients

@@ -24,25 +24,33 @@ class UsersRates:
         self.written: list[Any] = []
 
     def new_rates(
-        self, groups: Sequence[dict[str, Any]], contract: BatchPlan, schedules: Sequence[ScheduleConfig]
+        self,
+        groups: Sequence[dict[str, Any]],
+        contract: BatchPlan,
+        schedules: Sequence[ScheduleConfig],
     ) -> Iterator[tuple[int, float]]:
         """Yield the place and the rate of each group whose rate was set since."""
         for place, (group, written) in enumerate(zip(groups, self.written, strict=True)):
             rate = group["lr"]
-            if rate is written or float(rate) == written:  # the first costs nothing where a rate is on the device
+            # the first costs nothing where a rate is on the device
+            if rate is written or float(rate) == written:
                 continue
             if not self.places:
                 self._say_so(place, float(rate), contract, schedules)
             self.places.add(place)
             yield place, float(rate)
 
-    def _say_so(self, place: int, rate: float, contract: BatchPlan, schedules: Sequence[ScheduleConfig]) -> None:
+    def _say_so(
+        self, place: int, rate: float, contract: BatchPlan, schedules: Sequence[ScheduleConfig]
+    ) -> None:
         """Say that a rate is the user's, if it would otherwise be scaled or in warm-up."""
-        is_scaled = contract.lr_factor != 1.0 and not any(config.interval == "hand" for config in schedules)
+        is_scaled = contract.lr_factor != 1.0 and not any(
+            config.interval == "hand" for config in schedules
+        )
         parts = [f"without lr_scaling's factor of {contract.lr_factor:g}"] * is_scaled
         parts += ["without warm-up"] * bool(contract.warmup_steps)
         if parts:
             self._say(
-                f"The learning rate of group {place} was set to {rate:g} by your own code, and holds as it is: "
-                f"{' and '.join(parts)}."
+                f"The learning rate of group {place} was set to {rate:g} by your own code, and"
+                f" holds as it is: {' and '.join(parts)}."
             )

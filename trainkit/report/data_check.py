@@ -1,4 +1,6 @@
-"""`python -m trainkit data check`: every sample of a config's data, read once, with a progress bar and a list of bad ones."""
+"""`python -m trainkit data check`:
+every sample of a config's data, read once, with a progress bar and a list of bad ones.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def check_data(config: dict[str, Any], stage: StageName, num_workers: int | None
     Args:
         config: resolved and checked.
         stage: "fit" (training and validation data), "test" or "predict".
-        num_workers: processes for a loader without workers of its own; None for the number of cores.
+        num_workers: processes for a loader without workers of its own; None for the number of
+            cores.
 
     Raises:
         ConfigError: there is no data.
@@ -34,15 +37,19 @@ def check_data(config: dict[str, Any], stage: StageName, num_workers: int | None
     source = data_of(config) or instantiate(config["task"], "task", config.get("trust") or [])
     source.prepare_data()
     source.setup(stage)
-    found = readings([(kind, getattr(source, f"{kind}_dataloader")()) for kind in _KINDS[stage]], num_workers)
+    found = readings(
+        [(kind, getattr(source, f"{kind}_dataloader")()) for kind in _KINDS[stage]], num_workers
+    )
     if not found:
-        raise ConfigError(f"There is no data for stage={stage}: {type(source).__name__} returns no loader for it.")
+        raise ConfigError(
+            f"There is no data for stage={stage}: {type(source).__name__} returns no loader for it."
+        )
     bad = {reading.name: _read(reading, config["seed"]) for reading in found}
     count = sum(map(len, bad.values()))
     if count:
         raise DataError(
-            f"{plural(count, 'sample')} cannot be loaded. Replace or remove them, or train without them: "
-            "data.on_bad_sample=skip."
+            f"{plural(count, 'sample')} cannot be loaded. Replace or remove them, or train without"
+            " them: data.on_bad_sample=skip."
         )
 
 
@@ -63,7 +70,9 @@ def _read(reading: Reading, seed: int) -> list[BadSample]:
             screen.moved(done, f"{rate:,.0f} {unit}/s", [f"{len(bad)} bad"] if bad else ())
         screen.end()
         seconds, workers = time.monotonic() - began, plural(reading.num_workers, "worker")
-        screen.say(f"{reading.name}: {done:,} {unit} read by {workers} in {seconds:.1f} s, {len(bad)} bad")
+        screen.say(
+            f"{reading.name}: {done:,} {unit} read by {workers} in {seconds:.1f} s, {len(bad)} bad"
+        )
     finally:
         screen.close()
     return bad

@@ -23,7 +23,8 @@ class Grid:
         return column == 0 or column in self.sentences
 
     def fitted(self, width: int, needed: Collection[str]) -> tuple[Grid, list[str]]:
-        """Return the table without columns that a line has no room for, the last first, and the names of these.
+        """Return the table without columns that a line has no room for, the last first, and the
+        names of these.
 
         Args:
             width: characters of a line.
@@ -44,7 +45,9 @@ class Grid:
         """Return the table for the terminal."""
         table = Table(title=self.title, title_justify="left", title_style="bold")
         for i, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if self.is_text(i) else "right", overflow="fold")
+            table.add_column(
+                column, justify="left" if self.is_text(i) else "right", overflow="fold"
+            )
         for row in self.rows:
             table.add_row(*row)
         return table

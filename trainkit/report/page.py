@@ -1,4 +1,6 @@
-"""A report as one self-contained HTML page: it opens without a network, and can be mailed. The home of plotly."""
+"""A report as one self-contained HTML page: it opens without a network, and can be mailed.
+The home of plotly.
+"""
 
 from __future__ import annotations
 
@@ -48,23 +50,40 @@ class Part:
     pictures: Sequence[Picture] = ()
 
 
-def write_page(path: Path, title: str, under: str, cards: Sequence[tuple[str, str]], parts: Sequence[Part]) -> None:
-    """Write the page atomically; `under` is the line below the heading, `cards` the (name, value) of the headline numbers."""
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(_TEMPLATE.read_text())
+def write_page(
+    path: Path, title: str, under: str, cards: Sequence[tuple[str, str]], parts: Sequence[Part]
+) -> None:
+    """Write the page atomically; `under` is the line below the heading,
+    `cards` the (name, value) of the headline numbers.
+    """
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
+        _TEMPLATE.read_text()
+    )
     shown = [
-        {**vars(part), "chart": None if part.chart is None else _html(part.chart, part.id or f"chart-{i}")}
+        {
+            **vars(part),
+            "chart": None if part.chart is None else _html(part.chart, part.id or f"chart-{i}"),
+        }
         for i, part in enumerate(parts)
     ]
     library = Markup(f"<script>{plotly.offline.get_plotlyjs()}</script>")  # noqa: S704 - plotly's own code
-    text = template.render(title=title, under=under, cards=cards, parts=shown, library=library, version=__version__)
+    text = template.render(
+        title=title, under=under, cards=cards, parts=shown, library=library, version=__version__
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
         draft.write_text(text)
 
 
 def _html(figure: go.Figure, name: str) -> Markup:
-    config = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
-    made = figure.to_html(include_plotlyjs=False, full_html=False, div_id=f"{name}-plot", config=config)
+    config = {
+        "displaylogo": False,
+        "responsive": True,
+        "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+    }
+    made = figure.to_html(
+        include_plotlyjs=False, full_html=False, div_id=f"{name}-plot", config=config
+    )
     return Markup(made)  # noqa: S704 - plotly escapes its input
 
 
@@ -76,7 +95,14 @@ def figure(x_title: str, y_title: str, height: int = 380) -> go.Figure:
         height=height,
         margin={"l": 10, "r": 10, "t": 30, "b": 10},
         font={"family": _FONT, "size": 13, "color": "#1d2733"},
-        legend={"orientation": "h", "yref": "container", "y": 1, "yanchor": "top", "x": 0, "traceorder": "normal"},
+        legend={
+            "orientation": "h",
+            "yref": "container",
+            "y": 1,
+            "yanchor": "top",
+            "x": 0,
+            "traceorder": "normal",
+        },
         hoverlabel={"font": {"family": _FONT}},
     )
     made.update_xaxes(title=x_title, automargin=True)

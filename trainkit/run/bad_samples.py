@@ -1,4 +1,6 @@
-"""Samples that cannot be loaded are left out of their batch (trainer.on_bad_sample=skip); see data/bad_samples.py."""
+"""Samples that cannot be loaded are left out of their batch (trainer.on_bad_sample=skip);
+see data/bad_samples.py.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ class SkipBadSamples(Feature):
     name = "trainer.on_bad_sample=skip"
     not_by_hand = "Leave it out, or load the data without errors"
     not_split = (
-        "on_bad_sample is 'skip': a rank whose microbatch is all bad would run no forward, and the others wait for it. "
-        "Leave it out."
+        "on_bad_sample is 'skip': a rank whose microbatch is all bad would run no forward, and the"
+        " others wait for it. Leave it out."
     )
 
     def __init__(self, limit: int, skip: Callable[[BadSamples], None]) -> None:
@@ -31,5 +33,7 @@ class SkipBadSamples(Feature):
         """Make the log of all ranks' bad samples, before any feed."""
         comm = run.engine.comm
         bad = BadSamples(self._limit, comm.sum_number, comm.all_gather_object, run.say)
-        bad.needs_every_microbatch = run.options.numerics.sync_batchnorm and run.state.stage == "fit"
+        bad.needs_every_microbatch = (
+            run.options.numerics.sync_batchnorm and run.state.stage == "fit"
+        )
         self._skip(bad)

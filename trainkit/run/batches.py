@@ -28,7 +28,9 @@ class EpochEnded(Exception):
 
 
 def compute_gradients(run: Run, step: Step) -> None:
-    """Run forward and backward of this rank's microbatches; sums over ranks start in the last one."""
+    """Run forward and backward of this rank's microbatches;
+    sums over ranks start in the last one.
+    """
     run.step.open_batch, run.step.has_begun = None, False
     for microbatch in step.microbatches:
         with run.step.sync_guard:
@@ -42,7 +44,9 @@ def compute_gradients(run: Run, step: Step) -> None:
 
 
 def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
-    """Run forward and backward of one microbatch; all but a rank's last keep their gradients on the rank."""
+    """Run forward and backward of one microbatch;
+    all but a rank's last keep their gradients on the rank.
+    """
     task, batch, batch_idx = run.task, microbatch.batch, run.state.batch_idx
     task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
     start_batch(run, batch, batch_idx, first=not run.step.has_begun)
@@ -55,7 +59,8 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
             run.step.weights.skip(microbatch.num_samples)
             if not run.step.has_skipped:
                 run.say(
-                    f"{type(task).__name__}.training_step returned None: the batch is skipped. Return the loss to train on it."
+                    f"{type(task).__name__}.training_step returned None: the batch is skipped."
+                    " Return the loss to train on it."
                 )
                 run.step.has_skipped = True
             leave_batch(run, microbatch, None, None, batch_idx)
@@ -66,7 +71,9 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
         if run.step.finite is not None:
             run.step.finite.look(loss, microbatch)
         run.hooks("on_before_backward", loss)
-        weighted = run.step.weights.weighted(loss, outputs, microbatch.num_samples, step.num_samples, batch)
+        weighted = run.step.weights.weighted(
+            loss, outputs, microbatch.num_samples, step.num_samples, batch
+        )
         run.engine.backward(run.precision.scale(weighted))
     run.hooks("on_after_backward")
     leave_batch(run, microbatch, outputs, loss, batch_idx)
@@ -76,7 +83,8 @@ def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:
     """Call the hook before a batch.
 
     Args:
-        first: whether it is this rank's first of the step; the epoch can end there, and not within a step.
+        first: whether it is this rank's first of the step; the epoch can end there, and not within
+            a step.
 
     Raises:
         EpochEnded: a hook returned -1.
@@ -86,14 +94,20 @@ def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:
         return
     if run.world_size == 1 and first:
         raise EpochEnded
-    where = f"on one of {run.world_size} ranks" if run.world_size > 1 else "within a step of several batches"
+    where = (
+        f"on one of {run.world_size} ranks"
+        if run.world_size > 1
+        else "within a step of several batches"
+    )
     raise TaskError(
-        f"on_train_batch_start returned -1, which ends the epoch, {where}. Set trainer.limit_train_batches, or "
-        "self.trainer.should_stop = True on all ranks."
+        f"on_train_batch_start returned -1, which ends the epoch, {where}. Set"
+        " trainer.limit_train_batches, or self.trainer.should_stop = True on all ranks."
     )
 
 
-def leave_batch(run: Run, microbatch: Microbatch, outputs: Any, loss: Tensor | None, batch_idx: int) -> None:
+def leave_batch(
+    run: Run, microbatch: Microbatch, outputs: Any, loss: Tensor | None, batch_idx: int
+) -> None:
     """End a microbatch now, or after the update if it is this rank's last of the step.
 
     Args:
@@ -113,14 +127,18 @@ def leave_batch(run: Run, microbatch: Microbatch, outputs: Any, loss: Tensor | N
 
 
 def end_batch(run: Run, ended: OpenBatch) -> None:
-    """Call the hook of a microbatch: after its backward, or after the update if it was this rank's last of the step."""
+    """Call the hook of a microbatch:
+    after its backward, or after the update if it was this rank's last of the step.
+    """
     run.task._log_to(LogTarget(run.step.log, ended.num_samples, on_step=True, on_epoch=False))
     run.hooks("on_train_batch_end", ended.outputs, ended.batch, ended.batch_idx)
     run.task._log_to(None)
 
 
 def end_last_batch(run: Run) -> None:
-    """Call the hook of this rank's last microbatch of the step, which sees the new weights; then drop the gradients."""
+    """Call the hook of this rank's last microbatch of the step, which sees the new weights;
+    then drop the gradients.
+    """
     ended, run.step.open_batch = run.step.open_batch, None
     with run.step.sync_guard:
         if ended is not None:
@@ -137,7 +155,9 @@ def clear_gradients(run: Run) -> None:
 
 
 def drop_old_gradients(run: Run) -> None:
-    """Drop the gradients of the last step, if they are still there, after the hook that reads them."""
+    """Drop the gradients of the last step, if they are still there,
+    after the hook that reads them.
+    """
     if run.step.has_old:
         run.step.has_old = False
         for optimizer in run.optimizers:

@@ -1,7 +1,9 @@
-"""build_run: from an entered stage to a run that the loop can train. `plan` and `replay` call it too.
+"""build_run: from an entered stage to a run that the loop can train. `plan` and `replay` call it
+too.
 
-data found -> weights placed -> checkpoint found -> feeds, and the plan of batch and rate -> weights loaded, split by the engine
--> optimizers -> parts of the step -> restored -> rank 0's state to all ranks
+data found -> weights placed -> checkpoint found -> feeds, and the plan of batch and rate -> weights
+loaded, split by the engine -> optimizers -> parts of the step -> restored -> rank 0's state to all
+ranks
 
 What depends on an option asks the features (feature.py): here are no branches for one.
 """
@@ -74,20 +76,28 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     return run
 
 
-def _data_of(stage: Stage, training: TrainingData, saved: dict[str, Any] | None) -> tuple[Feed, BatchPlan]:
+def _data_of(
+    stage: Stage, training: TrainingData, saved: dict[str, Any] | None
+) -> tuple[Feed, BatchPlan]:
     """Make the feeds of a fit; return that of training, and the plan of batch and rate."""
     stage.feeds.declared_ranks = declared_ranks(stage, saved)
     feeds = make_feeds(stage, training, stage.feeds.declared_ranks, first_shares(stage, saved))
-    return feeds.train, plan_batches(stage.options.batch, feeds, stage.options.communication.describe())
+    return feeds.train, plan_batches(
+        stage.options.batch, feeds, stage.options.communication.describe()
+    )
 
 
 def plan_batches(options: BatchOptions, feeds: Feeds, communication: str = "exact") -> BatchPlan:
     """Return the plan of batch and rate."""
-    warmup = derive_warmup(options.lr_warmup_steps, options.lr_warmup_epochs, feeds.train.num_steps_in)
+    warmup = derive_warmup(
+        options.lr_warmup_steps, options.lr_warmup_epochs, feeds.train.num_steps_in
+    )
     (_, accumulate), *later = feeds.accumulation
     scaling, reference = options.lr_scaling, options.lr_reference_batch_size
     size, ranks, shares = feeds.batch_size, feeds.declared_ranks, words_of(feeds.shares)
-    return BatchPlan(size, ranks, accumulate, scaling, reference, warmup, tuple(later), communication, shares)
+    return BatchPlan(
+        size, ranks, accumulate, scaling, reference, warmup, tuple(later), communication, shares
+    )
 
 
 def _check_engine(run: Run, features: Features) -> None:
@@ -99,7 +109,9 @@ def _check_engine(run: Run, features: Features) -> None:
 def _optimizers(stage: Stage) -> Made:
     """Return the optimizers and schedules of a Task, whose gradients are cleared."""
     task, run, make = stage.task, stage.run, partial(_make_optimizers, stage.task)
-    optimizers, schedules = make() if stage.kept is None else stage.kept.optimizers(task, run.batch_plan, make)
+    optimizers, schedules = (
+        make() if stage.kept is None else stage.kept.optimizers(task, run.batch_plan, make)
+    )
     check_parameters(task, optimizers)
     stage.replicas.compare("optimizers", lambda: _facts(optimizers, schedules, stage.feeds.of_fit))
     task.zero_grad(set_to_none=True)  # gradients of an interrupted run would count as this one's
@@ -107,18 +119,29 @@ def _optimizers(stage: Stage) -> Made:
 
 
 def _make_optimizers(task: Task) -> Made:
-    optimizers, schedules = read_optimizers(task.configure_optimizers(), task.automatic_optimization)
+    optimizers, schedules = read_optimizers(
+        task.configure_optimizers(), task.automatic_optimization
+    )
     use_fused(optimizers)
     return optimizers, schedules
 
 
-def _facts(optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig], feeds: Feeds) -> dict[str, str]:
-    counts = [feed.plan_of(0).num_samples if isinstance(feed, MapFeed) else None for feed in feeds.val]
+def _facts(
+    optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig], feeds: Feeds
+) -> dict[str, str]:
+    counts = [
+        feed.plan_of(0).num_samples if isinstance(feed, MapFeed) else None for feed in feeds.val
+    ]
     lengths = {f"samples of validation loader {i}": str(count) for i, count in enumerate(counts)}
     return optimizers_of(optimizers, schedules) | lengths
 
 
-def _parts(stage: Stage, features: Features, optimizers: Sequence[Optimizer], schedules: Sequence[ScheduleConfig]) -> FitParts:
+def _parts(
+    stage: Stage,
+    features: Features,
+    optimizers: Sequence[Optimizer],
+    schedules: Sequence[ScheduleConfig],
+) -> FitParts:
     run, engine = stage.run, stage.engine
     own_weight = None if type(run.task).batch_weight is Task.batch_weight else run.task.batch_weight
     weights = SampleWeights(
@@ -133,12 +156,23 @@ def _parts(stage: Stage, features: Features, optimizers: Sequence[Optimizer], sc
     step = StepParts(
         weights,
         EpochMetrics(run.task),
-        LossWatch(partial(alert, run, "non-finite"), run.state, engine.ranks, lambda: engine.approximation.steps_alone),
+        LossWatch(
+            partial(alert, run, "non-finite"),
+            run.state,
+            engine.ranks,
+            lambda: engine.approximation.steps_alone,
+        ),
         clears_late=run.hooks.has("on_before_zero_grad"),
-        sync_guard=SyncGuard(engine.device) if run.options.numerics.assert_no_sync else contextlib.nullcontext(),
+        sync_guard=(
+            SyncGuard(engine.device)
+            if run.options.numerics.assert_no_sync
+            else contextlib.nullcontext()
+        ),
         **features.in_step(run, optimizers),
     )
-    rates = LearningRates(optimizers, schedules, run.batch_plan, run.options.batch.lr_momentum_correction, run.say)
+    rates = LearningRates(
+        optimizers, schedules, run.batch_plan, run.options.batch.lr_momentum_correction, run.say
+    )
     stopping = Stopping(run, stage.signals, run.coordinator, run.elastic)
     return FitParts(optimizers, rates, step, stopping, features.before_epoch)
 
@@ -146,7 +180,8 @@ def _parts(stage: Stage, features: Features, optimizers: Sequence[Optimizer], sc
 def build_evaluator(
     stage: Stage, kind: Literal["val", "test", "predict"], ckpt_path: str | None
 ) -> tuple[Evaluator, list[Feed]]:
-    """Return an evaluator with the checkpoint's weights in the task, and the feeds of the data of a kind.
+    """Return an evaluator with the checkpoint's weights in the task, and the feeds of the data of a
+    kind.
 
     Raises:
         ConfigError: there is no such data.
@@ -154,9 +189,13 @@ def build_evaluator(
     """
     features_of(stage).model_made(stage.run)
     limit = getattr(stage.options.evaluation, f"limit_{kind}_batches")
-    feeds = stage.feeds.of_evaluation(stage.data.find(kind, stage.task), f"{kind}_dataloaders", limit)
+    feeds = stage.feeds.of_evaluation(
+        stage.data.find(kind, stage.task), f"{kind}_dataloaders", limit
+    )
     if not feeds:
-        raise ConfigError(f"There is no data to {stage.kind} on: pass dataloaders, or define {kind}_dataloader().")
+        raise ConfigError(
+            f"There is no data to {stage.kind} on: pass dataloaders, or define {kind}_dataloader()."
+        )
     stage.feeds.keep(feeds)
     load_to_evaluate(stage, ckpt_path)
     stage.engine.prepare(stage.task, [])

@@ -1,4 +1,6 @@
-"""What approximate communication (trainer.communication) keeps in a checkpoint; engine/approximate does the rest."""
+"""What approximate communication (trainer.communication) keeps in a checkpoint;
+engine/approximate does the rest.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """torch.compile for a Task: compiles each module of the Task in place.
 
-In place (`nn.Module.compile`) the names of weights do not change: no `_orig_mod.` in a checkpoint. The Task's modules are
-compiled rather than `training_step`, which calls `log` and hooks and so must stay Python.
+In place (`nn.Module.compile`) the names of weights do not change: no `_orig_mod.` in a checkpoint.
+The Task's modules are compiled rather than `training_step`, which calls `log` and hooks and so must
+stay Python.
 
-The gradients of a compiled module are ready all at once, at the end of its backward; their sums over ranks start then. A
-model held as several modules, or as a ModuleList of its blocks, has them earlier.
+The gradients of a compiled module are ready all at once, at the end of its backward; their sums
+over ranks start then. A model held as several modules, or as a ModuleList of its blocks, has them
+earlier.
 """
 
 from __future__ import annotations
@@ -22,13 +24,19 @@ from trainkit.api.view import RunView
 from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature
 
-# Let torch (from 2.15) count the compilations of each module separately: its limit stops endless recompilation.
-_ALONE: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+# Let torch (from 2.15) count the compilations of each module separately: its limit stops endless
+# recompilation.
+_ALONE: dict[str, Any] = (
+    {"isolate_recompiles": True}
+    if "isolate_recompiles" in signature(torch.compile).parameters
+    else {}
+)
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which a GPU replays CUDA graphs
 
 
 class Compile(Feature):
-    """trainer.compile: the Task's modules are compiled as long as the stage lasts; in an elastic job, as long as the process.
+    """trainer.compile: the Task's modules are compiled as long as the stage lasts; in an elastic
+    job, as long as the process.
 
     Args:
         enter: enters that context.
@@ -36,7 +44,9 @@ class Compile(Feature):
 
     name = "trainer.compile"
 
-    def __init__(self, mode: bool | str, enter: Callable[[contextlib.AbstractContextManager[None]], None]) -> None:
+    def __init__(
+        self, mode: bool | str, enter: Callable[[contextlib.AbstractContextManager[None]], None]
+    ) -> None:
         self._mode, self._enter = mode, enter
 
     def model_made(self, run: RunView) -> None:
@@ -47,14 +57,16 @@ class Compile(Feature):
         """Refuse trainer.assert_no_sync on the CPU."""
         if run.options.numerics.assert_no_sync and run.engine.device.type == "cpu":
             raise ConfigError(
-                "trainer.assert_no_sync and trainer.compile are both set: on the CPU the guard's interception of calls "
-                "prevents torch.compile from compiling. Check without compile."
+                "trainer.assert_no_sync and trainer.compile are both set: on the CPU the guard's"
+                " interception of calls prevents torch.compile from compiling. Check without"
+                " compile."
             )
 
 
 @contextlib.contextmanager
 def compiled(task: nn.Module, mode: bool | str) -> Iterator[None]:
-    """Compile the task's modules while the context lasts; compiling itself happens at their first call.
+    """Compile the task's modules while the context lasts; compiling itself happens at their first
+    call.
 
     Args:
         task: its direct children with weights are compiled, each as one graph if possible.
@@ -69,12 +81,15 @@ def compiled(task: nn.Module, mode: bool | str) -> Iterator[None]:
     modules = list(_called(task))
     if not modules:
         raise ConfigError(
-            f"trainer.compile is {mode}, but {type(task).__name__} has no module with weights as an attribute. Put the "
-            "model into one (self.model = ...), or leave it out."
+            f"trainer.compile is {mode}, but {type(task).__name__} has no module with weights as an"
+            " attribute. Put the model into one (self.model = ...), or leave it out."
         )
-    fresh = [m for m in modules if m._compiled_call_impl is None]  # not those that the user compiled
+    # not those that the user compiled
+    fresh = [m for m in modules if m._compiled_call_impl is None]
     for module in fresh:
-        module._compiled_call_impl = torch.compile(_traceable(module), mode=None if mode is True else mode, **_ALONE)
+        module._compiled_call_impl = torch.compile(
+            _traceable(module), mode=None if mode is True else mode, **_ALONE
+        )
         if mode in _WITH_GRAPHS:
             module._compiled_call_impl = _keeping_gradients(module, module._compiled_call_impl)
     try:
@@ -88,8 +103,9 @@ def compiled(task: nn.Module, mode: bool | str) -> Iterator[None]:
 def _traceable(module: nn.Module) -> Callable[..., Any]:
     """Return a function that calls a module, for torch.compile.
 
-    torch before 2.15 skips the frames of its own classes: an nn.Sequential compiled in place would run uncompiled, without
-    an error. So it is called from a frame of ours, with a code object for this module only.
+    torch before 2.15 skips the frames of its own classes: an nn.Sequential compiled in place would
+    run uncompiled, without an error. So it is called from a frame of ours, with a code object for
+    this module only.
     """
     its: Callable[..., Any] = module._call_impl
     if not type(module).forward.__module__.startswith("torch."):
@@ -104,7 +120,8 @@ def _traceable(module: nn.Module) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let torch compile each of these as often as one: beyond its limits a module would run uncompiled, without an error.
+    """Let torch compile each of these as often as one: beyond its limits a module would run
+    uncompiled, without an error.
 
     Modules of one class share their code, and torch counts by code.
     """
@@ -112,7 +129,10 @@ def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     before = config.recompile_limit, config.accumulated_recompile_limit
     most = max(Counter(map(type, modules)).values(), default=1)
-    config.recompile_limit, config.accumulated_recompile_limit = before[0] * (1 if _ALONE else most), before[1] * most
+    config.recompile_limit, config.accumulated_recompile_limit = (
+        before[0] * (1 if _ALONE else most),
+        before[1] * most,
+    )
     try:
         yield
     finally:
@@ -122,8 +142,8 @@ def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
 def _keeping_gradients(module: nn.Module, call: Any) -> Callable[..., Any]:
     """Return the call of a module that first moves existing gradients out of CUDA graphs' memory.
 
-    A replayed backward writes its gradients to the same memory each time: in a step of several microbatches torch would
-    refuse to add the second one's.
+    A replayed backward writes its gradients to the same memory each time: in a step of several
+    microbatches torch would refuse to add the second one's.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +157,9 @@ def _keeping_gradients(module: nn.Module, call: Any) -> Callable[..., Any]:
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children that have weights; of lists and dicts of modules, which are never called, their children."""
+    """Yield the children that have weights;
+    of lists and dicts of modules, which are never called, their children.
+    """
     for child in module.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from _called(child)

@@ -1,12 +1,14 @@
 """Coordinator: about twice a second all ranks learn, at the same step, of an event on one of them.
 
-One number carries it: how many ranks received a signal, and from rank 0 the answers of those that registered a question (the
-elastic launcher requests other ranks; a recording was requested), the rounds until the next exchange, and rank 0's clock. A
-round is a training step or a validation batch. Rank 0 sets the distance from the measured duration of a round, so most steps
-send nothing, and all ranks exchange at the same round whatever their clocks show.
+One number carries it: how many ranks received a signal, and from rank 0 the answers of those that
+registered a question (the elastic launcher requests other ranks; a recording was requested), the
+rounds until the next exchange, and rank 0's clock. A round is a training step or a validation
+batch. Rank 0 sets the distance from the measured duration of a round, so most steps send nothing,
+and all ranks exchange at the same round whatever their clocks show.
 
-No rank waits for an exchange: it starts between two rounds, travels beside the next, and is read after it. If rounds are long,
-or their duration is not known yet, it is read at once: one more round would be late, and the wait is a small part of one.
+No rank waits for an exchange: it starts between two rounds, travels beside the next, and is read
+after it. If rounds are long, or their duration is not known yet, it is read at once: one more round
+would be late, and the wait is a small part of one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ INTERVAL_S = 0.5
 LONG_ROUND_S = 2.0
 _MAX_ROUNDS = 255  # between two exchanges: rounds may become slower without notice
 _MAX_QUESTIONS = 4
-# Bits: signalled ranks, then rank 0's rounds, answers and hundredths of a second (31 bits of an int64: 248 days).
+# Bits: signalled ranks, then rank 0's rounds, answers and hundredths of a second (31 bits of an
+# int64: 248 days).
 _ROUNDS_AT, _ANSWERS_AT = 20, 28
 _TIME_AT = _ANSWERS_AT + _MAX_QUESTIONS
 
@@ -43,9 +46,11 @@ class Coordinator:
     """See the module.
 
     Attributes:
-        now: seconds since the start by rank 0's clock, as of the last exchange; the same on all ranks.
+        now: seconds since the start by rank 0's clock, as of the last exchange; the same on all
+            ranks.
         num_signalled: ranks that had received a signal at the last exchange.
-        includes_this_rank: whether this rank was one of them; a signal after the exchange began does not count.
+        includes_this_rank: whether this rank was one of them; a signal after the exchange began
+            does not count.
     """
 
     def __init__(self, engine: Engine, signals: Signals) -> None:
@@ -54,8 +59,10 @@ class Coordinator:
         self._every, self._rounds = 1, 0
         self._wait: Callable[[], int] | None = None  # of the exchange in flight
         self._reported = False  # in that exchange: this rank received a signal
-        self._is_long = True  # whether exchanges are read at once; the same on all ranks, as the next two are
-        self._sent_at: float | None = None  # the last one's time by rank 0's clock, if rounds are still of that kind
+        # whether exchanges are read at once; the same on all ranks, as the next two are
+        self._is_long = True
+        # the last one's time by rank 0's clock, if rounds are still of that kind
+        self._sent_at: float | None = None
         self._counted = 1  # the rounds before it
         self._questions: dict[str, Question] = {}
         self.now = 0.0
@@ -65,7 +72,8 @@ class Coordinator:
             self._questions["ranks"] = self._change
 
     def register(self, name: str, ask: Callable[[], bool]) -> Question:
-        """Ask rank 0 at each exchange from now on; `ask` must be cheap. A question of the same name is replaced.
+        """Ask rank 0 at each exchange from now on; `ask` must be cheap. A question of the same name
+        is replaced.
 
         Call it on all ranks, in the same order.
         """
@@ -74,7 +82,9 @@ class Coordinator:
         return question
 
     def preempt(self, notice: str) -> None:
-        """Count this rank as signalled by a notice of another kind than a signal; `notice` names it for the user."""
+        """Count this rank as signalled by a notice of another kind than a signal;
+        `notice` names it for the user.
+        """
         self._signals.received = self._signals.received or notice
 
     @property
@@ -100,7 +110,9 @@ class Coordinator:
         return self.now
 
     def count_round(self) -> bool:
-        """Count a round; return whether a rank received a signal, or ranks change. Call it on all ranks, once a round."""
+        """Count a round; return whether a rank received a signal, or ranks change.
+        Call it on all ranks, once a round.
+        """
         self._rounds += 1
         if self._wait is not None:
             self.settle()
@@ -116,7 +128,9 @@ class Coordinator:
                 question.latest = question.ask()
                 question.agreed = question.agreed or question.latest
             return self._reported or self._change.latest
-        self._wait = self._engine.comm.start_sum(self._reported + (self._of_rank_0() if self._engine.ranks.is_main else 0))
+        self._wait = self._engine.comm.start_sum(
+            self._reported + (self._of_rank_0() if self._engine.ranks.is_main else 0)
+        )
         self._counted, self._rounds = self._rounds, 0
         if not self._is_long:
             return False
@@ -133,8 +147,14 @@ class Coordinator:
         round_s = max(1e-6, (now - self._last) / self._rounds)
         self._last = now
         rounds = max(1, min(int(INTERVAL_S / round_s), 2 * self._every, _MAX_ROUNDS))
-        answers = sum(int(question.ask()) << i for i, question in enumerate(self._questions.values()))
-        return (rounds << _ROUNDS_AT) + (answers << _ANSWERS_AT) + (int((now - self._started) * 100) << _TIME_AT)
+        answers = sum(
+            int(question.ask()) << i for i, question in enumerate(self._questions.values())
+        )
+        return (
+            (rounds << _ROUNDS_AT)
+            + (answers << _ANSWERS_AT)
+            + (int((now - self._started) * 100) << _TIME_AT)
+        )
 
     def _read(self, total: int) -> None:
         self._every, sent_at = (total >> _ROUNDS_AT) & _MAX_ROUNDS, (total >> _TIME_AT) / 100

@@ -20,7 +20,14 @@ from trainkit.data.feed import Feed, MapFeed, Skips, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
-from trainkit.data.streams import DealtStream, OwnStream, Sharded, Stream, StreamSource, iterates_itself
+from trainkit.data.streams import (
+    DealtStream,
+    OwnStream,
+    Sharded,
+    Stream,
+    StreamSource,
+    iterates_itself,
+)
 from trainkit.device.transfer import count_samples
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError
@@ -37,20 +44,27 @@ class Movers(Protocol):
 
 @dataclass(frozen=True)
 class DataSources:
-    """The data given to an entry point of the Trainer: by kind ("train", "val", "test", "predict"), or as a DataModule."""
+    """The data given to an entry point of the Trainer:
+    by kind ("train", "val", "test", "predict"), or as a DataModule.
+    """
 
     given: Mapping[str, Any] = field(default_factory=dict)
     datamodule: DataModule | None = None
 
     def __post_init__(self) -> None:
         given = {kind: data for kind, data in self.given.items() if data is not None}
-        if self.datamodule is None and len(given) == 1 and isinstance(module := next(iter(given.values())), DataModule):
+        if (
+            self.datamodule is None
+            and len(given) == 1
+            and isinstance(module := next(iter(given.values())), DataModule)
+        ):
             object.__setattr__(self, "given", {})  # in the place of a loader, as Lightning takes it
             object.__setattr__(self, "datamodule", module)
         if self.datamodule is not None and not hasattr(self.datamodule, "train_dataloader"):
             raise ConfigError(
-                f"datamodule is a {type(self.datamodule).__name__}; it must be a trainkit.DataModule. Pass loaders as "
-                "train_dataloaders, val_dataloaders or dataloaders."
+                f"datamodule is a {type(self.datamodule).__name__}; it must be a"
+                " trainkit.DataModule. Pass loaders as train_dataloaders, val_dataloaders or"
+                " dataloaders."
             )
 
     def owners(self, task: Task) -> list[Any]:
@@ -65,9 +79,14 @@ class DataSources:
         """
         given = self.given.get(kind)
         if given is not None and self.datamodule is not None:
-            raise ConfigError(f"Both {kind}_dataloaders and datamodule were given. Give one of the two.")
+            raise ConfigError(
+                f"Both {kind}_dataloaders and datamodule were given. Give one of the two."
+            )
         if isinstance(given, DataModule):
-            raise ConfigError(f"{kind}_dataloaders is a DataModule, and loaders were given beside it. Give one of the two.")
+            raise ConfigError(
+                f"{kind}_dataloaders is a DataModule, and loaders were given beside it. Give one of"
+                " the two."
+            )
         if given is not None:
             return given
         make = getattr(task if self.datamodule is None else self.datamodule, f"{kind}_dataloader")
@@ -83,7 +102,9 @@ class TrainingData:
     batch_size: int | None
 
 
-def read_training_data(data: DataSources, task: Task, engine: Engine, replicas: Replicas) -> TrainingData:
+def read_training_data(
+    data: DataSources, task: Task, engine: Engine, replicas: Replicas
+) -> TrainingData:
     """Find the training data.
 
     Raises:
@@ -93,7 +114,8 @@ def read_training_data(data: DataSources, task: Task, engine: Engine, replicas: 
     found = data.find("train", task)
     if found is None:
         raise ConfigError(
-            "There is no training data: pass train_dataloaders or a datamodule, or give the task a train_dataloader()."
+            "There is no training data: pass train_dataloaders or a datamodule, or give the task a"
+            " train_dataloader()."
         )
     found = joined(found, "train_dataloaders")
     source = read_source(found, "train_dataloaders", training=True)
@@ -102,7 +124,9 @@ def read_training_data(data: DataSources, task: Task, engine: Engine, replicas: 
 
 
 def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | None:
-    """Return the microbatch of one rank, or None for a stream of unknown or differing batch sizes."""
+    """Return the microbatch of one rank,
+    or None for a stream of unknown or differing batch sizes.
+    """
     if source is not None:
         return source.batch_size
     data = data.data if isinstance(data, Sharded) else data
@@ -131,19 +155,26 @@ def train_feed(
 
     Args:
         changes: microbatches of a rank in a step, by epoch.
-        declared_ranks: the number of ranks that `changes` and `limit` are meant for. Default: the current number.
+        declared_ranks: the number of ranks that `changes` and `limit` are meant for. Default: the
+            current number.
         bad: the samples that are skipped; None if a bad sample raises.
         shares: of a step's samples, for each rank; None for even ones.
 
     Raises:
-        ConfigError: a limit leaves nothing, shares do not fit the ranks or the data, or `pad` is set and the last step is
-            dropped or unknown.
+        ConfigError: a limit leaves nothing, shares do not fit the ranks or the data, or `pad` is
+            set and the last step is dropped or unknown.
         DataError: there are fewer samples than ranks.
     """
     if limit is not None and limit == 0:
-        raise ConfigError(f"trainer.limit_train_batches is {limit}; it must be above 0, or null for all.")
+        raise ConfigError(
+            f"trainer.limit_train_batches is {limit}; it must be above 0, or null for all."
+        )
     if pad and (source is None or source.drop_last):
-        why = "the last step of a stream is unknown in advance" if source is None else "drop_last=True leaves out the last step"
+        why = (
+            "the last step of a stream is unknown in advance"
+            if source is None
+            else "drop_last=True leaves out the last step"
+        )
         raise ConfigError(f"trainer.pad_last_step is true, but {why}. Leave one of the two out.")
     if shares is not None:
         _check_shares(shares, source, engine)
@@ -152,36 +183,55 @@ def train_feed(
     skips = None if bad is None else Skips(bad, "train_dataloaders", each_step=True)
     if source is None:
         stream = _stream(data, "train_dataloaders", limit, seed, engine, declared, bad is not None)
-        return StreamFeed(stream, accumulate_at, engine.data.sum_number, move, skips, engine.needs_even_rounds)
+        return StreamFeed(
+            stream, accumulate_at, engine.data.sum_number, move, skips, engine.needs_even_rounds
+        )
     if source.num_samples < declared:
         raise DataError(
-            f"The training data has {source.num_samples} samples for {declared} ranks; each rank needs one at "
-            "least. Start fewer ranks."
+            f"The training data has {source.num_samples} samples for {declared} ranks; each rank"
+            " needs one at least. Start fewer ranks."
         )
     samples = _limited(source, limit, declared)
-    drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)  # full microbatches anyway
+    # full microbatches anyway
+    drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)
     most, even = max(n for _, n in changes), engine.needs_even_rounds
     uneven = tuple(shares) if shares is not None and len(set(shares)) > 1 else None
-    plan = StepPlan(samples, source.batch_size, engine.ranks.data_size, most, drop_last, pad, declared, even, uneven)
+    plan = StepPlan(
+        samples,
+        source.batch_size,
+        engine.ranks.data_size,
+        most,
+        drop_last,
+        pad,
+        declared,
+        even,
+        uneven,
+    )
     if plan.num_steps == 0:
         raise DataError(
-            f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a step takes "
-            f"{plan.global_batch_size}. Use a smaller batch or drop_last=False."
+            f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a"
+            f" step takes {plan.global_batch_size}. Use a smaller batch or drop_last=False."
         )
-    return MapFeed(_sharded(source, plan, seed, engine, bad is not None), engine.ranks.data_rank, move, accumulate_at, skips)
+    return MapFeed(
+        _sharded(source, plan, seed, engine, bad is not None),
+        engine.ranks.data_rank,
+        move,
+        accumulate_at,
+        skips,
+    )
 
 
 def _check_shares(shares: Sequence[int], source: Source | None, engine: Engine) -> None:
     if source is None:
         raise ConfigError(
-            f"trainer.rank_shares is {list(shares)}, but the training data is a stream, whose batches each rank reads as they "
-            "come. Use a dataset with a length, or leave it out."
+            f"trainer.rank_shares is {list(shares)}, but the training data is a stream, whose"
+            " batches each rank reads as they come. Use a dataset with a length, or leave it out."
         )
     if len(shares) != engine.ranks.data_size:
         what = "ranks" if engine.ranks.tensor_size == 1 else "tensor groups of ranks"
         raise ConfigError(
-            f"trainer.rank_shares is {list(shares)}, and there are {engine.ranks.data_size} {what}; it must have a number for "
-            "each."
+            f"trainer.rank_shares is {list(shares)}, and there are {engine.ranks.data_size} {what};"
+            " it must have a number for each."
         )
 
 
@@ -195,7 +245,9 @@ def eval_feeds(
     declared_ranks: int | None = None,
     bad: BadSamples | None = None,
 ) -> list[Feed]:
-    """Return a feed for each loader of evaluation data: a single one, or a list, tuple or dict of loaders. See `train_feed`."""
+    """Return a feed for each loader of evaluation data:
+    a single one, or a list, tuple or dict of loaders. See `train_feed`.
+    """
     if isinstance(data, CombinedLoader):
         data = data.iterables if data.mode == "sequential" else data.joined(name)
     named = isinstance(data, Mapping)
@@ -209,63 +261,110 @@ def eval_feeds(
         if source is None:
             declared = declared_ranks or engine.ranks.data_size
             stream = _stream(item, name, limit, seed, engine, declared, bad is not None)
-            feeds.append(StreamFeed(stream, lambda epoch: 1, engine.data.sum_number, move, skips, engine.needs_even_rounds))
-        else:
-            source = dataclasses.replace(source, shuffle=False)  # predictions come in the data set's order
-            samples = _limited(source, limit, declared_ranks or engine.ranks.data_size)
-            plan = StepPlan(samples, source.batch_size, engine.ranks.data_size, even=engine.needs_even_rounds)
             feeds.append(
-                MapFeed(_sharded(source, plan, seed, engine, bad is not None), engine.ranks.data_rank, move, skips=skips)
+                StreamFeed(
+                    stream,
+                    lambda epoch: 1,
+                    engine.data.sum_number,
+                    move,
+                    skips,
+                    engine.needs_even_rounds,
+                )
+            )
+        else:
+            # predictions come in the data set's order
+            source = dataclasses.replace(source, shuffle=False)
+            samples = _limited(source, limit, declared_ranks or engine.ranks.data_size)
+            plan = StepPlan(
+                samples, source.batch_size, engine.ranks.data_size, even=engine.needs_even_rounds
+            )
+            feeds.append(
+                MapFeed(
+                    _sharded(source, plan, seed, engine, bad is not None),
+                    engine.ranks.data_rank,
+                    move,
+                    skips=skips,
+                )
             )
     for feed, loader_name in zip(feeds, data if named and several else (), strict=False):
         feed.name = str(loader_name)
     return feeds
 
 
-def _sharded(source: Source, plan: StepPlan, seed: int, engine: Engine, guarded: bool) -> ShardedLoader:
-    return ShardedLoader(source, plan, engine.ranks.data_rank, seed, engine.comm.broadcast_object, guarded)
+def _sharded(
+    source: Source, plan: StepPlan, seed: int, engine: Engine, guarded: bool
+) -> ShardedLoader:
+    return ShardedLoader(
+        source, plan, engine.ranks.data_rank, seed, engine.comm.broadcast_object, guarded
+    )
 
 
-def _stream(data: Any, name: str, limit: Limit, seed: int, engine: Engine, declared: int, guarded: bool) -> Stream:
+def _stream(
+    data: Any, name: str, limit: Limit, seed: int, engine: Engine, declared: int, guarded: bool
+) -> Stream:
     """Return a stream as this rank reads it.
 
     Raises:
-        ConfigError: the limit is a share, or the ranks read different streams that are not declared as sharded; or bad
-            samples are skipped, and the stream cannot be read on after one.
+        ConfigError: the limit is a share, or the ranks read different streams that are not declared
+            as sharded; or bad samples are skipped, and the stream cannot be read on after one.
     """
     is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
     has_indices = is_loader and not isinstance(data.dataset, IterableDataset)
     if guarded and not has_indices and not isinstance(data, (list, tuple)):
         kind = type(getattr(data, "dataset", data)).__name__
         raise ConfigError(
-            f"on_bad_sample is 'skip', but {name} is a stream ({kind}), which cannot be read on after an error. Catch the "
-            "error in its own iteration, and set on_bad_sample=raise."
+            f"on_bad_sample is 'skip', but {name} is a stream ({kind}), which cannot be read on"
+            " after an error. Catch the error in its own iteration, and set on_bad_sample=raise."
         )
     if isinstance(limit, float):
-        raise ConfigError(f"A limit of {limit} is a share, but the data is a stream without length. Give a number of batches.")
+        raise ConfigError(
+            f"A limit of {limit} is a share, but the data is a stream without length. Give a number"
+            " of batches."
+        )
     if engine.ranks.tensor_size > 1 and isinstance(data, (Sharded, StreamSource)):
         kind = "trainkit.sharded(...)" if isinstance(data, Sharded) else data.kind
         raise ConfigError(
-            f"{name} is {kind}, and engine.tensor is {engine.ranks.tensor_size}: each rank would read other samples, and ranks "
-            "of a tensor group must read the same. Pass a DataLoader or an iterable: its batches are dealt to the data ranks."
+            f"{name} is {kind}, and engine.tensor is {engine.ranks.tensor_size}: each rank would"
+            " read other samples, and ranks of a tensor group must read the same. Pass a"
+            " DataLoader or an iterable: its batches are dealt to the data ranks."
         )
     rank, world_size = engine.ranks.data_rank, engine.ranks.data_size
     if isinstance(data, StreamSource):
         return data.stream(limit, seed, (rank, world_size), declared, engine.comm.run_on_main)
     reads_own, data = isinstance(data, Sharded), data.data if isinstance(data, Sharded) else data
-    lengths = engine.comm.all_gather_object(_length_of(data))  # schedules count the same steps on all ranks
+    # schedules count the same steps on all ranks
+    lengths = engine.comm.all_gather_object(_length_of(data))
     length = None if None in lengths else max(lengths)
     if splits_itself(data) and not reads_own:
         reads_own, length, data = True, None, split_over_ranks(data, rank, world_size)
     if reads_own:
         return OwnStream(data, length, limit, mix(seed, rank), declared / world_size)
-    if len(set(engine.comm.all_gather_object(fingerprint(data, seed) if engine.ranks.world_size > 1 else None))) > 1:
-        raise ConfigError(
-            f"{name}: the ranks read different streams (their first batches differ), so the batches of one stream cannot be "
-            "dealt to them. If each rank reads a part of its own, declare it: trainkit.sharded(...). If the stream shuffles, "
-            "give it a fixed seed, so that all ranks read the same order."
+    if (
+        len(
+            set(
+                engine.comm.all_gather_object(
+                    fingerprint(data, seed) if engine.ranks.world_size > 1 else None
+                )
+            )
         )
-    return DealtStream(data, length, limit, seed, (rank, world_size), declared, engine.comm.broadcast_object, guarded)
+        > 1
+    ):
+        raise ConfigError(
+            f"{name}: the ranks read different streams (their first batches differ), so the batches"
+            " of one stream cannot be dealt to them. If each rank reads a part of its own, declare"
+            " it: trainkit.sharded(...). If the stream shuffles, give it a fixed seed, so that all"
+            " ranks read the same order."
+        )
+    return DealtStream(
+        data,
+        length,
+        limit,
+        seed,
+        (rank, world_size),
+        declared,
+        engine.comm.broadcast_object,
+        guarded,
+    )
 
 
 def _length_of(stream: Any) -> int | None:
@@ -276,7 +375,9 @@ def _length_of(stream: Any) -> int | None:
 
 
 def _limited(source: Source, limit: Limit, world_size: int) -> int:
-    """Return the number of samples under a limit: a count of microbatches of each rank, or a share of the data."""
+    """Return the number of samples under a limit:
+    a count of microbatches of each rank, or a share of the data.
+    """
     if limit is None:
         return source.num_samples
     if isinstance(limit, float):

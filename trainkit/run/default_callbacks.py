@@ -1,4 +1,6 @@
-"""The callbacks of a Trainer, in order: the given ones, and those that it adds. The only list of concrete callbacks."""
+"""The callbacks of a Trainer, in order: the given ones, and those that it adds.
+The only list of concrete callbacks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from trainkit.loggers.base import Logger
 
 
 def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
-    """Return all callbacks of a Trainer with these arguments, in the order in which their hooks are called."""
+    """Return all callbacks of a Trainer with these arguments,
+    in the order in which their hooks are called.
+    """
     given, loggers, profiler = arguments["callbacks"], arguments["logger"], arguments["profiler"]
     quick = bool(arguments["fast_dev_run"])  # leaves no files
     found: list[Callback] = [Banner()] if arguments["enable_model_summary"] else []
@@ -29,8 +33,13 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     if arguments["max_time"] is not None and not quick:
         found.append(Timer(arguments["max_time"]))
     if profiler is not None:
-        if not isinstance(profiler, Callback) and (not isinstance(profiler, str) or profiler not in PROFILERS):
-            raise ConfigError(f"trainer.profiler is {profiler}; it must be one of {', '.join(PROFILERS)}, or a callback.")
+        if not isinstance(profiler, Callback) and (
+            not isinstance(profiler, str) or profiler not in PROFILERS
+        ):
+            raise ConfigError(
+                f"trainer.profiler is {profiler}; it must be one of {', '.join(PROFILERS)}, or a"
+                " callback."
+            )
         found.append(profiler if isinstance(profiler, Callback) else PROFILERS[profiler]())
     found = _one_or_none(found, ProgressBar, arguments["enable_progress_bar"])
     if isinstance(loggers, bool):
@@ -39,28 +48,44 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
         found += [loggers] if isinstance(loggers, Logger) else list(loggers)
     found = _one_or_none(found, ModelCheckpoint, arguments["enable_checkpointing"] and not quick)
     if quick:
-        found = [callback for callback in found if not isinstance(callback, (ModelCheckpoint, Logger))]
+        found = [
+            callback for callback in found if not isinstance(callback, (ModelCheckpoint, Logger))
+        ]
     if any(callback.uses_step_clock for callback in found):
         found.append(StepClock())
     return in_order(found)
 
 
 def callbacks_with(callbacks: Sequence[Callback], of_task: Any) -> list[Callback]:
-    """Return the callbacks with the Task's own (Task.configure_callbacks), which take the places of those of their classes.
+    """Return the callbacks with the Task's own (Task.configure_callbacks), which take the places of
+    those of their classes.
 
     Raises:
         ConfigError: the Task's are no callbacks.
     """
     own = [of_task] if isinstance(of_task, Callback) else list(of_task or [])
-    if strange := [type(callback).__name__ for callback in own if not isinstance(callback, Callback)]:
+    if strange := [
+        type(callback).__name__ for callback in own if not isinstance(callback, Callback)
+    ]:
         raise ConfigError(
-            f"configure_callbacks() returned a {strange[0]}; it must return a trainkit.Callback, or a list of them."
+            f"configure_callbacks() returned a {strange[0]}; it must return a trainkit.Callback, or"
+            " a list of them."
         )
     kinds = {type(callback) for callback in own}
-    return in_order([*(c for c in callbacks if type(c) not in kinds), *own]) if own else list(callbacks)
+    return (
+        in_order([*(c for c in callbacks if type(c) not in kinds), *own])
+        if own
+        else list(callbacks)
+    )
 
 
-def _one_or_none(callbacks: list[Callback], kind: type[Callback], is_wanted: bool) -> list[Callback]:
+def _one_or_none(
+    callbacks: list[Callback], kind: type[Callback], is_wanted: bool
+) -> list[Callback]:
     if not is_wanted:
         return [callback for callback in callbacks if not isinstance(callback, kind)]
-    return callbacks if any(isinstance(callback, kind) for callback in callbacks) else [*callbacks, kind()]
+    return (
+        callbacks
+        if any(isinstance(callback, kind) for callback in callbacks)
+        else [*callbacks, kind()]
+    )

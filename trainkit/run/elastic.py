@@ -8,9 +8,9 @@
             a rank is lost      a collective fails on the others: PeerError
             other ranks         the coordinator lets all ranks know at the same step: they commit, and raise RanksChanged
 
-The plan of batch and rate is that of the run's beginning. A step keeps its samples, spread evenly over the present ranks
-(data/plan.py), so each sample of an epoch counts once. (A stream cannot be sharded again: each rank reads its own, and a
-message says so.)
+The plan of batch and rate is that of the run's beginning. A step keeps its samples, spread evenly
+over the present ranks (data/plan.py), so each sample of an epoch counts once. (A stream cannot be
+sharded again: each rank reads its own, and a message says so.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class ElasticState:
     Attributes:
         memory: the last commit.
         run_dir: the run's folder, once this process has been in it.
-        signals: that this process received; handled from the first step on, also while ranks are formed again.
+        signals: that this process received; handled from the first step on, also while ranks are
+            formed again.
         writer: of checkpoints, which may still be writing when an attempt ends.
         has_begun: whether an attempt has begun in this process.
         is_rehearsed: whether it set up the Task and its data before the others had to wait for it.
@@ -74,7 +75,9 @@ class ElasticState:
         self._gathering = Gathering(run.engine.comm)
 
     def begin(self) -> None:
-        """Handle signals from here on, until the fit is done, and commit: a rank that has just joined can resume from here."""
+        """Handle signals from here on, until the fit is done, and commit:
+        a rank that has just joined can resume from here.
+        """
         if not self._is_handling:
             self._handling.enter_context(self.signals)
             self._is_handling = True
@@ -83,7 +86,8 @@ class ElasticState:
     def commit(self) -> None:
         """Copy a checkpoint's contents to host memory. Call it on all ranks.
 
-        Ranks that step alone take an outer step first: the commit holds what all share, and any of them may be lost.
+        Ranks that step alone take an outer step first: the commit holds what all share, and any of
+        them may be lost.
         """
         assert self._run is not None
         checkpoints, engine = self._run.checkpoints, self._run.engine
@@ -93,10 +97,13 @@ class ElasticState:
             training = checkpoints.collect(extra, [])
             of_rank_0 = {name: training[name] for name in (*contents.rank_0_parts, "extra")}
             wait = self._gathering.start(
-                packed_part(checkpoints.committed_rank_parts(), of_rank_0 if engine.ranks.is_main else None)
+                packed_part(
+                    checkpoints.committed_rank_parts(), of_rank_0 if engine.ranks.is_main else None
+                )
             )
             weights = engine.model_state(contents.task)
-            ranks = wait()  # before the copy: if a rank is lost here, the last commit is still whole
+            # before the copy: if a rank is lost here, the last commit is still whole
+            ranks = wait()
             self.memory.keep(self._run.global_step, weights, training, ranks)
 
     def close(self) -> None:
@@ -113,8 +120,9 @@ class ElasticFit(Feature):
     key = "callbacks=elastic"
     not_by_hand = "Start the job without --min-np and --host-discovery-script"
     not_split = (
-        "the job is elastic: the part of a rank that is lost would be lost too. Start with torchrun, and let it resume "
-        "from the checkpoint: torchrun --max-restarts 3, with resume=auto run_dir=runs/mine."
+        "the job is elastic: the part of a rank that is lost would be lost too. Start with"
+        " torchrun, and let it resume from the checkpoint: torchrun --max-restarts 3, with"
+        " resume=auto run_dir=runs/mine."
     )
 
     def __init__(self, state: ElasticState) -> None:
@@ -176,18 +184,27 @@ class ElasticRun:
                     fruitless = 0 if gained else fruitless + 1
                     if fruitless == _MAX_FRUITLESS:
                         raise EngineError(
-                            f"The ranks were formed again {_MAX_FRUITLESS} times, and each time the run failed before it took "
-                            f"a step after step {last_step}. The last time: {change}"
+                            f"The ranks were formed again {_MAX_FRUITLESS} times, and each time the"
+                            f" run failed before it took a step after step {last_step}. The last"
+                            f" time: {change}"
                         ) from change
                 last_step = self.state.memory.step
                 attempt.engine.ranks.leave()
                 if attempt.engine.device.type == "cuda":
-                    gc.collect()  # torch's schedulers and optimizers refer to each other: free their memory for the next
+                    # torch's schedulers and optimizers refer to each other: free their memory for
+                    # the next
+                    gc.collect()
         except BaseException as error:
-            is_own = isinstance(error, Exception) and not isinstance(error, (PeerError, RanksChanged, JobEnded))
+            is_own = isinstance(error, Exception) and not isinstance(
+                error, (PeerError, RanksChanged, JobEnded)
+            )
             if is_own and self.attempt is not None and self.attempt.is_set_up:
                 self.attempt.engine.ranks.report_exception()
-            if set_up is not None and self.attempt is not None and (self.attempt is set_up or not self.attempt.is_set_up):
+            if (
+                set_up is not None
+                and self.attempt is not None
+                and (self.attempt is set_up or not self.attempt.is_set_up)
+            ):
                 set_up.fail(error)
             raise
         finally:

@@ -1,12 +1,14 @@
-"""Evaluator: sanity check, validation, test and prediction; each sample once, on any number of ranks.
+"""Evaluator: sanity check, validation, test and prediction; each sample once, on any number of
+ranks.
 
     validate        inside a fit: rank 0's buffers to all ranks -> evaluate -> hooks
     sanity_check    a few validation batches before training
     evaluate        one pass over the feeds; a gather at its end combines the logged values exactly
     predict         one pass over one feed
 
-Ranks take disjoint shares; a rank may have a batch more or none, but all run the same rounds. Except for the coordinator's
-exchange, about twice a second inside a fit, no collective runs between batches.
+Ranks take disjoint shares; a rank may have a batch more or none, but all run the same rounds.
+Except for the coordinator's exchange, about twice a second inside a fit, no collective runs between
+batches.
 """
 
 from __future__ import annotations
@@ -54,19 +56,22 @@ class ValidationData:
 
 
 def steps_between(val_check_interval: float | None, num_steps: int | None) -> int | None:
-    """Return the steps between two validations inside an epoch of `num_steps`; None to validate at its end.
+    """Return the steps between two validations inside an epoch of `num_steps`; None to validate at
+    its end.
 
     Raises:
         ConfigError: it is a share of an epoch of unknown length.
     """
-    if val_check_interval is None or (isinstance(val_check_interval, float) and val_check_interval == 1):
+    if val_check_interval is None or (
+        isinstance(val_check_interval, float) and val_check_interval == 1
+    ):
         return None
     if isinstance(val_check_interval, int):
         return val_check_interval
     if num_steps is None:
         raise ConfigError(
-            f"trainer.val_check_interval is {val_check_interval}, a share of an epoch, but the training data is a stream "
-            "without a length. Give a number of steps."
+            f"trainer.val_check_interval is {val_check_interval}, a share of an epoch, but the"
+            " training data is a stream without a length. Give a number of steps."
         )
     return max(1, int(num_steps * val_check_interval))
 
@@ -81,7 +86,9 @@ class Evaluator:
         num_batches: batches of this rank in the evaluation in progress, if known.
     """
 
-    def __init__(self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None) -> None:
+    def __init__(
+        self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None
+    ) -> None:
         self._run, self._task, self._hooks = run, task, hooks
         self.data = data or ValidationData([], lambda limit: [])
         self._own_names, self.names = set[str](), set[str]()
@@ -97,7 +104,9 @@ class Evaluator:
         return None if self._current is None else _dataset_of(self._current[0])
 
     def sample_indices(self) -> list[int] | None:
-        """Return the data set's indices of the samples of the batch that is evaluated; None for a stream."""
+        """Return the data set's indices of the samples of the batch that is evaluated;
+        None for a stream.
+        """
         return None if self._current is None else self._current[0].indices(0, self._current[1])
 
     def state_dict(self) -> int:
@@ -126,7 +135,9 @@ class Evaluator:
     # -- inside a fit -----------------------------------------------------------------------------------------------
 
     def sanity_check(self) -> None:
-        """Try a few validation batches before training: an error in validation then costs no epoch."""
+        """Try a few validation batches before training:
+        an error in validation then costs no epoch.
+        """
         limit, state = self._run.options.evaluation.num_sanity_val_steps, self._run.state
         if not self.has_data or limit == 0 or state.global_step:
             return
@@ -144,11 +155,14 @@ class Evaluator:
 
     def validate(self) -> Mapping[str, float]:
         """Validate inside a fit and return the logged values; empty without validation data."""
-        (run := self._run).engine.approximation.close_round()  # all ranks evaluate, and save, the same weights
+        # all ranks evaluate, and save, the same weights
+        (run := self._run).engine.approximation.close_round()
         if not self.has_data:
             return {}
-        run.engine.comm.broadcast_tensors(self._task.buffers())  # rank 0's statistics are evaluated and saved
-        with run.checkpoints.holding_rank_parts():  # a signal during the validation saves the state as of here
+        # rank 0's statistics are evaluated and saved
+        run.engine.comm.broadcast_tensors(self._task.buffers())
+        # a signal during the validation saves the state as of here
+        with run.checkpoints.holding_rank_parts():
             run.coordinator.expect_new_pace()
             self._count(self.data.feeds)
             metrics = self._pass("validation", self.data.feeds, self.data.check)
@@ -171,18 +185,28 @@ class Evaluator:
         self._end_hook(f"on_{kind}_end")
         return metrics | self._of_hooks
 
-    def predict(self, feeds: Sequence[Feed], write_to: Path | None, keep: bool, table: TableFormat = "csv") -> list[Any] | None:
-        """Predict on one feed, and write each batch; return all ranks' outputs in the data's order, or None unless `keep`."""
+    def predict(
+        self, feeds: Sequence[Feed], write_to: Path | None, keep: bool, table: TableFormat = "csv"
+    ) -> list[Any] | None:
+        """Predict on one feed, and write each batch;
+        return all ranks' outputs in the data's order, or None unless `keep`.
+        """
         check_format(table)
         if len(feeds) > 1:
-            raise ConfigError(f"predict takes one loader, and got {len(feeds)}. Call it once for each.")
+            raise ConfigError(
+                f"predict takes one loader, and got {len(feeds)}. Call it once for each."
+            )
         self._count(feeds)
         engine = self._run.engine
         if write_to is not None:
             engine.comm.run_on_main(lambda: clear_predictions(write_to))
         own, folder = list[tuple[int, Any]](), write_to if engine.ranks.counts_samples else None
         with contextlib.ExitStack() as stack:
-            rows = None if folder is None else PredictionTable(folder, engine.ranks.rank, _dataset_of(feeds[0]))
+            rows = (
+                None
+                if folder is None
+                else PredictionTable(folder, engine.ranks.rank, _dataset_of(feeds[0]))
+            )
             stack.callback(lambda: None if rows is None else rows.close())
             for i, (microbatch, outputs) in enumerate(self._predictions(feeds[0])):
                 places, on_cpu = microbatch.places, to_device(outputs, torch.device("cpu"))
@@ -207,20 +231,26 @@ class Evaluator:
         counts = [feed.num_steps_in(0) for feed in feeds]
         self.num_batches = None if None in counts else sum(filter(None, counts))
 
-    def _pass(self, kind: str, feeds: Sequence[Feed], check: Callable[[], None]) -> dict[str, float]:
+    def _pass(
+        self, kind: str, feeds: Sequence[Feed], check: Callable[[], None]
+    ) -> dict[str, float]:
         with _eval_mode(self._task):
             self._hooks(f"on_{kind}_start")
             self._hooks(f"on_{kind}_epoch_start")
             objects = EpochMetrics(self._task)
             objects.begin()
             step = getattr(self._task, _STEPS[kind])
-            metrics, takes_index = dict[str, float](), "dataloader_idx" in inspect.signature(step).parameters
+            metrics, takes_index = (
+                dict[str, float](),
+                "dataloader_idx" in inspect.signature(step).parameters,
+            )
             for index, feed in enumerate(feeds):
                 more = (index,) * takes_index
                 suffix = feed.name or (f"dataloader_idx_{index}" if len(feeds) > 1 else "")
                 log = MetricLog(f"/{suffix}" if suffix else "")
                 log.new_step(is_read=False)  # an evaluation logs no steps
-                # no_grad, not inference_mode: a table that a model caches from here must be good for training too.
+                # no_grad, not inference_mode: a table that a model caches from here must be good
+                # for training too.
                 with torch.no_grad(), self._run.precision.autocast():
                     for batch_idx, microbatch in enumerate(_batches(feed, check)):
                         batch, self._current = microbatch.batch, (feed, microbatch)
@@ -228,13 +258,17 @@ class Evaluator:
                             with uncounted(self._task):
                                 call_step(self._task, _STEPS[kind], batch, batch_idx, *more)
                             continue
-                        self._task._log_to(LogTarget(log, microbatch.num_samples, on_step=False, on_epoch=True))
+                        self._task._log_to(
+                            LogTarget(log, microbatch.num_samples, on_step=False, on_epoch=True)
+                        )
                         self._hooks(f"on_{kind}_batch_start", batch, batch_idx, index)
                         outputs = call_step(self._task, _STEPS[kind], batch, batch_idx, *more)
                         self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 self._task._log_to(None)
                 finished = objects if index == len(feeds) - 1 else None
-                metrics |= log.epoch_values(self._run.engine.data.all_gather_object, objects=finished)
+                metrics |= log.epoch_values(
+                    self._run.engine.data.all_gather_object, objects=finished
+                )
                 if self._run.state.stage == "fit":
                     self._own_names |= log.prog_bar
             self._of_hooks = {}
@@ -268,7 +302,9 @@ class Evaluator:
 
 @contextlib.contextmanager
 def _eval_mode(task: Task) -> Iterator[None]:
-    """Put all modules into eval mode, and restore the mode of each: a part that the user set to eval() stays so."""
+    """Put all modules into eval mode, and restore the mode of each:
+    a part that the user set to eval() stays so.
+    """
     modes = [(module, module.training) for module in task.modules()]
     task.eval()
     try:
@@ -280,7 +316,9 @@ def _eval_mode(task: Task) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncounted(task: Task) -> Iterator[None]:
-    """Drop what the Task logs in the context, and what its metric objects count: the samples are borrowed (data/plan.py)."""
+    """Drop what the Task logs in the context, and what its metric objects count:
+    the samples are borrowed (data/plan.py).
+    """
     undo = remember(metrics_in(task))
     task._log_to(LogTarget(MetricLog(), 1, on_step=True, on_epoch=False))
     try:

@@ -1,4 +1,5 @@
-"""Feature: an option of a fit as one object: what it refuses, what it does at which moment, what it keeps in a checkpoint.
+"""Feature: an option of a fit as one object: what it refuses, what it does at which moment, what it
+keeps in a checkpoint.
 
 build.py asks the features of a fit (features.py) at these moments, in this order:
 
@@ -97,7 +98,11 @@ class Features(Feature):
 
     def in_step(self, run: RunView, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
         """Ask each."""
-        return {name: part for feature in self for name, part in feature.in_step(run, optimizers).items()}
+        return {
+            name: part
+            for feature in self
+            for name, part in feature.in_step(run, optimizers).items()
+        }
 
     def begun(self, run: RunView) -> None:
         """Ask each."""

@@ -22,7 +22,8 @@ def features_of(stage: Stage) -> Features:
     features = Features()
     asked: list[object] = [
         numerics.compile and Compile(numerics.compile, stage.enter_once),
-        numerics.activation_checkpointing and Recompute(numerics.activation_checkpointing, stage.enter),
+        numerics.activation_checkpointing
+        and Recompute(numerics.activation_checkpointing, stage.enter),
         stage.elastic and stage.is_elastic and ElasticFit(stage.elastic),
         numerics.halve_batch_on_oom and HalveOnOom(),
         numerics.stop_on_nonfinite and StopOnNonfinite(),

@@ -17,19 +17,28 @@ from trainkit.run.setup import Stage
 from trainkit.run.stage_feeds import Feeds
 
 
-def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequence[int] | None = None) -> Feeds:
-    """Make the feeds of a fit with settings meant for `declared` ranks, and return them; stage and evaluator have them.
+def make_feeds(
+    stage: Stage, training: TrainingData, declared: int, shares: Sequence[int] | None = None
+) -> Feeds:
+    """Make the feeds of a fit with settings meant for `declared` ranks, and return them; stage and
+    evaluator have them.
 
     Raises:
         ConfigError: no validation would ever run.
     """
     options, engine, source = stage.options.batch, stage.engine, training.source
-    changes = derive_accumulation(training.batch_size, declared, options.accumulate_grad_batches, options.global_batch_size)
+    changes = derive_accumulation(
+        training.batch_size, declared, options.accumulate_grad_batches, options.global_batch_size
+    )
     if options.overfit_batches is not None and source is not None:
-        source = dataclasses.replace(source, shuffle=False, sampler=None)  # the same batches again and again
+        # the same batches again and again
+        source = dataclasses.replace(source, shuffle=False, sampler=None)
     limit, seed, pad = options.limit_train_batches, stage.options.seed, options.pad_last_step
     if shares is not None and stage.is_elastic:
-        raise ConfigError("trainer.rank_shares is set, but the job is elastic: its ranks may change. Leave one of the two out.")
+        raise ConfigError(
+            "trainer.rank_shares is set, but the job is elastic: its ranks may change. Leave one of"
+            " the two out."
+        )
     feed = train_feed(
         training.data,
         source,
@@ -43,18 +52,26 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
         stage.feeds.bad_samples,
         shares,
     )
-    if isinstance(feed, StreamFeed) and isinstance(feed.stream, OwnStream) and declared != engine.ranks.data_size:
+    if (
+        isinstance(feed, StreamFeed)
+        and isinstance(feed.stream, OwnStream)
+        and declared != engine.ranks.data_size
+    ):
         stage.run.say(
-            "Each rank reads a part of the training data of its own: for the "
-            f"{changes[0][1]} microbatches of each of {declared} ranks a step takes {feed.microbatches_in(0)} of each of "
-            f"{engine.ranks.data_size}, and of this epoch samples may be left out or come again."
+            f"Each rank reads a part of the training data of its own: for the {changes[0][1]}"
+            f" microbatches of each of {declared} ranks a step takes {feed.microbatches_in(0)} of"
+            f" each of {engine.ranks.data_size}, and of this epoch samples may be left out or come"
+            " again."
         )
     stage.feeds.keep([feed])
     evaluation = stage.options.evaluation
     val_data = stage.data.find("val", stage.task)
     if val_data is not None and not has_step(stage.task, Task, "validation_step"):
         name = type(stage.task).__name__
-        stage.run.say(f"There is validation data, and {name} has no validation_step: training runs without validation.")
+        stage.run.say(
+            f"There is validation data, and {name} has no validation_step: training runs without"
+            " validation."
+        )
         val_data = None
     val = stage.feeds.of_evaluation(val_data, "val_dataloaders", evaluation.limit_val_batches)
     stage.feeds.keep(val)
@@ -64,9 +81,9 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
         across = evaluation.check_val_every_n_epoch is None
         if val and interval and steps is not None and interval > steps and not across:
             raise ConfigError(
-                f"trainer.val_check_interval is {interval}, but epoch {epoch} has {steps} steps: there would never be a "
-                "validation in it. Use a smaller one, null for the epoch's end, or trainer.check_val_every_n_epoch=null to "
-                "count steps across epochs."
+                f"trainer.val_check_interval is {interval}, but epoch {epoch} has {steps} steps:"
+                " there would never be a validation in it. Use a smaller one, null for the epoch's"
+                " end, or trainer.check_val_every_n_epoch=null to count steps across epochs."
             )
     stage.feeds.of_fit = Feeds(feed, val, val_data, training.batch_size, declared, changes, shares)
     stage.run.evaluator.data = _validation_data(stage)
@@ -74,7 +91,9 @@ def make_feeds(stage: Stage, training: TrainingData, declared: int, shares: Sequ
 
 
 def _validation_data(stage: Stage) -> ValidationData:
-    """Return what the evaluator of a fit needs: the feeds, and feeds of the same data for the sanity check."""
+    """Return what the evaluator of a fit needs:
+    the feeds, and feeds of the same data for the sanity check.
+    """
     run, feeds = stage.run, stage.feeds.of_fit
 
     def sanity_feeds(limit: int | None) -> list[Feed]:

@@ -32,11 +32,16 @@ class LossWatch:
 
     Args:
         say: prints on rank 0.
-        steps_alone: whether this rank takes its steps alone, so that the others do not have its loss at the next one.
+        steps_alone: whether this rank takes its steps alone, so that the others do not have its
+            loss at the next one.
     """
 
     def __init__(
-        self, say: Callable[[str], None], state: TrainState, ranks: Ranks, steps_alone: Callable[[], bool] = lambda: False
+        self,
+        say: Callable[[str], None],
+        state: TrainState,
+        ranks: Ranks,
+        steps_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self._say, self._state, self._ranks, self._steps_alone = say, state, ranks, steps_alone
         self._last: Tensor | None = None
@@ -44,23 +49,30 @@ class LossWatch:
 
     def look(self, loss: Tensor) -> None:
         """Remember the latest loss; does not wait for the device."""
-        self._last = loss  # detach() would cost more than all else here; its graph is freed by backward
+        # detach() would cost more than all else here; its graph is freed by backward
+        self._last = loss
 
     def report(self) -> None:
-        """Print if the latest loss is not finite, which waits for its device. The graph of the loss, and with it the model, is
-        held no longer.
+        """Print if the latest loss is not finite, which waits for its device. The graph of the
+        loss, and with it the model, is held no longer.
         """
         last, self._last = self._last, None
         speaks = self._ranks.is_main or self._steps_alone()
-        if not speaks or self._reported or last is None or math.isfinite(loss := float(last.detach())):
+        if (
+            not speaks
+            or self._reported
+            or last is None
+            or math.isfinite(loss := float(last.detach()))
+        ):
             return
         self._reported = True
         whose = f" of rank {self._ranks.rank}" if self._steps_alone() else ""
         say = self._say if self._ranks.is_main else functools.partial(print, flush=True)
         say(
-            f"WARNING: the loss{whose} is {loss} at step {self._state.global_step} (epoch {self._state.current_epoch}), so the "
-            "weights are probably not finite now. Training continues. trainer.stop_on_nonfinite=true ends a run before such an "
-            "update and names the samples; a lower rate, warm-up or trainer.gradient_clip_val may prevent it."
+            f"WARNING: the loss{whose} is {loss} at step {self._state.global_step} (epoch"
+            f" {self._state.current_epoch}), so the weights are probably not finite now. Training"
+            " continues. trainer.stop_on_nonfinite=true ends a run before such an update and names"
+            " the samples; a lower rate, warm-up or trainer.gradient_clip_val may prevent it."
         )
 
 
@@ -70,7 +82,9 @@ class StopOnNonfinite(Feature):
     name = "trainer.stop_on_nonfinite"
     not_by_hand = "Leave it out, or check the loss in training_step"
 
-    def in_step(self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]) -> Mapping[str, Any]:
+    def in_step(
+        self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Mapping[str, Any]:
         """Let each step look at its losses."""
         return {"finite": FiniteLosses(run)}
 
@@ -84,7 +98,8 @@ class FiniteLosses:
 
     def look(self, loss: Tensor, microbatch: Microbatch) -> None:
         """Store a microbatch's loss; does not wait for the device."""
-        self._seen.append((loss.detach().clone(), microbatch))  # a CUDA graph writes the next one over it
+        # a CUDA graph writes the next one over it
+        self._seen.append((loss.detach().clone(), microbatch))
 
     def forget(self) -> None:
         """Drop the losses of this step."""
@@ -97,7 +112,11 @@ class FiniteLosses:
             DivergenceError: names step, rank and samples; the same on all ranks.
         """
         with allowed_read():
-            losses = torch.stack([loss.double() for loss, _ in self._seen]).tolist() if self._seen else []
+            losses = (
+                torch.stack([loss.double() for loss, _ in self._seen]).tolist()
+                if self._seen
+                else []
+            )
             bad = [
                 (loss, self._run.train_feed.indices(self._run.state.current_epoch, microbatch))
                 for loss, (_, microbatch) in zip(losses, self._seen, strict=True)
@@ -114,9 +133,10 @@ class FiniteLosses:
             for loss, indices in losses_of_rank
         ]
         raise DivergenceError(
-            f"The loss is not finite at step {self._run.state.global_step} (epoch {self._run.state.current_epoch}): "
-            f"{'; '.join(found[:8])}. The weights were not updated. Look at these samples; if they are sound, try a lower "
-            "rate, warm-up or trainer.gradient_clip_val. trainer.detect_anomaly=true names the operation."
+            f"The loss is not finite at step {self._run.state.global_step} (epoch"
+            f" {self._run.state.current_epoch}): {'; '.join(found[:8])}. The weights were not"
+            " updated. Look at these samples; if they are sound, try a lower rate, warm-up or"
+            " trainer.gradient_clip_val. trainer.detect_anomaly=true names the operation."
         )
 
 

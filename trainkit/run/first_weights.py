@@ -31,7 +31,9 @@ class StartFrom:
 
 
 def place_weights(stage: Stage) -> None:
-    """Place a Task's weights before any are loaded, since loading casts; all ranks have the same model."""
+    """Place a Task's weights before any are loaded, since loading casts;
+    all ranks have the same model.
+    """
     _place(stage)
     stage.replicas.compare("model", lambda: model_of(stage.task))
 
@@ -42,7 +44,9 @@ def _place(stage: Stage) -> None:
 
 
 def load_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) -> None:
-    """Begin a new run: move an earlier run's files aside, and load `init_weights` if each rank holds all weights."""
+    """Begin a new run: move an earlier run's files aside,
+    and load `init_weights` if each rank holds all weights.
+    """
     if saved is not None:
         return
     stage.engine.comm.run_on_main(lambda: _refuse_anothers_checkpoints(stage.run))
@@ -53,7 +57,9 @@ def load_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) -
 
 
 def shard_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) -> None:
-    """Let the engine split the weights; fill this rank's parts from the opened checkpoint, or with first weights."""
+    """Let the engine split the weights;
+    fill this rank's parts from the opened checkpoint, or with first weights.
+    """
     in_parts = is_in_parts(stage.task)
     stage.engine.shard(stage.task)
     if stage.checkpoints.opened is not None:
@@ -88,29 +94,39 @@ def load_to_evaluate(stage: Stage, ckpt_path: str | None) -> None:
 
 
 def _read_weights(stage: Stage, ckpt_path: str) -> str:
-    """Rank 0: load the weights of a trainkit checkpoint, or of a file of weights; return its path."""
+    """Rank 0: load the weights of a trainkit checkpoint, or of a file of weights;
+    return its path.
+    """
     if Path(ckpt_path).is_file():
         load_whole(stage.task, ckpt_path)
         return ckpt_path
     checkpoint = stage.checkpoints.read(ckpt_path, stage.task, resume=False)
     if checkpoint is None:
-        raise CheckpointError(f"ckpt_path is '{ckpt_path}', and there is no checkpoint in {stage.checkpoints.stores[0].place}.")
+        raise CheckpointError(
+            f"ckpt_path is '{ckpt_path}', and there is no checkpoint in"
+            f" {stage.checkpoints.stores[0].place}."
+        )
     return checkpoint[0]
 
 
 def _refuse_anothers_checkpoints(run: Run) -> None:
-    """Refuse a new run in another run's checkpoint folder: it would replace and delete those checkpoints."""
+    """Refuse a new run in another run's checkpoint folder:
+    it would replace and delete those checkpoints.
+    """
     for policy in checkpoint_policies(run.callbacks):
         if policy.dirpath and (there := policy.store_of(run.run_dir).names()):
             shown = f"{', '.join(there[:3])}{', ...' * (len(there) > 3)}"
             raise ConfigError(
-                f"ModelCheckpoint.dirpath is '{policy.dirpath}', which holds checkpoints of another run ({shown}). "
-                "Resume from them (ckpt_path=last, or resume=auto), or give another folder."
+                f"ModelCheckpoint.dirpath is '{policy.dirpath}', which holds checkpoints of another"
+                f" run ({shown}). Resume from them (ckpt_path=last, or resume=auto), or give"
+                " another folder."
             )
 
 
 def _load(stage: Stage, start: StartFrom, in_parts: bool) -> None:
-    """Fill a new run's weights: those of this rank's parts, or whole ones on rank 0, which sends them later."""
+    """Fill a new run's weights: those of this rank's parts, or whole ones on rank 0,
+    which sends them later.
+    """
     task, engine, weights = stage.task, stage.engine, start.init_weights
     mismatches: list[str] = []
     if in_parts:
@@ -118,5 +134,7 @@ def _load(stage: Stage, start: StartFrom, in_parts: bool) -> None:
     elif weights is not None:
         mismatches = engine.comm.run_on_main(lambda: load_whole(task, weights, start.strict))
     if weights is not None:
-        without = ", without those that do not match:\n  " + "\n  ".join(mismatches) if mismatches else ""
+        without = (
+            ", without those that do not match:\n  " + "\n  ".join(mismatches) if mismatches else ""
+        )
         stage.run.say(f"Weights from {weights}{without}.")

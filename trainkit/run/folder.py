@@ -1,4 +1,6 @@
-"""The folder of a run: created, and checked to be writable and to be that of all hosts, before training."""
+"""The folder of a run: created, and checked to be writable and to be that of all hosts,
+before training.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,30 @@ from trainkit.run.state import STATE
 
 LEDGER, CONFIG = "goodput.json", "config.yaml"
 # A run's files, which a new run in the folder must not find.
-_OF_A_RUN = ("checkpoints", "metrics.csv", "metrics.jsonl", "tensorboard", LEDGER, "timeline", "reports", "capsules")
-_BESIDE = (CONFIG, ".hydra", STATE, "progress.json")  # without which it cannot be resumed by itself, or its status be shown
+_OF_A_RUN = (
+    "checkpoints",
+    "metrics.csv",
+    "metrics.jsonl",
+    "tensorboard",
+    LEDGER,
+    "timeline",
+    "reports",
+    "capsules",
+)
+# without which it cannot be resumed by itself, or its status be shown
+_BESIDE = (CONFIG, ".hydra", STATE, "progress.json")
 
 
 def agreed_run_dir(
-    requested: str | Path | None, task_name: str, engine: Engine, callbacks: Sequence[Callback], needed: bool
+    requested: str | Path | None,
+    task_name: str,
+    engine: Engine,
+    callbacks: Sequence[Callback],
+    needed: bool,
 ) -> Path:
-    """Return the run's folder, which rank 0 makes; see make_run_dir and check_shared. Call it on all ranks."""
+    """Return the run's folder, which rank 0 makes; see make_run_dir and check_shared.
+    Call it on all ranks.
+    """
     run_dir: Path = engine.comm.run_on_main(lambda: make_run_dir(requested, task_name))
     check_shared(run_dir, engine, callbacks, needed)
     return run_dir
@@ -39,8 +57,8 @@ def make_run_dir(requested: str | Path | None, task_name: str) -> Path:
     """Return the folder; creates it if needed.
 
     Args:
-        requested: the folder; None for a new folder runs/<task_name>/<time> below the current one. In an elastic job, which
-            ranks may join later, the time is the job's.
+        requested: the folder; None for a new folder runs/<task_name>/<time> below the current one.
+            In an elastic job, which ranks may join later, the time is the job's.
         task_name: the Task's class.
 
     Raises:
@@ -50,31 +68,41 @@ def make_run_dir(requested: str | Path | None, task_name: str) -> Path:
         if requested is None and (started := job_started()):
             requested = Path("runs", task_name, started)
         if requested is None:
-            return _new_folder(Path("runs", task_name, time.strftime("%Y-%m-%d_%H-%M-%S")).absolute())
+            return _new_folder(
+                Path("runs", task_name, time.strftime("%Y-%m-%d_%H-%M-%S")).absolute()
+            )
         folder = Path(requested).expanduser().absolute()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        shown = f"'{requested}'" if requested is not None else "null (runs/ below the current folder)"
-        raise ConfigError(f"run_dir is {shown}, which cannot be written: {error.strerror}. Give another folder.") from error
+        shown = (
+            f"'{requested}'" if requested is not None else "null (runs/ below the current folder)"
+        )
+        raise ConfigError(
+            f"run_dir is {shown}, which cannot be written: {error.strerror}. Give another folder."
+        ) from error
     return folder
 
 
-def check_shared(run_dir: Path, engine: Engine, callbacks: Sequence[Callback], needed: bool) -> None:
-    """Find out, if the ranks are on several hosts, whether all of these see the run's folder. Call it on all ranks.
+def check_shared(
+    run_dir: Path, engine: Engine, callbacks: Sequence[Callback], needed: bool
+) -> None:
+    """Find out, if the ranks are on several hosts, whether all of these see the run's folder. Call
+    it on all ranks.
 
     Args:
         run_dir: the folder that rank 0 has made.
         engine: its ranks look for a file there.
         callbacks: those that save may have a folder of their own.
-        needed: whether other ranks than rank 0 use it: each writes its part, or rank 0 may be on another host later (an
-            elastic job). Checkpoints at a URL are enough then. Otherwise a message names the hosts.
+        needed: whether other ranks than rank 0 use it: each writes its part, or rank 0 may be on
+            another host later (an elastic job). Checkpoints at a URL are enough then. Otherwise a
+            message names the hosts.
 
     Raises:
-        ConfigError: it is needed, and a host does not see it. In a job that trains already only the new ranks of that host
-            raise it: the others continue without them.
+        ConfigError: it is needed, and a host does not see it. In a job that trains already only the
+            new ranks of that host raise it: the others continue without them.
     """
     ranks, comm = engine.ranks, engine.comm
     if ranks.local_size >= ranks.world_size:
@@ -85,9 +113,14 @@ def check_shared(run_dir: Path, engine: Engine, callbacks: Sequence[Callback], n
         seen = comm.all_gather_object((host_name(), trains or sees(run_dir / name), trains))
     if not (blind := ", ".join(sorted({host for host, is_seen, _ in seen if not is_seen}))):
         return
-    is_elsewhere = any("://" in policy.store_of(run_dir).place for policy in checkpoint_policies(callbacks))
+    is_elsewhere = any(
+        "://" in policy.store_of(run_dir).place for policy in checkpoint_policies(callbacks)
+    )
     if not (needed or engine.splits_weights) or is_elsewhere:
-        ranks.say(f"run_dir is '{run_dir}', and {blind} does not see it: the run's files are on {seen[0][0]} alone.")
+        ranks.say(
+            f"run_dir is '{run_dir}', and {blind} does not see it: the run's files are on"
+            f" {seen[0][0]} alone."
+        )
     elif not seen[ranks.rank][1] or not any(trains for _, _, trains in seen):
         if ranks.is_main:
             with contextlib.suppress(OSError):
@@ -116,22 +149,27 @@ def _new_folder(path: Path) -> Path:
 
 
 def set_aside(run_dir: Path) -> None:
-    """Move an earlier run's files in the folder to `before-<time>/` in it, and report it. Nothing is mixed or lost."""
+    """Move an earlier run's files in the folder to `before-<time>/` in it, and report it.
+    Nothing is mixed or lost.
+    """
     there = [run_dir / name for name in _OF_A_RUN if (run_dir / name).exists()]
-    there = [path for path in there if path.name != LEDGER or not _is_of_this_job(path)]  # it counts what the job has lost
+    # it counts what the job has lost
+    there = [path for path in there if path.name != LEDGER or not _is_of_this_job(path)]
     if not any(path.name != "tensorboard" for path in there):
         return
     place = _new_folder(run_dir / f"before-{time.strftime('%Y-%m-%d_%H-%M-%S')}")
     for path in [*there, *(run_dir / name for name in _BESIDE if (run_dir / name).exists())]:
         path.rename(place / path.name)
     info(
-        f"{run_dir} held an earlier run; its files are in {place.name}/ now. To resume that one: run_dir={short(place)} "
-        "ckpt_path=last"
+        f"{run_dir} held an earlier run; its files are in {place.name}/ now. To resume that one:"
+        f" run_dir={short(place)} ckpt_path=last"
     )
 
 
 def _is_of_this_job(ledger: Path) -> bool:
-    """Return whether an elastic job that lost all workers before its first checkpoint has begun this ledger."""
+    """Return whether an elastic job that lost all workers before its
+    first checkpoint has begun this ledger.
+    """
     try:
         return bool(job_started()) and json.loads(ledger.read_text())["job"] == job_started()
     except (OSError, ValueError, KeyError, TypeError):

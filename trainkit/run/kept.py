@@ -20,8 +20,8 @@ Made = tuple[list[Optimizer], list[ScheduleConfig]]
 class Kept:
     """The compiled modules and the optimizers of a Task.
 
-    Other ranks wait while a rank makes them. All ranks of an attempt have the state of rank 0, so only the settings that they
-    were made with count, and these are kept too.
+    Other ranks wait while a rank makes them. All ranks of an attempt have the state of rank 0, so
+    only the settings that they were made with count, and these are kept too.
     """
 
     def __init__(self) -> None:
@@ -40,14 +40,22 @@ class Kept:
     def optimizers(self, task: Task, plan: BatchPlan, make: Callable[[], Made]) -> Made:
         """Return what `make` returned, as it was then.
 
-        It is made again if the task has other parameters now, an optimizer has other groups (as of a fine-tuning that adds
-        some), or the plan of batch and rate is another.
+        It is made again if the task has other parameters now, an optimizer has other groups (as of
+        a fine-tuning that adds some), or the plan of batch and rate is another.
         """
-        if self._made is None or self._plan != plan or self._parameters != _parameters(task, self._made[0]):
+        if (
+            self._made is None
+            or self._plan != plan
+            or self._parameters != _parameters(task, self._made[0])
+        ):
             self._made, self._plan = make(), plan
             self._parameters = _parameters(task, self._made[0])
-            self._optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in self._made[0]]
-            self._schedulers = [copy.deepcopy(_settings(config.scheduler)) for config in self._made[1]]
+            self._optimizers = [
+                copy.deepcopy(optimizer.state_dict()) for optimizer in self._made[0]
+            ]
+            self._schedulers = [
+                copy.deepcopy(_settings(config.scheduler)) for config in self._made[1]
+            ]
         else:
             for optimizer, state in zip(self._made[0], self._optimizers, strict=True):
                 optimizer.load_state_dict(copy.deepcopy(state))  # it may take over the tensors
@@ -62,7 +70,11 @@ class Kept:
 
 
 def _parameters(task: nn.Module, optimizers: list[Optimizer]) -> list[list[int]]:
-    of_optimizers = [[id(p) for p in group["params"]] for optimizer in optimizers for group in optimizer.param_groups]
+    of_optimizers = [
+        [id(p) for p in group["params"]]
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+    ]
     return [[id(parameter) for parameter in task.parameters()], *of_optimizers]
 
 

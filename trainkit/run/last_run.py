@@ -38,9 +38,15 @@ class LastRun:
         if task is not None:
             return task, ckpt_path
         if self._fitted is None:
-            raise ConfigError("No model was given, and this Trainer has not trained one yet: pass it, or call fit first.")
+            raise ConfigError(
+                "No model was given, and this Trainer has not trained one yet: pass it, or call fit"
+                " first."
+            )
         own = self._fitted.checkpoint_callback
-        return self._fitted.task, ckpt_path or (own.best_model_path if own is not None else "") or None
+        return (
+            self._fitted.task,
+            ckpt_path or (own.best_model_path if own is not None else "") or None,
+        )
 
     @property
     def run(self) -> Run:
@@ -54,7 +60,9 @@ class LastRun:
     @property
     def _last_stage(self) -> Stage:
         if self._stage is None:
-            raise ConfigError("The Trainer has not run yet: call fit, validate, test or predict first.")
+            raise ConfigError(
+                "The Trainer has not run yet: call fit, validate, test or predict first."
+            )
         return self._stage
 
     @property
@@ -96,7 +104,9 @@ class LastRun:
     def run_dir(self) -> Path:
         """The run's folder, the same on all ranks."""
         if not self.engine.ranks.takes_part:
-            raise ConfigError("trainer.run_dir: this rank is not in engine.process_set and has no run folder.")
+            raise ConfigError(
+                "trainer.run_dir: this rank is not in engine.process_set and has no run folder."
+            )
         return self.run.run_dir
 
     @property
@@ -131,10 +141,14 @@ class LastRun:
         self.run.should_stop = value
 
     def __getattr__(self, name: str) -> Any:
-        """Ask the run for what a Trainer of Lightning's has too: global_step, world_size, request_stop(reason), ..."""
+        """Ask the run for what a Trainer of Lightning's has too:
+        global_step, world_size, request_stop(reason), ...
+        """
         if name in ("logger", "loggers") and self._run is None:  # of the run to come
             found = loggers_of(self.callbacks)
             return found if name == "loggers" else next(iter(found), None)
-        if name.startswith("_") or not (hasattr(Run, name) or name in (*Run.__annotations__, "datamodule")):
+        if name.startswith("_") or not (
+            hasattr(Run, name) or name in (*Run.__annotations__, "datamodule")
+        ):
             raise AttributeError(f"'Trainer' object has no attribute '{name}'")
         return getattr(self.run, name)

@@ -5,11 +5,13 @@ beat      a thread of rank 0 writes it again every _BEAT_S seconds
 check     before each change at the URL, on the rank that makes it: raises if the file describes another run
 release   deletes it
 
-No kernel deletes the file when its process is killed. The next run replaces it if that process was of this machine and has
-ended, or if the file stays the same for _EXPIRES_S seconds by the next run's own clock: clocks of hosts are not compared.
+No kernel deletes the file when its process is killed. The next run replaces it if that process was
+of this machine and has ended, or if the file stays the same for _EXPIRES_S seconds by the next
+run's own clock: clocks of hosts are not compared.
 
-Where a store can create a file on condition that there is none (S3, GCS), one of two runs that start together gets it. A
-store without conditional writes may let both start: `check` then ends the one whose file was replaced, before it writes.
+Where a store can create a file on condition that there is none (S3, GCS), one of two runs that
+start together gets it. A store without conditional writes may let both start: `check` then ends the
+one whose file was replaced, before it writes.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def leased(run: Run, is_later_attempt: bool) -> Iterator[None]:
         for store in run.checkpoints.stores:
             if isinstance(store, RemoteStore):
                 lease = stack.enter_context(StoreLease(store, run.run_dir))
-                lease.adopt(run.engine.comm.run_on_main(functools.partial(lease.take, is_later_attempt)))
+                lease.adopt(
+                    run.engine.comm.run_on_main(functools.partial(lease.take, is_later_attempt))
+                )
                 store.guard = lease.check
         yield
 
@@ -70,17 +74,24 @@ class StoreLease:
     def __enter__(self) -> StoreLease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()
 
     def take(self, is_later_attempt: bool = False) -> dict[str, Any]:
         """Take the URL on rank 0; return the run's description, for `adopt` on the other ranks.
 
         Args:
-            is_later_attempt: of an elastic job: a store that does not answer costs checkpoints, not the run.
+            is_later_attempt: of an elastic job: a store that does not answer costs checkpoints, not
+                the run.
 
         Raises:
-            ConfigError: another run holds it (names host, process, run_dir and start), or it cannot be written.
+            ConfigError: another run holds it (names host, process, run_dir and start), or it cannot
+                be written.
         """
         self._owner = _describe(self._run_dir)
         try:
@@ -88,10 +99,13 @@ class StoreLease:
         except OSError as error:
             if not is_later_attempt:
                 raise ConfigError(
-                    f"ModelCheckpoint.dirpath is '{self._store.place}', which cannot be written: {error}. Give another URL or "
-                    "folder: callbacks.checkpoint.dirpath=..."
+                    f"ModelCheckpoint.dirpath is '{self._store.place}', which cannot be written:"
+                    f" {error}. Give another URL or folder: callbacks.checkpoint.dirpath=..."
                 ) from error
-        effect = "It is started again. If it fails for a minute, another run can take the URL, and this run ends then."
+        effect = (
+            "It is started again. If it fails for a minute, another run can take the URL, and this"
+            " run ends then."
+        )
         self._beating = start_thread("trainkit-lease", self._beat, printed(effect, retry_s=_BEAT_S))
         return self._owner
 
@@ -113,9 +127,10 @@ class StoreLease:
             holder = described(there or b"")
             what = "was deleted" if holder is None else f"is of another run now: {_name(holder)}"
             raise LeaseLost(
-                f"{self._store.path_of(LOCK)}, by which this run (since {self._owner['started']}) holds '{self._store.place}', "
-                f"{what}. This run ends, since each would remove the other's checkpoints. Resume it at another URL: "
-                f"callbacks.checkpoint.dirpath=... ckpt_path={self._store.path_of('last')}"
+                f"{self._store.path_of(LOCK)}, by which this run (since {self._owner['started']})"
+                f" holds '{self._store.place}', {what}. This run ends, since each would remove the"
+                " other's checkpoints. Resume it at another URL: callbacks.checkpoint.dirpath=..."
+                f" ckpt_path={self._store.path_of('last')}"
             )
 
     def release(self) -> None:
@@ -133,7 +148,12 @@ class StoreLease:
         while True:
             there = self._store.read_file(LOCK)
             now = time.monotonic()
-            if there is None or self._is_ours(there) or _has_ended(there) or (there == seen and now - since > _EXPIRES_S):
+            if (
+                there is None
+                or self._is_ours(there)
+                or _has_ended(there)
+                or (there == seen and now - since > _EXPIRES_S)
+            ):
                 if self._write_first(there):
                     return
                 continue
@@ -141,14 +161,15 @@ class StoreLease:
             if seen is None:
                 seen, since = there, now
                 info(
-                    f"'{self._store.place}' is held by {_name(holder)}. Waiting up to {_EXPIRES_S:g} s to see whether it still "
-                    "runs."
+                    f"'{self._store.place}' is held by {_name(holder)}. Waiting up to"
+                    f" {_EXPIRES_S:g} s to see whether it still runs."
                 )
             elif there != seen:
                 raise ConfigError(
-                    f"ModelCheckpoint.dirpath is '{self._store.place}', where another run is going on: {_name(holder)}. Two "
-                    "would overwrite and remove each other's checkpoints: give another URL (callbacks.checkpoint.dirpath=...), "
-                    "or end that process."
+                    f"ModelCheckpoint.dirpath is '{self._store.place}', where another run is going"
+                    f" on: {_name(holder)}. Two would overwrite and remove each other's"
+                    " checkpoints: give another URL (callbacks.checkpoint.dirpath=...), or end"
+                    " that process."
                 )
             time.sleep(_BEAT_S / 5)
 
@@ -159,13 +180,17 @@ class StoreLease:
         except OSError:
             if there is not None:
                 raise
-            if self._store.read_file(LOCK) is None:  # no other run was first: the store has no conditional writes
+            # no other run was first: the store has no conditional writes
+            if self._store.read_file(LOCK) is None:
                 self._write()
         if not self._is_ours(self._store.read_file(LOCK)):
             return False
         if there is not None and not self._is_ours(there):
             holder = _name(described(there) or {})
-            warning(f"'{self._store.place}' was held by {holder}, which was killed or lost its host; this run takes over.")
+            warning(
+                f"'{self._store.place}' was held by {holder}, which was killed or lost its host;"
+                " this run takes over."
+            )
         return True
 
     def _beat(self) -> None:
@@ -180,31 +205,47 @@ class StoreLease:
         self._store.write_file(LOCK, json.dumps(about).encode() + b"\n", is_new)
 
     def _is_lost(self, there: bytes | None) -> bool:
-        if there is None:  # a later attempt of an elastic job may write for an earlier one, which has released it
+        # a later attempt of an elastic job may write for an earlier one, which has released it
+        if there is None:
             return not (self._owner["job"] or self._ended.is_set())
-        return bool(described(there)) and not self._is_ours(there)  # half of a text: a beat is being written
+        # half of a text: a beat is being written
+        return bool(described(there)) and not self._is_ours(there)
 
     def _is_ours(self, there: bytes | None) -> bool:
         holder, owner = described(there or b"") or {}, self._owner
-        of_job = bool(owner["job"]) and all(holder.get(name) == owner[name] for name in ("job", "run_dir"))
+        of_job = bool(owner["job"]) and all(
+            holder.get(name) == owner[name] for name in ("job", "run_dir")
+        )
         return of_job or holder.get("id") == owner["id"]
 
 
 def _describe(run_dir: Path) -> dict[str, Any]:
-    port = driver_address().rpartition(":")[2]  # of one second's jobs; the address may differ from host to host
+    # of one second's jobs; the address may differ from host to host
+    port = driver_address().rpartition(":")[2]
     job = f"{job_started()} {port}" if job_started() else ""
-    about = {"id": uuid.uuid4().hex, "run_dir": str(run_dir), "job": job, "processes": _processes_here()}
+    about = {
+        "id": uuid.uuid4().hex,
+        "run_dir": str(run_dir),
+        "job": job,
+        "processes": _processes_here(),
+    }
     return describe_self() | about
 
 
 def _has_ended(there: bytes) -> bool:
-    """Return whether the described process is known to have ended: it was one of those that this process can see."""
+    """Return whether the described process is known to have ended:
+    it was one of those that this process can see.
+    """
     holder = described(there) or {}
-    return bool(holder) and holder.get("processes") == _processes_here() != "" and not is_alive(holder)
+    return (
+        bool(holder) and holder.get("processes") == _processes_here() != "" and not is_alive(holder)
+    )
 
 
 def _processes_here() -> str:
-    """Return what is equal for processes that see each other: this boot and its namespace of processes; "" if unknown."""
+    """Return what is equal for processes that see each other:
+    this boot and its namespace of processes; "" if unknown.
+    """
     try:
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -212,4 +253,8 @@ def _processes_here() -> str:
 
 
 def _name(holder: dict[str, Any]) -> str:
-    return f"{name_of(holder)} with run_dir={holder['run_dir']}" if "run_dir" in holder else name_of(holder)
+    return (
+        f"{name_of(holder)} with run_dir={holder['run_dir']}"
+        if "run_dir" in holder
+        else name_of(holder)
+    )

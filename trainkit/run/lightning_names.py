@@ -114,11 +114,17 @@ class LightningNames:
     def num_training_batches(self) -> float:
         """Batches of this rank in the epoch in progress; inf if unknown."""
         steps = self.train_feed.num_steps_in(self.state.current_epoch)
-        return math.inf if steps is None else steps * self.batch_plan.at(self.state.current_epoch).accumulate
+        return (
+            math.inf
+            if steps is None
+            else steps * self.batch_plan.at(self.state.current_epoch).accumulate
+        )
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the batch in progress is this rank's last of the epoch, as far as that is known."""
+        """Whether the batch in progress is this rank's last of the epoch,
+        as far as that is known.
+        """
         return self.state.batch_idx + 1 >= self.num_training_batches
 
     @property

@@ -1,12 +1,13 @@
 """RunLock: one fit at a time in a run's folder.
 
-The lock is a POSIX record lock on `<run_dir>/.lock`, which the kernel drops when its process has ended in any way.
-Forked loader workers, which outlive a killed parent by seconds, do not inherit it (as they would the flock that
-filelock takes), and it works over NFS. The file describes the holder in JSON, for the error of a refused run; it is
-emptied at the end, and not deleted: a process that has just opened it would lock a file that no other process sees.
+The lock is a POSIX record lock on `<run_dir>/.lock`, which the kernel drops when its process has
+ended in any way. Forked loader workers, which outlive a killed parent by seconds, do not inherit it
+(as they would the flock that filelock takes), and it works over NFS. The file describes the holder
+in JSON, for the error of a refused run; it is emptied at the end, and not deleted: a process that
+has just opened it would lock a file that no other process sees.
 
-If the filesystem has no locks, the file's text decides: a process of the same host is looked up, another host's cannot be.
-Two runs that start at the same instant are not detected there.
+If the filesystem has no locks, the file's text decides: a process of the same host is looked up,
+another host's cannot be. Two runs that start at the same instant are not detected there.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class _HeldError(Exception):
 
 
 class RunLock:
-    """Holds a folder from `take` to the end of the context. A context manager; take it on rank 0."""
+    """Holds a folder from `take` to the end of the context.
+    A context manager; take it on rank 0.
+    """
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -55,7 +58,12 @@ class RunLock:
     def __enter__(self) -> RunLock:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()
 
     def take(self, run_dir: Path, patience_s: float = 0.0) -> None:
@@ -65,13 +73,15 @@ class RunLock:
             patience_s: seconds to wait for the lock. If it is set, no takeover message is printed.
 
         Raises:
-            ConfigError: another run has it (names host, process, command and start time), or it cannot be written to.
+            ConfigError: another run has it (names host, process, command and start time), or it
+                cannot be written to.
         """
         assert self._file is None, "a lock is taken once"
         path = run_dir / LOCK
         if path.exists() and not path.is_file():
             raise ConfigError(
-                f"run_dir is '{run_dir}', and {path} is no plain file. Delete it, or give another folder: run_dir=..."
+                f"run_dir is '{run_dir}', and {path} is no plain file. Delete it, or give another"
+                " folder: run_dir=..."
             )
         _refuse_own(path, run_dir)
         try:
@@ -80,7 +90,8 @@ class RunLock:
             raise ConfigError(_refusal(run_dir, _read(path))) from None
         except OSError as error:
             raise ConfigError(
-                f"run_dir is '{run_dir}', and {path} cannot be written: {error.strerror}. Give another folder: run_dir=..."
+                f"run_dir is '{run_dir}', and {path} cannot be written: {error.strerror}. Give"
+                " another folder: run_dir=..."
             ) from error
         self._owner = os.getpid()
         holder = _content(self._file)
@@ -97,21 +108,29 @@ class RunLock:
             self._file = None
             raise
         if holder is not None and not patience_s:
-            warning(f"{run_dir} was held by {name_of(holder)}, which was killed or lost its host; this run takes over.")
+            warning(
+                f"{run_dir} was held by {name_of(holder)}, which was killed or lost its host; this"
+                " run takes over."
+            )
 
     def release(self) -> None:
-        """Release the folder, if it is held. In a forked process it does not release the parent's lock."""
+        """Release the folder, if it is held.
+        In a forked process it does not release the parent's lock.
+        """
         if self._file is None:
             return
         if self._owner == os.getpid():
-            with contextlib.suppress(OSError):  # the disk is gone: the lock goes with the descriptor
+            # the disk is gone: the lock goes with the descriptor
+            with contextlib.suppress(OSError):
                 os.ftruncate(self._file, 0)
         os.close(self._file)
         self._file = None
 
 
 def is_held(run_dir: Path) -> bool:
-    """Return whether a fit holds the folder, as far as this host can see: of another host's process its file decides."""
+    """Return whether a fit holds the folder, as far as this host can see:
+    of another host's process its file decides.
+    """
     holder = holder_of(run_dir)
     if not holder or holder.get("host") != socket.gethostname():
         return bool(holder)
@@ -119,18 +138,23 @@ def is_held(run_dir: Path) -> bool:
 
 
 def holder_of(run_dir: Path) -> dict[str, Any]:
-    """Return the process that the folder's lock file describes, alive or not; {} if it describes none."""
+    """Return the process that the folder's lock file describes, alive or not;
+    {} if it describes none.
+    """
     return _read(run_dir / LOCK)
 
 
 @contextlib.contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """Allow one process of this user on this host at a time in the context of a name; wait for the others. Leaves no file."""
+    """Allow one process of this user on this host at a time in the context of a name;
+    wait for the others. Leaves no file.
+    """
     path = Path(tempfile.gettempdir(), f"trainkit-{os.getuid()}-{name}.lock")
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        while not _is_at(path, file):  # the one before deleted it: another process may have made the next
+        # the one before deleted it: another process may have made the next
+        while not _is_at(path, file):
             os.close(file)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.lockf(file, fcntl.LOCK_EX)
@@ -150,7 +174,9 @@ def _is_at(path: Path, file: int) -> bool:
 
 
 def _open_locked(path: Path, patience_s: float) -> tuple[int, bool]:
-    """Open and lock the file at `path`; return its descriptor and whether the filesystem has locks."""
+    """Open and lock the file at `path`;
+    return its descriptor and whether the filesystem has locks.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -184,7 +210,8 @@ def _lock(file: int) -> bool:
 
 
 def _refuse_own(path: Path, run_dir: Path) -> None:
-    """Refuse a folder that this process holds: the kernel would not, and closing a second descriptor would drop the lock.
+    """Refuse a folder that this process holds: the kernel would not, and closing a second
+    descriptor would drop the lock.
 
     Looks through the process's open files, since a list of our own would be a global.
     """
@@ -195,10 +222,13 @@ def _refuse_own(path: Path, run_dir: Path) -> None:
         return
     for number in numbers:
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(number), wanted) and (holder := _content(number) or {}).get("pid") == os.getpid():
+            if (
+                os.path.samestat(os.fstat(number), wanted)
+                and (holder := _content(number) or {}).get("pid") == os.getpid()
+            ):
                 raise ConfigError(
-                    f"run_dir is '{run_dir}', where a fit of this same process ({name_of(holder)}) is in progress. Let it "
-                    "end first, or give another folder: run_dir=..."
+                    f"run_dir is '{run_dir}', where a fit of this same process ({name_of(holder)})"
+                    " is in progress. Let it end first, or give another folder: run_dir=..."
                 )
 
 
@@ -209,13 +239,15 @@ def _refuse_described(run_dir: Path, holder: dict[str, Any]) -> None:
             raise ConfigError(_refusal(run_dir, holder))
     else:
         raise ConfigError(
-            f"{_refusal(run_dir, holder)} This filesystem has no locks, so whether it still runs is unknown: "
-            f"if you know that it does not, delete {run_dir / LOCK}."
+            f"{_refusal(run_dir, holder)} This filesystem has no locks, so whether it still runs is"
+            f" unknown: if you know that it does not, delete {run_dir / LOCK}."
         )
 
 
 def describe_self() -> dict[str, Any]:
-    """Return what describes this process to another run: host, number, command line, start of the run, birth."""
+    """Return what describes this process to another run:
+    host, number, command line, start of the run, birth.
+    """
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -231,18 +263,24 @@ def is_alive(process: dict[str, Any]) -> bool:
 
 
 def birth(pid: int) -> str | None:
-    """Return a text that is unique among all processes ever with this number; None if it is not alive."""
+    """Return a text that is unique among all processes ever with this number;
+    None if it is not alive.
+    """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if state in "ZX" else f"{boot_id()} {rest[18]}"  # the 22nd field of all: ticks from the boot to its start
+    # the 22nd field of all: ticks from the boot to its start
+    return None if state in "ZX" else f"{boot_id()} {rest[18]}"
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read the holder of a file that this process does not hold: opening and closing it would drop its own lock."""
+    """Read the holder of a file that this process does not hold:
+    opening and closing it would drop its own lock.
+    """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for its writer
+        # a pipe would wait for its writer
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return {}
     try:
@@ -275,12 +313,17 @@ def name_of(holder: dict[str, Any]) -> str:
     """Return a holder in words."""
     if not holder:
         return "an unidentified run"
-    return f"process {holder['pid']} on {holder.get('host')} (`{holder.get('command')}`, since {holder.get('started')})"
+    return (
+        f"process {holder['pid']} on {holder.get('host')} (`{holder.get('command')}`, since"
+        f" {holder.get('started')})"
+    )
 
 
 def _refusal(run_dir: Path, holder: dict[str, Any]) -> str:
-    whom = "that process" if holder else f"the process that `fuser {run_dir / LOCK}` names on its host"
+    whom = (
+        "that process" if holder else f"the process that `fuser {run_dir / LOCK}` names on its host"
+    )
     return (
-        f"run_dir is '{run_dir}', where another run is going on: {name_of(holder)}. Two would overwrite each other's files: "
-        f"give another folder (run_dir=...), or end {whom}."
+        f"run_dir is '{run_dir}', where another run is going on: {name_of(holder)}. Two would"
+        f" overwrite each other's files: give another folder (run_dir=...), or end {whom}."
     )

@@ -1,4 +1,6 @@
-"""Where the values go that hooks log: known to callbacks and schedules, and written by the loggers."""
+"""Where the values go that hooks log:
+known to callbacks and schedules, and written by the loggers.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def hook_log_of(run: RunView) -> HookLog:
         fits = run.state.stage == "fit"
         if fits and not reported and not any(callback.stores_media for callback in run.callbacks):
             reported.append(media.name)
-            run.say(f"'{media.name}' is not stored: no logger of this run can. Add logger=csv, tensorboard, wandb or mlflow.")
+            run.say(
+                f"'{media.name}' is not stored: no logger of this run can. Add logger=csv,"
+                " tensorboard, wandb or mlflow."
+            )
         run.hooks("on_media", media, run.global_step)
 
     return HookLog(run.engine.data.all_gather_object, put, show)

@@ -1,12 +1,14 @@
-"""Manual optimization: a Task with `automatic_optimization = False` runs backward and its optimizers itself.
+"""Manual optimization: a Task with `automatic_optimization = False` runs backward and its
+optimizers itself.
 
     training_step(batch)
       manual_backward(loss)    loss x (this rank's samples / the step's samples) -> backward; gradients stay on the rank
       optimizer.step()         sum this optimizer's gradients over ranks -> unscale -> hooks -> clip -> update
 
-So each rank's loss weighs as in automatic optimization, and a step that runs any number of optimizers any number of times is
-that of one process with all samples. All ranks must call the same steps in the same order. A training step is one batch of each
-rank; `global_step` counts the calls of `optimizer.step()`, as in Lightning.
+So each rank's loss weighs as in automatic optimization, and a step that runs any number of
+optimizers any number of times is that of one process with all samples. All ranks must call the same
+steps in the same order. A training step is one batch of each rank; `global_step` counts the calls
+of `optimizer.step()`, as in Lightning.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class ManualUpdates(Feature):
     """
 
     name = "manual_optimization"
-    not_split = "the Task updates its weights itself (automatic_optimization=False). Use engine=ddp, or automatic optimization."
+    not_split = (
+        "the Task updates its weights itself (automatic_optimization=False). Use engine=ddp, or"
+        " automatic optimization."
+    )
 
     def __init__(self, stage: Stage, features: Features) -> None:
         self._stage, self._features = stage, features
@@ -49,21 +54,38 @@ class ManualUpdates(Feature):
         Raises:
             ConfigError: names the setting.
         """
-        wrong = {feature.key or feature.name: feature.not_by_hand for feature in self._features if feature.not_by_hand}
+        wrong = {
+            feature.key or feature.name: feature.not_by_hand
+            for feature in self._features
+            if feature.not_by_hand
+        }
         if any(count > 1 for _, count in ((0, run.batch_plan.accumulate), *run.batch_plan.later)):
-            advice = "Run optimizer.step() every n-th batch_idx in training_step, and divide the loss by n"
+            advice = (
+                "Run optimizer.step() every n-th batch_idx in training_step, and divide the loss"
+                " by n"
+            )
             wrong = {"trainer.accumulate_grad_batches": advice} | wrong
         for name, advice in wrong.items():
-            raise ConfigError(f"{name} needs automatic optimization, and {type(run.task).__name__} has it off. {advice}.")
-        steps, plan_of = run.train_feed.num_steps_in(0), getattr(run.train_feed, "plan_of", None)
-        if plan_of is not None and steps and not all(plan_of(0).microbatches(steps - 1, r) for r in range(run.world_size)):
             raise ConfigError(
-                f"The last step of an epoch has {plan_of(0).samples_in(steps - 1)} samples for {run.world_size} ranks. With "
-                "manual optimization each rank needs one, since all ranks run the optimizers. Set trainer.pad_last_step=true, "
-                "or drop_last=True in the DataLoader."
+                f"{name} needs automatic optimization, and {type(run.task).__name__} has it off."
+                f" {advice}."
+            )
+        steps, plan_of = run.train_feed.num_steps_in(0), getattr(run.train_feed, "plan_of", None)
+        if (
+            plan_of is not None
+            and steps
+            and not all(plan_of(0).microbatches(steps - 1, r) for r in range(run.world_size))
+        ):
+            raise ConfigError(
+                f"The last step of an epoch has {plan_of(0).samples_in(steps - 1)} samples for"
+                f" {run.world_size} ranks. With manual optimization each rank needs one, since all"
+                " ranks run the optimizers. Set trainer.pad_last_step=true, or drop_last=True in"
+                " the DataLoader."
             )
 
-    def in_step(self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]) -> Mapping[str, Any]:
+    def in_step(
+        self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Mapping[str, Any]:
         """Let the Task run each step."""
         self._manual = ManualRun(self._stage.run, optimizers)
         return {"manual": self._manual}
@@ -81,7 +103,8 @@ class ManualRun:
         """Wrap the optimizers of a run."""
         self._run = run
         self._share, self._reduced, self._counted = 0.0, set[int](), False
-        self.steps_otherwise = False  # whether another method of an optimizer has updated in this batch: SAM's second_step
+        # whether another method of an optimizer has updated in this batch: SAM's second_step
+        self.steps_otherwise = False
         self.updated = True  # whether no overflow held an update of this batch back
         self.optimizers = [Stepper(optimizer, self) for optimizer in optimizers]
 
@@ -99,17 +122,26 @@ class ManualRun:
             self.count()
 
     def batches(self, step: Step) -> Iterable[Microbatch]:
-        """Return this rank's batch of a step; none on all ranks if a stream has one for some ranks only."""
+        """Return this rank's batch of a step;
+        none on all ranks if a stream has one for some ranks only.
+        """
         if isinstance(self._run.train_feed, MapFeed) or self._run.world_size == 1:
             return step.microbatches
         found = list(step.microbatches)
-        return found if self._run.engine.comm.sum_number(int(bool(found))) == self._run.world_size else []
+        return (
+            found
+            if self._run.engine.comm.sum_number(int(bool(found))) == self._run.world_size
+            else []
+        )
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Run backward of a loss of this rank's batch."""
         run = self._run
         if not self._share:
-            raise TaskError(f"{type(run.task).__name__}.manual_backward(...) was called outside training_step. Call it there.")
+            raise TaskError(
+                f"{type(run.task).__name__}.manual_backward(...) was called outside training_step."
+                " Call it there."
+            )
         self._reduced.clear()
         run.step.watch.look(loss)
         run.hooks("on_before_backward", loss)
@@ -118,9 +150,11 @@ class ManualRun:
         run.hooks("on_after_backward")
 
     def reduce(self, optimizer: torch.optim.Optimizer) -> None:
-        """Sum an optimizer's gradients over ranks, once for each backward, and divide them by the loss scale.
+        """Sum an optimizer's gradients over ranks, once for each backward, and divide them by the
+        loss scale.
 
-        Waits for the device if there are several ranks: which parameters have a gradient on any rank decides what is summed.
+        Waits for the device if there are several ranks: which parameters have a gradient on any
+        rank decides what is summed.
         """
         if id(optimizer) in self._reduced:
             return
@@ -132,7 +166,9 @@ class ManualRun:
                 _sum(parameters, run.engine.comm.all_reduce, run.engine.device)
         run.precision.unscale([optimizer])
 
-    def clip(self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str = "norm") -> None:
+    def clip(
+        self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str = "norm"
+    ) -> None:
         """Clip an optimizer's gradients, summed over ranks."""
         self.reduce(optimizer)
         clip([optimizer], value, algorithm)
@@ -157,10 +193,16 @@ class ManualRun:
         self._counted = True
 
     def evaluate(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Any:
-        """Call a closure that runs `backward`; return the loss of all ranks' samples, the same on all ranks."""
+        """Call a closure that runs `backward`;
+        return the loss of all ranks' samples, the same on all ranks.
+        """
         with torch.enable_grad():
             loss = closure()
-        self.clip(optimizer, self._run.options.numerics.gradient_clip_val, self._run.options.numerics.gradient_clip_algorithm)
+        self.clip(
+            optimizer,
+            self._run.options.numerics.gradient_clip_val,
+            self._run.options.numerics.gradient_clip_algorithm,
+        )
         if not isinstance(loss, Tensor):
             return loss
         return self._run.engine.comm.all_reduce(loss.detach().double() * self._share).to(loss.dtype)
@@ -180,7 +222,9 @@ class ManualRun:
 
 
 class Stepper:
-    """An optimizer as training_step gets it: all else than the methods below is the torch optimizer's own."""
+    """An optimizer as training_step gets it:
+    all else than the methods below is the torch optimizer's own.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, manual: ManualRun) -> None:
         self.optimizer, self._manual = optimizer, manual
@@ -189,13 +233,16 @@ class Stepper:
         """Update the weights with the gradients of all ranks.
 
         Args:
-            closure: clears the gradients, runs manual_backward and returns the loss. It is called as often as the optimizer
-                requires (L-BFGS, SAM), each time with the gradients and the loss of all ranks.
+            closure: clears the gradients, runs manual_backward and returns the loss. It is called
+                as often as the optimizer requires (L-BFGS, SAM), each time with the gradients and
+                the loss of all ranks.
             kwargs: for the optimizer's own `step`.
         """
         if closure is None:
             return self._manual.step(self.optimizer, **kwargs)
-        result = self.optimizer.step(lambda: self._manual.evaluate(self.optimizer, closure), **kwargs)
+        result = self.optimizer.step(
+            lambda: self._manual.evaluate(self.optimizer, closure), **kwargs
+        )
         self._manual.count()
         return result
 
@@ -209,7 +256,8 @@ class Stepper:
         if not (name.endswith("step") and callable(found)):
             return found
 
-        def with_all_gradients(*args: Any, **kwargs: Any) -> Any:  # as SAM's first_step and second_step
+        # as SAM's first_step and second_step
+        def with_all_gradients(*args: Any, **kwargs: Any) -> Any:
             self._manual.reduce(self.optimizer)
             self._manual.steps_otherwise = True
             return found(*args, **kwargs)
@@ -217,8 +265,12 @@ class Stepper:
         return with_all_gradients
 
 
-def _sum(parameters: list[Tensor], all_reduce: Callable[[Tensor], Tensor], device: torch.device) -> None:
-    """Sum gradients over ranks, in place: one collective for each type of number. A gradient on no rank stays None."""
+def _sum(
+    parameters: list[Tensor], all_reduce: Callable[[Tensor], Tensor], device: torch.device
+) -> None:
+    """Sum gradients over ranks, in place: one collective for each type of number.
+    A gradient on no rank stays None.
+    """
     own = torch.tensor([float(p.grad is not None) for p in parameters], device=device)
     there = (all_reduce(own) > 0).tolist()
     by_type: dict[torch.dtype, list[Tensor]] = {}

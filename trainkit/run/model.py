@@ -23,10 +23,14 @@ from trainkit.errors import CheckpointError
 def make_model(task: Task, engine: Engine) -> None:
     """Let the Task make its layers, unless it has.
 
-    If the engine splits weights, those of `configure_model` stay without memory until `fill_parts`, which computes them with
-    rank 0's random numbers on all ranks.
+    If the engine splits weights, those of `configure_model` stay without memory until `fill_parts`,
+    which computes them with rank 0's random numbers on all ranks.
     """
-    if task._has_model or type(task).configure_model is Task.configure_model or not engine.splits_weights:
+    if (
+        task._has_model
+        or type(task).configure_model is Task.configure_model
+        or not engine.splits_weights
+    ):
         task._make_model()
         return
     torch.set_rng_state(engine.comm.broadcast_object(torch.get_rng_state()))
@@ -37,12 +41,16 @@ def make_model(task: Task, engine: Engine) -> None:
 
 
 def is_in_parts(task: Task) -> bool:
-    """Return whether this rank holds parts of the model, or will: it is split, or was made without memory."""
+    """Return whether this rank holds parts of the model, or will:
+    it is split, or was made without memory.
+    """
     return any(parameter.is_meta or is_spread(parameter) for parameter in task.parameters())
 
 
 def load_whole(task: Task, path: str, strict: bool = True) -> list[str]:
-    """Load weights from a file, folder or URL into a Task that this rank holds all of; return what does not match."""
+    """Load weights from a file, folder or URL into a Task that this rank holds all of;
+    return what does not match.
+    """
     with local_copy(path) as local:
         return load_into(task, task.translate_weights(read_weights(local)), path, strict)
 
@@ -69,11 +77,19 @@ def fill_parts(task: Task, engine: Engine, path: str | None, strict: bool = True
     error, left = "", []
     try:
         with local_copy(path) as local:
-            left = load_into(task, task.translate_weights(read_weights(local)), path, strict, engine.fill)
+            left = load_into(
+                task, task.translate_weights(read_weights(local)), path, strict, engine.fill
+            )
     except (CheckpointError, OSError) as failed:
         error = str(failed)
-    failures = [(rank, text) for rank, text in enumerate(engine.comm.all_gather_object(error)) if text]
+    failures = [
+        (rank, text) for rank, text in enumerate(engine.comm.all_gather_object(error)) if text
+    ]
     if failures:
         rank, text = failures[0]
-        raise CheckpointError(text if rank == 0 else f"Rank {rank} (each reads its part of the weights, on its host): {text}")
+        raise CheckpointError(
+            text
+            if rank == 0
+            else f"Rank {rank} (each reads its part of the weights, on its host): {text}"
+        )
     return left

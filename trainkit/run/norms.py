@@ -1,4 +1,6 @@
-"""Batch norm over all ranks (trainer.sync_batchnorm), which needs samples on each rank in every step."""
+"""Batch norm over all ranks (trainer.sync_batchnorm),
+which needs samples on each rank in every step.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class SyncNorms(Feature):
 
     name = "trainer.sync_batchnorm"
     not_split = (
-        "trainer.sync_batchnorm is true: a rank without samples runs its forward on borrowed ones, which would count in "
-        "the statistics. Use a norm that needs no batch (LayerNorm, GroupNorm), or engine=ddp."
+        "trainer.sync_batchnorm is true: a rank without samples runs its forward on borrowed ones,"
+        " which would count in the statistics. Use a norm that needs no batch (LayerNorm,"
+        " GroupNorm), or engine=ddp."
     )
 
     def __init__(self, enter: Callable[[contextlib.AbstractContextManager[None]], None]) -> None:
@@ -36,18 +39,21 @@ class SyncNorms(Feature):
         """Check that each rank has samples in every step.
 
         Raises:
-            ConfigError: a rank would have no samples in some step, or ranks could be without a microbatch.
+            ConfigError: a rank would have no samples in some step, or ranks could be without a
+                microbatch.
         """
         engine = run.engine
         if run.options.numerics.halve_batch_on_oom and engine.ranks.world_size > 1:
             raise ConfigError(
-                "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that split a microbatch into more "
-                "pieces than others would wait for them in batch norm. Leave one of the two out."
+                "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true: ranks that"
+                " split a microbatch into more pieces than others would wait for them in batch"
+                " norm. Leave one of the two out."
             )
         if engine.ranks.is_elastic and not engine.ranks.max_world_size:
             raise ConfigError(
-                "trainer.sync_batchnorm is true in an elastic job without --max-np: one rank more than the samples of an "
-                "epoch's last step would end it. Limit the number of ranks: --max-np N."
+                "trainer.sync_batchnorm is true in an elastic job without --max-np: one rank more"
+                " than the samples of an epoch's last step would end it. Limit the number of ranks:"
+                " --max-np N."
             )
         now, most = engine.ranks.world_size, engine.ranks.max_world_size
         for ranks in range(2 if engine.ranks.is_elastic else now, most + 1) if most > 1 else ():
@@ -75,4 +81,6 @@ def _check_even(feed: Feed, epoch: int, ranks: int, now: int) -> None:
     except ConfigError as error:
         if ranks <= now:
             raise
-        raise ConfigError(f"{error} Or keep this elastic job from growing so far: --max-np {ranks - 1}.") from None
+        raise ConfigError(
+            f"{error} Or keep this elastic job from growing so far: --max-np {ranks - 1}."
+        ) from None

@@ -1,8 +1,10 @@
-"""`trainer.halve_batch_on_oom`: if a microbatch exceeds a GPU's memory, all ranks split theirs and retry the step.
+"""`trainer.halve_batch_on_oom`: if a microbatch exceeds a GPU's memory, all ranks split theirs and
+retry the step.
 
-The global batch, the weights of its samples and the learning rate do not change: only the memory of a forward and backward
-shrinks. Each step costs one small sum over ranks, which reports a rank that ran out of memory; no rank may continue a step
-that another one could not finish. Batch norm sees smaller batches after a split, and dropout draws again.
+The global batch, the weights of its samples and the learning rate do not change: only the memory of
+a forward and backward shrinks. Each step costs one small sum over ranks, which reports a rank that
+ran out of memory; no rank may continue a step that another one could not finish. Batch norm sees
+smaller batches after a split, and dropout draws again.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from trainkit.engine.base import Engine
 from trainkit.run.feature import Feature
 
 NO_OBJECTS = (
-    "trainer.halve_batch_on_oom is true, and {}.training_step logs {} as metric objects, which would count the samples of a "
-    "retried step twice. Log plain values there, or set trainer.halve_batch_on_oom=false."
+    "trainer.halve_batch_on_oom is true, and {}.training_step logs {} as metric objects, which"
+    " would count the samples of a retried step twice. Log plain values there, or set"
+    " trainer.halve_batch_on_oom=false."
 )
 
 
@@ -32,22 +35,29 @@ class HalveOnOom(Feature):
     name = "trainer.halve_batch_on_oom"
     not_by_hand = "Leave it out"
     not_split = (
-        "trainer.halve_batch_on_oom is true: a rank that runs out of memory leaves the others inside a gather. Leave it "
-        "out; engine.cpu_offload=true, trainer.activation_checkpointing=true or a smaller data.batch_size save memory."
+        "trainer.halve_batch_on_oom is true: a rank that runs out of memory leaves the others"
+        " inside a gather. Leave it out; engine.cpu_offload=true,"
+        " trainer.activation_checkpointing=true or a smaller data.batch_size save memory."
     )
 
-    def in_step(self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]) -> Mapping[str, Any]:
+    def in_step(
+        self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Mapping[str, Any]:
         """Let each step be a transaction."""
         return {"halving": Halving(run.engine, run.state, run.say)}
 
 
 class Halving:
-    """Takes steps as transactions over all ranks; `oom_pieces` of the state is the number of pieces, the same on all ranks."""
+    """Takes steps as transactions over all ranks;
+    `oom_pieces` of the state is the number of pieces, the same on all ranks.
+    """
 
     def __init__(self, engine: Engine, state: TrainState, say: Callable[[str], None]) -> None:
         self._engine, self._state, self._say = engine, state, say
 
-    def __call__(self, step: Step, compute: Callable[[Step], None], undo: Callable[[], None]) -> None:
+    def __call__(
+        self, step: Step, compute: Callable[[Step], None], undo: Callable[[], None]
+    ) -> None:
         """Compute the gradients of a step and sum them over ranks.
 
         Args:
@@ -56,12 +66,14 @@ class Halving:
             undo: resets gradients, logged values and counters to those before `compute`.
 
         Raises:
-            torch.OutOfMemoryError: microbatches of one sample do not fit, or a batch cannot be split.
+            torch.OutOfMemoryError: microbatches of one sample do not fit, or a batch cannot be
+                split.
         """
         held = list(step.microbatches)
         while True:
             failure = self._attempt(step._replace(microbatches=iter(self._split(held))), compute)
-            self._engine.reduce_gradients()  # on all ranks, also after a failure: the others' sums are in flight
+            # on all ranks, also after a failure: the others' sums are in flight
+            self._engine.reduce_gradients()
             if self._engine.comm.sum_number(failure is not None) == 0:
                 return
             undo()
@@ -74,10 +86,11 @@ class Halving:
                 torch.cuda.empty_cache()
             ranks = [str(rank) for rank, (_, text) in enumerate(sizes) if text is not None]
             self._say(
-                f"Out of memory on rank {', '.join(ranks)}: all ranks split each microbatch into "
-                f"{self._state.oom_pieces} pieces from now on and take the step again. The samples of a step and the "
-                "learning rate stay the same; "
-                f"data.batch_size={max(1, max(size for size, _ in sizes) // self._state.oom_pieces)} would avoid it."
+                f"Out of memory on rank {', '.join(ranks)}: all ranks split each microbatch into"
+                f" {self._state.oom_pieces} pieces from now on and take the step again. The samples"
+                " of a step and the learning rate stay the same;"
+                f" data.batch_size={max(1, max(size for size, _ in sizes) // self._state.oom_pieces)}"
+                " would avoid it."
             )
 
     def _attempt(self, step: Step, compute: Callable[[Step], None]) -> str | None:
@@ -107,7 +120,8 @@ class Halving:
 
 
 def split(batch: Any, num_samples: int, pieces: int) -> list[Any]:
-    """Split a batch of any nesting into at most `pieces` parts along its samples; other values go to each part.
+    """Split a batch of any nesting into at most `pieces` parts along its samples; other values go
+    to each part.
 
     Anything with as many entries as the batch has samples is split.
     """
@@ -123,7 +137,8 @@ def _part(value: Any, num_samples: int, part: slice) -> Any:
     if isinstance(value, Tensor):
         return value[part] if value.dim() > 0 and len(value) == num_samples else value
     if isinstance(value, Mapping):
-        cut = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)  # its class may have attributes of its own
+        # its class may have attributes of its own
+        cut = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
         for key, item in value.items():
             cut[key] = _part(item, num_samples, part)
         return cut

@@ -1,7 +1,7 @@
 """The named parts of a run that a checkpoint holds: how each saves and restores its state.
 
-The names are keys of the checkpoint's format: state, optimizers, rates, scaler, callbacks, values, validations, contract; and
-of each rank: metrics, random.
+The names are keys of the checkpoint's format: state, optimizers, rates, scaler, callbacks, values,
+validations, contract; and of each rank: metrics, random.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from trainkit.safety.masking import masked
 
 @dataclass
 class OptimizersPart:
-    """The optimizers' states, restored on rank 0: `engine.prepare` broadcasts them, unless each rank has its part."""
+    """The optimizers' states, restored on rank 0:
+    `engine.prepare` broadcasts them, unless each rank has its part.
+    """
 
     engine: Engine
     optimizers: Sequence[torch.optim.Optimizer]
@@ -53,7 +55,8 @@ class OptimizersPart:
         """
         if len(state) != len(self.optimizers):
             raise CheckpointError(
-                f"The checkpoint has {len(state)} optimizers, this task {len(self.optimizers)}: they do not fit."
+                f"The checkpoint has {len(state)} optimizers, this task {len(self.optimizers)}:"
+                " they do not fit."
             )
         for optimizer, own in zip(self.optimizers, state, strict=True):
             try:
@@ -62,7 +65,9 @@ class OptimizersPart:
                 else:
                     optimizer.load_state_dict(own)
             except ValueError as error:
-                raise CheckpointError(f"The checkpoint's optimizer state does not fit this task: {error}.") from error
+                raise CheckpointError(
+                    f"The checkpoint's optimizer state does not fit this task: {error}."
+                ) from error
 
 
 @dataclass
@@ -147,13 +152,18 @@ class ValuesPart:
 
     def state_dict(self) -> dict[str, Any]:
         """Return values, their steps, and the history."""
-        return {"metrics": dict(self.metrics), "at": dict(self.metrics.logged_at), "history": list(self.metrics.history)}
+        return {
+            "metrics": dict(self.metrics),
+            "at": dict(self.metrics.logged_at),
+            "history": list(self.metrics.history),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.metrics.update(state["metrics"])
         self.metrics.logged_at.update(state["at"])
-        self.metrics.history = list(state.get("history", ()))  # none in a checkpoint of an older trainkit
+        # none in a checkpoint of an older trainkit
+        self.metrics.history = list(state.get("history", ()))
 
 
 @dataclass
@@ -180,15 +190,23 @@ class LogPart:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's part."""
-        return {"log": self.step.log.state_dict(), "objects": metric_objects.state_of(self.task, self.step.log.objects)}
+        return {
+            "log": self.step.log.state_dict(),
+            "objects": metric_objects.state_of(self.task, self.step.log.objects),
+        }
 
     def load_state_dicts(self, states: list[dict[str, Any]]) -> list[str]:
         """Restore this rank's share; return metric objects that are no attribute of the Task."""
         rank, size = self.engine.ranks.data_rank, self.engine.ranks.data_size
-        self.step.log.load_state_dict([state["log"] for state in states], rank, size, self.engine.device)
+        self.step.log.load_state_dict(
+            [state["log"] for state in states], rank, size, self.engine.device
+        )
         objects = [state["objects"] for state in states]
         lost = metric_objects.restore(self.task, self.step.log.objects, objects, rank, size)
-        return [f"the metric '{name}' (make it an attribute of the Task, and it is saved)" for name in lost]
+        return [
+            f"the metric '{name}' (make it an attribute of the Task, and it is saved)"
+            for name in lost
+        ]
 
 
 @dataclass

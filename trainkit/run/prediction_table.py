@@ -1,9 +1,10 @@
-"""The table of predictions: a row for each sample, beside the tensors of predictions.py, for people and spreadsheets.
+"""The table of predictions: a row for each sample, beside the tensors of predictions.py, for people
+and spreadsheets.
 
     index, file, label, prediction, probability, p:<class> ...
 
-Columns that are not known are left out: the index of a stream, the file of data in memory. A rank writes its rows while it
-predicts; rank 0 then merges them in the data set's order.
+Columns that are not known are left out: the index of a stream, the file of data in memory. A rank
+writes its rows while it predicts; rank 0 then merges them in the data set's order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def check_format(name: str) -> None:
         ConfigError: parquet is requested without pyarrow.
     """
     if name == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError("table is 'parquet', which needs pyarrow: pip install pyarrow. Or use table=csv.")
+        raise ConfigError(
+            "table is 'parquet', which needs pyarrow: pip install pyarrow. Or use table=csv."
+        )
 
 
 class PredictionTable:
@@ -76,10 +79,14 @@ class PredictionTable:
         columns = about | columns
         if self._columns is None:
             self._columns = list(columns)
-            self._file = (self._folder / _PARTS.replace("*", f"{self._rank:05d}")).open("w", newline="")
+            self._file = (self._folder / _PARTS.replace("*", f"{self._rank:05d}")).open(
+                "w", newline=""
+            )
             csv.writer(self._file).writerow(["place", "rank", "row", *map(cell, columns)])
         rows = zip(*(columns.get(name, [""] * count) for name in self._columns), strict=True)
-        csv.writer(self._file).writerows([place, self._rank, i, *map(cell, row)] for i, row in enumerate(rows))  # type: ignore[arg-type]
+        csv.writer(self._file).writerows(  # type: ignore[arg-type]
+            [place, self._rank, i, *map(cell, row)] for i, row in enumerate(rows)
+        )
 
     def close(self) -> None:
         """End this rank's rows."""
@@ -95,7 +102,9 @@ def clear_table(folder: Path) -> None:
 
 
 def merge(folder: Path, kind: TableFormat) -> Path | None:
-    """Rank 0: write the table from the rows of all ranks, and return its file; None if there are no rows."""
+    """Rank 0: write the table from the rows of all ranks, and return its file;
+    None if there are no rows.
+    """
     parts = sorted(folder.glob(_PARTS))
     if not parts:
         return None
@@ -104,7 +113,9 @@ def merge(folder: Path, kind: TableFormat) -> Path | None:
         writer = csv.writer(file)
         writer.writerow(next(_rows(parts[0]))[3:])
         rows = (itertools.islice(_rows(part), 1, None) for part in parts)
-        writer.writerows(row[3:] for row in heapq.merge(*rows, key=lambda row: [int(cell) for cell in row[:3]]))
+        writer.writerows(
+            row[3:] for row in heapq.merge(*rows, key=lambda row: [int(cell) for cell in row[:3]])
+        )
     draft.replace(path)
     for part in parts:
         part.unlink()
@@ -120,21 +131,28 @@ def _as_parquet(path: Path) -> Path:
     reader: Any = importlib.import_module("pyarrow.csv")
     writer: Any = importlib.import_module("pyarrow.parquet")
     made = path.with_suffix(".parquet")
-    parse = reader.ParseOptions(newlines_in_values=True)  # else a block may begin within a text of several lines
+    # else a block may begin within a text of several lines
+    parse = reader.ParseOptions(newlines_in_values=True)
     writer.write_table(reader.read_csv(path, parse_options=parse), made)
     path.unlink()
     return made
 
 
 def columns_of(outputs: Any, classes: Sequence[str] | None) -> dict[str, Sequence[Any]]:
-    """Return the columns of a batch's outputs: one value of each sample, scores of classes, or a mapping of both."""
+    """Return the columns of a batch's outputs:
+    one value of each sample, scores of classes, or a mapping of both.
+    """
     if isinstance(outputs, Mapping):
         found: dict[str, Sequence[Any]] = {}
         for name, value in outputs.items():
             if isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] > 1:
                 found |= columns_of(value, classes) if value.is_floating_point() else {}
-            elif isinstance(value, (Tensor, list, tuple)) and not (isinstance(value, Tensor) and value.numel() != len(value)):
-                found[str(name)] = value.flatten().tolist() if isinstance(value, Tensor) else list(value)
+            elif isinstance(value, (Tensor, list, tuple)) and not (
+                isinstance(value, Tensor) and value.numel() != len(value)
+            ):
+                found[str(name)] = (
+                    value.flatten().tolist() if isinstance(value, Tensor) else list(value)
+                )
         sizes = [len(column) for column in found.values()]
         return found if len(set(sizes)) == 1 else {}
     if not isinstance(outputs, Tensor) or outputs.dim() == 0:
@@ -147,31 +165,49 @@ def columns_of(outputs: Any, classes: Sequence[str] | None) -> dict[str, Sequenc
 
 
 def _scores(outputs_BC: Tensor, classes: Sequence[str] | None) -> dict[str, Sequence[Any]]:
-    are_probabilities = bool((outputs_BC >= 0).all() and ((outputs_BC.sum(1) - 1).abs() < 1e-3).all())
+    are_probabilities = bool(
+        (outputs_BC >= 0).all() and ((outputs_BC.sum(1) - 1).abs() < 1e-3).all()
+    )
     probabilities_BC = outputs_BC if are_probabilities else outputs_BC.softmax(1)
     best_B, places_B = probabilities_BC.max(1)
-    found: dict[str, Sequence[Any]] = {"prediction": _named(places_B, classes), "probability": _rounded(best_B)}
+    found: dict[str, Sequence[Any]] = {
+        "prediction": _named(places_B, classes),
+        "probability": _rounded(best_B),
+    }
     num_classes = outputs_BC.shape[1]
     if num_classes <= _MOST_COLUMNS:
-        names = classes if classes is not None and len(classes) == num_classes else range(num_classes)
+        names = (
+            classes if classes is not None and len(classes) == num_classes else range(num_classes)
+        )
         found |= {f"p:{name}": _rounded(probabilities_BC[:, i]) for i, name in enumerate(names)}
     return found
 
 
 def labels_of(batch: Any, count: int) -> Tensor | None:
-    """Return the labels of a batch (inputs, labels), or under a name for them; None if there are none."""
+    """Return the labels of a batch (inputs, labels), or under a name for them;
+    None if there are none.
+    """
     value = None
     if isinstance(batch, (list, tuple)) and len(batch) > 1:
         value = batch[1]
     elif isinstance(batch, Mapping):
         value = next((batch[name] for name in _LABELS if name in batch), None)
-    fits = isinstance(value, Tensor) and value.numel() == count and value.dim() > 0 and len(value) == count
+    fits = (
+        isinstance(value, Tensor)
+        and value.numel() == count
+        and value.dim() > 0
+        and len(value) == count
+    )
     return value.flatten().cpu() if fits and isinstance(value, Tensor) else None
 
 
 def _named(values: Tensor, classes: Sequence[str] | None) -> list[Any]:
     numbers = values.tolist()
-    if classes is None or values.is_floating_point() or not all(0 <= number < len(classes) for number in numbers):
+    if (
+        classes is None
+        or values.is_floating_point()
+        or not all(0 <= number < len(classes) for number in numbers)
+    ):
         return numbers
     return [classes[number] for number in numbers]
 

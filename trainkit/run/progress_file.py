@@ -1,7 +1,7 @@
 """progress.json in a run's folder: what the fit does now, for `trainkit status`. Imports no torch.
 
-Rank 0 writes it every `EVERY_S` seconds (progress_writer.py) and at the end; docs/status.md describes its keys. Between two
-generations of an elastic job it holds how the last attempt ended.
+Rank 0 writes it every `EVERY_S` seconds (progress_writer.py) and at the end; docs/status.md
+describes its keys. Between two generations of an elastic job it holds how the last attempt ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Start:
         unix_s: when, by rank 0's clock.
         step: optimizer steps taken before.
         ranks: their number.
-        how: "start", "resume" (from a checkpoint) or "recovery" (from memory: an elastic job's ranks changed).
+        how: "start", "resume" (from a checkpoint) or "recovery" (from memory: an elastic job's
+            ranks changed).
     """
 
     unix_s: float
@@ -44,8 +45,8 @@ class Progress:
         written: when.
         host, pid, birth: rank 0's process; `birth` is unlike that of a later one with its number.
         phase: "training" or "validating".
-        ended: how the fit, or an elastic job's attempt, ended: "done", "stopped" (a signal, with a checkpoint), "failed",
-            "ranks changed"; "" while it runs.
+        ended: how the fit, or an elastic job's attempt, ended: "done", "stopped" (a signal, with a
+            checkpoint), "failed", "ranks changed"; "" while it runs.
         error: the error of a failed one.
         job: start time of an elastic job; "" for another job.
         task: the Task's class.
@@ -111,10 +112,14 @@ def write_progress(run_dir: Path, progress: Progress) -> None:
 
 
 def read_progress(run_dir: Path) -> Progress | None:
-    """Return the file's content; None if there is none, or if another version of trainkit wrote one that cannot be read."""
+    """Return the file's content; None if there is none,
+    or if another version of trainkit wrote one that cannot be read.
+    """
     try:
         found: dict[str, Any] = json.loads((run_dir / FILE).read_text())
-        known = {key: value for key, value in found.items() if key in {f.name for f in fields(Progress)}}
+        known = {
+            key: value for key, value in found.items() if key in {f.name for f in fields(Progress)}
+        }
         known["written"] = Moment(**known["written"])
         known["starts"] = [Start(**start) for start in known.get("starts", [])]
         return Progress(**known)

@@ -20,7 +20,14 @@ from trainkit.launch.environment import driver_address, is_rank_of_ray, job_star
 from trainkit.launch.moments import Moment
 from trainkit.launch.shared_folder import host_name
 from trainkit.run.lock import birth
-from trainkit.run.progress_file import EVERY_S, MOST_STARTS, Progress, Start, read_progress, write_progress
+from trainkit.run.progress_file import (
+    EVERY_S,
+    MOST_STARTS,
+    Progress,
+    Start,
+    read_progress,
+    write_progress,
+)
 from trainkit.safety.masking import scrubbed
 from trainkit.safety.threads import printed, start_thread
 
@@ -30,7 +37,9 @@ _LAST_WRITE_S = 5.0  # a network disk that hangs does not keep a run from ending
 
 @contextlib.contextmanager
 def writing_progress(run: RunView) -> Iterator[None]:
-    """Keep progress.json up to date in this context, and let it say how the fit ended. Enter it on all ranks."""
+    """Keep progress.json up to date in this context, and let it say how the fit ended.
+    Enter it on all ranks.
+    """
     hosts = run.engine.comm.all_gather_object(host_name()) if run.world_size > 1 else [host_name()]
     if not run.is_global_zero or run.options.fast_dev_run:
         yield
@@ -41,13 +50,17 @@ def writing_progress(run: RunView) -> Iterator[None]:
         yield
     except BaseException as error:
         how = _how(error, run)
-        writer.end(how, scrubbed(summary(error), run.options.masked_values) if how == "failed" else "")
+        writer.end(
+            how, scrubbed(summary(error), run.options.masked_values) if how == "failed" else ""
+        )
         raise
     writer.end("done", "")
 
 
 def _how(error: BaseException, run: RunView) -> str:
-    if isinstance(error, (RanksChanged, Dismissed)) or (isinstance(error, PeerError) and run.elastic is not None):
+    if isinstance(error, (RanksChanged, Dismissed)) or (
+        isinstance(error, PeerError) and run.elastic is not None
+    ):
         return "ranks changed"
     return "failed" if isinstance(error, Exception) else "stopped"
 
@@ -61,7 +74,8 @@ class _Writer:
         self._trained_s = 0.0  # without validations
         self._position: tuple[Any, ...] = ()
         self._marks: deque[tuple[float, int, int]] = deque()  # seconds of training, steps, samples
-        self._first: tuple[float, int] | None = None  # moment and step of the first look after a step
+        # moment and step of the first look after a step
+        self._first: tuple[float, int] | None = None
         self._begun_at = run.global_step
         self._progress = self._describe(hosts)
 
@@ -89,10 +103,18 @@ class _Writer:
             by_host.setdefault(host, []).append(rank)
         before = read_progress(run.run_dir)
         checkpoints = run.checkpoints
-        how = "recovery" if checkpoints.resumed_from_memory else "resume" if checkpoints.resumed_from else "start"
+        how = (
+            "recovery"
+            if checkpoints.resumed_from_memory
+            else "resume"
+            if checkpoints.resumed_from
+            else "start"
+        )
         is_same_job = before is not None and bool(job_started()) and before.job == job_started()
         continues = before is not None and (checkpoints.resumed_in_place or is_same_job)
-        earlier, count = (before.starts, before.num_starts) if before is not None and continues else ([], 0)
+        earlier, count = (
+            (before.starts, before.num_starts) if before is not None and continues else ([], 0)
+        )
         start = Start(time.time(), run.global_step, run.world_size, how)
         return Progress(
             written=Moment.now(),
@@ -108,7 +130,10 @@ class _Writer:
             total_steps=run.total_steps,
             max_epochs=run.max_epochs,
             checkpoints=list(
-                dict.fromkeys(policy.store_of(run.run_dir).place for policy in checkpoint_policies(run.callbacks))
+                dict.fromkeys(
+                    policy.store_of(run.run_dir).place
+                    for policy in checkpoint_policies(run.callbacks)
+                )
             ),
             starts=[*earlier, start][-MOST_STARTS:],
             num_starts=count + 1,
@@ -116,7 +141,8 @@ class _Writer:
 
     def _write(self) -> None:
         self._look()
-        with contextlib.suppress(OSError):  # the disk is full or gone: the code that needs it reports that
+        # the disk is full or gone: the code that needs it reports that
+        with contextlib.suppress(OSError):
             write_progress(self._run.run_dir, self._progress)
 
     def _look(self) -> None:
@@ -133,7 +159,11 @@ class _Writer:
         steps_per_s, samples_per_s = self._rates(state.global_step, state.samples_seen)
         total, left = self._progress.total_steps, None
         if total is not None and self._first is not None and state.global_step > self._first[1]:
-            left = (total - state.global_step) * (now - self._first[0]) / (state.global_step - self._first[1])
+            left = (
+                (total - state.global_step)
+                * (now - self._first[0])
+                / (state.global_step - self._first[1])
+            )
         self._progress = dataclasses.replace(
             self._progress,
             written=Moment.now(),
@@ -148,7 +178,9 @@ class _Writer:
             seconds_left=left,
             waiting_for=run.engine.heartbeat.waiting,
             still_s=now - self._moved,
-            prometheus=next((c.address for c in with_role(run.callbacks, "metrics_server") if c.address), ""),
+            prometheus=next(
+                (c.address for c in with_role(run.callbacks, "metrics_server") if c.address), ""
+            ),
         )
 
     def _rates(self, step: int, samples: int) -> tuple[float | None, float | None]:
@@ -157,6 +189,10 @@ class _Writer:
             self._marks.append((self._trained_s, step, samples))
         while len(self._marks) > 2 and self._trained_s - self._marks[0][0] > _WINDOW_S:
             self._marks.popleft()
-        if not self._marks or (seconds := self._trained_s - self._marks[0][0]) <= 0 or step == self._marks[0][1]:
+        if (
+            not self._marks
+            or (seconds := self._trained_s - self._marks[0][0]) <= 0
+            or step == self._marks[0][1]
+        ):
             return None, None
         return (step - self._marks[0][1]) / seconds, (samples - self._marks[0][2]) / seconds

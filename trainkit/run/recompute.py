@@ -1,7 +1,8 @@
-"""Activation checkpointing (trainer.activation_checkpointing): blocks keep no activations, and compute them again in backward.
+"""Activation checkpointing (trainer.activation_checkpointing): blocks keep no activations, and
+compute them again in backward.
 
-Chen et al. 2016. It costs one more forward of each block, and saves all that is held inside of it. Random numbers are drawn
-again as they were, so that gradients are the same bits.
+Chen et al. 2016. It costs one more forward of each block, and saves all that is held inside of it.
+Random numbers are drawn again as they were, so that gradients are the same bits.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ class Recompute(Feature):
 
     name = _KEY
 
-    def __init__(self, blocks: bool | Sequence[str], enter: Callable[[contextlib.AbstractContextManager[None]], None]) -> None:
+    def __init__(
+        self,
+        blocks: bool | Sequence[str],
+        enter: Callable[[contextlib.AbstractContextManager[None]], None],
+    ) -> None:
         self._blocks, self._enter = blocks, enter
 
     def model_made(self, run: RunView) -> None:
@@ -42,7 +47,8 @@ class Recompute(Feature):
 
 @contextlib.contextmanager
 def recomputed(task: nn.Module, blocks: bool | Sequence[str]) -> Iterator[None]:
-    """Within the context the task's blocks compute their activations again in backward. Names of weights do not change.
+    """Within the context the task's blocks compute their activations again in backward. Names of
+    weights do not change.
 
     Args:
         blocks: true for repeated blocks, or names of modules or of their classes; false for none.
@@ -56,11 +62,12 @@ def recomputed(task: nn.Module, blocks: bool | Sequence[str]) -> Iterator[None]:
     modules = blocks_of(task, None if blocks is True else list(blocks), _KEY)
     if not modules:
         raise ConfigError(
-            f"{_KEY} is true, and {type(task).__name__} has no repeated blocks: several modules of one class in a list. Name "
-            f"modules or classes: {_KEY}=[Block]."
+            f"{_KEY} is true, and {type(task).__name__} has no repeated blocks: several modules of"
+            f" one class in a list. Name modules or classes: {_KEY}=[Block]."
         )
     for module in modules:
-        module.forward = functools.partial(_run, module.forward)  # in place: a wrapper would change the names of weights
+        # in place: a wrapper would change the names of weights
+        module.forward = functools.partial(_run, module.forward)
     try:
         yield
     finally:

@@ -1,4 +1,6 @@
-"""What a worker that joins an elastic job later does before it asks for a rank: the other ranks wait for it from then on."""
+"""What a worker that joins an elastic job later does before it asks for a rank:
+the other ranks wait for it from then on.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,23 @@ from trainkit.run.setup import Stage
 
 
 def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
-    """Prepare the data, build the run as the last of the job's ranks would, in this process alone, and drop it.
+    """Prepare the data, build the run as the last of the job's ranks would, in this process alone,
+    and drop it.
 
-    The Task's set-up and `kept` stay: imports, the device, `setup` and `configure_optimizers` take no time of the others. If
-    modules are compiled, the gradients of a first step are computed (`first_step`) and dropped: the Task sees that batch once
-    more than it trains on it.
+    The Task's set-up and `kept` stay: imports, the device, `setup` and `configure_optimizers` take
+    no time of the others. If modules are compiled, the gradients of a first step are computed
+    (`first_step`) and dropped: the Task sees that batch once more than it trains on it.
     """
     ranks, task = stage.engine.ranks.first_world_size, stage.task
     alone = SimulatedEngine(stage.engine.name, ranks, 1, ranks - 1, stage.engine.pin())
-    nowhere = Path(tempfile.gettempdir(), f"trainkit-rehearsal-{os.getpid()}")  # made by nothing but the Task's own writing
+    # made by nothing but the Task's own writing
+    nowhere = Path(tempfile.gettempdir(), f"trainkit-rehearsal-{os.getpid()}")
     options = replace(stage.options, engine=alone, run_dir=str(nowhere))
     rehearsal = Stage(stage.kind, task, stage.data, (), options)
     rehearsal.kept = stage.kept
     with contextlib.ExitStack() as stack:
-        with one_at_a_time(f"prepare-{job_started()}"):  # processes of this host one after the other
+        # processes of this host one after the other
+        with one_at_a_time(f"prepare-{job_started()}"):
             stack.enter_context(rehearsal)
         run = build_run(rehearsal, StartFrom())
         if options.numerics.compile and task.automatic_optimization:

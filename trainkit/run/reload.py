@@ -13,7 +13,8 @@ from trainkit.run.setup import Stage
 
 
 class Reload(Feature):
-    """Calls train_dataloader and val_dataloader again. A run that resumes calls them for its epoch too.
+    """Calls train_dataloader and val_dataloader again. A run that resumes calls them for its epoch
+    too.
 
     Args:
         features: of the fit, which check the new data.
@@ -34,15 +35,17 @@ class Reload(Feature):
         data = self._stage.data
         if data.datamodule is None and data.given.get("train") is not None:
             raise ConfigError(
-                f"trainer.reload_dataloaders_every_n_epochs is {self._every}, but the loaders were passed to fit and cannot be "
-                f"made again. Return them from train_dataloader() of a DataModule, or of {type(self._stage.task).__name__}."
+                f"trainer.reload_dataloaders_every_n_epochs is {self._every}, but the loaders were"
+                " passed to fit and cannot be made again. Return them from train_dataloader() of a"
+                f" DataModule, or of {type(self._stage.task).__name__}."
             )
 
     def before_epoch(self, epoch: int) -> None:
         """Make the data of an epoch, if it is due. Call it on all ranks.
 
         Raises:
-            ConfigError: the batch size has changed: the contract of batch and rate holds for the whole run.
+            ConfigError: the batch size has changed: the contract of batch and rate holds for the
+                whole run.
         """
         turn = epoch // self._every
         if turn == self._turn:
@@ -54,9 +57,10 @@ class Reload(Feature):
         new = make_feeds(stage, data, old.declared_ranks, read_words(run.batch_plan.rank_shares))
         if (new.batch_size, new.accumulation) != (old.batch_size, old.accumulation):
             raise ConfigError(
-                f"trainer.reload_dataloaders_every_n_epochs is {self._every}, and in epoch {epoch} train_dataloader() returned "
-                f"batches of {new.batch_size}; before, they were of {old.batch_size}. The rate and the schedule are meant for "
-                "one batch size: keep it, and change accumulate_grad_batches by epoch instead, as {0: 1, 10: 2}."
+                f"trainer.reload_dataloaders_every_n_epochs is {self._every}, and in epoch {epoch}"
+                f" train_dataloader() returned batches of {new.batch_size}; before, they were of"
+                f" {old.batch_size}. The rate and the schedule are meant for one batch size: keep"
+                " it, and change accumulate_grad_batches by epoch instead, as {0: 1, 10: 2}."
             )
         run.train_on(new.train, run.batch_plan)
         self._features.data_read(run)

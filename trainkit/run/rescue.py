@@ -27,7 +27,9 @@ class _Begun:
 
 
 def forget_gradients(run: Run, log: MetricLog, batch_idx: int) -> None:
-    """Return to where a run was before this step's gradients: the epoch's values and this rank's microbatches as of then."""
+    """Return to where a run was before this step's gradients:
+    the epoch's values and this rank's microbatches as of then.
+    """
     run.task.zero_grad(set_to_none=True)
     run.step.log, run.state.batch_idx = log.copy(), batch_idx
     run.step.weights.forget()
@@ -47,7 +49,9 @@ class Rescue:
         run, state = self._run, self._run.state
         buffers = {name: buffer.detach().clone() for name, buffer in run.task.named_buffers()}
         undo = metric_objects.remember(metric_objects.metrics_in(run.task))
-        self._begun = _Begun(state.global_step, state.batch_idx, run.step.log.copy(), random_state(), buffers, undo)
+        self._begun = _Begun(
+            state.global_step, state.batch_idx, run.step.log.copy(), random_state(), buffers, undo
+        )
 
     def undo(self) -> dict[str, Any] | None:
         """Return this rank's parts as of the last update; None if there is nothing to save."""
@@ -55,7 +59,9 @@ class Rescue:
         if run.state.global_step == 0:
             return None
         if run.state.half_updated:
-            warning("No checkpoint of this error: it occurred while the weights were being changed.")
+            warning(
+                "No checkpoint of this error: it occurred while the weights were being changed."
+            )
             return None
         if begun is None or begun.step != run.state.global_step:
             return run.checkpoints.rank_parts()

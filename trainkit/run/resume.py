@@ -1,7 +1,8 @@
 """How a fit resumes: from a checkpoint, or from host memory after its ranks changed.
 
-rank 0 finds and verifies a checkpoint and loads the weights -> all ranks receive the state saved beside them -> the run is
-built with the plan that applies -> states restored -> plans compared, and the differences printed
+rank 0 finds and verifies a checkpoint and loads the weights -> all ranks receive the state saved
+beside them -> the run is built with the plan that applies -> states restored -> plans compared, and
+the differences printed
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
-Found = tuple[str, dict[str, Any]] | None  # a checkpoint's path and the state saved beside the weights
+# a checkpoint's path and the state saved beside the weights
+Found = tuple[str, dict[str, Any]] | None
 
 
 def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
@@ -31,8 +33,9 @@ def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
     """
     if stage.elastic is not None and stage.engine.name in ("ddp", "fsdp") and ckpt_path != "auto":
         raise ConfigError(
-            "callbacks=elastic under torchrun, which restarts all processes when one is lost: they would begin from the start. "
-            "Let them resume from the run's checkpoint: resume=auto run_dir=runs/mine (Trainer: ckpt_path='auto', run_dir)."
+            "callbacks=elastic under torchrun, which restarts all processes when one is lost: they"
+            " would begin from the start. Let them resume from the run's checkpoint: resume=auto"
+            " run_dir=runs/mine (Trainer: ckpt_path='auto', run_dir)."
         )
     _tidy(stage)
     if ckpt_path is None and not stage.is_elastic:
@@ -43,7 +46,9 @@ def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
 
 
 def _tidy(stage: Stage) -> None:
-    """Remove drafts of checkpoints that a killed run left, unless one is being written by an attempt of this process."""
+    """Remove drafts of checkpoints that a killed run left,
+    unless one is being written by an attempt of this process.
+    """
     if stage.engine.ranks.is_main and not stage.checkpoints.is_writing:
         for store in stage.checkpoints.stores:
             try_to_write(store.tidy, f"{store.place} could not be tidied")
@@ -53,8 +58,11 @@ def _read(stage: Stage, ckpt_path: str | None) -> Found:
     if stage.is_elastic and stage.elastic is not None:
         if stage.elastic.memory.step >= 0:
             return MEMORY, stage.elastic.memory.load_into(stage.task)
-        # No rank holds a commit: if rank 0 joined late, all earlier workers were lost; otherwise the job is new.
-        found = stage.checkpoints.read("auto", stage.task) if stage.engine.ranks.joins_late else None
+        # No rank holds a commit: if rank 0 joined late, all earlier workers were lost; otherwise
+        # the job is new.
+        found = (
+            stage.checkpoints.read("auto", stage.task) if stage.engine.ranks.joins_late else None
+        )
         if found is not None or ckpt_path is None:
             return found
     assert ckpt_path is not None
@@ -64,27 +72,42 @@ def _read(stage: Stage, ckpt_path: str | None) -> Found:
 def declared_ranks(stage: Stage, saved: dict[str, Any] | None) -> int:
     """Return the number of ranks that the settings of batch and learning rate are meant for."""
     if stage.elastic is None or saved is None:
-        return stage.engine.ranks.first_world_size if stage.is_elastic else stage.engine.ranks.data_size
+        return (
+            stage.engine.ranks.first_world_size
+            if stage.is_elastic
+            else stage.engine.ranks.data_size
+        )
     return BatchPlan(**saved["contract"]).world_size
 
 
 def first_shares(stage: Stage, saved: dict[str, Any] | None) -> Sequence[int] | None:
-    """Return the shares that a fit begins with: under callbacks=balance those of the checkpoint, else the user's."""
+    """Return the shares that a fit begins with:
+    under callbacks=balance those of the checkpoint, else the user's.
+    """
     given, ranks = stage.options.batch.rank_shares, stage.engine.ranks.data_size
-    if saved is None or not with_role(stage.run.callbacks, "shares") or saved["contract"]["world_size"] != ranks:
+    if (
+        saved is None
+        or not with_role(stage.run.callbacks, "shares")
+        or saved["contract"]["world_size"] != ranks
+    ):
         return given
     return read_words(saved["contract"].get("rank_shares", "even"))  # an older checkpoint has none
 
 
 def restore(run: Run, saved: dict[str, Any] | None) -> None:
-    """Seed this rank's random numbers; restore a run's state from its checkpoint, if any, and print the differences."""
+    """Seed this rank's random numbers;
+    restore a run's state from its checkpoint, if any, and print the differences.
+    """
     checkpoints, engine = run.checkpoints, run.engine
     seed_everything(mix(run.options.seed, engine.ranks.data_rank))
     if saved is None:
         return
     assert checkpoints.resumed_from is not None
     if left := checkpoints.restore(saved):
-        run.say(f"The checkpoint holds states that this run has no place for: {', '.join(left)}. It resumes without them.")
+        run.say(
+            f"The checkpoint holds states that this run has no place for: {', '.join(left)}. It"
+            " resumes without them."
+        )
     before, from_memory = len(saved["random"]), checkpoints.resumed_from_memory
     if before != engine.ranks.data_size:  # not the numbers of the beginning: their dropout was used
         seed_everything(mix(run.options.seed, engine.ranks.data_rank, run.global_step))
@@ -93,8 +116,8 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
             policy.renew()  # another run's checkpoint: this step is not saved here yet
     if before != engine.ranks.data_size and not from_memory:
         run.say(
-            f"The checkpoint is of {plural(before, 'rank')}, this run has {engine.ranks.data_size}: random numbers begin "
-            "again, all else resumes."
+            f"The checkpoint is of {plural(before, 'rank')}, this run has {engine.ranks.data_size}:"
+            " random numbers begin again, all else resumes."
         )
     for note in engine.approximation.notes:
         run.say(note)
@@ -103,16 +126,24 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
 
 
 def _compare_plans(run: Run, saved: BatchPlan) -> None:
-    """Print the changes since the checkpoint; inside an epoch, find the step that its samples led to."""
+    """Print the changes since the checkpoint;
+    inside an epoch, find the step that its samples led to.
+    """
     state, changes = run.state, [*saved.differences(run.batch_plan), *run.rates.changes]
     before, now = saved.at(state.current_epoch), run.batch_plan.at(state.current_epoch)
     known = before.global_batch_size is not None and now.global_batch_size is not None
-    sizes = (before.global_batch_size, now.global_batch_size) if known else (before.accumulate, now.accumulate)
+    sizes = (
+        (before.global_batch_size, now.global_batch_size)
+        if known
+        else (before.accumulate, now.accumulate)
+    )
     if state.step_in_epoch and sizes[0] != sizes[1]:
         step, again = divmod(state.step_in_epoch * sizes[0], sizes[1])  # type: ignore[operator]
         state.step_in_epoch, state.batch_idx = step, step * now.accumulate
         what = "samples" if known else "microbatches of each rank"
-        changes.append(f"step {step} of the epoch comes next, {again} {what} of it for the second time")
+        changes.append(
+            f"step {step} of the epoch comes next, {again} {what} of it for the second time"
+        )
     elif before.accumulate != now.accumulate:
         state.batch_idx = state.step_in_epoch * now.accumulate
     if changes:

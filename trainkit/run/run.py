@@ -1,6 +1,8 @@
-"""Run: one fit, validate, test or predict; what the loop works with, and what hooks receive as `trainer`.
+"""Run: one fit, validate, test or predict; what the loop works with, and what hooks receive as
+`trainer`.
 
-It is one object from `setup` on, since hooks and the Task may store it. So a fit reaches it in three steps, each whole:
+It is one object from `setup` on, since hooks and the Task may store it. So a fit reaches it in
+three steps, each whole:
 
     Run(...)    the stage (setup.py) has an engine and a folder: counters, hooks, checkpoints, evaluator
     train_on    the data and the plan of batches, which configure_optimizers may ask for
@@ -63,7 +65,9 @@ class FitParts:
 
 
 class _Later:
-    """A part that a Run has later: Python looks here only until the Run has it, so that it costs the loop nothing."""
+    """A part that a Run has later: Python looks here only until the Run has it,
+    so that it costs the loop nothing.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -72,8 +76,13 @@ class _Later:
         if run is None:
             return self
         if run.state.stage in ("validate", "test", "predict"):
-            raise ConfigError(f"trainer.{self._name} is a part of a fit, and this is a run of {run.state.stage}.")
-        raise ConfigError(f"trainer.{self._name} is not there yet: the run is being set up. Use it in on_fit_start or later.")
+            raise ConfigError(
+                f"trainer.{self._name} is a part of a fit, and this is a run of {run.state.stage}."
+            )
+        raise ConfigError(
+            f"trainer.{self._name} is not there yet: the run is being set up. Use it in"
+            " on_fit_start or later."
+        )
 
 
 def _later() -> Any:
@@ -119,12 +128,24 @@ class Run(LightningNames):
         datamodule: DataModule | None = None,
         elastic: ElasticState | None = None,
     ) -> None:
-        self.task, self.options, self.callbacks, self.engine = task, options, list(callbacks), engine
-        self.run_dir, self.coordinator, self.datamodule, self.elastic = run_dir, coordinator, datamodule, elastic
+        self.task, self.options, self.callbacks, self.engine = (
+            task,
+            options,
+            list(callbacks),
+            engine,
+        )
+        self.run_dir, self.coordinator, self.datamodule, self.elastic = (
+            run_dir,
+            coordinator,
+            datamodule,
+            elastic,
+        )
         self.state = state
         self.callback_metrics = LatestMetrics()
         self.precision = Precision(options.numerics.precision, engine.device)
-        self.checkpoints = CheckpointManager(engine, stores_of(run_dir, self.callbacks), self.say, writer, difference)
+        self.checkpoints = CheckpointManager(
+            engine, stores_of(run_dir, self.callbacks), self.say, writer, difference
+        )
         self.hooks = Hooks(self, task, self.callbacks, hook_log_of(self))
         self.evaluator = Evaluator(self, task, self.hooks)
 
@@ -178,12 +199,15 @@ class Run(LightningNames):
 
     @property
     def total_steps(self) -> int | None:
-        """Optimizer steps of the whole run; None if unknown: data without a length, or only a limit of time."""
+        """Optimizer steps of the whole run;
+        None if unknown: data without a length, or only a limit of time.
+        """
         limits, plan = self.options.limits, self.batch_plan
         known = [] if limits.max_steps is None else [limits.max_steps]
         if limits.max_epochs is not None and self.train_feed.num_steps_in(0) is not None:
             total, last = 0, limits.max_epochs
-            for first, _ in reversed(((0, 0), *plan.later)):  # each stretch of epochs of one accumulation
+            # each stretch of epochs of one accumulation
+            for first, _ in reversed(((0, 0), *plan.later)):
                 total += max(0, last - first) * (self.train_feed.num_steps_in(first) or 0)
                 last = min(last, first)
             known.append(total)
@@ -194,25 +218,28 @@ class Run(LightningNames):
         """Optimizer steps of the whole run, for schedules.
 
         Raises:
-            ConfigError: the number is unknown: the training data has no length, or no number of epochs ends the run, and
-                max_steps is not set.
+            ConfigError: the number is unknown: the training data has no length, or no number of
+                epochs ends the run, and max_steps is not set.
         """
         if (steps := self.total_steps) is None:
             raise ConfigError(
-                "The number of steps of the run is not known: the training data has no length, or trainer.max_epochs is "
-                "not set. Set trainer.max_steps."
+                "The number of steps of the run is not known: the training data has no length, or"
+                " trainer.max_epochs is not set. Set trainer.max_steps."
             )
         return steps
 
     def deal_in_shares(self, shares: Sequence[int]) -> None:
-        """Deal the samples of the steps from the next one on in these shares, as trainer.rank_shares. Call it on all ranks."""
+        """Deal the samples of the steps from the next one on in these shares,
+        as trainer.rank_shares. Call it on all ranks.
+        """
         assert isinstance(self.train_feed, MapFeed), "a stream's batches are dealt as they come"
         words = words_of(shares)
         self.train_feed.deal(read_words(words))
         self.batch_plan = replace(self.batch_plan, rank_shares=words)
 
     def request_stop(self, reason: str, at_once: bool = False) -> None:
-        """End training after the current step, but not before min_epochs and min_steps, unless `at_once` is true.
+        """End training after the current step, but not before min_epochs and min_steps, unless
+        `at_once` is true.
 
         Call it on all ranks at the same step.
         """
@@ -220,17 +247,30 @@ class Run(LightningNames):
         self.state.request_stop(reason, at_once)
         if is_new and not self.should_stop:
             limits = self.options.limits
-            least = [f"{name}={value}" for name in ("min_epochs", "min_steps") if (value := getattr(limits, name))]
-            self.say(f"A stop is requested ({reason}); training continues until trainer.{' and trainer.'.join(least)}.")
+            least = [
+                f"{name}={value}"
+                for name in ("min_epochs", "min_steps")
+                if (value := getattr(limits, name))
+            ]
+            self.say(
+                f"A stop is requested ({reason}); training continues until"
+                f" trainer.{' and trainer.'.join(least)}."
+            )
 
     def say(self, text: str) -> None:
         """Print on rank 0."""
         self.engine.ranks.say(text)
 
     def log_metrics(self, values: dict[str, float]) -> None:
-        """Hand values of this step to the loggers, without those that were logged with `logger=False`."""
+        """Hand values of this step to the loggers,
+        without those that were logged with `logger=False`.
+        """
         if hidden := self.hooks.log.hidden:
-            values = {name: value for name, value in values.items() if name.partition("/dataloader_idx_")[0] not in hidden}
+            values = {
+                name: value
+                for name, value in values.items()
+                if name.partition("/dataloader_idx_")[0] not in hidden
+            }
         self.hooks("on_metrics", values, self.global_step)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:

@@ -1,6 +1,7 @@
 """What a run reads of the state saved beside the weights: compared before anything is loaded.
 
-A checkpoint's hashes tell that it is as it was written; not that a run of this trainkit, or of one like it, has written it.
+A checkpoint's hashes tell that it is as it was written; not that a run of this trainkit, or of one
+like it, has written it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from trainkit.data.shares import read_words
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
 
-# A type: of this type. A dict: a mapping with these keys at least. A list: of values like its entry.
+# A type: of this type. A dict: a mapping with these keys at least. A list: of values like its
+# entry.
 _COUNTERS: dict[str, Any] = {
-    name: {} if isinstance(value, dict) else type(value) for name, value in TrainState().state_dict().items()
+    name: {} if isinstance(value, dict) else type(value)
+    for name, value in TrainState().state_dict().items()
 }
 _LOG = {"log": {"epoch": {}, "prog_bar": [object]}, "objects": {"states": {}, "logged": {}}}
 _SHAPE: dict[str, Any] = {
@@ -33,11 +36,21 @@ _SHAPE: dict[str, Any] = {
     "random": [{}],
     "extra": {},
 }
-_STRANGE = (ConfigError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError)
+_STRANGE = (
+    ConfigError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    RuntimeError,
+    OverflowError,
+)
 
 
 def difference(saved: Any) -> str:
-    """Return the first thing by which a saved state differs from what a run saves, in words; "" if there is none."""
+    """Return the first thing by which a saved state differs from what a run saves, in words;
+    "" if there is none.
+    """
     return next(_differences(saved), "")
 
 

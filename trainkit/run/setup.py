@@ -41,7 +41,9 @@ from trainkit.run.run import Run
 from trainkit.run.signals import Signals
 from trainkit.run.stage_feeds import StageFeeds
 
-_LOCK_TIMEOUT_S = 60.0  # a rank 0 that an elastic job has lost may be writing its last checkpoint, or hang until it is killed
+# a rank 0 that an elastic job has lost may be writing its last checkpoint, or hang until it is
+# killed
+_LOCK_TIMEOUT_S = 60.0
 
 
 class Stage:
@@ -58,7 +60,8 @@ class Stage:
         state: counters of the run; on a rank that takes no part they stay at 0.
         feeds: of the run, once there is one.
         replicas: compares what must be equal on all ranks.
-        kept: what outlives this attempt of an elastic run and is made once; of a rehearsal it is set, and `elastic` is not.
+        kept: what outlives this attempt of an elastic run and is made once; of a rehearsal it is
+            set, and `elastic` is not.
     """
 
     def __init__(
@@ -71,14 +74,21 @@ class Stage:
         attempts: ElasticRun | None = None,
         has_data: bool = False,
     ) -> None:
-        self.kind, self.task, self.data, self.options, self.has_data = kind, task, data, options, has_data
+        self.kind, self.task, self.data, self.options, self.has_data = (
+            kind,
+            task,
+            data,
+            options,
+            has_data,
+        )
         requested = options.engine
         self.engine = requested if isinstance(requested, Engine) else make_engine(requested)
         self.callbacks = callbacks
         self.state = TrainState(stage=kind)
         self._run: Run | None = None
         self.elastic: ElasticState | None = None
-        self.is_set_up = self._continues = False  # whether a later attempt of this process continues with the Task
+        # whether a later attempt of this process continues with the Task
+        self.is_set_up = self._continues = False
         self._stack = contextlib.ExitStack()
         self.kept: Kept | None = None
         if attempts is not None:
@@ -87,12 +97,15 @@ class Stage:
             self.engine.ranks.committed_step = attempts.state.memory.step
         elif kind == "fit" and self.engine.ranks.is_elastic:
             raise ConfigError(
-                "horovodrun started this job elastically (--min-np, --host-discovery-script), but its fit cannot continue when "
-                "ranks change. Add callbacks=elastic (Trainer: callbacks=[trainkit.Elastic()]), or leave those options out."
+                "horovodrun started this job elastically (--min-np, --host-discovery-script), but"
+                " its fit cannot continue when ranks change. Add callbacks=elastic (Trainer:"
+                " callbacks=[trainkit.Elastic()]), or leave those options out."
             )
         self.signals = Signals() if self.elastic is None else self.elastic.signals
         self._coordinator = Coordinator(self.engine, self.signals)
-        self.replicas = Replicas(self.engine.comm, None if self.elastic is None else self.elastic.facts)
+        self.replicas = Replicas(
+            self.engine.comm, None if self.elastic is None else self.elastic.facts
+        )
 
     @property
     def is_open(self) -> bool:
@@ -101,13 +114,17 @@ class Stage:
 
     @property
     def run(self) -> Run:
-        """The run that hooks see, once the stage has an engine and a folder; build_run gives it the parts of a fit.
+        """The run that hooks see, once the stage has an engine and a folder; build_run gives it the
+        parts of a fit.
 
         Raises:
             ConfigError: there is none.
         """
         if self._run is None:
-            raise ConfigError("There is no run here: its engine has not started, or engine.process_set leaves this rank out.")
+            raise ConfigError(
+                "There is no run here: its engine has not started, or engine.process_set leaves"
+                " this rank out."
+            )
         return self._run
 
     @property
@@ -142,7 +159,9 @@ class Stage:
         return self
 
     def _announce(self) -> None:
-        """Announce the fit to the launcher; prepare all now that this process can prepare alone, if it joins other ranks."""
+        """Announce the fit to the launcher;
+        prepare all now that this process can prepare alone, if it joins other ranks.
+        """
         state = self.elastic
         if state is not None and state.has_begun:
             self.has_data = state.is_rehearsed
@@ -156,15 +175,21 @@ class Stage:
 
     def _set_up(self) -> None:
         engine, numerics, data = self.engine, self.options.numerics, self.data.datamodule
-        self.replicas.compare("settings", lambda: settings_of(self.task, data, self.options, engine, self.callbacks))
+        self.replicas.compare(
+            "settings", lambda: settings_of(self.task, data, self.options, engine, self.callbacks)
+        )
         writer = Writer() if self.elastic is None else self.elastic.writer
         if not engine.ranks.is_main:
             writer.wait()  # of a former rank 0: the files are another's from here on
-        self._stack.enter_context(torch_flags(numerics.deterministic, numerics.benchmark, numerics.detect_anomaly))
+        self._stack.enter_context(
+            torch_flags(numerics.deterministic, numerics.benchmark, numerics.detect_anomaly)
+        )
         if engine.device.type == "cpu":
             self._stack.enter_context(keep_freed_memory())
         run_dir = self._agree_on_folder()
-        self._stack.enter_context(output_of_rank()).report_in(run_dir / "logs" / f"rank-{engine.ranks.rank}.txt")
+        self._stack.enter_context(output_of_rank()).report_in(
+            run_dir / "logs" / f"rank-{engine.ranks.rank}.txt"
+        )
         writer.on_wait = engine.heartbeat.count_progress
         self._run = run = Run(
             self.state,
@@ -193,13 +218,18 @@ class Stage:
 
     def _agree_on_folder(self) -> Path:
         if _is_rehearsal(self):
-            return Path(str(self.options.run_dir))  # not made: the process may be killed before it could remove it
+            # not made: the process may be killed before it could remove it
+            return Path(str(self.options.run_dir))
         requested = (self.elastic and self.elastic.run_dir) or self.options.run_dir
         is_needed = self.is_elastic or self.kind == "predict"
-        run_dir = agreed_run_dir(requested, type(self.task).__name__, self.engine, self.callbacks, is_needed)
+        run_dir = agreed_run_dir(
+            requested, type(self.task).__name__, self.engine, self.callbacks, is_needed
+        )
         if self.kind == "fit":
             lock = self._stack.enter_context(RunLock())
-            self.engine.comm.run_on_main(lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * self._is_later_attempt))
+            self.engine.comm.run_on_main(
+                lambda: lock.take(run_dir, _LOCK_TIMEOUT_S * self._is_later_attempt)
+            )
         return run_dir
 
     def _prepare_data(self) -> None:
@@ -223,8 +253,15 @@ class Stage:
         """Enter a context until the stage ends, in an elastic run until all attempts have."""
         (self.enter if self.kept is None else self.kept.enter_once)(context)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._continues = _is_rehearsal(self) or (self.is_elastic and isinstance(error, (PeerError, RanksChanged)))
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._continues = _is_rehearsal(self) or (
+            self.is_elastic and isinstance(error, (PeerError, RanksChanged))
+        )
         lost_peer = isinstance(error, PeerError) and not self._continues
         if self._continues or isinstance(error, Preempted):
             kind = error = trace = None
@@ -238,7 +275,8 @@ class Stage:
                 self._run.end()
             self._stack.close()
             self.engine.__exit__(kind, error, trace)
-        if lost_peer and self.kind == "fit":  # the launcher ends this rank: the one that failed has reported why
+        # the launcher ends this rank: the one that failed has reported why
+        if lost_peer and self.kind == "fit":
             self.signals.raise_again()
 
     def _tear_down(self, error: BaseException | None) -> None:
@@ -250,7 +288,8 @@ class Stage:
             run.hooks("on_exception", error)
         self.task._log_to(None)
         if self._continues:
-            run.hooks.of_callbacks("teardown", self.kind)  # the next attempt continues with the Task, and with the writing
+            # the next attempt continues with the Task, and with the writing
+            run.hooks.of_callbacks("teardown", self.kind)
             return
         run.hooks("teardown", self.kind)
         if self.data.datamodule is not None:

@@ -1,6 +1,8 @@
-"""Signals that end a run: SIGTERM (schedulers, launchers), SIGUSR1 (Slurm's --signal=USR1@60), SIGINT (Ctrl-C).
+"""Signals that end a run: SIGTERM (schedulers, launchers), SIGUSR1 (Slurm's --signal=USR1@60),
+SIGINT (Ctrl-C).
 
-The first one is recorded; the run ends at the next step with a checkpoint (stopping.py). A second one stops at once.
+The first one is recorded; the run ends at the next step with a checkpoint (stopping.py). A second
+one stops at once.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ from types import FrameType
 from typing import Any
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# torchrun forwards a Ctrl-C that its ranks have already received: a signal this soon after the first is the same one.
+# torchrun forwards a Ctrl-C that its ranks have already received: a signal this soon after the
+# first is the same one.
 _SAME_S = 1.0
 
 
 class Signals:
-    """Records the first signal within its context, which may be nested. Does nothing outside the main thread.
+    """Records the first signal within its context, which may be nested. Does nothing outside the
+    main thread.
 
     Attributes:
-        received: the name of the received signal, as "SIGTERM", or the words of another notice (Coordinator.preempt), or None.
+        received: the name of the received signal, as "SIGTERM", or the words of another notice
+            (Coordinator.preempt), or None.
     """
 
     def __init__(self) -> None:
@@ -38,7 +43,8 @@ class Signals:
             for number in HANDLED:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
                     self._before[number] = signal.signal(number, self._note)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # those that have waited (launch/slurm/step.py) arrive here
+            # those that have waited (launch/slurm/step.py) arrive here
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,6 @@
-"""The feeds of a stage: those of evaluation are made here, and all are closed when the stage ends."""
+"""The feeds of a stage: those of evaluation are made here,
+and all are closed when the stage ends.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class StageFeeds:
 
     Attributes:
         of_fit: those of a fit, once they are made (feeds.py).
-        declared_ranks: the number of ranks that limits are meant for, if it is not the number there is.
+        declared_ranks: the number of ranks that limits are meant for, if it is not the number there
+            is.
         bad_samples: those skipped; None if they raise (trainer.on_bad_sample).
     """
 
@@ -59,7 +62,9 @@ class StageFeeds:
     def mover(self) -> Mover | HookedMover:
         """Return what puts a batch on this rank's device."""
         run, device = self._run, self._run.engine.device
-        mover = Mover(device, run.precision.input_dtype, run.options.numerics.uses_channels_last(device))
+        mover = Mover(
+            device, run.precision.input_dtype, run.options.numerics.uses_channels_last(device)
+        )
         return with_hooks(mover, self._data, run.task, device)
 
     def of_evaluation(self, data: Any, name: str, limit: Limit) -> list[Feed]:
@@ -67,7 +72,9 @@ class StageFeeds:
         if data is None or limit == 0:
             return []
         seed, ranks = self._run.options.seed, self.declared_ranks
-        return eval_feeds(data, name, limit, seed, self._run.engine, self.mover(), ranks, self.bad_samples)
+        return eval_feeds(
+            data, name, limit, seed, self._run.engine, self.mover(), ranks, self.bad_samples
+        )
 
     def skip(self, bad: BadSamples) -> None:
         """Let all feeds that are made from here on leave out bad samples."""

@@ -29,14 +29,20 @@ class RunState:
 
 def write_state(run_dir: Path, name: str, error: str = "") -> None:
     """Write the state of a run, atomically."""
-    about = {"state": name, "error": error, "written": datetime.now().astimezone().isoformat(timespec="seconds")}
+    about = {
+        "state": name,
+        "error": error,
+        "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
     partial = run_dir / f"{STATE}.part"
     partial.write_text(json.dumps(about) + "\n")
     os.replace(partial, run_dir / STATE)
 
 
 def read_state(run_dir: Path) -> RunState:
-    """Return a run's state: what it wrote, "killed" if its process ended without a word, "-" if it never wrote any."""
+    """Return a run's state: what it wrote, "killed" if its process ended without a word,
+    "-" if it never wrote any.
+    """
     try:
         about = json.loads((run_dir / STATE).read_text())
         name, error = str(about["state"]), str(about.get("error", ""))

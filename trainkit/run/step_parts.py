@@ -46,12 +46,14 @@ class StepParts:
         sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
         finite: looks at losses (trainer.stop_on_nonfinite).
         halving: splits microbatches (trainer.halve_batch_on_oom).
-        clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they are then dropped before the
-            next backward, else after the update, when they no longer take memory.
+        clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they
+            are then dropped before the next backward, else after the update, when they no longer
+            take memory.
         has_old: whether a backward must first drop them.
         has_skipped: whether the Task has skipped a batch of this run.
         has_begun: whether a batch of this step has begun.
-        open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the update.
+        open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the
+            update.
         manual: runs a Task that updates its weights itself.
     """
 

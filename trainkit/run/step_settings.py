@@ -13,15 +13,25 @@ from trainkit.run.run import Run
 def step_settings(run: Run, features: Iterable[Feature]) -> StepSettings:
     """Return those of a run that has its plan of batches."""
     numerics, plan, task = run.options.numerics, run.batch_plan, run.task
-    needs = {need: type(callback).__name__ for callback in reversed(run.callbacks) for need in callback.needs_of_engine}
+    needs = {
+        need: type(callback).__name__
+        for callback in reversed(run.callbacks)
+        for need in callback.needs_of_engine
+    }
     others = {
         "trainer.assert_no_sync": numerics.assert_no_sync,
         "batch_weight": type(task).batch_weight is not Task.batch_weight,
     }
-    used = {feature.name for feature in features} | {name for name, is_used in others.items() if is_used}
+    used = {feature.name for feature in features} | {
+        name for name, is_used in others.items() if is_used
+    }
     return StepSettings(
         batch_size=plan.batch_size,
-        accumulate=max(plan.accumulate, *(number for _, number in plan.later)) if plan.later else plan.accumulate,
+        accumulate=(
+            max(plan.accumulate, *(number for _, number in plan.later))
+            if plan.later
+            else plan.accumulate
+        ),
         clip_val=numerics.gradient_clip_val,
         clip_algorithm=numerics.gradient_clip_algorithm,
         precision=numerics.precision,

@@ -1,7 +1,8 @@
 """Stopping: ends a run early, between two steps, on all ranks at the same one.
 
-After a signal to any rank, all save a checkpoint, wait for the disk, and raise Preempted. In an elastic run only the rank
-that received it leaves, and the others form new ranks without it; they do too if the launcher requests other ranks.
+After a signal to any rank, all save a checkpoint, wait for the disk, and raise Preempted. In an
+elastic run only the rank that received it leaves, and the others form new ranks without it; they do
+too if the launcher requests other ranks.
 """
 
 from __future__ import annotations
@@ -20,15 +21,27 @@ from trainkit.run.signals import Signals
 class Stopping:
     """See the module. A context manager: within it, signals are recorded."""
 
-    def __init__(self, run: RunView, signals: Signals, coordinator: Coordinator, elastic: ElasticState | None) -> None:
-        self._run, self.signals, self._coordinator, self._elastic = run, signals, coordinator, elastic
+    def __init__(
+        self, run: RunView, signals: Signals, coordinator: Coordinator, elastic: ElasticState | None
+    ) -> None:
+        self._run, self.signals, self._coordinator, self._elastic = (
+            run,
+            signals,
+            coordinator,
+            elastic,
+        )
         self._was_signalled = False
 
     def __enter__(self) -> Stopping:
         self.signals.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.signals.__exit__()
 
     def check(self) -> None:
@@ -49,19 +62,30 @@ class Stopping:
         self._elastic.commit()
         step = self._run.global_step
         if self._coordinator.includes_this_rank:
-            raise Preempted(f"{self.signals.received}: this rank left after step {step}; the others continue.")
+            raise Preempted(
+                f"{self.signals.received}: this rank left after step {step}; the others continue."
+            )
         raise RanksChanged(f"The ranks are formed again after step {step}.")
 
     def _end_with_checkpoint(self) -> NoReturn:
         run, engine = self._run, self._run.engine
         received: list[str | None] = engine.comm.all_gather_object(self.signals.received)
-        full = [policy for policy in checkpoint_policies(run.callbacks) if not policy.save_weights_only]
+        full = [
+            policy for policy in checkpoint_policies(run.callbacks) if not policy.save_weights_only
+        ]
         written = any([policy.save_now(run) for policy in full])  # noqa: C419 - each one saves
-        engine.comm.barrier()  # a launcher ends all ranks when the first one leaves: rank 0 has written by then
-        from_where = ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(received) if name)
+        # a launcher ends all ranks when the first one leaves: rank 0 has written by then
+        engine.comm.barrier()
+        from_where = ", ".join(
+            f"{name} on rank {rank}" for rank, name in enumerate(received) if name
+        )
         how = f"to resume: ckpt_path=last run_dir={run.run_dir}"
         if not written:
-            how = "its checkpoint was NOT written; older ones are left." if full else "no checkpoint was requested."
+            how = (
+                "its checkpoint was NOT written; older ones are left."
+                if full
+                else "no checkpoint was requested."
+            )
         text = f"{from_where}: the run ended after step {run.global_step}; {how}"
         run.say(text)
         raise Preempted(text)

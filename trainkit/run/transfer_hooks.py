@@ -1,4 +1,6 @@
-"""The hooks of a batch's way to the device: on_before_batch_transfer, transfer_batch_to_device, on_after_batch_transfer."""
+"""The hooks of a batch's way to the device:
+on_before_batch_transfer, transfer_batch_to_device, on_after_batch_transfer.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class HookedMover:
         index: of the loader.
     """
 
-    def __init__(self, mover: Mover, owner: DataHooks, device: torch.device, index: int = 0) -> None:
+    def __init__(
+        self, mover: Mover, owner: DataHooks, device: torch.device, index: int = 0
+    ) -> None:
         self._mover, self._owner, self._device, self._index = mover, owner, device, index
         self._moves = _overrides(owner, "transfer_batch_to_device")
 
@@ -42,8 +46,12 @@ class HookedMover:
         return HookedMover(self._mover, self._owner, self._device, index)
 
 
-def with_hooks(mover: Mover, data: DataSources, task: Task, device: torch.device) -> Mover | HookedMover:
-    """Return the mover with the hooks of the DataModule or the Task; itself if none is overridden."""
+def with_hooks(
+    mover: Mover, data: DataSources, task: Task, device: torch.device
+) -> Mover | HookedMover:
+    """Return the mover with the hooks of the DataModule or the Task;
+    itself if none is overridden.
+    """
     for owner in reversed(data.owners(task)):
         if any(_overrides(owner, hook) for hook in _HOOKS):
             return HookedMover(mover, owner, device)

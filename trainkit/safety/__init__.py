@@ -1,1 +1,3 @@
-"""What leaves this process (secrets are masked), and what comes from elsewhere (names and sizes are checked)."""
+"""What leaves this process (secrets are masked),
+and what comes from elsewhere (names and sizes are checked).
+"""

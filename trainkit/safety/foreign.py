@@ -1,4 +1,6 @@
-"""Names and sizes that a file from elsewhere claims, checked before anything is opened or allocated."""
+"""Names and sizes that a file from elsewhere claims,
+checked before anything is opened or allocated.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,15 @@ def check_name(folder: Path, name: object) -> Path:
     Raises:
         CheckpointError: the name leads elsewhere, is no name, or is that of a link or a device.
     """
-    if not isinstance(name, str) or name in ("", ".", "..") or not name.isprintable() or {"/", "\\"} & set(name):
-        raise CheckpointError(f"{folder} is refused: {printable(name)} is no name of a file inside it.")
+    if (
+        not isinstance(name, str)
+        or name in ("", ".", "..")
+        or not name.isprintable()
+        or {"/", "\\"} & set(name)
+    ):
+        raise CheckpointError(
+            f"{folder} is refused: {printable(name)} is no name of a file inside it."
+        )
     path = folder / name
     if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
         raise CheckpointError(f"{folder} is refused: {name} is a link or no plain file.")
@@ -38,9 +47,14 @@ def check_file(folder: Path, name: object, about: Mapping[str, Any]) -> Path:
     Raises:
         CheckpointError: see check_name; or the description is none.
     """
-    path, size = check_name(folder, name), about.get("bytes") if isinstance(about, Mapping) else None
+    path, size = (
+        check_name(folder, name),
+        about.get("bytes") if isinstance(about, Mapping) else None,
+    )
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise CheckpointError(f"{folder} is refused: the size of {name} is given as {printable(size)}.")
+        raise CheckpointError(
+            f"{folder} is refused: the size of {name} is given as {printable(size)}."
+        )
     return path
 
 
@@ -58,11 +72,12 @@ def read_bounded(path: Path) -> bytes:
 
 
 def check_archive(path: Path) -> None:
-    """Check a file of torch.save before torch allocates what its records claim; a file that is no zip archive passes.
+    """Check a file of torch.save before torch allocates what its records claim; a file that is no
+    zip archive passes.
 
     Raises:
-        CheckpointError: it is a link or no plain file, or its records claim far more bytes than it has. (torch.save does not
-            compress them, TorchScript compresses code.)
+        CheckpointError: it is a link or no plain file, or its records claim far more bytes than it
+            has. (torch.save does not compress them, TorchScript compresses code.)
     """
     check_name(path.parent, path.name)
     try:
@@ -72,7 +87,9 @@ def check_archive(path: Path) -> None:
         return  # torch's own error follows
     size = path.stat().st_size
     if claimed > size + MOST_OF_MANIFEST:
-        raise CheckpointError(f"{path} is refused: its records claim {claimed:,} bytes, and the file has {size:,}.")
+        raise CheckpointError(
+            f"{path} is refused: its records claim {claimed:,} bytes, and the file has {size:,}."
+        )
 
 
 def unpack_bounded(content: bytes) -> bytes:
@@ -89,7 +106,10 @@ def unpack_bounded(content: bytes) -> bytes:
                 text += unpacker.decompress(rest, _MOST_AT_ONCE)
                 rest = unpacker.unconsumed_tail
                 if len(text) > MOST_UNPACKED:
-                    raise CheckpointError(f"A recording is refused: unpacked it has more than {MOST_UNPACKED >> 20} MiB.")
+                    raise CheckpointError(
+                        f"A recording is refused: unpacked it has more than {MOST_UNPACKED >> 20}"
+                        " MiB."
+                    )
     return bytes(text)
 
 

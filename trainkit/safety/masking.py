@@ -12,7 +12,9 @@ _SECRET = re.compile(
     r"webhook(?:_url)?)$"
 )
 # Tokens of a text, which are no secrets.
-_OF_TEXT = re.compile(r"(?:^|_)(?:pad|bos|eos|sep|cls|mask|unk|special|image|start|end|stop|prompt|new|max|min|num)_tokens?$")
+_OF_TEXT = re.compile(
+    r"(?:^|_)(?:pad|bos|eos|sep|cls|mask|unk|special|image|start|end|stop|prompt|new|max|min|num)_tokens?$"
+)
 _SHORTEST = 6  # a shorter value stands in too many texts
 
 
@@ -23,14 +25,22 @@ def is_secret(key: str) -> bool:
 
 
 def masked(tree: Any, values: Collection[str] = ()) -> Any:
-    """Return a tree of plain values with texts under secret keys masked, and `values` masked in every text.
+    """Return a tree of plain values with texts under secret keys masked, and `values` masked in
+    every text.
 
     An interpolation (`${oc.env:TOKEN}`) is no secret, and stays.
     """
     if isinstance(tree, Mapping):
-        return {key: MASK if is_secret(str(key)) and _is_text(v) else masked(v, values) for key, v in tree.items()}
+        return {
+            key: MASK if is_secret(str(key)) and _is_text(v) else masked(v, values)
+            for key, v in tree.items()
+        }
     if isinstance(tree, (list, tuple)):
-        return type(tree)([masked(value, values) for value in tree]) if type(tree) in (list, tuple) else tree
+        return (
+            type(tree)([masked(value, values) for value in tree])
+            if type(tree) in (list, tuple)
+            else tree
+        )
     return scrubbed(tree, values) if isinstance(tree, str) else tree
 
 
@@ -42,13 +52,20 @@ def scrubbed(text: str, values: Collection[str]) -> str:
 
 
 def masked_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return the words of a command line with `key=value` and `--key value` masked for secret keys."""
+    """Return the words of a command line with `key=value` and
+    `--key value` masked for secret keys.
+    """
     shown: list[str] = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and is_secret(key.lstrip("+-")) and _is_text(value):
             argument = f"{key}={MASK}"
-        elif shown and shown[-1].startswith("--") and "=" not in shown[-1] and is_secret(shown[-1].lstrip("-")):
+        elif (
+            shown
+            and shown[-1].startswith("--")
+            and "=" not in shown[-1]
+            and is_secret(shown[-1].lstrip("-"))
+        ):
             argument = MASK
         shown.append(argument)
     return shown
@@ -61,7 +78,11 @@ def masked_lines(text: str) -> str:
 
 def _masked_line(line: str) -> str:
     found = re.match(r"(\s*(?:- )?)([\w.-]+):\s+(.+)$", line)
-    return f"{found[1]}{found[2]}: '{MASK}'" if found and is_secret(found[2]) and _is_text(found[3]) else line
+    return (
+        f"{found[1]}{found[2]}: '{MASK}'"
+        if found and is_secret(found[2]) and _is_text(found[3])
+        else line
+    )
 
 
 def _is_text(value: Any) -> bool:

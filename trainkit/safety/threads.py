@@ -19,7 +19,9 @@ from collections.abc import Callable
 OnError = Callable[[BaseException], float | None]
 
 
-def start_thread(name: str, work: Callable[[], object], on_error: OnError, *, daemon: bool = True) -> threading.Thread:
+def start_thread(
+    name: str, work: Callable[[], object], on_error: OnError, *, daemon: bool = True
+) -> threading.Thread:
     """Run `work` in a new thread, and give each exception that leaves it to `on_error`."""
 
     def run() -> None:
@@ -38,7 +40,9 @@ def start_thread(name: str, work: Callable[[], object], on_error: OnError, *, da
     return thread
 
 
-def start_timer(name: str, after_s: float, work: Callable[[], object], on_error: OnError) -> threading.Thread:
+def start_timer(
+    name: str, after_s: float, work: Callable[[], object], on_error: OnError
+) -> threading.Thread:
     """Run `work` in a new thread after some seconds."""
 
     def wait() -> None:
@@ -48,13 +52,16 @@ def start_timer(name: str, after_s: float, work: Callable[[], object], on_error:
     return start_thread(name, wait, on_error)
 
 
-def printed(effect: str, *, then: Callable[[], object] | None = None, retry_s: float | None = None) -> OnError:
+def printed(
+    effect: str, *, then: Callable[[], object] | None = None, retry_s: float | None = None
+) -> OnError:
     """Return an `on_error` that prints the traceback on stderr, and its effect.
 
     Args:
         effect: sentences: what no longer happens, or that it happens again; what to do.
         then: called after an exception was printed.
-        retry_s: seconds after which the work starts again; an exception that repeats is printed once. None: the thread ends.
+        retry_s: seconds after which the work starts again; an exception that repeats is printed
+            once. None: the thread ends.
     """
     last = ""
 
@@ -64,9 +71,15 @@ def printed(effect: str, *, then: Callable[[], object] | None = None, retry_s: f
             last = what
             with contextlib.suppress(OSError, ValueError):  # stderr is closed: its reader has ended
                 threading.excepthook(
-                    threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+                    threading.ExceptHookArgs(
+                        (type(error), error, error.__traceback__, threading.current_thread())
+                    )
                 )
-                print(f"This is a mistake of trainkit in its thread '{_name()}'. {effect}", file=sys.stderr, flush=True)
+                print(
+                    f"This is a mistake of trainkit in its thread '{_name()}'. {effect}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         if then is not None:
             then()
         return retry_s

@@ -1,6 +1,8 @@
-"""An error of the user's code as text: the user's frames, and those of trainkit in front of them in one line.
+"""An error of the user's code as text: the user's frames, and those of trainkit in front of them in
+one line.
 
-`TRAINKIT_TRACEBACK=full` shows all frames, as Python does. Frames after the user's last are shown, too: the error is there.
+`TRAINKIT_TRACEBACK=full` shows all frames, as Python does. Frames after the user's last are shown,
+too: the error is there.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from typing import Any
 
 FULL = "TRAINKIT_TRACEBACK"
 _OURS = str(Path(__file__).parent.parent) + os.sep
-_INSTALLED = (*{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}, "<frozen ")
+_INSTALLED = (
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    "<frozen ",
+)
 
 
 def text_of(error: BaseException) -> str:
@@ -27,7 +32,8 @@ def text_of(error: BaseException) -> str:
 
 def _fold(one: traceback.TracebackException) -> None:
     one.stack = _Folded(one.stack)
-    others = [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]  # groups: Python 3.11
+    # groups: Python 3.11
+    others = [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
     for other in others:
         if other is not None:
             _fold(other)
@@ -40,10 +46,15 @@ class _Folded(traceback.StackSummary):
         """Return the lines; Python 3.13 gives `colorize`."""
         last = max((i for i, frame in enumerate(self) if _is_users(frame.filename)), default=0)
         lines = []
-        for ours, group in itertools.groupby(self[:last], lambda frame: frame.filename.startswith(_OURS)):
+        for ours, group in itertools.groupby(
+            self[:last], lambda frame: frame.filename.startswith(_OURS)
+        ):
             frames = list(group)
             if ours:
-                lines.append(f"  ({len(frames)} frame{'s' * (len(frames) > 1)} of trainkit; {FULL}=full shows them)\n")
+                lines.append(
+                    f"  ({len(frames)} frame{'s' * (len(frames) > 1)} of trainkit; {FULL}=full"
+                    " shows them)\n"
+                )
             else:
                 lines += traceback.StackSummary.from_list(frames).format(**given)
         return lines + traceback.StackSummary.from_list(self[last:]).format(**given)

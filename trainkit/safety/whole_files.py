@@ -9,7 +9,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a draft beside `path` that replaces it at the end of the context, and is removed after an error."""
+    """Yield a draft beside `path` that replaces it at the end of the context,
+    and is removed after an error.
+    """
     draft = path.with_name(f".{path.name}.draft")
     try:
         yield draft

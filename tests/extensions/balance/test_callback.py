@@ -1,4 +1,6 @@
-"""Balance: ranks are dealt samples by their own measured speed; a resumed run deals alike, bit for bit."""
+"""Balance: ranks are dealt samples by their own measured speed;
+a resumed run deals alike, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Result:
         self.plan, self.contract = trainer.run.train_feed.plan_of(0), trainer.run.batch_plan
 
 
-def fit(folder: Path, settings: dict[str, Any], sample_s: Sequence[float] = SECONDS, **options: Any) -> list[Result]:
+def fit(
+    folder: Path, settings: dict[str, Any], sample_s: Sequence[float] = SECONDS, **options: Any
+) -> list[Result]:
     """Train on a rank for each of `sample_s`; 64 samples, 8 of a rank in a step."""
     ckpt_path, workers = options.pop("ckpt_path", None), options.pop("num_workers", 0)
     more, val = options.pop("more", list), options.pop("val", None)
@@ -68,23 +72,37 @@ def fit(folder: Path, settings: dict[str, Any], sample_s: Sequence[float] = SECO
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_slower_rank_is_dealt_fewer_samples(num_workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """At once, within the epoch; each step keeps its samples and their order, and the weights stay those of even shares."""
+def test_a_slower_rank_is_dealt_fewer_samples(
+    num_workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once, within the epoch; each step keeps its samples and their order,
+    and the weights stay those of even shares.
+    """
     even = fit(tmp_path / "a", {"min_gain": 1e9}, max_epochs=3)
-    found = fit(tmp_path / "b", {"every_n_steps": 2, "damping": 0.0}, max_epochs=3, num_workers=num_workers)
+    found = fit(
+        tmp_path / "b", {"every_n_steps": 2, "damping": 0.0}, max_epochs=3, num_workers=num_workers
+    )
     assert [rank.deals for rank in even] == [[], []]
     assert [rank.deals for rank in found] == [[(2, (12, 4))]] * 2
     for results in (even, found):
         assert results[0].contract.global_batch_size == 16
     for step in range(12):
-        before, now = ([index for rank in ranks for index in rank.came[step]] for ranks in (even, found))
+        before, now = (
+            [index for rank in ranks for index in rank.came[step]] for ranks in (even, found)
+        )
         assert before == now
         assert [len(rank.came[step]) for rank in found] == ([8, 8] if step < 2 else [12, 4])
     for rank in found:
         torch.testing.assert_close(rank.weights, even[0].weights, rtol=0, atol=1e-6)
         assert rank.contract.rank_shares == "3:1"
     said = capsys.readouterr().out
-    assert said.count("Balance: after step 2 samples are dealt 12:4 (even before); a sample takes rank 1 3e+03 ms") == 1
+    assert (
+        said.count(
+            "Balance: after step 2 samples are dealt 12:4 (even before); a sample takes rank 1"
+            " 3e+03 ms"
+        )
+        == 1
+    )
 
 
 def test_by_default_it_looks_at_an_epochs_end_and_deals_most_of_the_way(tmp_path: Path) -> None:
@@ -110,8 +128,8 @@ class AtValidation(Callback):
 
 
 def test_a_validation_is_no_part_of_a_ranks_speed(tmp_path: Path) -> None:
-    """Within an epoch too, where it runs before the step's end; the ranks look before it, so that a checkpoint which it leads
-    to holds the shares that the next step is dealt in."""
+    """Within an epoch too, where it runs before the step's end; the ranks look before it, so that a
+    checkpoint which it leads to holds the shares that the next step is dealt in."""
     seen: list[AtValidation] = []
 
     def more() -> list[Callback]:
@@ -119,14 +137,25 @@ def test_a_validation_is_no_part_of_a_ranks_speed(tmp_path: Path) -> None:
         return seen[-1:]
 
     settings = {"every_n_steps": 2, "damping": 0.0}
-    found = fit(tmp_path, settings, max_epochs=2, val=loader(Numbered(4), 2), val_check_interval=2, more=more)
+    found = fit(
+        tmp_path,
+        settings,
+        max_epochs=2,
+        val=loader(Numbered(4), 2),
+        val_check_interval=2,
+        more=more,
+    )
     assert found[0].deals == [(2, (12, 4))]
-    assert [own.shares[1:] for own in seen] == [["3:1"] * 4] * 2, "the first one is the sanity check"
+    assert [own.shares[1:] for own in seen] == [["3:1"] * 4] * 2, (
+        "the first one is the sanity check"
+    )
 
 
 def test_a_rank_takes_no_more_than_its_memory_allows(tmp_path: Path) -> None:
     """A limit for all ranks, and one for each."""
-    assert fit(tmp_path / "a", {"every_n_steps": 2, "max_microbatch": 10}, max_epochs=2)[0].deals[-1][1] == (10, 6)
+    assert fit(tmp_path / "a", {"every_n_steps": 2, "max_microbatch": 10}, max_epochs=2)[0].deals[
+        -1
+    ][1] == (10, 6)
     limited = {"every_n_steps": 2, "max_microbatch": [9, 16]}
     assert fit(tmp_path / "b", limited, max_epochs=2)[0].deals[-1][1] == (9, 7)
 
@@ -139,11 +168,13 @@ def test_three_ranks_are_dealt_by_their_speeds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("at", "damping"), [(3, 0.0), (4, 0.25), (5, 0.0), (6, 0.25)])
 def test_a_resumed_run_deals_alike(at: int, damping: float, tmp_path: Path) -> None:
-    """The checkpoint's shares deal the first step after it, within an epoch and at its end; weights and samples end bit for bit
-    as in the run that never stopped."""
+    """The checkpoint's shares deal the first step after it, within an epoch and at its end; weights
+    and samples end bit for bit as in the run that never stopped."""
     settings = {"every_n_steps": 2, "damping": damping}
     whole = fit(tmp_path / "whole", settings, max_steps=12)
-    save = {"more": lambda: [ModelCheckpoint(every_n_train_steps=at, every_n_epochs=1, save_top_k=-1)]}
+    save = {
+        "more": lambda: [ModelCheckpoint(every_n_train_steps=at, every_n_epochs=1, save_top_k=-1)]
+    }
     fit(tmp_path / "cut", settings, max_steps=at, **save)
     resumed = fit(tmp_path / "cut", settings, max_steps=12, ckpt_path="last")
     for before, after in zip(whole, resumed, strict=True):
@@ -151,7 +182,9 @@ def test_a_resumed_run_deals_alike(at: int, damping: float, tmp_path: Path) -> N
         assert torch.equal(after.weights, before.weights)
         assert after.contract.rank_shares == before.contract.rank_shares != "even"
     even = fit(tmp_path / "even", {"min_gain": 1e9}, max_steps=12)
-    assert not torch.equal(even[0].weights, whole[0].weights), "the deals would be seen in the weights"
+    assert not torch.equal(even[0].weights, whole[0].weights), (
+        "the deals would be seen in the weights"
+    )
 
 
 def test_loaders_that_are_made_again_are_dealt_alike(tmp_path: Path) -> None:
@@ -164,14 +197,25 @@ def test_loaders_that_are_made_again_are_dealt_alike(tmp_path: Path) -> None:
     def work(engine: ThreadEngine) -> list[list[int]]:
         task = Timed(SECONDS[engine.place])
         callbacks = [StepClock(now=lambda: task.now), Balance(damping=0.0)]
-        trainer = quiet(tmp_path, engine=engine, callbacks=callbacks, max_epochs=3, reload_dataloaders_every_n_epochs=1)
+        trainer = quiet(
+            tmp_path,
+            engine=engine,
+            callbacks=callbacks,
+            max_epochs=3,
+            reload_dataloaders_every_n_epochs=1,
+        )
         trainer.fit(task, datamodule=Data())
         return task.came
 
-    assert [[len(batch) for batch in came] for came in World(2).run(work)] == [[8] * 4 + [12] * 8, [8] * 4 + [4] * 8]
+    assert [[len(batch) for batch in came] for came in World(2).run(work)] == [
+        [8] * 4 + [12] * 8,
+        [8] * 4 + [4] * 8,
+    ]
 
 
-def test_at_another_number_of_ranks_it_begins_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_at_another_number_of_ranks_it_begins_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Shares of two ranks say nothing about three; the run says that they have changed."""
     save = {"more": lambda: [ModelCheckpoint(every_n_train_steps=4, every_n_epochs=1)]}
     fit(tmp_path, {"every_n_steps": 2, "damping": 0.0}, max_steps=4, **save)
@@ -187,7 +231,9 @@ class Stream:
         yield from DataLoader(Numbered(8), 4)
 
 
-def refused(folder: Path, settings: dict[str, Any], data: Any = None, prepare: Any = None, **options: Any) -> str:
+def refused(
+    folder: Path, settings: dict[str, Any], data: Any = None, prepare: Any = None, **options: Any
+) -> str:
     """Return the error of a fit at two ranks."""
 
     def work(engine: ThreadEngine) -> None:
@@ -203,26 +249,45 @@ def refused(folder: Path, settings: dict[str, Any], data: Any = None, prepare: A
 
 
 def test_what_cannot_be_balanced_is_refused(tmp_path: Path) -> None:
-    """Streams, ranks that wait for each other within a step, limits that do not fit: each with the way out."""
+    """Streams, ranks that wait for each other within a step, limits that do not fit:
+    each with the way out.
+    """
     assert "the training data is a stream" in refused(tmp_path, {}, Stream())
-    assert "with trainer.sync_batchnorm=true ranks wait" in refused(tmp_path, {}, sync_batchnorm=True)
-    parted = refused(tmp_path, {}, prepare=lambda engine: setattr(engine, "needs_even_rounds", True))
-    assert "ranks wait for each other within forward and backward" in parted and "trainer.rank_shares" in parted
-    assert "max_microbatch is [9], and there are 2 ranks" in refused(tmp_path, {"max_microbatch": [9]})
+    assert "with trainer.sync_batchnorm=true ranks wait" in refused(
+        tmp_path, {}, sync_batchnorm=True
+    )
+    parted = refused(
+        tmp_path, {}, prepare=lambda engine: setattr(engine, "needs_even_rounds", True)
+    )
+    assert (
+        "ranks wait for each other within forward and backward" in parted
+        and "trainer.rank_shares" in parted
+    )
+    assert "max_microbatch is [9], and there are 2 ranks" in refused(
+        tmp_path, {"max_microbatch": [9]}
+    )
     assert "2 ranks take 14 samples at a time at most, but their microbatches have 16" in refused(
         tmp_path, {"max_microbatch": 7}
     )
     begun = refused(tmp_path, {"max_microbatch": [12, 6]})
-    assert "rank 1 begins with microbatches of 8 samples" in begun and "trainer.rank_shares=[12, 6]" in begun
+    assert (
+        "rank 1 begins with microbatches of 8 samples" in begun
+        and "trainer.rank_shares=[12, 6]" in begun
+    )
 
 
 def test_bad_settings_are_refused() -> None:
     """Each with what is legal."""
     with pytest.raises(ConfigError, match=r"callbacks.balance.damping is 1; it must be below 1"):
         Balance(damping=1)
-    with pytest.raises(ConfigError, match=r"callbacks.balance.every_n_steps is 0; it must be a whole number, 1 or more"):
+    with pytest.raises(
+        ConfigError,
+        match=r"callbacks.balance.every_n_steps is 0; it must be a whole number, 1 or more",
+    ):
         Balance(every_n_steps=0)
-    with pytest.raises(ConfigError, match=r"callbacks.balance.max_microbatch is \[4, 0\]; it must be"):
+    with pytest.raises(
+        ConfigError, match=r"callbacks.balance.max_microbatch is \[4, 0\]; it must be"
+    ):
         Balance(max_microbatch=[4, 0])
 
 

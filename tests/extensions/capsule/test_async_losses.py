@@ -12,7 +12,9 @@ from trainkit.extensions.capsule.async_losses import AsyncLosses
 
 
 def test_on_the_cpu_a_loss_is_there_at_once() -> None:
-    """A step's loss is the mean over its samples; each is returned once, and a step without samples has none."""
+    """A step's loss is the mean over its samples;
+    each is returned once, and a step without samples has none.
+    """
     losses = AsyncLosses(torch.device("cpu"))
     losses.add(torch.tensor(1.0, requires_grad=True), 3)
     losses.add(torch.tensor(5.0), 1)
@@ -67,7 +69,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> AsyncLosses:
     monkeypatch.setattr(torch.cuda, "Event", Event)
 
     def without_pinning(*size: Any, **options: Any) -> torch.Tensor:
-        return empty(*size, **{name: value for name, value in options.items() if name != "pin_memory"})
+        return empty(
+            *size, **{name: value for name, value in options.items() if name != "pin_memory"}
+        )
 
     monkeypatch.setattr(torch, "empty", without_pinning)
     return AsyncLosses(torch.device("cuda"))

@@ -66,7 +66,9 @@ def train(here: Path) -> str:
     return "runs/one/capsules/step=3-rank=0"
 
 
-def test_a_run_is_taken_again_without_its_data(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_taken_again_without_its_data(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The Task is built from the capsule's config; the data is deleted, and nothing is written."""
     capsule = train(here)
     assert f"python -m trainkit replay {capsule}" in capsys.readouterr().out
@@ -79,10 +81,17 @@ def test_a_run_is_taken_again_without_its_data(here: Path, capsys: pytest.Captur
     assert sorted(path for path in here.rglob("*") if "__pycache__" not in path.parts) == files
 
 
-def test_values_of_the_config_can_be_changed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_of_the_config_can_be_changed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """task.X and trainer.X are checked like those of any config."""
     capsule = train(here)
-    assert replay.main("replay", [capsule, "update=true", "task.lr=0.5", "trainer.detect_anomaly=true"]) == 0
+    assert (
+        replay.main(
+            "replay", [capsule, "update=true", "task.lr=0.5", "trainer.detect_anomaly=true"]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "returned nan values in its 0th output" in out  # what detect_anomaly says
     assert replay.main("replay", [capsule, "task.width=16"]) == 1
@@ -94,17 +103,35 @@ def test_values_of_the_config_can_be_changed(here: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ([], 2, "No capsule is given. Give one: python -m trainkit replay runs/mine/capsules/step=N-rank=R"),
+        (
+            [],
+            2,
+            (
+                "No capsule is given. Give one: python -m trainkit replay"
+                " runs/mine/capsules/step=N-rank=R"
+            ),
+        ),
         (["a", "b"], 2, "2 capsules are given (a, b)."),
         (
             ["a", "updat=true"],
             2,
-            "'updat' is no setting of replay. Did you mean 'update'? Use update, pdb, weights, trust,",
+            (
+                "'updat' is no setting of replay. Did you mean 'update'? Use update, pdb, weights,"
+                " trust,"
+            ),
         ),
         (["a", "update=yes"], 2, "update is 'yes'; it must be true or false."),
         (["a", "pdb=true", "pdb=true"], 2, "pdb is given twice."),
-        (["no/such/capsule"], 1, "capsule is 'no/such/capsule', and there is no such folder. Capsules are folders"),
-        (["runs/one/capsules/step=1-rank=0"], 1, "capsule is 'runs/one/capsules/step=1-rank=0', and there is no such folder."),
+        (
+            ["no/such/capsule"],
+            1,
+            "capsule is 'no/such/capsule', and there is no such folder. Capsules are folders",
+        ),
+        (
+            ["runs/one/capsules/step=1-rank=0"],
+            1,
+            "capsule is 'runs/one/capsules/step=1-rank=0', and there is no such folder.",
+        ),
     ],
 )
 def test_a_mistake_in_the_command_is_told(
@@ -127,4 +154,6 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """--help lists the settings, and ends with exit code 0."""
     assert replay.main("replay", ["--help"]) == 0
     out = capsys.readouterr().out
-    assert " CAPSULE " in out and all(f"\n  {key}=" in out for key in ("update", "pdb", "weights", "trust"))
+    assert " CAPSULE " in out and all(
+        f"\n  {key}=" in out for key in ("update", "pdb", "weights", "trust")
+    )

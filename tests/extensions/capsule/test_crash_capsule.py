@@ -1,4 +1,6 @@
-"""CrashCapsule: contents of a failed step's capsule, and a run that is never disturbed by writing it."""
+"""CrashCapsule: contents of a failed step's capsule,
+and a run that is never disturbed by writing it.
+"""
 
 from __future__ import annotations
 
@@ -50,12 +52,24 @@ class Spared(Line):
 def test_the_manifest_can_be_read_by_people(tmp_path: Path) -> None:
     """The manifest has the reason, place in the run, samples, contents, and settings of the run."""
     with pytest.raises(DivergenceError):
-        trainer = quiet(tmp_path, callbacks=[CrashCapsule()], stop_on_nonfinite=True, accumulate_grad_batches=2)
+        trainer = quiet(
+            tmp_path, callbacks=[CrashCapsule()], stop_on_nonfinite=True, accumulate_grad_batches=2
+        )
         trainer.fit(Line(), loader(poisoned(13)))
     assert capsules(tmp_path) == ["step=1-rank=0"]
     about = json.loads((tmp_path / "capsules" / "step=1-rank=0" / "manifest.json").read_text())
-    assert (about["why"], about["step"], about["epoch"], about["rank"], about["world_size"]) == ("the loss is nan", 1, 0, 0, 1)
-    assert (about["num_samples"], about["total_steps"], about["weights"]) == (8, 3, "of this step, before its update")
+    assert (about["why"], about["step"], about["epoch"], about["rank"], about["world_size"]) == (
+        "the loss is nan",
+        1,
+        0,
+        0,
+        1,
+    )
+    assert (about["num_samples"], about["total_steps"], about["weights"]) == (
+        8,
+        3,
+        "of this step, before its update",
+    )
     first, second = about["microbatches"]
     assert (first["samples"], second["samples"]) == ([8, 9, 10, 11], [12, 13, 14, 15])
     assert isinstance(first["loss"], float) and second["loss"] == "nan"
@@ -69,12 +83,16 @@ def test_the_batches_are_those_of_the_step(tmp_path: Path) -> None:
     quiet(tmp_path, callbacks=[CrashCapsule()]).fit(Spared(), loader(data))
     (taken,) = read(tmp_path / "capsules" / "step=3-rank=0").step["microbatches"]
     x, y = unpack(taken["batch"])
-    assert torch.equal(x, data.tensors[0][12:16]) and torch.equal(y.isnan(), data.tensors[1][12:16].isnan())
+    assert torch.equal(x, data.tensors[0][12:16]) and torch.equal(
+        y.isnan(), data.tensors[1][12:16].isnan()
+    )
     assert taken["loss"].isnan() and (taken["num_samples"], taken["batch_idx"]) == (4, 3)
 
 
 def test_the_weights_are_those_before_the_update(tmp_path: Path) -> None:
-    """On the CPU the loss is known in time: the capsule has the weights, and the buffers as the step began."""
+    """On the CPU the loss is known in time:
+    the capsule has the weights, and the buffers as the step began.
+    """
     begun: list[dict[str, torch.Tensor]] = []
 
     class Look(Callback):
@@ -91,18 +109,26 @@ def test_the_weights_are_those_before_the_update(tmp_path: Path) -> None:
 
 
 def test_a_spell_is_kept_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a series of steps with a non-finite loss only the first is stored; after finite losses, the next one is too."""
+    """In a series of steps with a non-finite loss only the first is stored;
+    after finite losses, the next one is too.
+    """
     quiet(tmp_path, callbacks=[CrashCapsule()]).fit(Spared(), loader(poisoned(0, 5, 13, 18)))
     assert capsules(tmp_path) == ["step=0-rank=0", "step=3-rank=0"]
     assert capsys.readouterr().out.count("Capsule: step") == 2
 
 
-def test_no_more_than_asked_for_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_more_than_asked_for_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """max_capsules limits the capsules per start, and the last one reports the limit."""
-    quiet(tmp_path / "a", callbacks=[CrashCapsule(max_capsules=2)]).fit(Spared(), loader(poisoned(0, 8, 16)))
+    quiet(tmp_path / "a", callbacks=[CrashCapsule(max_capsules=2)]).fit(
+        Spared(), loader(poisoned(0, 8, 16))
+    )
     assert capsules(tmp_path / "a") == ["step=0-rank=0", "step=2-rank=0"]
     assert capsys.readouterr().out.count("No more will be written (max_capsules=2)") == 1
-    quiet(tmp_path / "b", callbacks=[CrashCapsule(max_capsules=0)]).fit(Spared(), loader(poisoned(0)))
+    quiet(tmp_path / "b", callbacks=[CrashCapsule(max_capsules=0)]).fit(
+        Spared(), loader(poisoned(0))
+    )
     assert capsules(tmp_path / "b") == []
 
 
@@ -120,7 +146,9 @@ class Spoils(Callback):
 
 
 def test_the_step_that_spoilt_the_weights_is_kept(tmp_path: Path) -> None:
-    """The step's own loss was finite; the next loss exposes its update. Its weights are gone: those of the start are stored."""
+    """The step's own loss was finite; the next loss exposes its update.
+    Its weights are gone: those of the start are stored.
+    """
     quiet(tmp_path, callbacks=[CrashCapsule(), Spoils()]).fit(Line(), loader(24))
     assert capsules(tmp_path) == ["step=1-rank=0"]
     capsule = read(tmp_path / "capsules" / "step=1-rank=0")
@@ -129,15 +157,21 @@ def test_the_step_that_spoilt_the_weights_is_kept(tmp_path: Path) -> None:
     assert capsule.about["why"] == "its update made weights non-finite: the loss after it is inf"
 
 
-def test_a_rank_whose_weights_another_spoilt_keeps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The other rank has stored that step for its own loss; this rank's batch would add no information."""
+def test_a_rank_whose_weights_another_spoilt_keeps_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other rank has stored that step for its own loss;
+    this rank's batch would add no information.
+    """
 
     def other(trainer: Any) -> None:
         (trainer.run_dir / "capsules" / "step=1-rank=7").mkdir(parents=True)
 
     quiet(tmp_path, callbacks=[CrashCapsule(), Spoils(other)]).fit(Line(), loader(24))
     assert capsules(tmp_path) == ["step=1-rank=7"]
-    assert "loss of rank 0 is inf at step 2, because weights are not finite" in capsys.readouterr().out
+    assert (
+        "loss of rank 0 is inf at step 2, because weights are not finite" in capsys.readouterr().out
+    )
 
 
 def test_a_full_disk_does_not_end_the_run(
@@ -152,7 +186,12 @@ def test_a_full_disk_does_not_end_the_run(
     trainer = quiet(tmp_path, callbacks=[CrashCapsule()])
     trainer.fit(Spared(), loader(poisoned(0, 8, 16)))
     assert trainer.global_step == 6
-    assert capsys.readouterr().out.count("A capsule could not be written: [Errno 28] No space left on device") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "A capsule could not be written: [Errno 28] No space left on device"
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,8 +203,12 @@ def test_a_full_disk_does_not_end_the_run(
         (KeyboardInterrupt(), {}, False),
     ],
 )
-def test_errors_of_this_ranks_step_are_kept(tmp_path: Path, error: BaseException, settings: Any, kept: bool) -> None:
-    """An error in a step leaves a capsule if enabled; an error of another rank or the user does not."""
+def test_errors_of_this_ranks_step_are_kept(
+    tmp_path: Path, error: BaseException, settings: Any, kept: bool
+) -> None:
+    """An error in a step leaves a capsule if enabled;
+    an error of another rank or the user does not.
+    """
 
     class Fails(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -186,16 +229,23 @@ def test_an_error_outside_of_steps_is_not_kept(tmp_path: Path) -> None:
             raise ValueError("strange")
 
     with pytest.raises(ValueError, match="strange"):
-        quiet(tmp_path, callbacks=[CrashCapsule()], num_sanity_val_steps=0).fit(Fails(), loader(8), loader(4))
+        quiet(tmp_path, callbacks=[CrashCapsule()], num_sanity_val_steps=0).fit(
+            Fails(), loader(8), loader(4)
+        )
     assert capsules(tmp_path) == []
 
 
-@pytest.mark.parametrize("settings", [{}, {"precision": "bf16-mixed", "accumulate_grad_batches": 2}, {"assert_no_sync": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"precision": "bf16-mixed", "accumulate_grad_batches": 2}, {"assert_no_sync": True}],
+)
 def test_a_watched_run_is_the_same_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Without errors the weights at the end are bit-identical, and nothing is written."""
     watched, plain = Net(), Net()
     quiet(tmp_path, callbacks=[CrashCapsule()], **settings).fit(watched, loader(24))
-    quiet(tmp_path, **{name: value for name, value in settings.items() if name != "assert_no_sync"}).fit(plain, loader(24))
+    quiet(
+        tmp_path, **{name: value for name, value in settings.items() if name != "assert_no_sync"}
+    ).fit(plain, loader(24))
     assert torch.equal(weights(watched), weights(plain))
     assert not (tmp_path / "capsules").exists()
 
@@ -237,7 +287,9 @@ def test_a_step_that_was_split_is_kept_as_it_was_taken(tmp_path: Path) -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return super().training_step(batch, batch_idx)
 
-    quiet(tmp_path, callbacks=[CrashCapsule()], halve_batch_on_oom=True).fit(Tight(), loader(poisoned(3)))
+    quiet(tmp_path, callbacks=[CrashCapsule()], halve_batch_on_oom=True).fit(
+        Tight(), loader(poisoned(3))
+    )
     capsule = read(tmp_path / "capsules" / "step=0-rank=0")
     assert [taken["num_samples"] for taken in capsule.step["microbatches"]] == [2, 2]
     assert capsule.about["microbatches"][1]["loss"] == "nan"
@@ -265,5 +317,7 @@ def test_a_buffer_that_is_replaced_is_followed(tmp_path: Path) -> None:
 
 def test_illegal_arguments_are_refused() -> None:
     """A ring of size 0 is refused."""
-    with pytest.raises(ConfigError, match=r"callbacks\.capsule\.keep is 0; it must be a whole number, 1 or more"):
+    with pytest.raises(
+        ConfigError, match=r"callbacks\.capsule\.keep is 0; it must be a whole number, 1 or more"
+    ):
         CrashCapsule(keep=0)

@@ -42,7 +42,10 @@ class Drops(Net):
 
 def run(tmp_path: Path, task: Any, data: Any, *callbacks: Callback, **settings: Any) -> Path:
     """Train until it diverges; return the only capsule."""
-    settings = {"stop_on_nonfinite": True, "assert_no_sync": not settings.get("stop_on_nonfinite", True)} | settings
+    settings = {
+        "stop_on_nonfinite": True,
+        "assert_no_sync": not settings.get("stop_on_nonfinite", True),
+    } | settings
     trainer = quiet(tmp_path, callbacks=[CrashCapsule(), *callbacks], **settings)
     try:
         trainer.fit(task, loader(data, shuffle=True))
@@ -54,15 +57,32 @@ def run(tmp_path: Path, task: Any, data: Any, *callbacks: Callback, **settings: 
 
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_poisoned_sample_is_found_again(tmp_path: Path, stop: bool) -> None:
-    """The losses of the step's microbatches equal the run's bit for bit, dropout included, and the sample is named."""
-    folder = run(tmp_path, Drops(), poisoned(), accumulate_grad_batches=3, max_epochs=2, stop_on_nonfinite=stop)
+    """The losses of the step's microbatches equal the run's bit for bit, dropout included,
+    and the sample is named.
+    """
+    folder = run(
+        tmp_path,
+        Drops(),
+        poisoned(),
+        accumulate_grad_batches=3,
+        max_epochs=2,
+        stop_on_nonfinite=stop,
+    )
     done = replay(folder, Drops())
     assert done.is_equal and len(done.losses) == 3
     assert sum(math.isnan(loss) for loss in done.losses) == 1
-    assert (done.weights, done.steps_older, done.error) == ("those of the step, from the capsule", 0, None)
+    assert (done.weights, done.steps_older, done.error) == (
+        "those of the step, from the capsule",
+        0,
+        None,
+    )
     assert len(done.bad_inputs) == 1 and done.bad_inputs[0].endswith(": sample 13 of the data set")
     assert done.first_bad is not None
-    assert (done.first_bad.name, done.first_bad.kind, done.first_bad.inputs_finite) == ("model.0", "Linear", False)
+    assert (done.first_bad.name, done.first_bad.kind, done.first_bad.inputs_finite) == (
+        "model.0",
+        "Linear",
+        False,
+    )
     assert set(done.bad_gradients) == {name for name, _ in Drops().named_parameters()}
     assert done.bad_weights == [] and done.updated is None
 
@@ -110,7 +130,9 @@ def test_the_first_module_is_named(tmp_path: Path) -> None:
     assert (done.first_bad.name, done.first_bad.inputs_finite) == ("model.1", True)
 
 
-def test_an_error_within_a_step_is_raised_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_within_a_step_is_raised_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An error in training_step or backward leaves a capsule; the replay raises it again."""
 
     class Fails(Line):
@@ -144,7 +166,9 @@ class Late(Callback):
 
 
 def test_a_step_that_was_updated_takes_the_last_checkpoint(tmp_path: Path) -> None:
-    """Without weights a capsule names the last checkpoint, and replay prints its age; also if all folders were moved."""
+    """Without weights a capsule names the last checkpoint, and replay prints its age;
+    also if all folders were moved.
+    """
     data = rows(24)
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(
@@ -159,14 +183,21 @@ def test_a_step_that_was_updated_takes_the_last_checkpoint(tmp_path: Path) -> No
     assert done.steps_older == 0 and done.is_equal
     shutil.move(tmp_path / "a", tmp_path / "b")
     again = replay(tmp_path / "b" / "capsules" / folder.name, Drops())
-    assert again.is_equal and again.weights == str(tmp_path / "b" / "checkpoints" / "epoch=0-step=4")
+    assert again.is_equal and again.weights == str(
+        tmp_path / "b" / "checkpoints" / "epoch=0-step=4"
+    )
 
 
 def test_an_older_checkpoint_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The number of steps in between is printed, and that losses differ."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(
-        tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=3, every_n_epochs=1, save_top_k=-1), **settings
+        tmp_path,
+        Drops(),
+        rows(24),
+        Late(),
+        ModelCheckpoint(every_n_train_steps=3, every_n_epochs=1, save_top_k=-1),
+        **settings,
     )
     done = replay(folder, Drops())
     assert done.steps_older == 1 and not done.is_equal
@@ -175,8 +206,12 @@ def test_an_older_checkpoint_is_told_of(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 step older than the step: losses differ" in out and "DIFFERENT" in out
 
 
-def test_a_step_of_the_first_epoch_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before the first checkpoint a capsule has the weights that training started from; the command and replay say so."""
+def test_a_step_of_the_first_epoch_can_be_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first checkpoint a capsule has the weights that training started from;
+    the command and replay say so.
+    """
 
     class Bursts(Drops):  # a finite loss; its update makes the weights infinite
         def on_before_optimizer_step(self, optimizer: Any) -> None:
@@ -187,10 +222,16 @@ def test_a_step_of_the_first_epoch_can_be_replayed(tmp_path: Path, capsys: pytes
     settings = {"stop_on_nonfinite": False, "assert_no_sync": False}
     folder = run(tmp_path, Bursts(), rows(24), ModelCheckpoint(), **settings)
     out = capsys.readouterr().out
-    assert f"replay {folder} (with the weights of step 0: there is no checkpoint yet)" in out.replace("\n", " ")
+    assert (
+        f"replay {folder} (with the weights of step 0: there is no checkpoint yet)"
+        in out.replace("\n", " ")
+    )
     assert folder.name == "step=4-rank=0"
     done = replay(folder, Bursts())
-    assert (done.weights, done.steps_older) == ("those of the start of training, from the capsule", 4)
+    assert (done.weights, done.steps_older) == (
+        "those of the start of training, from the capsule",
+        4,
+    )
     assert len(done.losses) == 1 and done.error is None
     show(done)
     assert "4 steps older than the step: losses differ" in capsys.readouterr().out
@@ -211,18 +252,24 @@ def test_the_start_is_released_at_the_first_checkpoint(tmp_path: Path) -> None:
 
 
 def test_without_any_weights_it_says_what_to_give(tmp_path: Path) -> None:
-    """Without a checkpoint or weights there is nothing to compute with, as in capsules of earlier versions."""
+    """Without a checkpoint or weights there is nothing to compute with,
+    as in capsules of earlier versions.
+    """
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(tmp_path, Drops(), rows(24), Late(), **settings)
     about = json.loads((folder / "manifest.json").read_text())
     del about["files"]["weights.safetensors"], about["weights_step"]
     (folder / "manifest.json").write_text(json.dumps(about))
-    with pytest.raises(CheckpointError, match=r"has no weights .* Pass weights=FOLDER or FILE\. With"):
+    with pytest.raises(
+        CheckpointError, match=r"has no weights .* Pass weights=FOLDER or FILE\. With"
+    ):
         replay(folder, Drops())
 
 
 def test_the_update_is_that_of_the_run(tmp_path: Path) -> None:
-    """With one rank, and weights and optimizer of the step, the update gives the run's next weights bit for bit."""
+    """With one rank, and weights and optimizer of the step,
+    the update gives the run's next weights bit for bit.
+    """
 
     class At4(Late):
         def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
@@ -234,13 +281,20 @@ def test_the_update_is_that_of_the_run(tmp_path: Path) -> None:
                 self.after = weights(task)
 
     look = At4()
-    settings = {"stop_on_nonfinite": False, "lr_warmup_steps": 10, "gradient_clip_val": 0.1, "assert_no_sync": False}
+    settings = {
+        "stop_on_nonfinite": False,
+        "lr_warmup_steps": 10,
+        "gradient_clip_val": 0.1,
+        "assert_no_sync": False,
+    }
     folder = run(tmp_path, Drops(lr=0.2), rows(24), look, **settings)
     task = Drops(lr=7.0)
     done = replay(folder, task, update=True)
     assert done.is_equal and done.updated is True
     assert torch.equal(weights(task), look.after)
-    assert {"lr": 0.1}.items() <= torch.load(folder / "step.pt", weights_only=True)["groups"][0][0].items()
+    assert {"lr": 0.1}.items() <= torch.load(folder / "step.pt", weights_only=True)["groups"][0][
+        0
+    ].items()
 
 
 def test_modes_and_frozen_weights_are_put_back(tmp_path: Path) -> None:
@@ -262,11 +316,16 @@ def test_modes_and_frozen_weights_are_put_back(tmp_path: Path) -> None:
 
 
 def test_overrides_change_the_trainer_alone_where_a_task_is_given(tmp_path: Path) -> None:
-    """Another precision gives another loss; settings irrelevant to a step, or of a given task, are refused."""
+    """Another precision gives another loss;
+    settings irrelevant to a step, or of a given task, are refused.
+    """
     folder = run(tmp_path, Drops(), poisoned(), accumulate_grad_batches=3, max_epochs=2)
     done = replay(folder, Drops(), overrides={"trainer": {"precision": "64-true"}})
     assert not done.is_equal and len(done.losses) == 3
-    with pytest.raises(ConfigError, match=r"trainer\.max_epochs is not a setting\..*Known here: benchmark, channels_last"):
+    with pytest.raises(
+        ConfigError,
+        match=r"trainer\.max_epochs is not a setting\..*Known here: benchmark, channels_last",
+    ):
         replay(folder, Drops(), overrides={"trainer": {"max_epochs": 3}})
     with pytest.raises(ConfigError, match="overrides has task, but the task is given"):
         replay(folder, Drops(), overrides={"task": {"lr": 1}})
@@ -281,7 +340,10 @@ def test_another_task_is_refused(tmp_path: Path) -> None:
 def test_a_run_from_code_needs_its_task(tmp_path: Path) -> None:
     """Without a config the task must be passed; the error shows how."""
     with pytest.raises(
-        CheckpointError, match=r"has no config to build the Task from.*trainkit\.replay\('.*', task=Drops\(\.\.\.\)\)"
+        CheckpointError,
+        match=(
+            r"has no config to build the Task from.*trainkit\.replay\('.*', task=Drops\(\.\.\.\)\)"
+        ),
     ):
         replay(run(tmp_path, Drops(), poisoned()))
 
@@ -303,30 +365,53 @@ def test_pdb_stops_before_training_step(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_fp16_takes_its_loss_scale_along(tmp_path: Path) -> None:
     """The loss scale is that of the step, and gradients are printed without it."""
-    settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False, "precision": "16-mixed"}
+    settings = {
+        "stop_on_nonfinite": False,
+        "max_steps": 6,
+        "assert_no_sync": False,
+        "precision": "16-mixed",
+    }
     folder = run(
-        tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1, save_top_k=-1), **settings
+        tmp_path,
+        Drops(),
+        rows(24),
+        Late(),
+        ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1, save_top_k=-1),
+        **settings,
     )
     scale = torch.load(folder / "step.pt", weights_only=True)["scaler"]["scale"]
     assert 1024 <= scale < 65536  # the first steps overflow at the scale that fp16 begins with
-    done, plain = replay(folder, Drops()), replay(folder, Drops(), overrides={"trainer": {"precision": "32-true"}})
+    done, plain = (
+        replay(folder, Drops()),
+        replay(folder, Drops(), overrides={"trainer": {"precision": "32-true"}}),
+    )
     sound = {name: norm for name, norm in done.gradients.items() if name not in done.bad_gradients}
     assert done.is_equal and len(sound) >= 4
-    assert sound == pytest.approx({name: plain.gradients[name] for name in sound}, rel=0.05, abs=1e-3)
+    assert sound == pytest.approx(
+        {name: plain.gradients[name] for name in sound}, rel=0.05, abs=1e-3
+    )
 
 
 def test_where_the_named_checkpoint_is_gone_the_nearest_is_taken(tmp_path: Path) -> None:
-    """Checkpoints are rotated: of the remaining ones, an earlier one is preferred to a later one."""
+    """Checkpoints are rotated: of the remaining ones,
+    an earlier one is preferred to a later one.
+    """
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(
-        tmp_path, Drops(), rows(24), Late(), ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1, save_top_k=-1), **settings
+        tmp_path,
+        Drops(),
+        rows(24),
+        Late(),
+        ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1, save_top_k=-1),
+        **settings,
     )
     for step, older in ((4, 0), (3, 1), (2, 2), (1, 3), (5, -1)):
         assert replay(folder, Drops()).steps_older == older
         shutil.rmtree(tmp_path / "checkpoints" / f"epoch=0-step={step}")
     shutil.rmtree(tmp_path / "checkpoints")
     with pytest.raises(
-        CheckpointError, match=r"which does not exist any more, and .* has no other\. Pass weights of about step 4"
+        CheckpointError,
+        match=r"which does not exist any more, and .* has no other\. Pass weights of about step 4",
     ):
         replay(folder, Drops())
 
@@ -341,7 +426,10 @@ def test_what_is_shown_names_all_of_it(tmp_path: Path, capsys: pytest.CaptureFix
         "those of the step, from the capsule",
         "recorded nan, now nan: equal bit for bit",
         "sample 13 of the data set",
-        "the first module with a non-finite output is model.0 (Linear); its inputs were not finite either",
+        (
+            "the first module with a non-finite output is model.0 (Linear); its inputs were not"
+            " finite either"
+        ),
         "non-finite gradients: model.0.weight",
         "largest activations",
         "largest gradient norms",

@@ -30,7 +30,9 @@ class Given(Line):
         return self.model(batch[0]).sum() * 0 + self.losses[self.trainer.global_step]
 
 
-def run(tmp_path: Path, losses: list[float], *more: Any, stop: bool = False, **rule: Any) -> tuple[SpikeDetection, Any]:
+def run(
+    tmp_path: Path, losses: list[float], *more: Any, stop: bool = False, **rule: Any
+) -> tuple[SpikeDetection, Any]:
     """Train on these losses; return the detection and the trainer."""
     rule = {"window": 8, "warmup": 2, "deviations": None} | rule
     spikes = SpikeDetection(stop=stop, **rule)
@@ -42,17 +44,26 @@ def run(tmp_path: Path, losses: list[float], *more: Any, stop: bool = False, **r
 FLAT = [1.0, 1.1, 0.9, 1.0, 1.05, 0.95]
 
 
-def test_a_leap_is_told_once_with_step_values_and_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_leap_is_told_once_with_step_values_and_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Step, loss, usual loss and the data set's indices are reported, and the run continues."""
     spikes, trainer = run(tmp_path, [*FLAT, 9.0, 1.0, 1.0])
     assert spikes.spikes == [(6, 9.0, 1.0)]
     assert trainer.global_step == 9
     out = capsys.readouterr().out
-    assert out.count("Loss spike on rank 0 at step 6: 9, usually 1. Samples 24, 25, 26, 27 of the data set.") == 1
+    assert (
+        out.count(
+            "Loss spike on rank 0 at step 6: 9, usually 1. Samples 24, 25, 26, 27 of the data set."
+        )
+        == 1
+    )
     assert out.count("spike") == 1
 
 
-def test_of_spikes_in_a_row_the_first_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_spikes_in_a_row_the_first_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All spikes are recorded; a series as long as the window becomes the baseline."""
     spikes, _ = run(tmp_path, [*FLAT, *[9.0] * 12, 40.0])
     assert [step for step, _, _ in spikes.spikes] == [*range(6, 14), 18]
@@ -61,7 +72,9 @@ def test_of_spikes_in_a_row_the_first_is_told(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(("finite_only", "found"), [(True, [6, 8]), (False, [])])
-def test_what_is_not_finite_is_a_spike_where_asked_for(tmp_path: Path, finite_only: bool, found: list[int]) -> None:
+def test_what_is_not_finite_is_a_spike_where_asked_for(
+    tmp_path: Path, finite_only: bool, found: list[int]
+) -> None:
     """It is reported once per series, and does not change the baseline."""
     losses = [*FLAT, math.nan, 1.0, math.inf, math.nan, 1.0]
     spikes, _ = run(tmp_path, losses, finite_only=finite_only)
@@ -85,8 +98,22 @@ def test_what_is_not_finite_is_a_spike_where_asked_for(tmp_path: Path, finite_on
     ],
 )
 def test_all_limits_must_be_passed(rule: dict[str, Any], loss: float, is_spike: bool) -> None:
-    """For losses around 1 with a median deviation of 0.05: relative, absolute and robust limits, only on the bad side."""
-    usual = LossBaseline(**({"mode": "min", "window": 8, "warmup": 0, "atol": None, "rtol": None, "deviations": None} | rule))
+    """For losses around 1 with a median deviation of 0.05:
+    relative, absolute and robust limits, only on the bad side.
+    """
+    usual = LossBaseline(
+        **(
+            {
+                "mode": "min",
+                "window": 8,
+                "warmup": 0,
+                "atol": None,
+                "rtol": None,
+                "deviations": None,
+            }
+            | rule
+        )
+    )
     for value in FLAT:
         assert not usual.is_spike(value)
     assert usual.is_spike(loss) is is_spike
@@ -116,7 +143,10 @@ def test_a_run_stops_where_asked_for(tmp_path: Path) -> None:
 def test_the_step_is_kept_in_a_capsule(tmp_path: Path) -> None:
     """A CrashCapsule stores the spike's step with its weights; a non-finite loss is stored once."""
     run(tmp_path, [*FLAT, 9.0, 1.0, math.nan, 1.0], CrashCapsule())
-    assert sorted(path.name for path in (tmp_path / "capsules").iterdir()) == ["step=6-rank=0", "step=8-rank=0"]
+    assert sorted(path.name for path in (tmp_path / "capsules").iterdir()) == [
+        "step=6-rank=0",
+        "step=8-rank=0",
+    ]
     about = json.loads((tmp_path / "capsules" / "step=6-rank=0" / "manifest.json").read_text())
     assert about["why"] == "loss spike on rank 0 at step 6: 9, usually 1"
     assert about["weights"].startswith("of this step")
@@ -124,14 +154,29 @@ def test_the_step_is_kept_in_a_capsule(tmp_path: Path) -> None:
 
 def test_samples_of_spikes_are_written_where_asked_for(tmp_path: Path) -> None:
     """One line per spike, one file per rank."""
-    run(tmp_path, [*FLAT, 9.0, math.nan], exclude_batches_path=str(tmp_path / "bad" / "spikes.jsonl"))
-    lines = [json.loads(line) for line in (tmp_path / "bad" / "spikes-rank=0.jsonl").read_text().splitlines()]
-    assert lines[0] == {"step": 6, "rank": 0, "loss": 9.0, "usual": 1.0, "samples": [24, 25, 26, 27]}
+    run(
+        tmp_path,
+        [*FLAT, 9.0, math.nan],
+        exclude_batches_path=str(tmp_path / "bad" / "spikes.jsonl"),
+    )
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "bad" / "spikes-rank=0.jsonl").read_text().splitlines()
+    ]
+    assert lines[0] == {
+        "step": 6,
+        "rank": 0,
+        "loss": 9.0,
+        "usual": 1.0,
+        "samples": [24, 25, 26, 27],
+    }
     assert (lines[1]["loss"], lines[1]["step"]) == ("nan", 7)
 
 
 def test_shuffled_samples_are_named_by_their_indices(tmp_path: Path) -> None:
-    """The indices are the data set's; finding them reads nothing off the device, with a capsule neither."""
+    """The indices are the data set's;
+    finding them reads nothing off the device, with a capsule neither.
+    """
     seen: list[list[float]] = []
 
     class Keep(Given):
@@ -143,11 +188,15 @@ def test_shuffled_samples_are_named_by_their_indices(tmp_path: Path) -> None:
     spikes = SpikeDetection(window=8, warmup=2, deviations=None, exclude_batches_path=str(path))
     trainer = quiet(tmp_path, callbacks=[spikes, CrashCapsule()])
     trainer.fit(Keep([*FLAT, 9.0]), loader(data, shuffle=True))
-    (line,) = [json.loads(text) for text in path.with_name("spikes-rank=0.jsonl").read_text().splitlines()]
+    (line,) = [
+        json.loads(text) for text in path.with_name("spikes-rank=0.jsonl").read_text().splitlines()
+    ]
     assert data.tensors[0][line["samples"], 0].tolist() == seen[6]
-    quiet(tmp_path, callbacks=[SpikeDetection(window=8, warmup=2), CrashCapsule()], assert_no_sync=True).fit(
-        Given([*FLAT, 9.0]), loader(data, shuffle=True)
-    )
+    quiet(
+        tmp_path,
+        callbacks=[SpikeDetection(window=8, warmup=2), CrashCapsule()],
+        assert_no_sync=True,
+    ).fit(Given([*FLAT, 9.0]), loader(data, shuffle=True))
     assert (tmp_path / "capsules" / "step=6-rank=0" / "manifest.json").is_file()
 
 
@@ -163,20 +212,26 @@ def test_what_is_usual_is_kept_over_a_restart() -> None:
 def test_a_watched_run_is_the_same_run(tmp_path: Path) -> None:
     """A watched run is bit-identical."""
     watched, plain = Net(), Net()
-    quiet(tmp_path, callbacks=[SpikeDetection()], accumulate_grad_batches=2).fit(watched, loader(23))
+    quiet(tmp_path, callbacks=[SpikeDetection()], accumulate_grad_batches=2).fit(
+        watched, loader(23)
+    )
     quiet(tmp_path, accumulate_grad_batches=2).fit(plain, loader(23))
     assert torch.equal(weights(watched), weights(plain))
 
 
 def test_what_says_nothing_is_refused() -> None:
     """A rule without a limit, or a window of one loss, is refused."""
-    with pytest.raises(ConfigError, match=r"callbacks\.spikes: atol, rtol and deviations are all null"):
+    with pytest.raises(
+        ConfigError, match=r"callbacks\.spikes: atol, rtol and deviations are all null"
+    ):
         SpikeDetection(rtol=None, deviations=None)
     with pytest.raises(ConfigError, match=r"callbacks\.spikes\.window is 1; it must be 2 or more"):
         SpikeDetection(window=1)
 
 
-def test_of_weights_that_are_spoilt_no_sample_is_accused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_weights_that_are_spoilt_no_sample_is_accused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Every later loss is nan: it is reported once, and no sample is written for exclusion."""
 
     class Spoils(Callback):
@@ -188,5 +243,8 @@ def test_of_weights_that_are_spoilt_no_sample_is_accused(tmp_path: Path, capsys:
     watch = SpikeDetection(exclude_batches_path=str(tmp_path / "bad.jsonl"))
     quiet(tmp_path, callbacks=[watch, Spoils()]).fit(Line(), loader(24))
     out = capsys.readouterr().out
-    assert out.count("The loss of rank 0 is nan at step 2, because weights are not finite.") == 1 and "Samples" not in out
+    assert (
+        out.count("The loss of rank 0 is nan at step 2, because weights are not finite.") == 1
+        and "Samples" not in out
+    )
     assert watch.spikes == [] and not list(tmp_path.glob("bad*"))

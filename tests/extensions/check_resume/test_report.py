@@ -12,13 +12,16 @@ from trainkit.extensions.check_resume.report import logged_values, samples
 def table(*losses: str, **more: list[str]) -> list[dict[str, str]]:
     """Return rows of steps 1, 2, ..., each with its loss and more columns."""
     return [
-        {"step": str(step), "loss": loss} | {name: column[step - 1] for name, column in more.items()}
+        {"step": str(step), "loss": loss}
+        | {name: column[step - 1] for name, column in more.items()}
         for step, loss in enumerate(losses, 1)
     ]
 
 
 def test_logged_values_are_compared_as_text() -> None:
-    """Values equal as numbers but not as text are reported as different, with row, step and column."""
+    """Values equal as numbers but not as text are reported as different, with row,
+    step and column.
+    """
     found = logged_values(table("0.5", "0.25"), table("0.5", "0.250"), 1, False)
     assert found.first == "row 2 (step 2), loss: '0.25' and '0.250'"
     assert logged_values(table("0.5", "0.25"), table("0.5", "0.25"), 1, False).first is None
@@ -27,14 +30,23 @@ def test_logged_values_are_compared_as_text() -> None:
 @pytest.mark.parametrize("losses", [("0.5",), ("0.5", "0.2", "0.2")])
 def test_rows_too_few_or_too_many_are_told(losses: tuple[str, ...]) -> None:
     """A row that was lost, or written twice, is a difference."""
-    assert logged_values(table("0.5", "0.2"), table(*losses), 1, False).first == f"2 rows and {len(losses)} rows"
+    assert (
+        logged_values(table("0.5", "0.2"), table(*losses), 1, False).first
+        == f"2 rows and {len(losses)} rows"
+    )
 
 
 def test_a_column_of_times_is_passed_over_and_named() -> None:
-    """A column that differs before the kill holds times and is skipped with a note; one that differs later is not."""
-    found = logged_values(table("1", "2", time=["7", "8"]), table("1", "2", time=["9", "9"]), 1, False)
+    """A column that differs before the kill holds times and is skipped with a note;
+    one that differs later is not.
+    """
+    found = logged_values(
+        table("1", "2", time=["7", "8"]), table("1", "2", time=["9", "9"]), 1, False
+    )
     assert (found.first, found.left_out) == (None, "without time, which differ before the kill too")
-    later = logged_values(table("1", "2", time=["7", "8"]), table("1", "2", time=["7", "9"]), 1, False)
+    later = logged_values(
+        table("1", "2", time=["7", "8"]), table("1", "2", time=["7", "9"]), 1, False
+    )
     assert later.first == "row 2 (step 2), time: '8' and '9'"
 
 
@@ -43,25 +55,40 @@ def notes(*steps: tuple[int, list[int] | None, list[str]]) -> list[dict[str, Any
     return [{"step": step, "indices": indices, "samples": data} for step, indices, data in steps]
 
 
-WHOLE = [notes((1, [4], ["e"]), (2, [0, 1], ["a", "b"])), notes((1, [5], ["f"]), (2, [2, 3], ["c", "d"]))]
+WHOLE = [
+    notes((1, [4], ["e"]), (2, [0, 1], ["a", "b"])),
+    notes((1, [5], ["f"]), (2, [2, 3], ["c", "d"])),
+]
 
 
 @pytest.mark.parametrize(
     ("second", "told"),
     [
         (notes((2, [2, 3], ["c", "d"])), None),
-        (notes((2, [3, 2], ["d", "c"])), "step 2 of rank 1: indices [2, 3]... and [3, 2]..., from place 0 on"),
-        (notes((2, [2, 3], ["c", "D"])), "step 2 of rank 1: the same indices, and other data (augmentation?) in 1 of 2"),
+        (
+            notes((2, [3, 2], ["d", "c"])),
+            "step 2 of rank 1: indices [2, 3]... and [3, 2]..., from place 0 on",
+        ),
+        (
+            notes((2, [2, 3], ["c", "D"])),
+            "step 2 of rank 1: the same indices, and other data (augmentation?) in 1 of 2",
+        ),
         (notes(), "step 2: of 2 ranks and of 1"),
     ],
 )
-def test_each_rank_must_train_on_the_same_samples(second: list[dict[str, Any]], told: str | None) -> None:
-    """Steps after the kill are compared rank by rank: other indices, other data and a missing record are reported."""
+def test_each_rank_must_train_on_the_same_samples(
+    second: list[dict[str, Any]], told: str | None
+) -> None:
+    """Steps after the kill are compared rank by rank:
+    other indices, other data and a missing record are reported.
+    """
     assert samples(WHOLE, [notes((2, [0, 1], ["a", "b"])), second], False).first == told
 
 
 @pytest.mark.parametrize(("indices", "is_equal"), [([3, 1, 0, 2], True), ([3, 1, 0, 0], False)])
-def test_at_other_ranks_a_step_has_the_same_samples_as_a_set(indices: list[int], is_equal: bool) -> None:
+def test_at_other_ranks_a_step_has_the_same_samples_as_a_set(
+    indices: list[int], is_equal: bool
+) -> None:
     """One rank may train on the samples of two, in any order, each once."""
     found = samples(WHOLE, [notes((2, indices, ["d", "b", "a", "c"]))], True)
     assert (found.first is None) is is_equal

@@ -13,12 +13,18 @@ from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extensions.deepspeed.config import Options, read_config, write_config
 
-SETTINGS = StepSettings(batch_size=4, accumulate=3, clip_val=0.5, clip_algorithm="norm", precision="32-true")
+SETTINGS = StepSettings(
+    batch_size=4, accumulate=3, clip_val=0.5, clip_algorithm="norm", precision="32-true"
+)
 
 
-def written(user: dict[str, Any], settings: StepSettings = SETTINGS, **options: Any) -> dict[str, Any]:
+def written(
+    user: dict[str, Any], settings: StepSettings = SETTINGS, **options: Any
+) -> dict[str, Any]:
     """The config that DeepSpeed would get on two ranks."""
-    optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        torch.nn.Linear(2, 2).parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.1
+    )
     return write_config(settings, Options(**options).resolved(user), user, 2, optimizer)
 
 
@@ -39,13 +45,18 @@ def test_trainkits_settings_are_written() -> None:
 
 
 def test_auto_is_filled_and_the_rest_is_passed_on() -> None:
-    """Values of trainkit take the place of "auto"; "auto" of others vanishes; what trainkit has no value for stays."""
+    """Values of trainkit take the place of "auto"; "auto" of others vanishes;
+    what trainkit has no value for stays.
+    """
     user = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": 4,
         "bf16": {"enabled": "auto"},
         "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "overlap_comm": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95], "weight_decay": 0.1}},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": "auto", "betas": [0.9, 0.95], "weight_decay": 0.1},
+        },
         "steps_per_print": 100,
     }
     found = written(user)
@@ -54,7 +65,8 @@ def test_auto_is_filled_and_the_rest_is_passed_on() -> None:
     assert found["zero_optimization"] == {"stage": 3, "overlap_comm": True}
     assert found["steps_per_print"] == 100
     assert "optimizer" not in found
-    assert user["zero_optimization"]["reduce_bucket_size"] == "auto"  # the user's own is left as it is
+    # the user's own is left as it is
+    assert user["zero_optimization"]["reduce_bucket_size"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -65,21 +77,48 @@ def test_auto_is_filled_and_the_rest_is_passed_on() -> None:
             r"per_gpu is 8, but .*data\.batch_size\) is 4: two sources",
         ),
         ({"gradient_accumulation_steps": 1}, r"is 1, but trainer\.accumulate_grad_batches is 3"),
-        ({"train_batch_size": 12}, r"train_batch_size is 12, but the batch of a step on 2 ranks is 24"),
-        ({"gradient_clipping": 1.0}, r"gradient_clipping is 1\.0, but trainer\.gradient_clip_val is 0\.5"),
+        (
+            {"train_batch_size": 12},
+            r"train_batch_size is 12, but the batch of a step on 2 ranks is 24",
+        ),
+        (
+            {"gradient_clipping": 1.0},
+            r"gradient_clipping is 1\.0, but trainer\.gradient_clip_val is 0\.5",
+        ),
         ({"bf16": {"enabled": True}}, r"bf16\.enabled is true, but trainer\.precision"),
         ({"fp16": {"enabled": True}}, r"fp16\.enabled is true, but trainer\.precision"),
         (
             {"gradient_allreduce_op": "sum"},
             r"gradient_allreduce_op is 'sum', but the engine, which turns",
         ),
-        ({"zero_force_ds_cpu_optimizer": True}, r"zero_force_ds_cpu_optimizer is true, but the Task"),
-        ({"optimizer": {"type": "Lamb"}}, r"optimizer\.type is 'Lamb', but the Task's optimizer is AdamW: two sources"),
-        ({"optimizer": {"params": {"lr": 0.1}}}, r"optimizer\.params\.lr is 0\.1, but lr of the Task's AdamW is 0\.01"),
-        ({"optimizer": {"params": {"freeze_step": 2}}}, r"freeze_step is 2, but the Task's AdamW has no such setting"),
-        ({"scheduler": {"type": "WarmupLR"}}, r"scheduler is 'WarmupLR', but the rates are those of the Task's schedule"),
-        ({"torch_autocast": {"enabled": True}}, r"has 'torch_autocast', which trainkit does not pass on"),
-        ({"zero_optimization": 3}, r"engine\.config's zero_optimization is 3; it must be a mapping"),
+        (
+            {"zero_force_ds_cpu_optimizer": True},
+            r"zero_force_ds_cpu_optimizer is true, but the Task",
+        ),
+        (
+            {"optimizer": {"type": "Lamb"}},
+            r"optimizer\.type is 'Lamb', but the Task's optimizer is AdamW: two sources",
+        ),
+        (
+            {"optimizer": {"params": {"lr": 0.1}}},
+            r"optimizer\.params\.lr is 0\.1, but lr of the Task's AdamW is 0\.01",
+        ),
+        (
+            {"optimizer": {"params": {"freeze_step": 2}}},
+            r"freeze_step is 2, but the Task's AdamW has no such setting",
+        ),
+        (
+            {"scheduler": {"type": "WarmupLR"}},
+            r"scheduler is 'WarmupLR', but the rates are those of the Task's schedule",
+        ),
+        (
+            {"torch_autocast": {"enabled": True}},
+            r"has 'torch_autocast', which trainkit does not pass on",
+        ),
+        (
+            {"zero_optimization": 3},
+            r"engine\.config's zero_optimization is 3; it must be a mapping",
+        ),
     ],
 )
 def test_two_sources_that_differ_are_refused(user: dict[str, Any], words: str) -> None:
@@ -91,20 +130,42 @@ def test_two_sources_that_differ_are_refused(user: dict[str, Any], words: str) -
 @pytest.mark.parametrize(
     ("user", "options", "words"),
     [
-        ({"zero_optimization": {"stage": 3}}, {"stage": 2}, r"zero_optimization\.stage is 3, but engine\.stage is 2"),
+        (
+            {"zero_optimization": {"stage": 3}},
+            {"stage": 2},
+            r"zero_optimization\.stage is 3, but engine\.stage is 2",
+        ),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
             {"offload_optimizer": "none"},
             r"offload_optimizer\.device is 'cpu', but engine\.offload_optimizer is 'none'",
         ),
-        ({"zero_optimization": {"stage": 0}}, {}, r"zero_optimization\.stage is 0; it must be 1, 2 or 3"),
-        ({}, {"offload_param": "cpu"}, r"engine\.offload_param is 'cpu', but engine\.stage is 2: only stage 3 splits weights"),
-        ({}, {"offload_optimizer": "nvme", "nvme_path": "d"}, r"is 'nvme', but engine\.stage is 2: DeepSpeed moves to disk in"),
-        ({}, {"stage": 3, "offload_optimizer": "nvme"}, r"is 'nvme'; give the folder of the disk as engine\.nvme_path"),
+        (
+            {"zero_optimization": {"stage": 0}},
+            {},
+            r"zero_optimization\.stage is 0; it must be 1, 2 or 3",
+        ),
+        (
+            {},
+            {"offload_param": "cpu"},
+            r"engine\.offload_param is 'cpu', but engine\.stage is 2: only stage 3 splits weights",
+        ),
+        (
+            {},
+            {"offload_optimizer": "nvme", "nvme_path": "d"},
+            r"is 'nvme', but engine\.stage is 2: DeepSpeed moves to disk in",
+        ),
+        (
+            {},
+            {"stage": 3, "offload_optimizer": "nvme"},
+            r"is 'nvme'; give the folder of the disk as engine\.nvme_path",
+        ),
         ({}, {"nvme_path": "disk"}, r"engine\.nvme_path is 'disk', but nothing is moved there"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(user: dict[str, Any], options: dict[str, Any], words: str) -> None:
+def test_options_that_exclude_each_other_are_refused(
+    user: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
     """So are options of the engine that differ from the user's config."""
     with pytest.raises(ConfigError, match=words):
         written(user, **options)
@@ -131,6 +192,9 @@ def test_a_config_is_read_from_a_file(tmp_path: Path) -> None:
     good.write_text(json.dumps({"steps_per_print": 7}))
     assert read_config(str(good)) == {"steps_per_print": 7}
     bad.write_text("{stage: 2}")
-    for path, words in ((bad, "which is not JSON"), (tmp_path / "no.json", "cannot be read: No such file")):
+    for path, words in (
+        (bad, "which is not JSON"),
+        (tmp_path / "no.json", "cannot be read: No such file"),
+    ):
         with pytest.raises(ConfigError, match=words):
             read_config(str(path))

@@ -14,7 +14,9 @@ from trainkit.extensions.deepspeed.extensions import building, choose_folder, cl
 
 
 def test_the_folder_is_the_users_or_one_for_the_versions(tmp_path: Path) -> None:
-    """A folder that is set stays; else it is in the cache, by version, and set for what is started."""
+    """A folder that is set stays; else it is in the cache, by version,
+    and set for what is started.
+    """
     assert choose_folder({"TORCH_EXTENSIONS_DIR": "mine"}) == Path("mine")
     environ = {"TRAINKIT_CACHE": str(tmp_path)}
     folder = choose_folder(environ)
@@ -43,11 +45,16 @@ def test_a_compile_under_way_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "async_io"
     folder.mkdir()
     (folder / "lock").touch()
-    compiler = subprocess.Popen([sys.executable, "-c", "input()"], cwd=folder, stdin=subprocess.PIPE)
+    compiler = subprocess.Popen(
+        [sys.executable, "-c", "input()"], cwd=folder, stdin=subprocess.PIPE
+    )
     try:
         clear_locks(tmp_path)
         assert (folder / "lock").exists()
-        with pytest.raises(EngineError, match="async_io is being compiled by another process"), building(tmp_path, "async_io"):
+        with (
+            pytest.raises(EngineError, match="async_io is being compiled by another process"),
+            building(tmp_path, "async_io"),
+        ):
             pass
     finally:
         compiler.communicate(b"\n")

@@ -14,7 +14,9 @@ from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.deepspeed.refusals import check_optimizers, check_settings
 from trainkit.optim import LAMB
 
-GOOD = StepSettings(batch_size=4, accumulate=1, clip_val=1.0, clip_algorithm="norm", precision="bf16-mixed")
+GOOD = StepSettings(
+    batch_size=4, accumulate=1, clip_val=1.0, clip_algorithm="norm", precision="bf16-mixed"
+)
 
 
 class Own(torch.optim.SGD):
@@ -32,16 +34,44 @@ def test_what_deepspeed_serves_passes() -> None:
 @pytest.mark.parametrize(
     ("change", "stage", "words"),
     [
-        ({"used": frozenset({"manual_optimization"})}, 1, "DeepSpeed makes backward, clipping and update itself"),
-        ({"used": frozenset({"batch_weight"})}, 1, "The Task defines batch_weight, but .*known only after the sum"),
-        ({"used": frozenset({"trainer.halve_batch_on_oom"})}, 1, "a rank that runs out of memory leaves the others"),
+        (
+            {"used": frozenset({"manual_optimization"})},
+            1,
+            "DeepSpeed makes backward, clipping and update itself",
+        ),
+        (
+            {"used": frozenset({"batch_weight"})},
+            1,
+            "The Task defines batch_weight, but .*known only after the sum",
+        ),
+        (
+            {"used": frozenset({"trainer.halve_batch_on_oom"})},
+            1,
+            "a rank that runs out of memory leaves the others",
+        ),
         ({"used": frozenset({"trainer.compile"})}, 1, "torch.compile was not tested"),
         ({"used": frozenset({"trainer.assert_no_sync"})}, 1, "reads values from the device"),
-        ({"callbacks": {"gradients": "GradientMonitor"}}, 1, "callback GradientMonitor reads gradients"),
-        ({"callbacks": {"whole_state": "Elastic"}}, 1, "callback Elastic needs each rank to hold the whole state"),
+        (
+            {"callbacks": {"gradients": "GradientMonitor"}},
+            1,
+            "callback GradientMonitor reads gradients",
+        ),
+        (
+            {"callbacks": {"whole_state": "Elastic"}},
+            1,
+            "callback Elastic needs each rank to hold the whole state",
+        ),
         ({"callbacks": {"weights": "EMA"}}, 3, "callback EMA .*a lower engine.stage"),
-        ({"clip_algorithm": "value"}, 1, "gradient_clip_algorithm is 'value', but DeepSpeed clips by the norm"),
-        ({"precision": "16-mixed"}, 1, "precision is '16-mixed'.*one of 32-true, bf16-mixed: DeepSpeed's float16 keeps"),
+        (
+            {"clip_algorithm": "value"},
+            1,
+            "gradient_clip_algorithm is 'value', but DeepSpeed clips by the norm",
+        ),
+        (
+            {"precision": "16-mixed"},
+            1,
+            "precision is '16-mixed'.*one of 32-true, bf16-mixed: DeepSpeed's float16 keeps",
+        ),
         ({"precision": "64-true"}, 1, "precision is '64-true'.*DeepSpeed updates float32 weights"),
     ],
 )
@@ -68,14 +98,23 @@ def test_clipping_by_value_counts_only_if_something_is_clipped() -> None:
             lambda p: [torch.optim.SGD(p[:1], lr=1), torch.optim.SGD(p[1:], lr=1)],
             "2 optimizers, and DeepSpeed takes one",
         ),
-        (lambda p: [LAMB(p, 0.1)], "optimizer is LAMB, .*computes with the shape or the norm of each parameter"),
-        (lambda p: [torch.optim.Adafactor(p)], "optimizer is Adafactor, .*the shape or the norm of each parameter"),
+        (
+            lambda p: [LAMB(p, 0.1)],
+            "optimizer is LAMB, .*computes with the shape or the norm of each parameter",
+        ),
+        (
+            lambda p: [torch.optim.Adafactor(p)],
+            "optimizer is Adafactor, .*the shape or the norm of each parameter",
+        ),
         (
             lambda p: [torch.optim.Adagrad(p)],
             "optimizer is Adagrad, .*which the schedules of rates do not reach",
         ),
         (lambda p: [Own(p)], "optimizer is Own, .*zero_allow_untested_optimizer to true"),
-        (lambda p: [torch.optim.SGD([{"params": p}, {"params": []}], lr=1)], "a group without parameters"),
+        (
+            lambda p: [torch.optim.SGD([{"params": p}, {"params": []}], lr=1)],
+            "a group without parameters",
+        ),
     ],
 )
 def test_an_optimizer_is_refused(make: Any, words: str) -> None:

@@ -34,12 +34,17 @@ NAN, INF = math.nan, math.inf
     ],
 )
 def test_the_largest_difference(a: Any, b: Any, difference: float) -> None:
-    """Equal numbers, infinities and NaNs differ by 0; other shapes, counts and NaNs by infinity; in both directions."""
+    """Equal numbers, infinities and NaNs differ by 0; other shapes, counts and NaNs by infinity;
+    in both directions.
+    """
     assert difference_of(a, b, "f") == difference
     assert difference_of(b, a, "f") == difference
 
 
-@pytest.mark.parametrize(("output", "words"), [("text", "f returned a str"), (None, "f returned no tensor"), ((), "no tensor")])
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [("text", "f returned a str"), (None, "f returned no tensor"), ((), "no tensor")],
+)
 def test_an_answer_without_tensors_is_refused(output: Any, words: str) -> None:
     """An output that cannot be compared is reported with its owner and type."""
     with pytest.raises(TaskError, match=words):

@@ -25,13 +25,17 @@ GRAPHS = ["torch_export", "onnx"]
 
 
 def answer(path: Path, task: Task, *args: Tensor) -> Tensor:
-    """Return a file's output, computed by its format's own library; safetensors by a strict load into the task."""
+    """Return a file's output, computed by its format's own library;
+    safetensors by a strict load into the task.
+    """
     if path.suffix == ".onnx":
         import onnxruntime
 
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [entry.name for entry in session.get_inputs()]
-        return torch.from_numpy(session.run(None, {n: a.numpy() for n, a in zip(names, args, strict=True)})[0])
+        return torch.from_numpy(
+            session.run(None, {n: a.numpy() for n, a in zip(names, args, strict=True)})[0]
+        )
     with torch.no_grad():
         if path.suffix == ".pt2":
             return torch.export.load(path).module()(*args)
@@ -53,7 +57,9 @@ class Own(toy.Line):
 
 @pytest.mark.parametrize("kind", SUFFIXES)
 def test_a_file_computes_what_the_task_computes(kind: str, tmp_path: Path) -> None:
-    """A trained Task with batch norm and dropout is written in evaluation mode, for batches of any size."""
+    """A trained Task with batch norm and dropout is written in evaluation mode,
+    for batches of any size.
+    """
     task = toy.Net()
     toy.quiet(tmp_path, max_epochs=2).fit(task, toy.loader())
     done = export(task, tmp_path / f"net{SUFFIXES[kind]}", kind, torch.randn(4, 3))
@@ -124,7 +130,10 @@ def test_a_forward_for_one_batch_size_is_written_for_it(
     task = Own(lambda y, x: y.reshape(rows, 1) + x.reshape(rows, 3))
     done = export(task, tmp_path / f"own{SUFFIXES[kind]}", kind, torch.randn(rows, 3))
     assert (done.any_batch_size, done.batch_sizes) == (False, [rows])
-    assert f"The file accepts only batches of {rows}; torch.export cannot make the size dynamic: " in capsys.readouterr().out
+    assert (
+        f"The file accepts only batches of {rows}; torch.export cannot make the size dynamic: "
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
@@ -146,7 +155,9 @@ def test_a_file_is_there_for_whom_the_umask_lets(kind: str, tmp_path: Path) -> N
 
 def test_half_precision_is_compared_as_such(tmp_path: Path) -> None:
     """A Task in bfloat16 is exported in bfloat16."""
-    done = export(toy.Line().bfloat16(), tmp_path / "line.pt2", "torch_export", torch.randn(4, 3).bfloat16())
+    done = export(
+        toy.Line().bfloat16(), tmp_path / "line.pt2", "torch_export", torch.randn(4, 3).bfloat16()
+    )
     assert answer(done.path, toy.Line(), torch.randn(2, 3).bfloat16()).dtype == torch.bfloat16
 
 
@@ -155,32 +166,51 @@ def test_half_precision_is_compared_as_such(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_file_that_computes_something_else_is_not_there(kind: str, tmp_path: Path) -> None:
-    """A forward that behaves differently during tracing is detected; the older file stays, and nothing else."""
+    """A forward that behaves differently during tracing is detected;
+    the older file stays, and nothing else.
+    """
     path = tmp_path / f"own{SUFFIXES[kind]}"
     path.write_text("the older one")
     task = Own(lambda y, x: y + 1 if torch.compiler.is_exporting() else y)
-    with pytest.raises(TaskError, match=r"differ from Own.forward: on 4 samples the largest difference is 1,"):
+    with pytest.raises(
+        TaskError, match=r"differ from Own.forward: on 4 samples the largest difference is 1,"
+    ):
         export(task, path, kind, torch.randn(4, 3))
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
     assert path.read_text() == "the older one"
 
 
 def test_a_state_beside_the_weights_is_found_out(tmp_path: Path) -> None:
-    """State outside of weights and buffers is not in safetensors: a newly built Task differs, by however little."""
+    """State outside of weights and buffers is not in safetensors:
+    a newly built Task differs, by however little.
+    """
     task, rebuilt = Own(lambda y, x: y + task.offset), Own(lambda y, x: y + rebuilt.offset)
     task.offset, rebuilt.offset = 1e-6, 0.0
-    with pytest.raises(TaskError, match=r"largest difference is .*e-0[67], and it must be at most 0. Nothing was written"):
+    with pytest.raises(
+        TaskError,
+        match=r"largest difference is .*e-0[67], and it must be at most 0. Nothing was written",
+    ):
         export(task, tmp_path / "own.safetensors", example_input=torch.zeros(4, 3), rebuilt=rebuilt)
     assert list(tmp_path.iterdir()) == []
     rebuilt.offset = 1e-6
-    assert export(task, tmp_path / "own.safetensors", example_input=torch.zeros(4, 3), rebuilt=rebuilt).difference == 0
+    assert (
+        export(
+            task, tmp_path / "own.safetensors", example_input=torch.zeros(4, 3), rebuilt=rebuilt
+        ).difference
+        == 0
+    )
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_a_forward_that_cannot_be_traced_is_told(kind: str, tmp_path: Path) -> None:
-    """A branch on values ends in trainkit's error, and leaves no file; the weights alone can still be written."""
+    """A branch on values ends in trainkit's error, and leaves no file;
+    the weights alone can still be written.
+    """
     task = Own(lambda y, x: y if float(x.sum()) > 0 else -y)
-    with pytest.raises(TaskError, match=r"Own.forward cannot be traced by torch.export: .*torch.where.*format=safetensors"):
+    with pytest.raises(
+        TaskError,
+        match=r"Own.forward cannot be traced by torch.export: .*torch.where.*format=safetensors",
+    ):
         export(task, tmp_path / f"own{SUFFIXES[kind]}", kind, torch.randn(4, 3))
     assert list(tmp_path.iterdir()) == []
     export(task, tmp_path / "own.safetensors", "safetensors", torch.randn(4, 3))
@@ -189,15 +219,22 @@ def test_a_forward_that_cannot_be_traced_is_told(kind: str, tmp_path: Path) -> N
 def test_what_has_no_form_in_onnx_is_told(tmp_path: Path) -> None:
     """An operator that ONNX lacks ends in trainkit's error, and leaves no file."""
     task = Own(lambda y, x: torch.linalg.eigvalsh(x.T @ x) + y)
-    with pytest.raises(TaskError, match=r"Own.forward has no ONNX equivalent: .*Use format=torch_export."):
+    with pytest.raises(
+        TaskError, match=r"Own.forward has no ONNX equivalent: .*Use format=torch_export."
+    ):
         export(task, tmp_path / "own.onnx", "onnx", torch.randn(4, 3))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_one_onnx_file_cannot_hold_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_onnx_file_cannot_hold_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More weights than protobuf allows are refused before tracing."""
     monkeypatch.setattr(onnx, "_MOST_BYTES", 15)
-    with pytest.raises(TaskError, match="Line has 0.0 GiB of weights; an ONNX file holds at most 2. Use format=torch_export"):
+    with pytest.raises(
+        TaskError,
+        match="Line has 0.0 GiB of weights; an ONNX file holds at most 2. Use format=torch_export",
+    ):
         export(toy.Line(), tmp_path / "line.onnx", "onnx", torch.randn(4, 3))
 
 
@@ -248,7 +285,13 @@ def test_a_task_that_cannot_be_exported_is_told(task: Task, words: str, tmp_path
 @pytest.mark.parametrize(
     ("example", "words"),
     [
-        (None, r"Line.example_input_array is of type NoneType; it must be a tensor or a tuple of tensors"),
+        (
+            None,
+            (
+                r"Line.example_input_array is of type NoneType; it must be a tensor or a tuple of"
+                r" tensors"
+            ),
+        ),
         ({"x": torch.zeros(1)}, "example_input is of type dict"),
         ((torch.zeros(1, 3), 3), "example_input is of type Tensor, int"),
         ((), "example_input is of type empty tuple"),
@@ -268,15 +311,24 @@ def test_an_example_of_another_kind_is_told(example: Any, words: str, tmp_path: 
         (
             "a.onnx",
             "onxx",
-            "format is 'onxx'; it must be one of safetensors, huggingface, torch_export, onnx. Did you mean 'onnx'?",
+            (
+                "format is 'onxx'; it must be one of safetensors, huggingface, torch_export, onnx."
+                " Did you mean 'onnx'?"
+            ),
         ),
         ("a.pt", "torch_export", "a.pt'; for format=torch_export its name must end in .pt2."),
-        ("a.pt2", "safetensors", "a.pt2'; for format=safetensors its name must end in .safetensors."),
+        (
+            "a.pt2",
+            "safetensors",
+            "a.pt2'; for format=safetensors its name must end in .safetensors.",
+        ),
         ("no/a.onnx", "onnx", "and the folder "),
         (".", "onnx", "which is a folder; it must be a file, for example "),
     ],
 )
-def test_an_output_that_cannot_be_is_told(output: str, kind: str, words: str, tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_is_told(
+    output: str, kind: str, words: str, tmp_path: Path
+) -> None:
     """Format and file are checked before anything runs."""
     with pytest.raises(ConfigError) as told:
         export(toy.Line(), tmp_path / output, kind, torch.randn(4, 3))
@@ -284,11 +336,16 @@ def test_an_output_that_cannot_be_is_told(output: str, kind: str, words: str, tm
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """format=onnx without its packages names the extra to install; the other formats do not need them."""
+    """format=onnx without its packages names the extra to install;
+    the other formats do not need them.
+    """
     there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if "onnx" in name else there(name, *a))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if "onnx" in name else there(name, *a)
+    )
     with pytest.raises(
-        ConfigError, match=r"format=onnx needs onnx, onnxscript, onnxruntime, which are not installed.*pip inst"
+        ConfigError,
+        match=r"format=onnx needs onnx, onnxscript, onnxruntime, which are not installed.*pip inst",
     ):
         export(toy.Line(), tmp_path / "x.onnx", "onnx", torch.randn(4, 3))
     export(toy.Line(), tmp_path / "x.pt2", "torch_export", torch.randn(4, 3))

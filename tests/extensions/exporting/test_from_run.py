@@ -1,4 +1,6 @@
-"""Export from a run's checkpoint: which checkpoint, what may be built from its manifest, which example."""
+"""Export from a run's checkpoint:
+which checkpoint, what may be built from its manifest, which example.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ CONFIG: dict[str, Any] = {
     "trainer": {"max_epochs": 1},
     "task": {
         "_target_": "recipes.image_classifier.ImageClassifier",
-        "model": {"_target_": "recipes.mlp.MLP", "num_inputs": 192, "num_classes": 10, "width": 4, "depth": 1},
+        "model": {
+            "_target_": "recipes.mlp.MLP",
+            "num_inputs": 192,
+            "num_classes": 10,
+            "width": 4,
+            "depth": 1,
+        },
         "optimizer": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 0.1},
     },
     "data": {"_target_": "recipes.digits.Digits", "batch_size": 8, "image_size": 8},
@@ -83,7 +91,12 @@ def users(batch: str) -> dict[str, Any]:
     return {"seed": 0, "task": {"_target_": "users_task.Mine", "batch": batch}}
 
 
-def run(folder: Path, about: Any = CONFIG, name: str = "epoch=0-step=3", model: torch.nn.Module | None = None) -> Path:
+def run(
+    folder: Path,
+    about: Any = CONFIG,
+    name: str = "epoch=0-step=3",
+    model: torch.nn.Module | None = None,
+) -> Path:
     """Create a run's folder with one checkpoint, best and last, and return it."""
     place = folder / "checkpoints" / name
     place.mkdir(parents=True)
@@ -110,8 +123,12 @@ def exported(run_dir: Path | None = None, ckpt_path: str = "last", **options: An
     export_run(ckpt_path, str(run_dir) if run_dir else None, **asked)
 
 
-def test_the_weights_of_the_checkpoint_are_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file holds the checkpoint's weights, not the task's initial ones; the check is printed."""
+def test_the_weights_of_the_checkpoint_are_exported(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file holds the checkpoint's weights, not the task's initial ones;
+    the check is printed.
+    """
     exported(run(here / "mine"))
     state = ckpt.read_state(here / "mine" / "checkpoints" / "last")
     found = ckpt.safe_open(here / "mine" / "export" / "tiny.safetensors", "pt")
@@ -121,7 +138,10 @@ def test_the_weights_of_the_checkpoint_are_exported(here: Path, capsys: pytest.C
     assert capsys.readouterr().out.splitlines() == [
         "checkpoint  mine/checkpoints/epoch=0-step=3 (epoch 0, step 3)",
         f"wrote       mine/export/tiny.safetensors, {size:,} bytes",
-        "checked     a newly built Task against ImageClassifier.forward on batches of 2 and 3 samples: equal bit for bit",
+        (
+            "checked     a newly built Task against ImageClassifier.forward on batches of 2 and 3"
+            " samples: equal bit for bit"
+        ),
     ]
 
 
@@ -134,7 +154,9 @@ def test_the_newest_run_is_taken_and_named(here: Path, capsys: pytest.CaptureFix
         manifest = run(here / name) / "checkpoints" / "last" / "manifest.json"
         os.utime(manifest, (time, time))
     exported()
-    assert capsys.readouterr().out.startswith("run         runs/b/sweep/0, the newest one with checkpoints")
+    assert capsys.readouterr().out.startswith(
+        "run         runs/b/sweep/0, the newest one with checkpoints"
+    )
     assert (here / "runs/b/sweep/0/export/tiny.safetensors").is_file()
 
 
@@ -152,12 +174,26 @@ def test_a_checkpoint_by_its_folder(here: Path) -> None:
     [
         ({}, ConfigError, "There is no run with checkpoints in runs/. Name one: run_dir=..."),
         ({"run_dir": Path("absent")}, ConfigError, "run_dir is 'absent', which does not exist."),
-        ({"run_dir": Path("empty")}, CheckpointError, "empty/checkpoints has no 'last'; there are no checkpoints there"),
-        ({"run_dir": Path("other"), "ckpt_path": "best"}, CheckpointError, "has no 'best'; there are epoch=0-step=3, last"),
-        ({"ckpt_path": "other"}, CheckpointError, "ckpt_path is 'other'; it must be best, last, or a checkpoint's folder"),
+        (
+            {"run_dir": Path("empty")},
+            CheckpointError,
+            "empty/checkpoints has no 'last'; there are no checkpoints there",
+        ),
+        (
+            {"run_dir": Path("other"), "ckpt_path": "best"},
+            CheckpointError,
+            "has no 'best'; there are epoch=0-step=3, last",
+        ),
+        (
+            {"ckpt_path": "other"},
+            CheckpointError,
+            "ckpt_path is 'other'; it must be best, last, or a checkpoint's folder",
+        ),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_told(asked: dict[str, Any], kind: type, words: str, here: Path) -> None:
+def test_a_checkpoint_that_is_not_there_is_told(
+    asked: dict[str, Any], kind: type, words: str, here: Path
+) -> None:
     """The existing checkpoints are named."""
     (here / "empty").mkdir()
     (run(here / "other") / "checkpoints" / "best").unlink()
@@ -179,7 +215,10 @@ def test_a_damaged_checkpoint_is_not_exported(here: Path) -> None:
 def test_weights_that_do_not_fit_the_config_leave_nothing(here: Path) -> None:
     """A checkpoint of another model is reported tensor by tensor, and no folder is left."""
     run(here / "mine", model=classifier(width=5))
-    with pytest.raises(CheckpointError, match=r"other shape: model.1.weight is \[5, 192\] in the file and \[4, 192\]"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"other shape: model.1.weight is \[5, 192\] in the file and \[4, 192\]",
+    ):
         exported(here / "mine")
     assert not (here / "mine" / "export").exists()
 
@@ -200,15 +239,35 @@ def test_weights_that_do_not_fit_the_config_leave_nothing(here: Path) -> None:
             ConfigError,
             "'os.system', which configs may not call",
         ),
-        (config(task__model={"_target_": "builtins.eval"}), ConfigError, "task.model._target_ is 'builtins.eval'"),
-        (config(data={"_target_": "subprocess.run", "args": "x"}), ConfigError, "data._target_ is 'subprocess.run'"),
+        (
+            config(task__model={"_target_": "builtins.eval"}),
+            ConfigError,
+            "task.model._target_ is 'builtins.eval'",
+        ),
+        (
+            config(data={"_target_": "subprocess.run", "args": "x"}),
+            ConfigError,
+            "data._target_ is 'subprocess.run'",
+        ),
         (config(task={"_target_": "torch.hub.load"}), ConfigError, "which configs may not call"),
-        (config(task=CONFIG["task"]["model"]), ConfigError, "task has a MLP; it must be a trainkit.api.task.Task"),
-        (config(data=CONFIG["task"]["model"]), ConfigError, "data has a MLP; it must be a trainkit.api.datamodule.DataModule"),
+        (
+            config(task=CONFIG["task"]["model"]),
+            ConfigError,
+            "task has a MLP; it must be a trainkit.api.task.Task",
+        ),
+        (
+            config(data=CONFIG["task"]["model"]),
+            ConfigError,
+            "data has a MLP; it must be a trainkit.api.datamodule.DataModule",
+        ),
     ],
 )
-def test_a_manifest_may_name_what_a_config_may(about: Any, kind: type, words: str, here: Path) -> None:
-    """Whatever a config may not name or build, a manifest may not either; nothing runs and nothing is written."""
+def test_a_manifest_may_name_what_a_config_may(
+    about: Any, kind: type, words: str, here: Path
+) -> None:
+    """Whatever a config may not name or build, a manifest may not either;
+    nothing runs and nothing is written.
+    """
     run(here / "mine", about)
     with pytest.raises(kind, match=words):
         exported(here / "mine")
@@ -221,24 +280,44 @@ def test_trust_is_given_at_the_command_line_alone(here: Path) -> None:
     about = config(task={"_target_": "tests.helpers.toy.Line"}, trust=["tests"])
     run(here / "mine", about, model=torch.nn.ModuleDict({"model": torch.nn.Linear(3, 1)}))
     with pytest.raises(
-        ConfigError, match=r"task._target_ is 'tests.helpers.toy.Line', which configs may not call.*trust=\[tests.helpers.toy\]"
+        ConfigError,
+        match=(
+            r"task._target_ is 'tests.helpers.toy.Line', which configs may not"
+            r" call.*trust=\[tests.helpers.toy\]"
+        ),
     ):
         exported(here / "mine")
     with pytest.raises(
-        TaskError, match=r"Line.forward fails on an example of shape \[2, 3, 8, 8\]: .*If it needs another input"
+        TaskError,
+        match=(
+            r"Line.forward fails on an example of shape \[2, 3, 8, 8\]: .*If it needs another input"
+        ),
     ):
         exported(here / "mine", trust=["tests.helpers.toy"])
 
 
 def test_only_task_and_data_are_built(here: Path) -> None:
-    """Engine, callbacks and loggers of the run, and its folder on another machine, do not matter."""
-    run(here / "mine", config(callbacks={"x": {"_target_": "os.system"}}, logger={"y": {"_target_": "no.such"}}, trainer=None))
+    """Engine, callbacks and loggers of the run,
+    and its folder on another machine, do not matter.
+    """
+    run(
+        here / "mine",
+        config(
+            callbacks={"x": {"_target_": "os.system"}},
+            logger={"y": {"_target_": "no.such"}},
+            trainer=None,
+        ),
+    )
     exported(here / "mine")
     assert (here / "mine" / "export" / "tiny.safetensors").is_file()
 
 
-@pytest.mark.parametrize(("name", "file"), [("../../evil", "_.._evil"), ("a b/c", "a_b_c"), (None, "ImageClassifier")])
-def test_a_name_from_a_manifest_stays_in_the_folder(name: str | None, file: str, here: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "file"), [("../../evil", "_.._evil"), ("a b/c", "a_b_c"), (None, "ImageClassifier")]
+)
+def test_a_name_from_a_manifest_stays_in_the_folder(
+    name: str | None, file: str, here: Path
+) -> None:
     """The config's name only becomes a file name."""
     about = config(conf=name)
     if name is None:
@@ -252,19 +331,26 @@ def test_a_name_from_a_manifest_stays_in_the_folder(name: str | None, file: str,
 
 
 def test_a_module_that_only_the_checkpoint_names_needs_trust(here: Path) -> None:
-    """The config of a checkpoint may name a module that the user's conf/ names, and another one if the user trusts it."""
+    """The config of a checkpoint may name a module that the user's conf/ names,
+    and another one if the user trusts it.
+    """
     (here / "conf" / "mine.yaml").unlink()
     run(here / "r", users("pair"))
     with pytest.raises(
-        ConfigError, match=r"task\._target_ is 'users_task\.Mine' in the config of a run.* trust=\[users_task\]"
+        ConfigError,
+        match=r"task\._target_ is 'users_task\.Mine' in the config of a run.* trust=\[users_task\]",
     ):
         exported(here / "r")
     exported(here / "r", trust=["users_task"])
 
 
 @pytest.mark.parametrize("batch", ["pair", "several", "one", "set", "list"])
-def test_the_first_samples_of_the_data_are_the_example(batch: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Batches (inputs, targets), batches of one tensor, one of several loaders, a data set, a list of batches."""
+def test_the_first_samples_of_the_data_are_the_example(
+    batch: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batches (inputs, targets), batches of one tensor, one of several loaders, a data set,
+    a list of batches.
+    """
     run(here / "mine", users(batch))
     exported(here / "mine")
     assert "against Mine.forward on batches of 2 and 3 samples" in capsys.readouterr().out
@@ -283,6 +369,9 @@ def test_data_that_does_not_show_the_inputs_is_told(batch: str, found: str, here
     """If the inputs cannot be derived, the message requests an example_input_array."""
     run(here / "mine", users(batch))
     with pytest.raises(
-        TaskError, match=f"The inputs of Mine.forward cannot be derived: {found}.*attribute example_input_array"
+        TaskError,
+        match=(
+            f"The inputs of Mine.forward cannot be derived: {found}.*attribute example_input_array"
+        ),
     ):
         exported(here / "mine")

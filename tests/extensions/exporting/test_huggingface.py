@@ -1,4 +1,6 @@
-"""format=huggingface: a folder that the Task writes itself, read back and compared before it appears."""
+"""format=huggingface: a folder that the Task writes itself,
+read back and compared before it appears.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ X = torch.randn(4, 3)
 
 
 class Ours(Line):
-    """A Task with a form in another library: the matrix is turned, and scaled by `fault` in `export_huggingface`."""
+    """A Task with a form in another library:
+    the matrix is turned, and scaled by `fault` in `export_huggingface`.
+    """
 
     fault = 1.0
 
@@ -30,19 +34,30 @@ class Ours(Line):
     def export_huggingface(self, folder: Path) -> None:
         """Write it."""
         (folder / "config.json").write_text(json.dumps({"model_type": "line"}))
-        state = {"weight": self.fault * self.model.weight.detach().T.contiguous(), "bias": self.model.bias.detach()}
+        state = {
+            "weight": self.fault * self.model.weight.detach().T.contiguous(),
+            "bias": self.model.bias.detach(),
+        }
         safetensors.torch.save_file(state, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_the_folder_is_written_and_read_back(rebuilt: bool, tmp_path: Path) -> None:
-    """Bit for bit the same outputs, of the Task itself or of a second one; an earlier folder is replaced as a whole."""
+    """Bit for bit the same outputs, of the Task itself or of a second one;
+    an earlier folder is replaced as a whole.
+    """
     (tmp_path / "line").mkdir()
     for _ in range(2):
-        done = export(Ours(), tmp_path / "line", "huggingface", X, rebuilt=Ours() if rebuilt else None)
+        done = export(
+            Ours(), tmp_path / "line", "huggingface", X, rebuilt=Ours() if rebuilt else None
+        )
         assert (done.path, done.difference, done.batch_sizes) == (tmp_path / "line", 0.0, [4, 5])
         assert done.num_bytes == sum(file.stat().st_size for file in done.path.iterdir())
-        assert sorted(file.name for file in tmp_path.rglob("*")) == ["config.json", "line", "model.safetensors"]
+        assert sorted(file.name for file in tmp_path.rglob("*")) == [
+            "config.json",
+            "line",
+            "model.safetensors",
+        ]
         (done.path / "left.bin").touch()  # of the first one
 
 
@@ -52,7 +67,9 @@ def test_a_folder_of_other_outputs_is_not_written(tmp_path: Path) -> None:
     before = (tmp_path / "line" / "model.safetensors").read_bytes()
     wrong = Ours()
     wrong.fault = 1.001
-    with pytest.raises(TaskError, match="The outputs of the format=huggingface file differ from Ours.forward"):
+    with pytest.raises(
+        TaskError, match="The outputs of the format=huggingface file differ from Ours.forward"
+    ):
         export(wrong, tmp_path / "line", "huggingface", X)
     assert (tmp_path / "line" / "model.safetensors").read_bytes() == before
     with pytest.raises(CheckpointError, match="Nothing in .* fits Wide"):
@@ -70,7 +87,10 @@ class Wide(Ours):
 
 def test_a_task_without_such_a_form_says_so(tmp_path: Path) -> None:
     """The error names the method to write."""
-    with pytest.raises(TaskError, match=r"Line has no export_huggingface\(\).*writes config.json and model.safetensors"):
+    with pytest.raises(
+        TaskError,
+        match=r"Line has no export_huggingface\(\).*writes config.json and model.safetensors",
+    ):
         export(Line(), tmp_path / "line", "huggingface", X)
     assert list(tmp_path.iterdir()) == []
 
@@ -84,7 +104,12 @@ def test_nothing_else_is_replaced(what: str, tmp_path: Path) -> None:
     else:
         place.mkdir()
         (place / "work.txt").touch()
-    with pytest.raises(ConfigError, match="which holds something other than a model of transformers.*Give a new folder"):
+    with pytest.raises(
+        ConfigError,
+        match="which holds something other than a model of transformers.*Give a new folder",
+    ):
         export(Ours(), place, "huggingface", X)
-    with pytest.raises(ConfigError, match="absent does not exist. Create it, or give another place"):
+    with pytest.raises(
+        ConfigError, match="absent does not exist. Create it, or give another place"
+    ):
         export(Ours(), tmp_path / "absent" / "mine", "huggingface", X)

@@ -22,7 +22,10 @@ def fit(tmp_path: Path, *faults: dict[str, Any], **settings: Any) -> Line:
     trainer = Trainer(
         max_epochs=2,
         run_dir=str(tmp_path / "run"),
-        callbacks=[FaultInjection(list(faults)), ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1, save_top_k=-1)],
+        callbacks=[
+            FaultInjection(list(faults)),
+            ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1, save_top_k=-1),
+        ],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -35,7 +38,10 @@ def fit(tmp_path: Path, *faults: dict[str, Any], **settings: Any) -> Line:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({"do": "kil", "step": 3}, r"faults\[0\].do is 'kil'; it must be one of kill, .* Did you mean 'kill'\?"),
+        (
+            {"do": "kil", "step": 3},
+            r"faults\[0\].do is 'kil'; it must be one of kill, .* Did you mean 'kill'\?",
+        ),
         ({"do": "kill"}, r"faults\[0\] lacks 'step'"),
         ({"do": "kill", "step": -1}, r"faults\[0\].step is -1; it must be 0 or more"),
         ({"do": "kill", "step": "3"}, r"faults\[0\].step is '3'; it must be a number"),
@@ -92,7 +98,9 @@ def test_a_cut_checkpoint_is_found_out(tmp_path: Path, capsys: pytest.CaptureFix
 def test_steps_are_slow_from_a_step_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow rank takes longer per batch."""
     slept: list[float] = []
-    monkeypatch.setattr("trainkit.extensions.faults.callback.time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(
+        "trainkit.extensions.faults.callback.time", SimpleNamespace(sleep=slept.append)
+    )
     fit(tmp_path, {"do": "slow", "step": 2, "seconds": 0.02})
     assert slept == 10 * [0.02]
 
@@ -102,7 +110,11 @@ def test_hosts_leave_and_join_the_list(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a:2\nb:1\n")
     about = {"hosts_file": str(hosts)}
-    fit(tmp_path, {"do": "drop_host", "host": "a", "step": 1} | about, {"do": "add_host", "host": "c:4", "step": 2} | about)
+    fit(
+        tmp_path,
+        {"do": "drop_host", "host": "a", "step": 1} | about,
+        {"do": "add_host", "host": "c:4", "step": 2} | about,
+    )
     assert hosts.read_text() == "b:1\nc:4\n"
 
 

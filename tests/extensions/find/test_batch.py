@@ -1,4 +1,6 @@
-"""find batch: the largest microbatch that fits, to a sixteenth, and the one that keeps the global batch."""
+"""find batch: the largest microbatch that fits, to a sixteenth,
+and the one that keeps the global batch.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,17 @@ def test_the_largest_is_found(limit: int, first: int, most: int) -> None:
 
 @pytest.mark.parametrize(
     ("largest", "batch", "ranks", "choice"),
-    [(100, 256, 2, (64, 2)), (500, 256, 2, (128, 1)), (1, 256, 2, (1, 128)), (50, 90, 3, (30, 1)), (None, 64, 2, None)],
+    [
+        (100, 256, 2, (64, 2)),
+        (500, 256, 2, (128, 1)),
+        (1, 256, 2, (1, 128)),
+        (50, 90, 3, (30, 1)),
+        (None, 64, 2, None),
+    ],
 )
-def test_the_global_batch_is_kept(largest: int | None, batch: int, ranks: int, choice: tuple[int, int] | None) -> None:
+def test_the_global_batch_is_kept(
+    largest: int | None, batch: int, ranks: int, choice: tuple[int, int] | None
+) -> None:
     """By the largest microbatch that divides a rank's part of it, and accumulation."""
     assert Batches((), largest, False, batch, ranks).choice() == choice
 
@@ -69,7 +79,9 @@ def test_what_is_out_of_memory_ends_a_size(monkeypatch: pytest.MonkeyPatch, tmp_
     found = find_batch(config_of("trainer.global_batch_size=128"), memory_gb=1000)
     assert found.largest is not None and 38 <= found.largest <= 40 and not found.is_limited
     assert found.choice() == (32, 4) and found.global_batch == 128
-    assert {tried.batch_size for tried in found.tried if tried.failed} == {size for size in sizes if size > 40}
+    assert {tried.batch_size for tried in found.tried if tried.failed} == {
+        size for size in sizes if size > 40
+    }
     assert all(tried.peak_bytes > 10**7 for tried in found.tried if not tried.failed)
     assert torch.equal(before, torch.get_rng_state()) and list(tmp_path.iterdir()) == []
 
@@ -80,7 +92,10 @@ def test_memory_of_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path
     found = find_batch(config_of(), memory_gb=0.01)
     assert found.largest is None and found.choice() is None
     assert [tried.batch_size for tried in found.tried] == [32, 16, 8, 4, 2, 1]
-    with pytest.raises(ConfigError, match="memory_gb is missing: on the CPU it must be the memory that a rank may use"):
+    with pytest.raises(
+        ConfigError,
+        match="memory_gb is missing: on the CPU it must be the memory that a rank may use",
+    ):
         find_batch(config_of())
 
 
@@ -88,7 +103,10 @@ def test_memory_of_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path
     ("data", "remedy"),
     [
         ({"_target_": "recipes.digits.Digits"}, "begin with: data.batch_size=32"),
-        ({"_target_": "trainkit.DataModule"}, "which takes no batch_size, so none can be tried. Give"),
+        (
+            {"_target_": "trainkit.DataModule"},
+            "which takes no batch_size, so none can be tried. Give",
+        ),
         ({}, "Give the data as a DataModule"),
         ({"batch_size": "x"}, "data.batch_size is 'x'; it must be a whole number"),
     ],

@@ -19,6 +19,8 @@ from trainkit.extensions.find.command import _rate_key
         ({"task": {"_target_": "trainkit.Task"}}, None),
     ],
 )
-def test_a_suggested_rate_is_typed_by_the_configs_own_key(config: dict[str, Any], key: str | None) -> None:
+def test_a_suggested_rate_is_typed_by_the_configs_own_key(
+    config: dict[str, Any], key: str | None
+) -> None:
     """The optimizer's, or the task's; None if only configure_optimizers knows it."""
     assert _rate_key(config) == key

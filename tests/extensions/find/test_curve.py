@@ -15,7 +15,10 @@ LRS = rates_between(1e-6, 1.0, 61)
 def usual(middle: float = 1e-3, rises: float = 0.1) -> LRCurve:
     """Return a loss that falls from 2 to 1, most steeply at `middle`, and rises from `rises` on."""
     fall = [2 - 1 / (1 + math.exp(-3 * math.log10(lr / middle))) for lr in LRS]
-    return LRCurve(LRS, [loss + max(0.0, 4 * math.log10(lr / rises)) for loss, lr in zip(fall, LRS, strict=True)])
+    return LRCurve(
+        LRS,
+        [loss + max(0.0, 4 * math.log10(lr / rises)) for loss, lr in zip(fall, LRS, strict=True)],
+    )
 
 
 def test_rates_rise_by_one_factor() -> None:
@@ -57,7 +60,9 @@ def test_a_sweep_ends_when_the_loss_exceeds_its_best() -> None:
     assert "4 times its lowest" in ends.look(60.0)
     assert "not finite" in Divergence(4.0).look(math.nan)
     endless = Divergence(None)
-    assert [endless.look(loss) for loss in (1.0, 1e9)] == ["", ""] and "not finite" in endless.look(math.inf)
+    assert [endless.look(loss) for loss in (1.0, 1e9)] == ["", ""] and "not finite" in endless.look(
+        math.inf
+    )
 
 
 def test_a_negative_loss_has_a_limit_too() -> None:

@@ -44,8 +44,20 @@ def state_of(task: nn.Module, optimizer: Any, generators: list[torch.Generator])
     """Return all that may not change, as plain values and tensors."""
     state = optimizer.state_dict()
     numbers = np.random.get_state()
-    held = [*task.state_dict().values(), torch.get_rng_state(), *(g.get_state() for g in generators), torch.tensor(numbers[1])]
-    return [held, state["param_groups"], len(state["state"]), random.getstate(), numbers[2:], task.training]
+    held = [
+        *task.state_dict().values(),
+        torch.get_rng_state(),
+        *(g.get_state() for g in generators),
+        torch.tensor(numbers[1]),
+    ]
+    return [
+        held,
+        state["param_groups"],
+        len(state["state"]),
+        random.getstate(),
+        numbers[2:],
+        task.training,
+    ]
 
 
 def same(before: list[Any], after: list[Any]) -> bool:
@@ -56,8 +68,9 @@ def same(before: list[Any], after: list[Any]) -> bool:
 
 @pytest.mark.parametrize("own_sampler", [False, True])
 def test_nothing_of_the_users_changes(own_sampler: bool, tmp_path: Path) -> None:
-    """Weights, buffers, the optimizer, all random numbers, the loader's and the sampler's generators; a fit afterwards sees the
-    same batches, and ends with the same weights, as one without the finder."""
+    """Weights, buffers, the optimizer, all random numbers, the loader's and the sampler's
+    generators; a fit afterwards sees the same batches, and ends with the same weights, as one
+    without the finder."""
 
     def made() -> tuple[Seen, DataLoader[Any], list[torch.Generator]]:
         torch.manual_seed(5)
@@ -66,13 +79,19 @@ def test_nothing_of_the_users_changes(own_sampler: bool, tmp_path: Path) -> None
         order: dict[str, Any] = {"shuffle": True}
         if own_sampler:
             order = {"sampler": RandomSampler(data, replacement=True, generator=generators[1])}
-        return Seen(), DataLoader(data, 8, generator=generators[0], num_workers=1, **order), generators
+        return (
+            Seen(),
+            DataLoader(data, 8, generator=generators[0], num_workers=1, **order),
+            generators,
+        )
 
     task, data, generators = made()
     quiet(tmp_path / "a", max_epochs=2).fit(task, data)
     found, data, generators = made()
     before = state_of(found, found.optimizer, generators)
-    curve = find_lr(found, data, trainer=quiet(tmp_path / "b", max_epochs=2), num_training=12, min_lr=1e-4)
+    curve = find_lr(
+        found, data, trainer=quiet(tmp_path / "b", max_epochs=2), num_training=12, min_lr=1e-4
+    )
     assert same(before, state_of(found, found.optimizer, generators))
     assert len(curve.lrs) == 12 and found.came == []
     assert not (tmp_path / "b").exists(), "no run's folder"
@@ -94,10 +113,15 @@ def test_losses_are_those_of_plain_steps_at_these_rates() -> None:
 
     class Two(Line):
         def configure_optimizers(self) -> Any:
-            groups = [{"params": [self.model.weight], "lr": 0.01}, {"params": [self.model.bias], "lr": 0.1}]
+            groups = [
+                {"params": [self.model.weight], "lr": 0.01},
+                {"params": [self.model.bias], "lr": 0.1},
+            ]
             return torch.optim.SGD(groups)
 
-    curve = find_lr(Two(), loader(32, 8), num_training=10, min_lr=1e-3, max_lr=1e-1, early_stop_threshold=None)
+    curve = find_lr(
+        Two(), loader(32, 8), num_training=10, min_lr=1e-3, max_lr=1e-1, early_stop_threshold=None
+    )
     model = Two().model
     optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
     batches = list(loader(32, 8)) * 3
@@ -126,7 +150,9 @@ class Weighed(Numbers):
 
 @pytest.mark.parametrize("kind", [Numbers, Weighed])
 def test_two_ranks_measure_the_same_curve_as_one(kind: type[Line], tmp_path: Path) -> None:
-    """The exact mean over all samples of a step, the Task's own weights included, uneven last steps too."""
+    """The exact mean over all samples of a step, the Task's own weights included,
+    uneven last steps too.
+    """
     options: dict[str, Any] = {"precision": "64-true", "global_batch_size": 8, "lr_scaling": "none"}
 
     def work(engine: Any, batch_size: int) -> Any:
@@ -151,15 +177,23 @@ def test_the_contracts_factor_is_applied_and_named(tmp_path: Path) -> None:
             rates.append(optimizer.param_groups[0]["lr"])
 
     trainer = quiet(tmp_path, max_epochs=1, lr_reference_batch_size=2, lr_warmup_steps=5)
-    curve = find_lr(Watched(), loader(32, 8), trainer=trainer, num_training=10, min_lr=1e-5, max_lr=1e-3)
+    curve = find_lr(
+        Watched(), loader(32, 8), trainer=trainer, num_training=10, min_lr=1e-5, max_lr=1e-3
+    )
     assert curve.factor == 4 and rates == pytest.approx([4 * lr for lr in curve.lrs])
 
 
 def test_a_divergence_ends_the_sweep(tmp_path: Path) -> None:
     """With the rate at which it did; losses that are not finite are left out."""
     curve = find_lr(Line(), loader(64, 8), num_training=40, min_lr=1e-4, max_lr=1e4)
-    assert "times its lowest" in curve.stopped and len(curve.lrs) < 40 and curve.suggestion() is not None
-    wild = find_lr(Line(), loader(64, 8), num_training=40, min_lr=1e2, max_lr=1e30, early_stop_threshold=None)
+    assert (
+        "times its lowest" in curve.stopped
+        and len(curve.lrs) < 40
+        and curve.suggestion() is not None
+    )
+    wild = find_lr(
+        Line(), loader(64, 8), num_training=40, min_lr=1e2, max_lr=1e30, early_stop_threshold=None
+    )
     assert "not finite" in wild.stopped and all(np.isfinite(wild.losses))
     assert wild.results == {"lr": wild.lrs, "loss": wild.losses}
 
@@ -191,18 +225,35 @@ class Uncopyable(Line):
     ("task", "data", "arguments", "message"),
     [
         (Line, None, {}, "There is no training data"),
-        (Line, Stream(), {}, "The training data is a stream, which cannot be read and left as it was"),
+        (
+            Line,
+            Stream(),
+            {},
+            "The training data is a stream, which cannot be read and left as it was",
+        ),
         (lambda: Line(lr=0.0), loader(), {}, "returned no learning rate above 0"),
         (ByHand, loader(), {}, "automatic_optimization is false"),
         (Uncopyable, loader(), {}, "Uncopyable cannot be copied"),
-        (Line, loader(), {"min_lr": 1.0, "max_lr": 0.1}, "max_lr is 0.1, and min_lr is 1.0; the range must rise"),
+        (
+            Line,
+            loader(),
+            {"min_lr": 1.0, "max_lr": 0.1},
+            "max_lr is 0.1, and min_lr is 1.0; the range must rise",
+        ),
         (Line, loader(), {"min_lr": 0.0}, "min_lr is 0.0; it must be a rate above 0"),
         (Line, loader(), {"max_lr": float("inf")}, "max_lr is inf"),
         (Line, loader(), {"num_training": 5}, "num_training is 5; it must be 10 or more"),
-        (Line, loader(), {"early_stop_threshold": 0.5}, "early_stop_threshold is 0.5; it must be above 1"),
+        (
+            Line,
+            loader(),
+            {"early_stop_threshold": 0.5},
+            "early_stop_threshold is 0.5; it must be above 1",
+        ),
     ],
 )
-def test_what_cannot_be_swept_is_refused(task: Any, data: Any, arguments: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_swept_is_refused(
+    task: Any, data: Any, arguments: dict[str, Any], message: str
+) -> None:
     """With what is legal, or what to do."""
     made, before = task(), torch.get_rng_state()
     with pytest.raises((ConfigError, TaskError)) as error:

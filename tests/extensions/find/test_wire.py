@@ -1,4 +1,6 @@
-"""find settings: which settings are worth a try, and which of those that were tried is suggested."""
+"""find settings: which settings are worth a try,
+and which of those that were tried is suggested.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ from trainkit.extensions.find import wire
 from trainkit.extensions.find.wire import Setting, WireSettings, find_settings
 
 
-def found(*tried: tuple[dict[str, Any], float], engine: str = "horovod", mib: int = 40, tensors: int = 30) -> WireSettings:
+def found(
+    *tried: tuple[dict[str, Any], float], engine: str = "horovod", mib: int = 40, tensors: int = 30
+) -> WireSettings:
     """Return a result with these settings and step times."""
     settings = [Setting(options, step_s) for options, step_s in tried] or [Setting({})]
     return WireSettings(engine, 2, mib * 2**20, tensors, False, settings)
 
 
 def test_the_fastest_is_suggested_if_it_gains() -> None:
-    """More than 3 % of the config's own step; what rounds gradients is compared with the fastest that does not."""
+    """More than 3 % of the config's own step;
+    what rounds gradients is compared with the fastest that does not.
+    """
     groups, rounded = {"num_groups": 4}, {"num_groups": 4, "compression": "fp16"}
     seen = found(({}, 1.0), (groups, 0.9), ({"num_groups": 1}, 1.2), (rounded, 0.5))
     best, other = seen.faster(exact=True), seen.faster(exact=False)
@@ -40,14 +46,17 @@ def test_the_fastest_is_suggested_if_it_gains() -> None:
         ("num_groups", 30, None, False),  # a group a tensor
         ("cycle_time_ms", 1, None, False),  # Horovod's own on the CPU
         ("cycle_time_ms", 1, 5, True),
-        ("fusion_threshold_mb", 64, None, False),  # 40 MiB of gradients, and 128 by default: one sum in both cases
+        # 40 MiB of gradients, and 128 by default: one sum in both cases
+        ("fusion_threshold_mb", 64, None, False),
         ("fusion_threshold_mb", 16, None, True),
         ("bucket_cap_mb", 25.0, None, False),
         ("bucket_cap_mb", 100.0, None, True),
         ("bucket_cap_mb", 100.0, 50.0, False),
     ],
 )
-def test_only_what_changes_the_job_is_tried(option: str, value: float, own: float | None, differs: bool) -> None:
+def test_only_what_changes_the_job_is_tried(
+    option: str, value: float, own: float | None, differs: bool
+) -> None:
     """A value that is the config's, or that makes the same sums, costs no trial."""
     assert wire._differs(option, value, own, found()) == differs
 

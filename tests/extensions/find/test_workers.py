@@ -44,11 +44,15 @@ class SlowToTrain(Line):
 def test_a_rank_that_never_waits_needs_no_other_setting(tmp_path: Path) -> None:
     """It stops where a twentieth of a step or less is left to gain: the answer is clear."""
     options = quiet(tmp_path, max_epochs=1).options
-    tried, _ = find_workers(SlowToTrain(), DataSources({"train": loader(64, 8)}), options, steps=3, most=4)
+    tried, _ = find_workers(
+        SlowToTrain(), DataSources({"train": loader(64, 8)}), options, steps=3, most=4
+    )
     assert [(one.workers, one.is_fed) for one in tried] == [(0, True)]
 
 
-def test_slow_steps_are_measured_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_steps_are_measured_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A setting gets its seconds, and three steps at least."""
     monkeypatch.setattr("trainkit.extensions.find.workers._MOST_S", 0.9)
     task, options = SlowToTrain(), quiet(tmp_path, max_epochs=1).options
@@ -59,9 +63,19 @@ def test_slow_steps_are_measured_less_often(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("most", "counts"), [(0, [0]), (1, [0, 1]), (2, [0, 1, 2])])
 def test_each_setting_is_trained_with(most: int, counts: list[int], tmp_path: Path) -> None:
-    """In real worker processes; task, random numbers and the loader's generator stay as they are."""
+    """In real worker processes; task,
+    random numbers and the loader's generator stay as they are.
+    """
     generator = torch.Generator().manual_seed(4)
-    data = loader(SlowToRead(64), 8, shuffle=True, generator=generator, num_workers=2, persistent_workers=True, timeout=60)
+    data = loader(
+        SlowToRead(64),
+        8,
+        shuffle=True,
+        generator=generator,
+        num_workers=2,
+        persistent_workers=True,
+        timeout=60,
+    )
     task, numbers = Numbers(), torch.get_rng_state()
     before, state = weights(task), generator.get_state()
     options = quiet(tmp_path / "run", max_epochs=1).options
@@ -76,5 +90,7 @@ def test_data_without_workers_is_refused(tmp_path: Path) -> None:
     """A list of batches, and a stream, have none."""
     options = quiet(tmp_path, max_epochs=1).options
     given: Any = list(loader())
-    with pytest.raises(ConfigError, match="The training data is a list, which has no loader workers"):
+    with pytest.raises(
+        ConfigError, match="The training data is a list, which has no loader workers"
+    ):
         find_workers(Line(), DataSources({"train": given}), options, most=0)

@@ -1,4 +1,6 @@
-"""Horovod's wheel: which builds are equal, the cache, the environment of a build, the accepted source."""
+"""Horovod's wheel: which builds are equal, the cache, the environment of a build,
+the accepted source.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,12 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.horovod_build import build as horovod_build
 from trainkit.extensions.horovod_build import patches, versions
 from trainkit.extensions.horovod_build import pip as horovod_pip
-from trainkit.extensions.horovod_build.build import build_environment, cached_wheel, store, wheel_key
+from trainkit.extensions.horovod_build.build import (
+    build_environment,
+    cached_wheel,
+    store,
+    wheel_key,
+)
 from trainkit.extensions.horovod_build.pip import fetch_source, missing_needs, verify
 from trainkit.extensions.horovod_build.probe import Choice, Machine, Nccl, Plan, Torch, search_path
 from trainkit.extensions.horovod_build.tools import Tool
@@ -67,7 +74,9 @@ def test_key_tells_apart_what_cannot_be_exchanged():
 
 
 def test_key_is_the_same_where_the_wheel_is():
-    """How many compilers build at once, how much memory is free and which CMake is used make no other wheel."""
+    """How many compilers build at once,
+    how much memory is free and which CMake is used make no other wheel.
+    """
     other = replace(MACHINE, cores=64, free_gib=1.0, cmake=None)
     assert wheel_key(other, replace(CPU, jobs=1), {}) == wheel_key(MACHINE, CPU, {})
 
@@ -80,10 +89,14 @@ def test_key_follows_the_edits(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_key_can_be_read_and_is_one_folder():
-    """The key names Horovod, Python, torch and the options in words, without a character that paths give a meaning."""
+    """The key names Horovod, Python, torch and the options in words,
+    without a character that paths give a meaning.
+    """
     python = f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"
     key = wheel_key(replace(MACHINE, platform="x86_64/-mavx -mfma"), GPU, {})
-    assert key.startswith(f"horovod-{patches.version()}.torch2.15.0.cu132.nccl.cuda13.0-{python}-x86_64_-mavx_-mfma-")
+    assert key.startswith(
+        f"horovod-{patches.version()}.torch2.15.0.cu132.nccl.cuda13.0-{python}-x86_64_-mavx_-mfma-"
+    )
     assert Path(key).name == key
 
 
@@ -140,9 +153,18 @@ def test_part_of_a_killed_store_is_not_taken_for_a_wheel(tmp_path: Path):
 
 
 def test_settings_of_the_user_do_not_change_the_build(tmp_path: Path):
-    """Variables that turn parts of Horovod on or off are ignored, so that the wheel's key is right."""
-    user = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_WITH_MPI": "1", "CUDA_HOME": "/opt/cuda", "CCL_ROOT": "/opt/ccl"}
-    env = build_environment(MACHINE, CPU, tmp_path, user | {"HOME": "/home/me", "HOROVOD_BUILD_ARCH_FLAGS": "-mavx"})
+    """Variables that turn parts of Horovod on or off are ignored,
+    so that the wheel's key is right.
+    """
+    user = {
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_WITH_MPI": "1",
+        "CUDA_HOME": "/opt/cuda",
+        "CCL_ROOT": "/opt/ccl",
+    }
+    env = build_environment(
+        MACHINE, CPU, tmp_path, user | {"HOME": "/home/me", "HOROVOD_BUILD_ARCH_FLAGS": "-mavx"}
+    )
     assert not set(user) & set(env)
     assert env["HOROVOD_WITHOUT_MPI"] == env["HOROVOD_WITH_GLOO"] == "1"
     assert env["TMPDIR"] == str(tmp_path)
@@ -151,7 +173,9 @@ def test_settings_of_the_user_do_not_change_the_build(tmp_path: Path):
 
 
 def test_gpu_build_sees_toolkit_and_nccl(tmp_path: Path):
-    """A build with NCCL has the toolkit first on its PATH, and the library under the name that the linker expects."""
+    """A build with NCCL has the toolkit first on its PATH,
+    and the library under the name that the linker expects.
+    """
     env = build_environment(MACHINE, GPU, tmp_path, {"PATH": "/usr/bin", "CUDA_HOME": "/elsewhere"})
     assert env["PATH"].startswith("/opt/cuda/bin:")
     assert (env["CUDA_HOME"], env["HOROVOD_GPU_OPERATIONS"]) == ("/opt/cuda", "NCCL")
@@ -160,7 +184,9 @@ def test_gpu_build_sees_toolkit_and_nccl(tmp_path: Path):
 
 
 def test_cpu_build_knows_of_no_cuda_toolkit(tmp_path: Path):
-    """In the build, torch.utils.cpp_extension has no CUDA_HOME; the user's own sitecustomize still runs."""
+    """In the build, torch.utils.cpp_extension has no CUDA_HOME;
+    the user's own sitecustomize still runs.
+    """
     package = tmp_path / "path" / "torch" / "utils"
     package.mkdir(parents=True)
     for folder in (package.parent, package):
@@ -174,13 +200,23 @@ def test_cpu_build_knows_of_no_cuda_toolkit(tmp_path: Path):
     ]
     user = {"PYTHONPATH": str(tmp_path / "path")}
     env = build_environment(MACHINE, CPU, tmp_path, user)
-    assert subprocess.check_output(ask, env=user, text=True).split("\n")[:2] == ["mine too", "/opt/found /opt/found"]
-    assert subprocess.check_output(ask, env=env, text=True).split("\n")[:2] == ["mine too", "None None"]
+    assert subprocess.check_output(ask, env=user, text=True).split("\n")[:2] == [
+        "mine too",
+        "/opt/found /opt/found",
+    ]
+    assert subprocess.check_output(ask, env=env, text=True).split("\n")[:2] == [
+        "mine too",
+        "None None",
+    ]
 
 
-@pytest.mark.skipif(shutil.which("cmake", path=search_path(os.environ)) is None, reason="CMake is not installed")
+@pytest.mark.skipif(
+    shutil.which("cmake", path=search_path(os.environ)) is None, reason="CMake is not installed"
+)
 def test_toolchain_raises_the_standard_of_horovod_alone(tmp_path: Path):
-    """CMake builds Horovod's library as C++20 though its project sets 14, stripped, and leaves other projects alone."""
+    """CMake builds Horovod's library as C++20 though its project sets 14, stripped,
+    and leaves other projects alone.
+    """
     project = """\
         cmake_minimum_required(VERSION 3.21)
         project(horovod LANGUAGES NONE)
@@ -208,19 +244,33 @@ def test_toolchain_raises_the_standard_of_horovod_alone(tmp_path: Path):
     assert standard("horovod_build") == "-- standard 20 -s"
 
 
-def test_build_reports_rising_percents_and_caches_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """make's percents, which compilers at once report out of order, only rise; the wheel ends in the cache."""
+def test_build_reports_rising_percents_and_caches_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """make's percents, which compilers at once report out of order, only rise;
+    the wheel ends in the cache.
+    """
     commands: list[list[str]] = []
 
     def fake_run(command: list[str], *, on_line: Any, **_: Any) -> list[str]:
         commands.append(command)
-        for line in ("  [  7%] Building", "  [ 30%] Building", "  [ 28%] Building", "  100%", "  [100%] Linking"):
+        for line in (
+            "  [  7%] Building",
+            "  [ 30%] Building",
+            "  [ 28%] Building",
+            "  100%",
+            "  [100%] Linking",
+        ):
             on_line(line)
         _wheel(Path(command[command.index("--wheel-dir") + 1]))
         return []
 
     monkeypatch.setattr(horovod_build, "run", fake_run)
-    monkeypatch.setattr(horovod_build, "edited_source", lambda archive, folder, version: folder / f"edited-{archive.name}")
+    monkeypatch.setattr(
+        horovod_build,
+        "edited_source",
+        lambda archive, folder, version: folder / f"edited-{archive.name}",
+    )
     percents: list[int] = []
     wheel = horovod_build.build_wheel(
         MACHINE,
@@ -238,11 +288,15 @@ def test_build_reports_rising_percents_and_caches_the_wheel(tmp_path: Path, monk
 
 
 def _hostile_sdist(folder: Path) -> tuple[Path, Path]:
-    """Return an sdist named as Horovod's, and the file that its setup.py would make if it were ever run."""
+    """Return an sdist named as Horovod's,
+    and the file that its setup.py would make if it were ever run.
+    """
     folder.mkdir(parents=True)
     marker, source = folder / "was-run", folder / "horovod-0.28.1.tar.gz"
     files = {
-        "setup.py": f"open({str(marker)!r}, 'w')\nfrom setuptools import setup\nsetup(name='horovod')\n",
+        "setup.py": (
+            f"open({str(marker)!r}, 'w')\nfrom setuptools import setup\nsetup(name='horovod')\n"
+        ),
         "PKG-INFO": "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\n",
     }
     with tarfile.open(source, "w:gz") as archive:
@@ -257,7 +311,9 @@ def test_other_file_on_disk_is_refused(tmp_path: Path):
     """A source with another SHA-256 is refused, and both hashes are named."""
     source, _ = _hostile_sdist(tmp_path / "disk")
     found = hashlib.sha256(source.read_bytes()).hexdigest()
-    with pytest.raises(EngineError, match=f"none of it was run(.*\n)*.*{found}(.*\n)*.*{horovod_pip.SHA256}"):
+    with pytest.raises(
+        EngineError, match=f"none of it was run(.*\n)*.*{found}(.*\n)*.*{horovod_pip.SHA256}"
+    ):
         verify(source)
 
 
@@ -270,7 +326,11 @@ def test_missing_file_is_a_wrong_argument(tmp_path: Path):
 def test_other_file_of_the_index_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """pip refuses a file from the index with another hash before it runs its setup.py."""
     source, marker = _hostile_sdist(tmp_path / "index")
-    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(source.parent)), ("CONFIG_FILE", os.devnull)):
+    for name, value in (
+        ("NO_INDEX", "1"),
+        ("FIND_LINKS", str(source.parent)),
+        ("CONFIG_FILE", os.devnull),
+    ):
         monkeypatch.setenv(f"PIP_{name}", value)
     with pytest.raises(EngineError, match="DO NOT MATCH THE HASHES"):
         fetch_source(tmp_path, tmp_path / "log")
@@ -278,8 +338,13 @@ def test_other_file_of_the_index_is_never_run(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_here_is_not_asked_of_pip():
-    """Packages that are installed and a CMake that is new enough are not missing; the others are."""
+    """Packages that are installed and a CMake that is new
+    enough are not missing; the others are.
+    """
     assert missing_needs(("pytest", "cmake>=3.21"), MACHINE) == []
-    assert missing_needs(("pytest>=9999", "no-such-package"), MACHINE) == ["pytest>=9999", "no-such-package"]
+    assert missing_needs(("pytest>=9999", "no-such-package"), MACHINE) == [
+        "pytest>=9999",
+        "no-such-package",
+    ]
     for cmake in (None, Tool("/usr/bin/cmake", "cmake version 3.18.4")):
         assert missing_needs(("cmake>=3.21",), replace(MACHINE, cmake=cmake)) == ["cmake>=3.21"]

@@ -25,22 +25,35 @@ MPI = replace(CPU, mpi=Choice(True, ""))
     [
         ({"version": "0.27.0"}, "it is version 0.27.0"),
         ({"version": "0.28.1"}, "it has none of trainkit's edits"),
-        ({"version": "0.28.1+trainkit.e00000000"}, "edits of another version (e00000000; this trainkit's are e"),
+        (
+            {"version": "0.28.1+trainkit.e00000000"},
+            "edits of another version (e00000000; this trainkit's are e",
+        ),
         ({"built_for": None}, "built without torch"),
         ({"built_for": "2.13.0"}, "built for torch 2.13.0, and torch 2.15.0 is installed"),
-        ({"error": "ImportError: undefined symbol"}, "does not import: ImportError: undefined symbol"),
+        (
+            {"error": "ImportError: undefined symbol"},
+            "does not import: ImportError: undefined symbol",
+        ),
         ({"parts": ("mpi",)}, "built without Gloo"),
     ],
 )
 def test_horovod_that_does_not_fit_is_told_why(change: dict[str, Any], problem: str):
-    """Another version, no edits or old ones, another torch, a failed import a build without Gloo have their own messages."""
+    """Another version, no edits or old ones, another torch,
+    a failed import a build without Gloo have their own messages.
+    """
     assert GOOD.problem("2.15.0") is None
     assert problem in str(replace(GOOD, **change).problem("2.15.0"))
 
 
 def test_installed_build_serves_what_is_asked():
-    """NCCL beyond the plan is accepted if the choice is open; MPI is there if, and only if, it is requested."""
-    with_mpi, with_nccl = replace(GOOD, parts=("gloo", "mpi")), replace(GOOD, parts=("gloo", "nccl"))
+    """NCCL beyond the plan is accepted if the choice is open;
+    MPI is there if, and only if, it is requested.
+    """
+    with_mpi, with_nccl = (
+        replace(GOOD, parts=("gloo", "mpi")),
+        replace(GOOD, parts=("gloo", "nccl")),
+    )
     assert GOOD.serves(CPU, Wanted())
     assert not GOOD.serves(MPI, Wanted(mpi=True))
     assert with_mpi.serves(MPI, Wanted(mpi=True))
@@ -62,8 +75,12 @@ def _fake_horovod(folder: Path, init: str) -> str:
 
 
 def test_library_that_does_not_load_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Horovod imports with a mere warning if its library does not load; it still counts as broken."""
-    monkeypatch.setenv("PYTHONPATH", _fake_horovod(tmp_path, "print('Warning! MPI libs are missing')"))
+    """Horovod imports with a mere warning if its library does not load;
+    it still counts as broken.
+    """
+    monkeypatch.setenv(
+        "PYTHONPATH", _fake_horovod(tmp_path, "print('Warning! MPI libs are missing')")
+    )
     found = look()
     assert found is not None
     assert (found.version, found.built_for) == (version(), "2.15.0")
@@ -80,12 +97,17 @@ def test_crash_on_import_is_an_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_horovod_that_loads_tells_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its parts come from its own functions."""
-    init = "mpi_lib_v2 = None\ngloo_built = nccl_built = lambda: 1\nmpi_built = cuda_built = lambda: 0\n"
+    init = (
+        "mpi_lib_v2 = None\ngloo_built = nccl_built = lambda: 1\nmpi_built = cuda_built ="
+        " lambda: 0\n"
+    )
     monkeypatch.setenv("PYTHONPATH", _fake_horovod(tmp_path, init))
     assert look() == Installed(version(), "2.15.0", ("gloo", "nccl"), None)
 
 
-def _prove_with(lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:
+def _prove_with(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], dict[str, str]]:
     seen: dict[str, str] = {}
 
     def fake_run(command: list[str], *, env: dict[str, str], **_: Any) -> list[str]:
@@ -101,7 +123,9 @@ def _line(rank: int, size: int = 2, total: int = 11) -> str:
 
 
 def test_sum_over_both_ranks_is_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Both ranks with the right sum pass the test, in the order of ranks, whatever else Horovod prints."""
+    """Both ranks with the right sum pass the test, in the order of ranks,
+    whatever else Horovod prints.
+    """
     proven, env = _prove_with([_line(1), "[0]<stderr>:noise", _line(0)], tmp_path, monkeypatch)
     assert [line[:6] for line in proven] == ["rank 0", "rank 1"]
     assert env == {"HOME": "/home/me"}
@@ -126,10 +150,18 @@ def test_mpirun_is_told_what_it_would_refuse(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     "lines",
-    [[], [_line(0)], [_line(0), _line(0)], [_line(0, size=3), _line(1, size=3)], [_line(0), _line(1, total=1)]],
+    [
+        [],
+        [_line(0)],
+        [_line(0), _line(0)],
+        [_line(0, size=3), _line(1, size=3)],
+        [_line(0), _line(1, total=1)],
+    ],
     ids=["silent", "one rank", "the same rank twice", "a larger world", "wrong sum"],
 )
-def test_anything_else_is_no_proof(lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_anything_else_is_no_proof(
+    lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """No output, one rank, a rank twice, a world of another size and a wrong sum all fail."""
     with pytest.raises(EngineError, match="other numbers than 11"):
         _prove_with(lines, tmp_path, monkeypatch)

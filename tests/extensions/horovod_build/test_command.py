@@ -1,4 +1,6 @@
-"""`python -m trainkit horovod`: its help, its errors, and the way from a request to an installed Horovod."""
+"""`python -m trainkit horovod`:
+its help, its errors, and the way from a request to an installed Horovod.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
     monkeypatch.setattr(horovod.build_check, "prove", steps.prove)
     monkeypatch.setattr(wheels.build, "build_wheel", steps.build)
     monkeypatch.setattr(horovod.pip, "missing_needs", lambda needs, machine: [])
-    monkeypatch.setattr(horovod.pip, "install_wheel", lambda wheel, log: steps.done.append(f"install {wheel.name}"))
+    monkeypatch.setattr(
+        horovod.pip, "install_wheel", lambda wheel, log: steps.done.append(f"install {wheel.name}")
+    )
     return steps
 
 
@@ -111,7 +115,9 @@ def test_help_does_not_wait_for_torch():
     ],
 )
 def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]):
-    """No command, an unknown one, --jobs 0 and contradictions are refused before anything is done."""
+    """No command, an unknown one, --jobs 0 and contradictions
+    are refused before anything is done.
+    """
     with pytest.raises(SystemExit) as ended:
         horovod.main("horovod", wrong)
     assert ended.value.code == 2
@@ -119,7 +125,9 @@ def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixt
 
 
 def test_first_install_builds_installs_and_proves(steps: Steps, capsys: pytest.CaptureFixture[str]):
-    """Without an installed or cached Horovod it is built, installed and tested, with a line per ten percent."""
+    """Without an installed or cached Horovod it is built, installed and tested,
+    with a line per ten percent.
+    """
     assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
     out = capsys.readouterr().out
@@ -150,10 +158,16 @@ def test_right_build_is_only_proven(steps: Steps):
     assert steps.done == ["prove"]
 
 
-WITH_MPI = replace(MACHINE, mpicxx=Tool("/usr/bin/mpicxx", "g++ -lmpi"), mpirun=Tool("/usr/bin/mpirun", "Open MPI 4.1.4"))
+WITH_MPI = replace(
+    MACHINE,
+    mpicxx=Tool("/usr/bin/mpicxx", "g++ -lmpi"),
+    mpirun=Tool("/usr/bin/mpirun", "Open MPI 4.1.4"),
+)
 
 
-def test_mpi_is_built_on_request_and_proven_with_mpirun(steps: Steps, capsys: pytest.CaptureFixture[str]):
+def test_mpi_is_built_on_request_and_proven_with_mpirun(
+    steps: Steps, capsys: pytest.CaptureFixture[str]
+):
     """--mpi says which MPI was found, replaces a build without it, and tests both launchers."""
     steps.machine, steps.installed = WITH_MPI, GOOD
     assert horovod.main("horovod", ["install", "--mpi"]) == 0
@@ -168,7 +182,10 @@ def test_an_mpi_that_is_there_stays_out(steps: Steps, capsys: pytest.CaptureFixt
     steps.machine, steps.installed = WITH_MPI, GOOD
     assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["prove"]
-    assert "MPI           no   (--mpi builds with Open MPI 4.1.4, which is here)" in capsys.readouterr().out
+    assert (
+        "MPI           no   (--mpi builds with Open MPI 4.1.4, which is here)"
+        in capsys.readouterr().out
+    )
     steps.installed = replace(GOOD, parts=("gloo", "mpi"))
     assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["prove", "build", "install built.whl", "prove"]
@@ -183,27 +200,43 @@ def test_rebuild_builds_whatever_is_there(steps: Steps):
     assert steps.done == ["build", "install built.whl", "prove"]
 
 
-@pytest.mark.parametrize("change", [{"built_for": "2.13.0"}, {"version": "0.28.1"}, {"version": "0.28.1+trainkit.e00000000"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"built_for": "2.13.0"}, {"version": "0.28.1"}, {"version": "0.28.1+trainkit.e00000000"}],
+)
 def test_horovod_that_does_not_fit_is_replaced(change: dict[str, str], steps: Steps):
-    """After a change of torch, and if the edits are missing or another trainkit's, install builds again."""
+    """After a change of torch, and if the edits are missing or another trainkit's,
+    install builds again.
+    """
     steps.installed = replace(GOOD, **change)
     assert horovod.main("horovod", ["install"]) == 0
     assert steps.done == ["build", "install built.whl", "prove"]
 
 
 @pytest.mark.parametrize(("option", "word"), [("--mpi", "mpicxx"), ("--gpu", "without CUDA")])
-def test_part_that_cannot_be_built_is_refused(option: str, word: str, steps: Steps, capsys: pytest.CaptureFixture[str]):
-    """A part that the machine cannot build is refused with exit code 2 and a reason, and nothing is done."""
+def test_part_that_cannot_be_built_is_refused(
+    option: str, word: str, steps: Steps, capsys: pytest.CaptureFixture[str]
+):
+    """A part that the machine cannot build is refused with exit code 2 and a reason,
+    and nothing is done.
+    """
     assert horovod.main("horovod", ["install", option]) == 2
     assert word in capsys.readouterr().err
     assert steps.done == []
 
 
-def test_wrong_source_is_refused_first(steps: Steps, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A source with another hash ends the command with 1, even if a cached wheel would have served."""
+def test_wrong_source_is_refused_first(
+    steps: Steps, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A source with another hash ends the command with 1,
+    even if a cached wheel would have served.
+    """
     _fill_cache(steps, EMPTY_ZIP)
     (tmp_path / "horovod-0.28.1.tar.gz").write_bytes(b"something else")
-    assert horovod.main("horovod", ["install", "--source", str(tmp_path / "horovod-0.28.1.tar.gz")]) == 1
+    assert (
+        horovod.main("horovod", ["install", "--source", str(tmp_path / "horovod-0.28.1.tar.gz")])
+        == 1
+    )
     assert "none of it was run" in capsys.readouterr().err
     assert steps.done == []
 
@@ -240,17 +273,28 @@ def test_check_without_proof_starts_no_ranks(steps: Steps):
 
 @pytest.mark.parametrize(
     "installed",
-    [None, replace(GOOD, built_for="2.13.0"), replace(GOOD, error="ImportError: x"), replace(GOOD, version="0.28.1")],
+    [
+        None,
+        replace(GOOD, built_for="2.13.0"),
+        replace(GOOD, error="ImportError: x"),
+        replace(GOOD, version="0.28.1"),
+    ],
 )
-def test_check_of_a_bad_state_names_the_cure(installed: Installed | None, steps: Steps, capsys: pytest.CaptureFixture[str]):
-    """None, one for another torch, without the edits or that does not import end with 1 and the command that repairs it."""
+def test_check_of_a_bad_state_names_the_cure(
+    installed: Installed | None, steps: Steps, capsys: pytest.CaptureFixture[str]
+):
+    """None, one for another torch, without the edits or that does not
+    import end with 1 and the command that repairs it.
+    """
     steps.installed = installed
     assert horovod.main("horovod", ["check"]) == 1
     assert "python -m trainkit horovod install" in capsys.readouterr().err
     assert steps.done == []
 
 
-def test_folder_that_cannot_be_made_is_named(steps: Steps, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+def test_folder_that_cannot_be_made_is_named(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
     """A cache that cannot be written is an error that names the variable for another one."""
     (steps.cache / "file").touch()
     monkeypatch.setenv("TRAINKIT_CACHE", str(steps.cache / "file" / "cache"))

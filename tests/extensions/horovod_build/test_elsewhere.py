@@ -29,13 +29,19 @@ def run_in(folder: Path, arguments: list[str], torch: str) -> int:
     """Run a command of trainkit in an environment that is made for it."""
     said: list[str] = []
     log = folder / "log"
-    code = elsewhere.run_in(arguments, python=sys.executable, torch=torch, environ=os.environ, log=log, say=said.append)
+    code = elsewhere.run_in(
+        arguments, python=sys.executable, torch=torch, environ=os.environ, log=log, say=said.append
+    )
     assert "torch==9.9" in said[0]
     return code
 
 
-def test_the_command_runs_with_that_torch_and_this_trainkit(folder: Path, capfd: pytest.CaptureFixture[str]):
-    """Its exit code is returned, `9.9` takes the newest patch, and nothing is left of the environment."""
+def test_the_command_runs_with_that_torch_and_this_trainkit(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+):
+    """Its exit code is returned, `9.9` takes the newest patch,
+    and nothing is left of the environment.
+    """
     assert run_in(folder, ["horovot"], "9.9") == 2
     assert "'horovot' is not a command. Did you mean 'horovod'?" in capfd.readouterr().err
     assert "Successfully installed torch-9.9.2" in (folder / "log").read_text()
@@ -53,18 +59,25 @@ def test_a_torch_that_the_index_lacks_ends_it(folder: Path):
     ("python", "words"),
     [
         ("3.9", "trainkit runs on Python 3.10 or later"),
-        ("3.99", r"python3\.99 is not on the PATH. .*apt-get install python3\.99-dev python3\.99-venv"),
+        (
+            "3.99",
+            r"python3\.99 is not on the PATH. .*apt-get install python3\.99-dev python3\.99-venv",
+        ),
         ("/bin/false", "/bin/false is no Python that runs"),
     ],
 )
 def test_a_python_that_is_not_there_is_refused(python: str, words: str):
-    """Too old, not installed, or a program that is none: pyenv's names are files that run no Python."""
+    """Too old, not installed, or a program that is none:
+    pyenv's names are files that run no Python.
+    """
     with pytest.raises(ConfigError, match=f"--python is {python}.*{words}"):
         elsewhere.find_python(python, os.environ)
 
 
 def test_a_version_is_a_version():
-    """2.15 is the newest patch, the others are exact; anything else is refused before pip sees it."""
+    """2.15 is the newest patch, the others are exact;
+    anything else is refused before pip sees it.
+    """
     assert elsewhere.torch_requirement("2.15") == "torch==2.15.*"
     assert elsewhere.torch_requirement("2.15.0") == "torch==2.15.0"
     assert elsewhere.torch_requirement("2.15.0+cu130") == "torch==2.15.0+cu130"

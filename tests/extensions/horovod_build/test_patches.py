@@ -15,7 +15,15 @@ from packaging.version import Version
 
 from trainkit.errors import EngineError
 from trainkit.extensions.horovod_build import patches as horovod_edits
-from trainkit.extensions.horovod_build.patches import apply, edited_source, edits, edits_of, identity, installed_edits, version
+from trainkit.extensions.horovod_build.patches import (
+    apply,
+    edited_source,
+    edits,
+    edits_of,
+    identity,
+    installed_edits,
+    version,
+)
 from trainkit.launch.elastic import signing
 
 PATCH = """\
@@ -45,12 +53,16 @@ What it is for.
 def tree(tmp_path: Path) -> Path:
     """A source of nine lines."""
     (tmp_path / "tree" / "horovod").mkdir(parents=True)
-    (tmp_path / "tree" / "horovod" / "one.py").write_text("".join(f"{letter}\n" for letter in "abcdefghi"))
+    (tmp_path / "tree" / "horovod" / "one.py").write_text(
+        "".join(f"{letter}\n" for letter in "abcdefghi")
+    )
     return tmp_path / "tree"
 
 
 def test_patch_changes_and_makes_files(tree: Path) -> None:
-    """Lines are removed and added at their place, also at the end of a file, and new files are created."""
+    """Lines are removed and added at their place, also at the end of a file,
+    and new files are created.
+    """
     apply("it.patch", PATCH, tree)
     assert (tree / "horovod" / "one.py").read_text().split() == list("aBcdefghij")
     assert (tree / "horovod" / "new" / "two.py").read_text() == "x\ny\n"
@@ -59,7 +71,11 @@ def test_patch_changes_and_makes_files(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("-b\n", "-q\n", r"it\.patch does not apply: line 2 of .*one\.py is 'b\\n', and it should be 'q\\n'"),
+        (
+            "-b\n",
+            "-q\n",
+            r"it\.patch does not apply: line 2 of .*one\.py is 'b\\n', and it should be 'q\\n'",
+        ),
         (" i\n", " Z\n", r"line 9 of .*one\.py is 'i\\n'"),
         ("@@ -8,2 +8,3", "@@ -9,2 +9,3", r"line 9 of .*one\.py is 'i\\n', and it should be 'h\\n'"),
         (" i\n", " i\n+k\n", r"hunk 2 of horovod/one\.py .* ends before"),
@@ -70,7 +86,9 @@ def test_patch_changes_and_makes_files(tree: Path) -> None:
     ],
 )
 def test_patch_that_does_not_fit_changes_nothing(old: str, new: str, told: str, tree: Path) -> None:
-    """A line that is not exactly at its place is an error with patch, file and line, and no file is changed."""
+    """A line that is not exactly at its place is an error with patch, file and line,
+    and no file is changed.
+    """
     before = (tree / "horovod" / "one.py").read_text()
     text = PATCH.replace(old, new)
     with pytest.raises(EngineError, match=told):
@@ -88,7 +106,9 @@ def test_new_file_replaces_none(tree: Path) -> None:
 
 
 def test_every_edit_says_what_it_is_for() -> None:
-    """Each patch begins with an explanation, and changes files of Horovod or of its bundled sources."""
+    """Each patch begins with an explanation,
+    and changes files of Horovod or of its bundled sources.
+    """
     assert len(edits()) >= 8
     for patch, text in edits().items():
         assert len(text.partition("\n--- ")[0].split()) > 8, patch
@@ -145,17 +165,23 @@ def _release(folder: Path, init: str) -> Path:
     return folder / "horovod-0.28.1.tar.gz"
 
 
-def test_source_is_unpacked_edited_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_is_unpacked_edited_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The built tree has the edits, and its version contains their id."""
     archive = _release(tmp_path, "__version__ = '0.28.1'\n")
     monkeypatch.setattr(horovod_edits, "edits", lambda: {"it.patch": PATCH})
     root = edited_source(archive, tmp_path / "source", "0.28.1+trainkit.e1.torch2.15.0")
     assert (root / "horovod" / "one.py").read_text().split() == list("aBcdefghij")
-    assert (root / "horovod" / "__init__.py").read_text() == "__version__ = '0.28.1+trainkit.e1.torch2.15.0'\n"
+    assert (
+        root / "horovod" / "__init__.py"
+    ).read_text() == "__version__ = '0.28.1+trainkit.e1.torch2.15.0'\n"
 
 
 @pytest.mark.parametrize("init", ["__version__ = '0.28.0'\n", ""])
-def test_source_of_another_version_is_refused(init: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_of_another_version_is_refused(
+    init: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the version is not the release's nothing is built."""
     archive = _release(tmp_path, init)
     monkeypatch.setattr(horovod_edits, "edits", lambda: {"it.patch": PATCH})
@@ -172,11 +198,15 @@ def test_archive_that_is_none_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_cpp_signs_as_python_does(tmp_path: Path) -> None:
-    """Horovod's C++ side makes the same signatures as launch.elastic.signing, for bodies around the block size and longer."""
+    """Horovod's C++ side makes the same signatures as launch.elastic.signing,
+    for bodies around the block size and longer.
+    """
     text = (horovod_edits._FOLDER / "signed_store.patch").read_text()
     header = re.search(r"\+\+\+ b/\S*/signature\.h\n@@.*@@\n((?:\+.*\n)+)", text)
     assert header is not None
-    (tmp_path / "signature.h").write_text("".join(line[1:] for line in header[1].splitlines(keepends=True)))
+    (tmp_path / "signature.h").write_text(
+        "".join(line[1:] for line in header[1].splitlines(keepends=True))
+    )
     (tmp_path / "main.cc").write_text("""
         #include "signature.h"
         #include <cstdio>
@@ -185,9 +215,13 @@ def test_cpp_signs_as_python_does(tmp_path: Path) -> None:
           for (std::size_t i = 0; i < body.size(); ++i) body[i] = char(7 * i + i / 256);
           std::puts(horovod::common::signature::Sign(given[1], "PUT", given[2], "c0ffee.7", body).c_str());
         }""")
-    subprocess.run(["c++", "-std=c++14", "-Wall", "-Werror", "main.cc", "-o", "main"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["c++", "-std=c++14", "-Wall", "-Werror", "main.cc", "-o", "main"], cwd=tmp_path, check=True
+    )
     for size in [0, 1, 30, 31, 32, *range(50, 70), *range(110, 130), 4096, 70_001]:
         secret = "".join(random.choices("0123456789abcdef", k=random.choice([1, 63, 64, 65, 200])))
-        signed = subprocess.check_output([tmp_path / "main", secret, "/g3.global/0", str(size)], text=True).strip()
+        signed = subprocess.check_output(
+            [tmp_path / "main", secret, "/g3.global/0", str(size)], text=True
+        ).strip()
         body = bytes((7 * i + i // 256) % 256 for i in range(size))
         assert signed == signing.sign(secret, "PUT", "/g3.global/0", "c0ffee.7", body), size

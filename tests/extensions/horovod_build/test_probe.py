@@ -10,7 +10,16 @@ import pytest
 
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.horovod_build import probe as horovod_machine
-from trainkit.extensions.horovod_build.probe import Choice, Machine, Nccl, Torch, Wanted, choose, probe, require_compilers
+from trainkit.extensions.horovod_build.probe import (
+    Choice,
+    Machine,
+    Nccl,
+    Torch,
+    Wanted,
+    choose,
+    probe,
+    require_compilers,
+)
 from trainkit.extensions.horovod_build.tools import Tool, find_mpirun, has_mpi_header
 
 PLAIN = Machine(
@@ -44,22 +53,51 @@ def test_plain_machine_builds_gloo_alone_and_says_why():
 
 
 def test_an_mpi_that_is_there_is_built_on_request_only():
-    """Without --mpi it is named and left out: horovodrun would use mpirun by itself. With --mpi it is named with its paths."""
-    assert choose(WITH_MPI, Wanted()).mpi == Choice(False, "--mpi builds with Open MPI 4.1.4, which is here")
-    assert choose(WITH_MPI, Wanted(mpi=True)).mpi == Choice(True, "Open MPI 4.1.4: /usr/bin/mpicxx, /usr/bin/mpirun")
+    """Without --mpi it is named and left out: horovodrun would use mpirun by itself.
+    With --mpi it is named with its paths.
+    """
+    assert choose(WITH_MPI, Wanted()).mpi == Choice(
+        False, "--mpi builds with Open MPI 4.1.4, which is here"
+    )
+    assert choose(WITH_MPI, Wanted(mpi=True)).mpi == Choice(
+        True, "Open MPI 4.1.4: /usr/bin/mpicxx, /usr/bin/mpirun"
+    )
 
 
 @pytest.mark.parametrize(
     ("lack", "words"),
     [
-        ({"mpicxx": None}, r"mpicxx, MPI's compiler, is not on the PATH.*apt-get install libopenmpi-dev openmpi-bin"),
-        ({"mpi_header": False}, r"/usr/bin/mpicxx and .*, but not mpi.h: .*apt-get install libopenmpi-dev;"),
-        ({"mpirun": None}, r"/usr/bin/mpicxx was found, but not mpirun.*apt-get install libopenmpi-dev openmpi-bin"),
-        ({"mpirun": Tool("/opt/mpirun", "MPICH 4.0.2")}, r"mpicxx is Open MPI's and /opt/mpirun is MPICH's"),
-        ({"mpicxx": Tool("/opt/mpicxx", "c++ -lmpichcxx -lmpich")}, r"/opt/mpicxx is MPICH's and .* is Open MPI's"),
+        (
+            {"mpicxx": None},
+            (
+                r"mpicxx, MPI's compiler, is not on the PATH.*apt-get install libopenmpi-dev"
+                r" openmpi-bin"
+            ),
+        ),
+        (
+            {"mpi_header": False},
+            r"/usr/bin/mpicxx and .*, but not mpi.h: .*apt-get install libopenmpi-dev;",
+        ),
+        (
+            {"mpirun": None},
+            (
+                r"/usr/bin/mpicxx was found, but not mpirun.*apt-get install libopenmpi-dev"
+                r" openmpi-bin"
+            ),
+        ),
+        (
+            {"mpirun": Tool("/opt/mpirun", "MPICH 4.0.2")},
+            r"mpicxx is Open MPI's and /opt/mpirun is MPICH's",
+        ),
+        (
+            {"mpicxx": Tool("/opt/mpicxx", "c++ -lmpichcxx -lmpich")},
+            r"/opt/mpicxx is MPICH's and .* is Open MPI's",
+        ),
     ],
 )
-def test_mpi_asked_for_that_cannot_be_built_is_refused_with_the_cure(lack: dict[str, Any], words: str):
+def test_mpi_asked_for_that_cannot_be_built_is_refused_with_the_cure(
+    lack: dict[str, Any], words: str
+):
     """--mpi without mpicxx, without mpirun or with those of two MPIs ends before the build."""
     with pytest.raises(ConfigError, match=f"--mpi is given.*{words}"):
         choose(replace(WITH_MPI, **lack), Wanted(mpi=True))
@@ -68,14 +106,22 @@ def test_mpi_asked_for_that_cannot_be_built_is_refused_with_the_cure(lack: dict[
 @pytest.mark.parametrize(
     ("script", "there"),
     [
-        ("cat >/dev/null; echo '<stdin>:1:10: fatal error: mpi.h: No such file or directory' >&2; exit 1", False),
+        (
+            (
+                "cat >/dev/null; echo '<stdin>:1:10: fatal error: mpi.h: No such file or directory'"
+                " >&2; exit 1"
+            ),
+            False,
+        ),
         ("cat >/dev/null; echo 'g++: command not found' >&2; exit 127", True),
         ("cat", True),
     ],
     ids=["no header", "no compiler", "header"],
 )
 def test_mpis_header_is_looked_for_with_its_compiler(script: str, there: bool, tmp_path: Path):
-    """Debian's openmpi-bin brings mpicxx, and libopenmpi-dev the headers; without a compiler at all that is said elsewhere."""
+    """Debian's openmpi-bin brings mpicxx, and libopenmpi-dev the headers;
+    without a compiler at all that is said elsewhere.
+    """
     mpicxx = tmp_path / "mpicxx"
     mpicxx.write_text(f"#!/bin/sh\n{script}\n")
     mpicxx.chmod(0o755)
@@ -115,7 +161,10 @@ def test_gpu_can_be_built_for_where_none_is_seen():
     [
         ({"torch": Torch("2.15.0+cpu", None, gpus=1)}, "built without CUDA"),
         ({"nvcc": None}, "nvcc, the compiler of CUDA, was not found"),
-        ({"nvcc": Tool("/opt/cuda/bin/nvcc", "12.4")}, r"nvcc is of CUDA 12\.4 and torch of CUDA 13\.2"),
+        (
+            {"nvcc": Tool("/opt/cuda/bin/nvcc", "12.4")},
+            r"nvcc is of CUDA 12\.4 and torch of CUDA 13\.2",
+        ),
         ({"nccl": None}, "pip install nvidia-nccl-cu13"),
     ],
 )
@@ -129,7 +178,10 @@ def test_lack_for_gpu_is_a_reason_or_a_refusal(lack: dict[str, Any], reason: str
 
 def test_lack_of_nvcc_is_told_where_a_gpu_is_seen():
     """On a machine with a GPU the plan names what prevents NCCL."""
-    assert "GPU tensors are reduced on the CPU" in choose(replace(WITH_GPU, nvcc=None), Wanted()).gpu.why
+    assert (
+        "GPU tensors are reduced on the CPU"
+        in choose(replace(WITH_GPU, nvcc=None), Wanted()).gpu.why
+    )
 
 
 def test_missing_torch_is_refused():
@@ -139,16 +191,23 @@ def test_missing_torch_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("cores", "free_gib", "asked", "jobs"), [(2, 8.0, None, 2), (64, 7.9, None, 7), (4, 0.3, None, 1), (4, 0.3, 3, 3)]
+    ("cores", "free_gib", "asked", "jobs"),
+    [(2, 8.0, None, 2), (64, 7.9, None, 7), (4, 0.3, None, 1), (4, 0.3, 3, 3)],
 )
-def test_compilers_at_once_fit_cores_and_memory(cores: int, free_gib: float, asked: int | None, jobs: int):
+def test_compilers_at_once_fit_cores_and_memory(
+    cores: int, free_gib: float, asked: int | None, jobs: int
+):
     """One compiler per core and per GiB, at least one; --jobs overrides."""
     assert choose(replace(PLAIN, cores=cores, free_gib=free_gib), Wanted(jobs=asked)).jobs == jobs
 
 
 def test_missing_compiler_is_refused_with_the_command():
-    """Without a C++ compiler or make nothing is started, and the message says how to install them."""
-    with pytest.raises(EngineError, match=r"no C\+\+ compiler was found.*apt-get install g\+\+ make"):
+    """Without a C++ compiler or make nothing is started,
+    and the message says how to install them.
+    """
+    with pytest.raises(
+        EngineError, match=r"no C\+\+ compiler was found.*apt-get install g\+\+ make"
+    ):
         require_compilers(replace(PLAIN, compiler=None), {})
     with pytest.raises(EngineError, match=r"CXX is 'g\+\+-99', which is not found"):
         require_compilers(replace(PLAIN, compiler=None), {"CXX": "g++-99"})
@@ -172,7 +231,9 @@ def bare_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("bare_probe")
 def test_nvcc_is_that_of_a_whole_toolkit(tmp_path: Path):
-    """An nvcc without headers, such as a script on the PATH, is skipped for a toolkit that has them."""
+    """An nvcc without headers, such as a script on the PATH,
+    is skipped for a toolkit that has them.
+    """
     script = _program(tmp_path / "script" / "bin" / "nvcc", "release 11.0")
     toolkit = tmp_path / "cuda"
     nvcc = _program(toolkit / "bin" / "nvcc", "Cuda compilation tools, release 13.0, V13.0.88")
@@ -184,7 +245,9 @@ def test_nvcc_is_that_of_a_whole_toolkit(tmp_path: Path):
 
 @pytest.mark.usefixtures("bare_probe")
 def test_nccl_of_the_package_index_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The PyPI package has only libnccl.so.2, without the name that the linker expects; it is accepted."""
+    """The PyPI package has only libnccl.so.2,
+    without the name that the linker expects; it is accepted.
+    """
     home = tmp_path / "nvidia" / "nccl"
     for folder, name in (("include", "nccl.h"), ("lib", "libnccl.so.2")):
         (home / folder).mkdir(parents=True)
@@ -197,5 +260,7 @@ def test_nccl_of_the_package_index_is_found(tmp_path: Path, monkeypatch: pytest.
 def test_named_compiler_is_the_one_that_is_found(tmp_path: Path):
     """CXX decides, also after a launcher; a missing compiler is not silently replaced."""
     _program(tmp_path / "mycxx", "mycxx 1.0")
-    assert probe({"PATH": str(tmp_path), "CXX": "ccache mycxx"}).compiler == Tool(str(tmp_path / "mycxx"), "mycxx 1.0")
+    assert probe({"PATH": str(tmp_path), "CXX": "ccache mycxx"}).compiler == Tool(
+        str(tmp_path / "mycxx"), "mycxx 1.0"
+    )
     assert probe({"CXX": "g++-99"}).compiler is None

@@ -1,4 +1,6 @@
-"""The version of a built Horovod says what it was built for and with, in words that pip does not change."""
+"""The version of a built Horovod says what it was built for and with,
+in words that pip does not change.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,31 @@ BOTH = replace(GPU, mpi=Choice(True, ""))
     [
         (MACHINE, CPU, "2.15.0.cu132", None, None),
         (OPEN_MPI, MPI, "2.15.0.cu132", "openmpi4.1.4", None),
-        (replace(MACHINE, mpirun=Tool("/opt/mpirun", "MPICH 4.0.2")), MPI, "2.15.0.cu132", "mpich4.0.2", None),
+        (
+            replace(MACHINE, mpirun=Tool("/opt/mpirun", "MPICH 4.0.2")),
+            MPI,
+            "2.15.0.cu132",
+            "mpich4.0.2",
+            None,
+        ),
         (MACHINE, GPU, "2.15.0.cu132", None, "13.0"),
         (OPEN_MPI, BOTH, "2.15.0.cu132", "openmpi4.1.4", "13.0"),
-        (replace(MACHINE, torch=Torch("2.16.0.dev20261101+cpu")), CPU, "2.16.0.dev20261101.cpu", None, None),
+        (
+            replace(MACHINE, torch=Torch("2.16.0.dev20261101+cpu")),
+            CPU,
+            "2.16.0.dev20261101.cpu",
+            None,
+            None,
+        ),
         (replace(MACHINE, torch=Torch("2.11.0a0+git1A-2")), CPU, "2.11.0a0.git1a.2", None, None),
     ],
 )
-def test_a_version_holds_what_a_build_needs(machine: Machine, plan: Plan, torch: str, mpi: str | None, cuda: str | None):
-    """Edits, torch, MPI and CUDA are read back as they were written, and pip's own form of the version is the same."""
+def test_a_version_holds_what_a_build_needs(
+    machine: Machine, plan: Plan, torch: str, mpi: str | None, cuda: str | None
+):
+    """Edits, torch, MPI and CUDA are read back as they were written,
+    and pip's own form of the version is the same.
+    """
     version = build_version(machine, plan)
     assert str(Version(version)) == version
     assert build_of(version) == Build(identity(), torch, mpi, cuda)
@@ -38,7 +56,9 @@ def test_a_version_holds_what_a_build_needs(machine: Machine, plan: Plan, torch:
 
 @pytest.mark.parametrize("version", ["0.28.1", "0.28.1+cpu", "0.28.1+trainkit.e12345678"])
 def test_other_versions_say_nothing(version: str):
-    """A stock Horovod, and one of a trainkit whose versions ended with the edits, are not taken for a build."""
+    """A stock Horovod, and one of a trainkit whose versions ended with the edits,
+    are not taken for a build.
+    """
     assert build_of(version) is None
 
 

@@ -1,4 +1,6 @@
-"""`python -m trainkit horovod wheel`, and `install --wheelhouse`: what they do, and what they refuse."""
+"""`python -m trainkit horovod wheel`, and `install --wheelhouse`:
+what they do, and what they refuse.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.extensions.horovod_build.test_command import EMPTY_ZIP, GOOD, MACHINE, WITH_MPI, Steps, _fill_cache, steps
+from tests.extensions.horovod_build.test_command import (
+    EMPTY_ZIP,
+    GOOD,
+    MACHINE,
+    WITH_MPI,
+    Steps,
+    _fill_cache,
+    steps,
+)
 from trainkit.extensions.horovod_build import command as horovod
 from trainkit.extensions.horovod_build import wheel as wheels
 from trainkit.extensions.horovod_build.probe import Nccl, Torch
@@ -16,11 +26,16 @@ from trainkit.extensions.horovod_build.tools import Tool
 
 __all__ = ["steps"]
 CUDA = replace(
-    MACHINE, torch=Torch("2.15.0", "13.2"), nvcc=Tool("/opt/cuda/bin/nvcc", "13.0"), nccl=Nccl("/include", "/libnccl.so.2")
+    MACHINE,
+    torch=Torch("2.15.0", "13.2"),
+    nvcc=Tool("/opt/cuda/bin/nvcc", "13.0"),
+    nccl=Nccl("/include", "/libnccl.so.2"),
 )
 
 
-def test_a_wheel_of_this_environment_is_written_and_not_installed(steps: Steps, capsys: pytest.CaptureFixture[str]):
+def test_a_wheel_of_this_environment_is_written_and_not_installed(
+    steps: Steps, capsys: pytest.CaptureFixture[str]
+):
     """From the cache it is copied into --out; the message has the command that installs it."""
     _fill_cache(steps, EMPTY_ZIP)
     assert horovod.main("horovod", ["wheel", "--out", str(steps.cache / "wheels out")]) == 0
@@ -37,22 +52,40 @@ def test_a_wheel_of_this_environment_is_written_and_not_installed(steps: Steps, 
         (CUDA, "13.0", 0, "NCCL          yes  (requested by --gpu)"),
     ],
 )
-def test_cuda_is_the_toolkit_that_is_there(machine: Any, cuda: str, code: int, words: str, steps: Steps, capsys: Any):
-    """--cuda builds with NCCL though torch sees no GPU; another toolkit, or a torch without CUDA, is refused."""
+def test_cuda_is_the_toolkit_that_is_there(
+    machine: Any, cuda: str, code: int, words: str, steps: Steps, capsys: Any
+):
+    """--cuda builds with NCCL though torch sees no GPU;
+    another toolkit, or a torch without CUDA, is refused.
+    """
     steps.machine = machine
     (steps.cache / "built.whl").write_bytes(EMPTY_ZIP)
-    assert horovod.main("horovod", ["wheel", "--cuda", cuda, "--out", str(steps.cache / "out")]) == code
+    assert (
+        horovod.main("horovod", ["wheel", "--cuda", cuda, "--out", str(steps.cache / "out")])
+        == code
+    )
     told = capsys.readouterr()
     assert words in told.out + told.err
     assert steps.done == (["build"] if code == 0 else [])
 
 
 def test_another_torch_is_an_environment_of_its_own(steps: Steps, monkeypatch: pytest.MonkeyPatch):
-    """The same command runs there without --torch and --python, with paths that do not depend on the folder."""
+    """The same command runs there without --torch and --python,
+    with paths that do not depend on the folder.
+    """
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(wheels.elsewhere, "run_in", lambda words, **settings: asked.update(settings, words=words) or 3)
+    monkeypatch.setattr(
+        wheels.elsewhere,
+        "run_in",
+        lambda words, **settings: asked.update(settings, words=words) or 3,
+    )
     monkeypatch.chdir(steps.cache)
-    assert horovod.main("horovod", ["wheel", "--torch", "2.11", "--mpi", "--cpu", "--jobs", "4", "--out", "out"]) == 3
+    assert (
+        horovod.main(
+            "horovod", ["wheel", "--torch", "2.11", "--mpi", "--cpu", "--jobs", "4", "--out", "out"]
+        )
+        == 3
+    )
     out = str(steps.cache / "out")
     assert asked["words"] == ["horovod", "wheel", "--mpi", "--cpu", "--jobs", "4", "--out", out]
     assert (asked["torch"], asked["python"]) == ("2.11", None)
@@ -60,7 +93,9 @@ def test_another_torch_is_an_environment_of_its_own(steps: Steps, monkeypatch: p
     assert (asked["torch"], asked["python"]) == ("2.15.0", "3.12")
 
 
-def test_a_folder_that_cannot_be_written_is_refused(steps: Steps, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_that_cannot_be_written_is_refused(
+    steps: Steps, capsys: pytest.CaptureFixture[str]
+):
     """The error names the option and the folder."""
     _fill_cache(steps, EMPTY_ZIP)
     (steps.cache / "file").touch()
@@ -71,7 +106,9 @@ def test_a_folder_that_cannot_be_written_is_refused(steps: Steps, capsys: pytest
 @pytest.fixture
 def taken(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> Steps:
     """A wheelhouse that has the version of GOOD."""
-    monkeypatch.setattr(horovod.wheelhouse, "select", lambda place, machine, *, mpi, gpu: GOOD.version)
+    monkeypatch.setattr(
+        horovod.wheelhouse, "select", lambda place, machine, *, mpi, gpu: GOOD.version
+    )
     install = lambda place, version, log: steps.done.append(f"take from {place}")  # noqa: E731
     monkeypatch.setattr(horovod.wheelhouse, "install", install)
     return steps

@@ -1,4 +1,6 @@
-"""A wheelhouse: pip finds what fits this machine, in a folder and behind a URL; what is missing is named."""
+"""A wheelhouse: pip finds what fits this machine, in a folder and behind a URL;
+what is missing is named.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,13 @@ def write_wheel(folder: Path, version: str, python: str = TAG, name: str = "horo
     path = folder / f"{name}-{version}-{tag}.whl"
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL",
+            f"Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        )
         archive.writestr(f"{info}/RECORD", "")
     return path
 
@@ -48,8 +55,14 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_pip_finds_the_wheels_of_a_folder_and_of_a_url(tmp_path: Path, server: str):
-    """Those of another Python are left out; a page of links, as web servers make them of a folder, is read too."""
-    for name, python in ((PLAIN, TAG), (f"{PLAIN}.openmpi4.1.4", TAG), (f"{PLAIN}.nccl.cuda13.0", "cp38")):
+    """Those of another Python are left out;
+    a page of links, as web servers make them of a folder, is read too.
+    """
+    for name, python in (
+        (PLAIN, TAG),
+        (f"{PLAIN}.openmpi4.1.4", TAG),
+        (f"{PLAIN}.nccl.cuda13.0", "cp38"),
+    ):
         write_wheel(tmp_path, name, python)
     for place in (str(tmp_path), server):
         versions, _ = wheelhouse.offered(place)
@@ -73,7 +86,9 @@ OPEN_4, OPEN_5, MPICH = (f"{PLAIN}.{mpi}" for mpi in ("openmpi4.1.4", "openmpi5.
 
 
 def test_the_build_for_this_torch_edits_and_mpi_is_taken(offers: list[str]):
-    """MPI only on request, and of the same family and major version; the very same version comes first."""
+    """MPI only on request, and of the same family and major version;
+    the very same version comes first.
+    """
     offers += [OTHER_TORCH, OTHER_EDITS, OPEN_5, MPICH, f"{PLAIN}.openmpi4.0.1", OPEN_4, PLAIN]
     assert wheelhouse.select("wheels", HERE, mpi=False, gpu=None) == PLAIN
     assert wheelhouse.select("wheels", HERE, mpi=True, gpu=None) == OPEN_4
@@ -93,22 +108,33 @@ def test_nccl_is_taken_where_a_gpu_is(offers: list[str]):
     assert wheelhouse.select("wheels", HERE, mpi=False, gpu=None) == PLAIN
 
 
-def test_what_is_missing_is_named_with_what_is_there_and_the_command(offers: list[str], tmp_path: Path):
-    """The message lists the wheels for this Python, else the files, else what pip said; and how to make the one."""
+def test_what_is_missing_is_named_with_what_is_there_and_the_command(
+    offers: list[str], tmp_path: Path
+):
+    """The message lists the wheels for this Python, else the files, else what pip said;
+    and how to make the one.
+    """
     make = f"python -m trainkit horovod wheel --mpi --torch {HERE.torch.version} --out DIR"  # type: ignore[union-attr]
     offers += [OTHER_TORCH]
     with pytest.raises(EngineError) as told:
         wheelhouse.select(str(tmp_path), HERE, mpi=True, gpu=None)
-    assert f"openmpi4.1.4, trainkit's edits {identity()}; for this Python it has:\n  {OTHER_TORCH}\n" in str(told.value)
+    assert (
+        f"openmpi4.1.4, trainkit's edits {identity()}; for this Python it has:\n  {OTHER_TORCH}\n"
+        in str(told.value)
+    )
     assert make in str(told.value)
     offers.clear()
     file = write_wheel(tmp_path, PLAIN, "cp38")
-    with pytest.raises(EngineError, match=f"for other Pythons or processors:\n  {file.name.replace('+', '.')}"):
+    with pytest.raises(
+        EngineError, match=f"for other Pythons or processors:\n  {file.name.replace('+', '.')}"
+    ):
         wheelhouse.select(str(tmp_path), HERE, mpi=False, gpu=None)
 
 
 def test_a_wheelhouse_that_cannot_be_read_is_refused(tmp_path: Path):
-    """A folder that does not exist is an error of the option; a server that does not answer is told in pip's words."""
+    """A folder that does not exist is an error of the option;
+    a server that does not answer is told in pip's words.
+    """
     with pytest.raises(ConfigError, match=r"--wheelhouse is '.*/none', which is no folder"):
         wheelhouse.select(str(tmp_path / "none"), HERE, mpi=False, gpu=None)
     with pytest.raises(EngineError, match="pip found none there: .*connection"):

@@ -91,7 +91,11 @@ def fit(tmp_path: Path, task: Slow, *faults: dict[str, Any]) -> dict[str, Any]:
     trainer = Trainer(
         max_epochs=2,
         run_dir=str(tmp_path),
-        callbacks=[FaultInjection(list(faults)), Goodput(), ModelCheckpoint(every_n_train_steps=4, every_n_epochs=1)],
+        callbacks=[
+            FaultInjection(list(faults)),
+            Goodput(),
+            ModelCheckpoint(every_n_train_steps=4, every_n_epochs=1),
+        ],
         logger=[CSVLogger()],
         num_sanity_val_steps=0,
         enable_progress_bar=False,
@@ -105,7 +109,9 @@ def fit(tmp_path: Path, task: Slow, *faults: dict[str, Any]) -> dict[str, Any]:
     return ledger
 
 
-def test_what_takes_time_is_told_apart(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_takes_time_is_told_apart(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Steps, data, validation and saving each get their time, and the sum is the run's duration."""
     begun, task = clock.now, Slow(clock)
     ledger = fit(tmp_path, task)
@@ -128,7 +134,8 @@ def test_what_takes_time_is_told_apart(tmp_path: Path, clock: Clock, capsys: pyt
 def test_steps_that_were_lost_do_not_count_twice(
     jump_s: int, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that fails after step 7 and resumes from the checkpoint of step 6 repeats the steps since.
+    """A run that fails after step 7 and resumes from the checkpoint of step 6 repeats the steps
+    since.
 
     It was down for as long as it was, also if the time of day was set to another one.
     """
@@ -154,7 +161,9 @@ def test_a_file_that_cannot_be_read_is_begun_anew(tmp_path: Path) -> None:
 def test_an_elastic_job_that_begins_again_keeps_its_ledger(
     is_same: bool, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All workers may be lost before the first checkpoint; another job's ledger is moved with that job's files."""
+    """All workers may be lost before the first checkpoint;
+    another job's ledger is moved with that job's files.
+    """
     monkeypatch.setenv("TRAINKIT_JOB_STARTED", "2026-01-01_00-00-00")
     first = fit(tmp_path, Slow(clock), {"do": "raise", "step": 2})
     clock.now += 100

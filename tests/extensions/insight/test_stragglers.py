@@ -18,7 +18,13 @@ from trainkit.trainer import Trainer
 
 def parts(**seconds: float) -> dict[str, float]:
     """Return a rank's seconds."""
-    return {"data": 0.01, "compute": 0.1, "communication": 0.02, "optimizer": 0.01, "hooks": 0.0} | seconds
+    return {
+        "data": 0.01,
+        "compute": 0.1,
+        "communication": 0.02,
+        "optimizer": 0.01,
+        "hooks": 0.0,
+    } | seconds
 
 
 def find(*ranks: dict[str, float], factor: float = 1.25) -> list[Straggler]:
@@ -27,7 +33,12 @@ def find(*ranks: dict[str, float], factor: float = 1.25) -> list[Straggler]:
 
 
 @pytest.mark.parametrize(
-    ("part", "words"), [("data", "waits for data"), ("compute", "computes"), ("hooks", "is in callbacks between steps")]
+    ("part", "words"),
+    [
+        ("data", "waits for data"),
+        ("compute", "computes"),
+        ("hooks", "is in callbacks between steps"),
+    ],
 )
 def test_the_slow_rank_is_named_with_its_reason(part: str, words: str) -> None:
     """The part with the largest difference from the median rank is named."""
@@ -55,7 +66,9 @@ def test_small_differences_are_not_told() -> None:
 
 
 def test_shares_of_samples_are_named() -> None:
-    """A rank that is dealt more samples computes longer: the message says so, and how to deal them otherwise."""
+    """A rank that is dealt more samples computes longer:
+    the message says so, and how to deal them otherwise.
+    """
     ranks = [("node0", parts(compute=0.3)), ("node1", parts())]
     (found,) = find_stragglers(ranks, 1.25, "3:1")
     assert "Samples are dealt 3:1." in str(found) and "callbacks=balance" in str(found)
@@ -64,7 +77,9 @@ def test_shares_of_samples_are_named() -> None:
 
 def test_the_slowest_comes_first() -> None:
     """Several ranks may be slow."""
-    assert [s.rank for s in find(parts(), parts(data=0.3), parts(), parts(compute=0.5), parts())] == [3, 1]
+    assert [
+        s.rank for s in find(parts(), parts(data=0.3), parts(), parts(compute=0.5), parts())
+    ] == [3, 1]
 
 
 def play(clock: Any, *calls: str) -> None:
@@ -87,29 +102,77 @@ def play(clock: Any, *calls: str) -> None:
 
 
 def test_the_clock_counts_each_part_where_it_ends() -> None:
-    """Two microbatches in a step, then something between two steps, then a validation that does not count."""
-    times = iter([0.0, 1.0, 3.0, 3.5, 5.5, 6.0, 6.25, 10.25, 11.25, 13.25, 13.5, 13.75, 13.75, 99.0, 100.0, 101.0])
+    """Two microbatches in a step, then something between two steps,
+    then a validation that does not count.
+    """
+    times = iter(
+        [
+            0.0,
+            1.0,
+            3.0,
+            3.5,
+            5.5,
+            6.0,
+            6.25,
+            10.25,
+            11.25,
+            13.25,
+            13.5,
+            13.75,
+            13.75,
+            99.0,
+            100.0,
+            101.0,
+        ]
+    )
     clock = StepClock(now=lambda: next(times))
     play(clock, "begin", "batch_came", "batch_done", "batch_came", "batch_done", "sums_came", "end")
-    play(clock, "begin", "batch_came", "batch_done", "sums_came", "end", "pause", "continue", "begin", "batch_came")
+    play(
+        clock,
+        "begin",
+        "batch_came",
+        "batch_done",
+        "sums_came",
+        "end",
+        "pause",
+        "continue",
+        "begin",
+        "batch_came",
+    )
     expected = {"data": 3.5, "compute": 6.0, "communication": 0.75, "optimizer": 0.5, "hooks": 4.0}
     assert clock.read() == Times(2, expected)
     assert clock.read().per_step() == {part: seconds / 2 for part, seconds in expected.items()}
-    assert list(clock.durations) == [6.25, 7.5], "a step begins where the one before it ended; a validation is nobody's"
+    assert list(clock.durations) == [
+        6.25,
+        7.5,
+    ], "a step begins where the one before it ended; a validation is nobody's"
 
 
 def test_a_validation_within_a_step_is_no_part_of_it() -> None:
     """It runs before the step's end (trainer.val_check_interval), and counts for nothing."""
     times = iter([0.0, 1.0, 3.0, 3.5, 4.0, 54.0, 54.25, 55.0, 56.0])
     clock = StepClock(now=lambda: next(times))
-    play(clock, "begin", "batch_came", "batch_done", "sums_came", "pause", "continue", "end", "begin", "batch_came")
+    play(
+        clock,
+        "begin",
+        "batch_came",
+        "batch_done",
+        "sums_came",
+        "pause",
+        "continue",
+        "end",
+        "begin",
+        "batch_came",
+    )
     expected = {"data": 2.0, "compute": 2.0, "communication": 0.5, "optimizer": 0.75, "hooks": 0.0}
     assert clock.read() == Times(1, expected)
     assert list(clock.durations) == [4.25]
 
 
 class Event:
-    """Replaces torch.cuda.Event: the device needs ten seconds for work that the host queues in one."""
+    """Replaces torch.cuda.Event: the device needs ten seconds
+    for work that the host queues in one.
+    """
 
     made, waited = 0, False
 
@@ -126,7 +189,9 @@ class Event:
 
 
 def test_on_a_gpu_compute_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host has run ahead, and then waited in the reduction: that is no communication. No step waits."""
+    """The host has run ahead, and then waited in the reduction:
+    that is no communication. No step waits.
+    """
     monkeypatch.setattr("trainkit.callbacks.step_clock._event", Event)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: setattr(Event, "waited", True))
     times = iter([0.0, 1.0, 2.0, 13.0, 14.0] + [14.0, 15.0, 16.0, 27.0, 28.0])
@@ -134,7 +199,13 @@ def test_on_a_gpu_compute_is_what_the_device_says(monkeypatch: pytest.MonkeyPatc
     clock._on_gpu = True
     play(clock, *("begin", "batch_came", "batch_done", "sums_came", "end") * 2)
     assert not Event.waited
-    assert clock.read().seconds == {"data": 2.0, "compute": 20.0, "communication": 4.0, "optimizer": 2.0, "hooks": 0.0}
+    assert clock.read().seconds == {
+        "data": 2.0,
+        "compute": 20.0,
+        "communication": 4.0,
+        "optimizer": 2.0,
+        "hooks": 0.0,
+    }
     assert Event.waited and clock.read() == clock.read()
 
 
@@ -146,7 +217,9 @@ def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> No
         slow = FaultInjection([{"do": "slow", "rank": 1, "step": 0, "seconds": 0.1}])
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         options: dict[str, Any] = dict.fromkeys(quiet, False)
-        Trainer(engine=engine, max_epochs=3, callbacks=[slow, watch], **options).fit(Line(), loader(16, 2), loader(4, 2))
+        Trainer(engine=engine, max_epochs=3, callbacks=[slow, watch], **options).fit(
+            Line(), loader(16, 2), loader(4, 2)
+        )
         return watch.found
 
     for found in World(2).run(work):

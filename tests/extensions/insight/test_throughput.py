@@ -22,7 +22,9 @@ from trainkit.extensions.insight.peak_flops import peak_flops_of
 from trainkit.extensions.insight.throughput import percentiles
 
 
-def run(tmp_path: Path, task: Any, monitor: ThroughputMonitor, *more: Callback, **settings: Any) -> Written:
+def run(
+    tmp_path: Path, task: Any, monitor: ThroughputMonitor, *more: Callback, **settings: Any
+) -> Written:
     """Train 20 samples in steps of 4; return the logged values."""
     written = Written("throughput/")
     settings = {"log_every_n_steps": 2} | settings
@@ -33,12 +35,24 @@ def run(tmp_path: Path, task: Any, monitor: ThroughputMonitor, *more: Callback, 
 def test_all_is_written_at_the_log_steps(tmp_path: Path) -> None:
     """The first step is left out, and unknown values (MFU on a CPU) are not logged."""
     written = run(tmp_path, Line(), ThroughputMonitor(length_fn=lambda batch: 7 * len(batch[0])))
-    names = ["samples_per_s", "items_per_s", *(f"step_ms_{end}" for end in ("p50", "p90", "p99", "max"))]
+    names = [
+        "samples_per_s",
+        "items_per_s",
+        *(f"step_ms_{end}" for end in ("p50", "p90", "p99", "max")),
+    ]
     names += ["data_share", "communication_share", "tflops"]
-    assert [(step, list(values)) for step, values in written.rows] == [(s, [f"throughput/{n}" for n in names]) for s in (2, 4)]
+    assert [(step, list(values)) for step, values in written.rows] == [
+        (s, [f"throughput/{n}" for n in names]) for s in (2, 4)
+    ]
     for _, values in written.rows:
-        assert values["throughput/items_per_s"] == pytest.approx(7 * values["throughput/samples_per_s"])
-        assert values["throughput/step_ms_p50"] <= values["throughput/step_ms_p99"] <= values["throughput/step_ms_max"]
+        assert values["throughput/items_per_s"] == pytest.approx(
+            7 * values["throughput/samples_per_s"]
+        )
+        assert (
+            values["throughput/step_ms_p50"]
+            <= values["throughput/step_ms_p99"]
+            <= values["throughput/step_ms_max"]
+        )
         assert 0 < values["throughput/data_share"] < 1
 
 
@@ -47,7 +61,10 @@ class Sleepless(Callback):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("trainkit.extensions.insight.throughput.time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(
+            "trainkit.extensions.insight.throughput.time",
+            SimpleNamespace(perf_counter=lambda: self.now),
+        )
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:
         """Advance the time."""
@@ -62,7 +79,9 @@ def test_rates_are_of_training_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Samples by time, validations left out; a function may count samples otherwise."""
     clock, written = Sleepless(monkeypatch), Written("throughput/")
     monitor = ThroughputMonitor(batch_size_fn=lambda batch: 3 * len(batch[0]))
-    trainer = quiet(tmp_path, callbacks=[clock, monitor, written], log_every_n_steps=1, val_check_interval=1)
+    trainer = quiet(
+        tmp_path, callbacks=[clock, monitor, written], log_every_n_steps=1, val_check_interval=1
+    )
     trainer.fit(Line(), loader(20), loader(4))
     assert written.of("throughput/samples_per_s") == [pytest.approx(24.0)] * 4
 
@@ -81,8 +100,12 @@ def test_the_window_slides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert written.of("throughput/samples_per_s") == rates
 
 
-def test_flops_are_those_of_forward_and_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer of 3 x 1 takes 2 x 3 FLOPs per sample forward, and as many for its weights; its inputs need no gradient."""
+def test_flops_are_those_of_forward_and_backward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer of 3 x 1 takes 2 x 3 FLOPs per sample forward, and as many for its weights;
+    its inputs need no gradient.
+    """
     clock, counted = Sleepless(monkeypatch), []
 
     class Counter(FlopCounterMode):
@@ -91,7 +114,9 @@ def test_flops_are_those_of_forward_and_backward(tmp_path: Path, monkeypatch: py
             return super().__enter__()
 
     monkeypatch.setattr("torch.utils.flop_counter.FlopCounterMode", Counter)
-    written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1000.0), clock, accumulate_grad_batches=2)
+    written = run(
+        tmp_path, Line(), ThroughputMonitor(peak_flops=1000.0), clock, accumulate_grad_batches=2
+    )
     assert len(counted) == 1  # it slows a microbatch down
     assert written.of("throughput/tflops") == [pytest.approx(12 * 16 / 1e12)]
     assert written.of("throughput/mfu") == [pytest.approx(12 * 16 / 1000)]
@@ -108,10 +133,14 @@ def test_what_cannot_be_counted_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under compile a message names the missing setting, and no value is invented."""
-    monkeypatch.setattr("trainkit.run.compile.compiled", lambda task, wish: contextlib.nullcontext())  # it takes half a minute
+    # it takes half a minute
+    monkeypatch.setattr(
+        "trainkit.run.compile.compiled", lambda task, wish: contextlib.nullcontext()
+    )
     written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1.0), compile=True)
     assert (
-        "FLOPs cannot be counted under trainer.compile. Give callbacks.throughput.flops_per_sample." in capsys.readouterr().out
+        "FLOPs cannot be counted under trainer.compile. Give callbacks.throughput.flops_per_sample."
+        in capsys.readouterr().out
     )
     assert written.of("throughput/mfu") == [] and written.of("throughput/samples_per_s")
 
@@ -130,9 +159,18 @@ class Ends(Callback):
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_counting_changes_nothing(tmp_path: Path, precision: Any) -> None:
-    """Gradients, batch norm's statistics and random states of each step equal those of a run without it, bit for bit."""
+    """Gradients, batch norm's statistics and random states of each step
+    equal those of a run without it, bit for bit.
+    """
     watched, plain = Ends(), Ends()
-    run(tmp_path / "a", Net(), ThroughputMonitor(), watched, precision=precision, assert_no_sync=True)
+    run(
+        tmp_path / "a",
+        Net(),
+        ThroughputMonitor(),
+        watched,
+        precision=precision,
+        assert_no_sync=True,
+    )
     quiet(tmp_path / "b", callbacks=[plain], precision=precision).fit(Net(), loader(20))
     assert len(watched.kept) == len(plain.kept) == 5
     for one, other in zip(watched.kept, plain.kept, strict=True):
@@ -153,7 +191,12 @@ def test_counting_ends_with_a_failed_step(tmp_path: Path) -> None:
 
 def test_a_count_must_be_a_number_of_the_host(tmp_path: Path) -> None:
     """A tensor is refused: reading it would wait for the device in each step."""
-    with pytest.raises(TaskError, match=r"callbacks\.throughput\.length_fn returned tensor\(3\) \(Tensor\); it must be an int"):
+    with pytest.raises(
+        TaskError,
+        match=(
+            r"callbacks\.throughput\.length_fn returned tensor\(3\) \(Tensor\); it must be an int"
+        ),
+    ):
         run(tmp_path, Line(), ThroughputMonitor(length_fn=lambda batch: torch.tensor(3)))  # type: ignore[arg-type, return-value]
     with pytest.raises(ConfigError, match=r"callbacks\.throughput\.window_size is 0"):
         ThroughputMonitor(window_size=0)
@@ -162,7 +205,9 @@ def test_a_count_must_be_a_number_of_the_host(tmp_path: Path) -> None:
 def test_percentiles_are_those_of_the_steps() -> None:
     """Percentiles are in ms, from seconds; without durations there are none."""
     found = percentiles([i / 1000 for i in range(1, 101)])
-    assert found == pytest.approx({"step_ms_p50": 50.5, "step_ms_p90": 90.1, "step_ms_p99": 99.01, "step_ms_max": 100.0})
+    assert found == pytest.approx(
+        {"step_ms_p50": 50.5, "step_ms_p90": 90.1, "step_ms_p99": 99.01, "step_ms_max": 100.0}
+    )
     assert percentiles([]) == {}
 
 
@@ -190,9 +235,13 @@ def test_percentiles_are_those_of_the_steps() -> None:
         ("Some GPU", "bf16-mixed", False, None),
     ],
 )
-def test_the_table_knows_devices_by_name(name: str, precision: Any, tf32: bool, tera: float | None) -> None:
+def test_the_table_knows_devices_by_name(
+    name: str, precision: Any, tf32: bool, tera: float | None
+) -> None:
     """A name that only resembles a known one has no figure."""
-    assert peak_flops_of(name, precision, tf32) == (None if tera is None else pytest.approx(tera * 1e12))
+    assert peak_flops_of(name, precision, tf32) == (
+        None if tera is None else pytest.approx(tera * 1e12)
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +254,9 @@ def test_the_table_knows_devices_by_name(name: str, precision: Any, tf32: bool, 
     ],
 )
 def test_tf32_is_seen_however_it_was_set(line: str) -> None:
-    """In a new process, where no setting was made: torch refuses to read one of these settings after another was set."""
+    """In a new process, where no setting was made:
+    torch refuses to read one of these settings after another was set.
+    """
     program = f"""
 import torch
 from trainkit.extensions.insight.peak_flops import peak_flops_of
@@ -213,5 +264,9 @@ before = peak_flops_of("NVIDIA H200", "32-true")
 {line}
 print(before, peak_flops_of("NVIDIA H200", "32-true"))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(peak_flops_of("NVIDIA H200", "32-true", tf32)) for tf32 in (False, True)]
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [
+        str(peak_flops_of("NVIDIA H200", "32-true", tf32)) for tf32 in (False, True)
+    ]

@@ -38,7 +38,12 @@ UNSCHEDULED = {
 }
 RUNNING = {"status": {"phase": "Running"}}
 WAITING = {"status": {"phase": "Pending", "conditions": [UNSCHEDULED]}}
-PULLING = {"status": {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}}
+PULLING = {
+    "status": {
+        "phase": "Pending",
+        "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}],
+    }
+}
 
 
 class Stand:
@@ -49,9 +54,16 @@ class Stand:
 
     def create(self, kind: str = "Job") -> None:
         """Create a job by launcher=kubernetes."""
-        given: dict[str, Any] = {"image": "trainkit:1", "kind": kind, "nodes": 2, "namespace": "research"}
+        given: dict[str, Any] = {
+            "image": "trainkit:1",
+            "kind": kind,
+            "nodes": 2,
+            "namespace": "research",
+        }
         self.answer()
-        KubernetesLauncher(**given, volumes={"runs": "/runs"}).run("mlp", ["fit", "conf=mlp"], "/runs/mlp")
+        KubernetesLauncher(**given, volumes={"runs": "/runs"}).run(
+            "mlp", ["fit", "conf=mlp"], "/runs/mlp"
+        )
 
     def answer(self, job: Any = None, pods: Any = (), logs: str = "", **more: Any) -> None:
         """Set what kubectl answers."""
@@ -88,7 +100,10 @@ def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def ended(condition: str, **more: str) -> dict[str, Any]:
     """Return a job with one condition."""
-    return {"metadata": CREATED, "status": {"conditions": [{"type": condition, "status": "True", **more}]}}
+    return {
+        "metadata": CREATED,
+        "status": {"conditions": [{"type": condition, "status": "True", **more}]},
+    }
 
 
 @pytest.mark.parametrize(
@@ -97,7 +112,13 @@ def ended(condition: str, **more: str) -> dict[str, Any]:
         (None, [], "GONE", "", ""),
         (ended("Complete"), [], "COMPLETED", "", ""),
         (ended("Failed", reason="BackoffLimitExceeded"), [], "FAILED", "BackoffLimitExceeded", ""),
-        (ended("Suspended", reason="Kueue", message="no quota"), [], "SUSPENDED", "Kueue: no quota", ""),
+        (
+            ended("Suspended", reason="Kueue", message="no quota"),
+            [],
+            "SUSPENDED",
+            "Kueue: no quota",
+            "",
+        ),
         ({"metadata": CREATED, "status": {"jobStatus": "STOPPED"}}, [], "CANCELLED", "", ""),
         ({"metadata": CREATED}, [], "PENDING", "", "0/0 pods"),
         ({"metadata": CREATED}, [RUNNING, RUNNING], "RUNNING", "", "2/2 pods"),
@@ -112,30 +133,54 @@ def ended(condition: str, **more: str) -> dict[str, Any]:
     ],
 )
 def test_a_job_has_the_clusters_state(
-    job: Any, pods: list[Any], state: str, reason: str, nodes: str, stand: Stand, capsys: pytest.CaptureFixture[str]
+    job: Any,
+    pods: list[Any],
+    state: str,
+    reason: str,
+    nodes: str,
+    stand: Stand,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """That of its object; while it has not ended that of its pods, with why they wait."""
     stand.create()
     stand.answer(job, pods)
     row = listed(capsys)
-    assert (row["cluster"], row["job"], row["state"], row["reason"]) == ("kubernetes", "mlp", state, reason)
-    assert (row["nodes"], row["manifest"], row["namespace"]) == (nodes, "kubernetes/mlp.yaml", "research")
+    assert (row["cluster"], row["job"], row["state"], row["reason"]) == (
+        "kubernetes",
+        "mlp",
+        state,
+        reason,
+    )
+    assert (row["nodes"], row["manifest"], row["namespace"]) == (
+        nodes,
+        "kubernetes/mlp.yaml",
+        "research",
+    )
     assert main("jobs", []) == 0
     assert state in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_asked_for_by_its_group(kind: str, stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_kind_is_asked_for_by_its_group(
+    kind: str, stand: Stand, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two operators may have a kind of the same name."""
     stand.create(kind)
     listed(capsys)
     groups = {"Job": "batch", "JobSet": "jobset.x-k8s.io", "TrainJob": "trainer.kubeflow.org"}
     groups |= {"MPIJob": "kubeflow.org", "RayJob": "ray.io"}
-    assert f"get {kind.lower()}.{groups[kind]} mlp --ignore-not-found -n research -o json" in stand.calls
+    assert (
+        f"get {kind.lower()}.{groups[kind]} mlp --ignore-not-found -n research -o json"
+        in stand.calls
+    )
 
 
-@pytest.mark.parametrize(("kind", "whose"), [("Job", "-l app.kubernetes.io/name=mlp --prefix"), ("RayJob", "job/mlp")])
-def test_logs_are_those_of_the_ranks(kind: str, whose: str, stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "whose"), [("Job", "-l app.kubernetes.io/name=mlp --prefix"), ("RayJob", "job/mlp")]
+)
+def test_logs_are_those_of_the_ranks(
+    kind: str, whose: str, stand: Stand, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a RayJob those of its driver; a job that waits says why there are none."""
     stand.create(kind)
     stand.answer({"metadata": CREATED}, [RUNNING], "step 7\n")
@@ -145,20 +190,29 @@ def test_logs_are_those_of_the_ranks(kind: str, whose: str, stand: Stand, capsys
     assert stand.calls[-1].startswith(f"logs {whose}") and "--tail=20" in stand.calls[-1]
     stand.answer({"metadata": CREATED}, [WAITING])
     assert main("jobs", ["logs", "kubernetes/mlp.yaml"]) == 2
-    assert "Job mlp has no output: it is PENDING (Unschedulable: 0/3 nodes" in capsys.readouterr().err
+    assert (
+        "Job mlp has no output: it is PENDING (Unschedulable: 0/3 nodes" in capsys.readouterr().err
+    )
 
 
 def test_cancel_deletes_what_was_created(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once: a job that is over, or gone, has nothing to cancel; an error of kubectl's is passed on."""
+    """Once: a job that is over, or gone, has nothing to cancel;
+    an error of kubectl's is passed on.
+    """
     stand.create()
     stand.answer({"metadata": CREATED}, [RUNNING])
     assert main("jobs", ["cancel", "mlp"]) == 0
     assert stand.calls[-1] == "delete -f kubernetes/mlp.yaml --ignore-not-found --wait=false"
     text = capsys.readouterr().out
-    assert "job mlp is cancelled: the ranks save a checkpoint and end. To resume: kubectl create -f kubernetes/mlp" in text
+    assert (
+        "job mlp is cancelled: the ranks save a checkpoint and end. To resume: kubectl create -f"
+        " kubernetes/mlp" in text
+    )
     stand.answer({"metadata": CREATED}, [RUNNING], error="Forbidden: no right to delete")
     assert main("jobs", ["cancel", "mlp"]) == 2
-    assert "kubectl did not delete job mlp: Forbidden: no right to delete" in capsys.readouterr().err
+    assert (
+        "kubectl did not delete job mlp: Forbidden: no right to delete" in capsys.readouterr().err
+    )
     stand.answer()
     assert main("jobs", ["cancel", "mlp"]) == 2
     assert "Job mlp is GONE already; there is nothing to cancel." in capsys.readouterr().err

@@ -45,32 +45,68 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ("given", "message"),
     [
         ({"image": None}, "launcher.image is null; it must be an image that holds trainkit"),
-        ({"kind": "Pod"}, "launcher.kind is 'Pod'; it must be one of Job, JobSet, TrainJob, MPIJob, RayJob."),
+        (
+            {"kind": "Pod"},
+            "launcher.kind is 'Pod'; it must be one of Job, JobSet, TrainJob, MPIJob, RayJob.",
+        ),
         ({"nodes": 0}, "launcher.nodes is 0; it must be a whole number, 1 or more"),
         ({"gpus_per_node": 2, "nproc_per_node": 4}, "each rank takes a GPU"),
-        ({"memory": "64 GB"}, "launcher.memory is '64 GB'; it must be a quantity as Kubernetes takes it: 8, 64Gi."),
-        ({"volumes": {"runs": "runs"}}, "launcher.volumes.runs is 'runs'; it must be an absolute path in the pods"),
-        ({"volumes": "runs"}, "launcher.volumes is 'runs'; it must be a mapping, as {claim: /path}."),
-        ({"volumes": {"a": {"nfs": {}}}}, "launcher.volumes.a.mountPath is null; it must be an absolute path"),
+        (
+            {"memory": "64 GB"},
+            "launcher.memory is '64 GB'; it must be a quantity as Kubernetes takes it: 8, 64Gi.",
+        ),
+        (
+            {"volumes": {"runs": "runs"}},
+            "launcher.volumes.runs is 'runs'; it must be an absolute path in the pods",
+        ),
+        (
+            {"volumes": "runs"},
+            "launcher.volumes is 'runs'; it must be a mapping, as {claim: /path}.",
+        ),
+        (
+            {"volumes": {"a": {"nfs": {}}}},
+            "launcher.volumes.a.mountPath is null; it must be an absolute path",
+        ),
         (
             {"volumes": {"a": {"mountPath": "/a", "nfs": {}, "csi": {}}}},
             "launcher.volumes.a has nfs and csi; a volume is of one",
         ),
         ({"volumes": {"a": 3}}, "launcher.volumes.a is 3; it must be an absolute path"),
-        ({"nodes": [2, 8]}, "launcher.nodes is [2, 8], a range, which launcher.kind=RayJob alone can use"),
-        ({"nodes": [8, 2], "kind": "RayJob"}, "launcher.nodes is [8, 2]; it must be a whole number"),
+        (
+            {"nodes": [2, 8]},
+            "launcher.nodes is [2, 8], a range, which launcher.kind=RayJob alone can use",
+        ),
+        (
+            {"nodes": [8, 2], "kind": "RayJob"},
+            "launcher.nodes is [8, 2]; it must be a whole number",
+        ),
         ({"nodes": []}, "launcher.nodes is []; it must be a whole number"),
         ({"head_resources": {"cpu": 1}}, "launcher.kind=Job has no pod that trains nothing"),
-        ({"head_resources": {"memory": "4 GB"}, "kind": "RayJob"}, "launcher.head_resources.memory is '4 GB'; it must be"),
-        ({"security_context": "strict"}, "launcher.security_context is 'strict'; it must be restricted, or a mapping"),
+        (
+            {"head_resources": {"memory": "4 GB"}, "kind": "RayJob"},
+            "launcher.head_resources.memory is '4 GB'; it must be",
+        ),
+        (
+            {"security_context": "strict"},
+            "launcher.security_context is 'strict'; it must be restricted, or a mapping",
+        ),
         ({"labels": {"team": ["a"]}}, "launcher.labels.team is ['a']; it must be a text."),
         ({"env_from_secrets": "wandb"}, "launcher.env_from_secrets is 'wandb'; it must be a list"),
-        ({"namespace": "My Space"}, "launcher.namespace is 'My Space'; it must be a name as Kubernetes takes it"),
+        (
+            {"namespace": "My Space"},
+            "launcher.namespace is 'My Space'; it must be a name as Kubernetes takes it",
+        ),
         ({"tolerations": "gpu"}, "launcher.tolerations is 'gpu'; it must be a list"),
-        ({"pod_spec": {"containers": []}}, "launcher.pod_spec has 'containers', which launcher=kubernetes sets."),
+        (
+            {"pod_spec": {"containers": []}},
+            "launcher.pod_spec has 'containers', which launcher=kubernetes sets.",
+        ),
         (
             {"pod_spec": {"nodeSelector": {}}, "node_selector": {"a": "b"}},
-            "launcher.pod_spec has 'nodeSelector', which is a setting of its own: launcher.node_selector",
+            (
+                "launcher.pod_spec has 'nodeSelector', which is a setting of its own:"
+                " launcher.node_selector"
+            ),
         ),
     ],
 )
@@ -81,13 +117,17 @@ def test_settings_are_checked(given: dict[str, Any], message: str) -> None:
     assert message in str(error.value)
 
 
-def test_a_job_is_checked_then_created(cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_is_checked_then_created(
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The cluster sees the whole manifest first; a copy of it is kept."""
     calls = cluster()
     launcher = KubernetesLauncher(**IMAGE, nodes=2, volumes={"runs": "/runs"}, namespace="research")
     file = launcher.run("mlp", WORDS, "/runs/mine")
     assert calls.read_text().splitlines() == ["create --dry-run=server -f -", "create -o name -f -"]
-    assert file == Path("kubernetes/mlp.yaml") and file.read_text() == (tmp_path / "text").read_text()
+    assert (
+        file == Path("kubernetes/mlp.yaml") and file.read_text() == (tmp_path / "text").read_text()
+    )
     out = capsys.readouterr().out
     assert "Job mlp is created: 2 x 1 ranks" in out and "python -m trainkit jobs logs mlp" in out
 
@@ -97,10 +137,15 @@ def test_a_job_is_checked_then_created(cluster: Any, tmp_path: Path, capsys: pyt
     [
         ('no matches for kind "JobSet"', "The cluster lacks the operator of this kind"),
         ('jobs.batch "mlp" already exists', "A job of this name is there"),
-        ("Unauthorized", "kubectl did not create the job, and nothing of it is left: error: Unauthorized"),
+        (
+            "Unauthorized",
+            "kubectl did not create the job, and nothing of it is left: error: Unauthorized",
+        ),
     ],
 )
-def test_a_cluster_that_refuses_is_quoted(cluster: Any, error: str, hint: str, tmp_path: Path) -> None:
+def test_a_cluster_that_refuses_is_quoted(
+    cluster: Any, error: str, hint: str, tmp_path: Path
+) -> None:
     """With what to do; nothing is created, and no manifest is kept."""
     calls = cluster(check=f"echo 'error: {error}' >&2; exit 1")
     with pytest.raises(ConfigError) as raised:
@@ -122,7 +167,9 @@ def test_without_kubectl_the_manifest_can_be_printed(
 ) -> None:
     """And the message says so."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="There is no kubectl on this machine.*dry_run=true prints the manifest"):
+    with pytest.raises(
+        ConfigError, match="There is no kubectl on this machine.*dry_run=true prints the manifest"
+    ):
         KubernetesLauncher(**IMAGE).run("mlp", WORDS, None)
     KubernetesLauncher(**IMAGE, dry_run=True).run("mlp", WORDS, None)
     assert "kind: Job" in capsys.readouterr().out
@@ -131,9 +178,14 @@ def test_without_kubectl_the_manifest_can_be_printed(
 def test_a_runs_folder_outlives_its_pods(capsys: pytest.CaptureFixture[str]) -> None:
     """One on no volume is refused."""
     launcher = KubernetesLauncher(**IMAGE, volumes={"runs": "/runs"}, dry_run=True)
-    with pytest.raises(ConfigError, match="run_dir is '/other/mine', which is on no volume.*on one there: /runs"):
+    with pytest.raises(
+        ConfigError, match="run_dir is '/other/mine', which is on no volume.*on one there: /runs"
+    ):
         launcher.run("mlp", WORDS, "/other/mine")
-    lost = {"a": {"mountPath": "/a", "readOnly": True, "nfs": {}}, "b": {"mountPath": "/b", "emptyDir": {}}}
+    lost = {
+        "a": {"mountPath": "/a", "readOnly": True, "nfs": {}},
+        "b": {"mountPath": "/b", "emptyDir": {}},
+    }
     for folder in ("/a/mine", "/b/mine"):
         with pytest.raises(ConfigError, match="on no volume that outlives its pods"):
             KubernetesLauncher(**IMAGE, volumes=lost, dry_run=True).run("mlp", WORDS, folder)
@@ -141,8 +193,12 @@ def test_a_runs_folder_outlives_its_pods(capsys: pytest.CaptureFixture[str]) -> 
         KubernetesLauncher(**IMAGE, dry_run=True).run("mlp", WORDS, "runs/mine")
 
 
-def test_a_dry_run_is_compared_with_the_schemas(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt field is refused; where the schemas are not installed, one line says that nothing was compared."""
+def test_a_dry_run_is_compared_with_the_schemas(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt field is refused; where the schemas are not installed,
+    one line says that nothing was compared.
+    """
     pytest.importorskip("kubernetes_validate")
     launcher = KubernetesLauncher(**IMAGE, pod_spec={"schedulerNam": "volcano"}, dry_run=True)
     with pytest.raises(ConfigError, match="schedulerNam"):

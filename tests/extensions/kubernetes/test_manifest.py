@@ -15,10 +15,38 @@ from trainkit.extensions.kubernetes.schemas import check, known
 
 PLAIN: dict[str, Any] = {
     **dict.fromkeys(
-        ("gpus_per_node", "nproc_per_node", "cpu", "memory", "volumes", "env", "env_from_secrets", "node_selector")
+        (
+            "gpus_per_node",
+            "nproc_per_node",
+            "cpu",
+            "memory",
+            "volumes",
+            "env",
+            "env_from_secrets",
+            "node_selector",
+        )
     ),
-    **dict.fromkeys(("tolerations", "service_account", "priority_class", "image_pull_secrets", "pod_spec", "namespace")),
-    **dict.fromkeys(("shm_size", "ttl_s", "head_resources", "security_context", "labels", "annotations", "runtime")),
+    **dict.fromkeys(
+        (
+            "tolerations",
+            "service_account",
+            "priority_class",
+            "image_pull_secrets",
+            "pod_spec",
+            "namespace",
+        )
+    ),
+    **dict.fromkeys(
+        (
+            "shm_size",
+            "ttl_s",
+            "head_resources",
+            "security_context",
+            "labels",
+            "annotations",
+            "runtime",
+        )
+    ),
     "image": "registry.example.com/trainkit:1",
     "kind": "Job",
     "nodes": 1,
@@ -34,7 +62,11 @@ ALL: dict[str, Any] = {
     "head_resources": {"cpu": 4, "memory": "16Gi"},
     "volumes": {
         "runs": "/runs",
-        "data": {"mountPath": "/data/", "readOnly": True, "nfs": {"server": "filer", "path": "/data"}},
+        "data": {
+            "mountPath": "/data/",
+            "readOnly": True,
+            "nfs": {"server": "filer", "path": "/data"},
+        },
         "keys": {"mountPath": "/keys", "subPath": "a", "secret": {"secretName": "wandb"}},
     },
     "security_context": "restricted",
@@ -52,7 +84,8 @@ ALL: dict[str, Any] = {
     "shm_size": "16Gi",
     "ttl_s": 3600,
 }
-OF_THE_RUNTIME = ("max_failures", "ttl_s", "priority_class", "env_from_secrets", "pod_spec")  # not of a TrainJob
+# not of a TrainJob
+OF_THE_RUNTIME = ("max_failures", "ttl_s", "priority_class", "env_from_secrets", "pod_spec")
 WORDS = ["fit", "conf=resnet50", "run_dir='/runs/mine'", "resume=auto"]
 
 
@@ -70,7 +103,9 @@ def objects(**given: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("given", [{}, ALL, {**ALL, "nodes": 1}, {"nodes": 2}])
 def test_objects_are_legal(given: dict[str, Any], kind: str, version: str) -> None:
-    """By the schemas of two releases of Kubernetes: no unknown field, none that is missing, no wrong type."""
+    """By the schemas of two releases of Kubernetes:
+    no unknown field, none that is missing, no wrong type.
+    """
     schemas: Any = pytest.importorskip("kubernetes_validate")
     parts = [*known(objects(**{**given, "kind": kind}))]
     for one in parts:
@@ -87,7 +122,9 @@ def container(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_pods_run_the_fit() -> None:
-    """torchrun where there are several ranks; pods meet at pod 0 by the name that the Service gives it."""
+    """torchrun where there are several ranks;
+    pods meet at pod 0 by the name that the Service gives it.
+    """
     assert container(objects())["command"] == ["python", "-m", "trainkit", *WORDS]
     alone = objects(gpus_per_node=2)
     assert [one["kind"] for one in alone] == ["Job"]
@@ -106,10 +143,13 @@ def test_pods_run_the_fit() -> None:
 
 def test_settings_reach_the_pods() -> None:
     """Resources, volumes, variables, secrets and where pods may run."""
-    (_, job) = objects(**ALL)
+    _, job = objects(**ALL)
     own, pod = container([job]), job["spec"]["template"]["spec"]
     assert own["resources"]["limits"] == {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}
-    assert own["env"][:2] == [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "OMP_NUM_THREADS", "value": "8"}]
+    assert own["env"][:2] == [
+        {"name": "NCCL_DEBUG", "value": "INFO"},
+        {"name": "OMP_NUM_THREADS", "value": "8"},
+    ]
     assert own["envFrom"] == [{"secretRef": {"name": "wandb"}}]
     assert {mount["name"]: mount["mountPath"] for mount in own["volumeMounts"]} == {
         "runs": "/runs",
@@ -125,12 +165,17 @@ def test_settings_reach_the_pods() -> None:
     assert pod["volumes"][-1]["emptyDir"] == {"medium": "Memory", "sizeLimit": "16Gi"}
     assert (pod["nodeSelector"], pod["schedulerName"]) == ({"pool": "gpu"}, "volcano")
     assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("trainer", "low")
-    assert pod["terminationGracePeriodSeconds"] == 120 and job["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert (
+        pod["terminationGracePeriodSeconds"] == 120
+        and job["spec"]["ttlSecondsAfterFinished"] == 3600
+    )
     assert job["metadata"]["namespace"] == "research"
 
 
 def test_operators_start_their_own_launchers() -> None:
-    """horovodrun on the MPI operator's hostfile; launcher=ray in KubeRay's job, a rank for each GPU."""
+    """horovodrun on the MPI operator's hostfile;
+    launcher=ray in KubeRay's job, a rank for each GPU.
+    """
     (mpi,) = objects(**{**ALL, "kind": "MPIJob"})
     assert mpi["spec"]["slotsPerWorker"] == 8
     launcher = mpi["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
@@ -142,15 +187,23 @@ def test_operators_start_their_own_launchers() -> None:
     (many,) = objects(**{**ALL, "kind": "JobSet"})
     assert many["spec"]["failurePolicy"] == {"maxRestarts": 3}
     job = many["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert "--rdzv-endpoint=resnet50-ranks-0-0.resnet50:29400" in container([{"spec": job}])["command"]
+    assert (
+        "--rdzv-endpoint=resnet50-ranks-0-0.resnet50:29400" in container([{"spec": job}])["command"]
+    )
 
 
-@pytest.mark.parametrize(("env", "seconds"), [({}, ["120"]), ({"RAY_JOB_STOP_WAIT_TIME_S": 300}, ["300"])])
-def test_the_head_of_a_rayjob_waits_for_the_last_checkpoint(env: dict[str, Any], seconds: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("env", "seconds"), [({}, ["120"]), ({"RAY_JOB_STOP_WAIT_TIME_S": 300}, ["300"])]
+)
+def test_the_head_of_a_rayjob_waits_for_the_last_checkpoint(
+    env: dict[str, Any], seconds: list[str]
+) -> None:
     """As long as a pod's grace, and not Ray's 3 s; the user's own value holds."""
     (ray,) = objects(**{**ALL, "kind": "RayJob", "env": env, "grace_s": 120})
     head = ray["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
-    assert [one["value"] for one in head["env"] if one["name"] == "RAY_JOB_STOP_WAIT_TIME_S"] == seconds
+    assert [
+        one["value"] for one in head["env"] if one["name"] == "RAY_JOB_STOP_WAIT_TIME_S"
+    ] == seconds
 
 
 def metadata_of(value: Any) -> list[dict[str, Any]]:
@@ -163,41 +216,74 @@ def metadata_of(value: Any) -> list[dict[str, Any]]:
     return own + metadata_of(list(value.values()))
 
 
-@pytest.mark.parametrize(("kind", "count"), [("Job", 3), ("JobSet", 2), ("TrainJob", 2), ("MPIJob", 3), ("RayJob", 3)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("Job", 3), ("JobSet", 2), ("TrainJob", 2), ("MPIJob", 3), ("RayJob", 3)]
+)
 def test_labels_are_on_all_objects_and_pods(kind: str, count: int) -> None:
     """A queue reads those of the job, an injector those of pods; ours stays beside them."""
     there = metadata_of(objects(**{**ALL, "kind": kind}))
-    labels = {"app.kubernetes.io/name": "resnet50", "kueue.x-k8s.io/queue-name": "team", "sidecar.istio.io/inject": "false"}
+    labels = {
+        "app.kubernetes.io/name": "resnet50",
+        "kueue.x-k8s.io/queue-name": "team",
+        "sidecar.istio.io/inject": "false",
+    }
     assert len(there) == count
-    assert all(one["labels"] == labels and one["annotations"] == {"cost-center": "7"} for one in there)
+    assert all(
+        one["labels"] == labels and one["annotations"] == {"cost-center": "7"} for one in there
+    )
 
 
 def test_a_trainjob_describes_the_fit_to_its_runtime() -> None:
     """A TrainJob says what its trainer runs, and patches of the pods what a TrainJob may."""
     (job,) = objects(**{**ALL, "kind": "TrainJob", "runtime": "torch-h100"})
     spec = job["spec"]
-    assert (job["apiVersion"], spec["runtimeRef"]) == ("trainer.kubeflow.org/v1alpha1", {"name": "torch-h100"})
+    assert (job["apiVersion"], spec["runtimeRef"]) == (
+        "trainer.kubeflow.org/v1alpha1",
+        {"name": "torch-h100"},
+    )
     assert spec["trainer"]["command"] == ["torchrun", "-m", "trainkit", *WORDS]
     assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (4, 8)
     assert spec["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == "8"
     assert spec["trainer"]["env"][0] == {"name": "NCCL_DEBUG", "value": "INFO"}
-    patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+    patch = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][
+        0
+    ]
     pod = patch["template"]["spec"]["template"]["spec"]
     (node,) = pod["containers"]
     assert (patch["name"], node["name"], node["securityContext"]) == ("node", "node", RESTRICTED)
-    assert [mount["mountPath"] for mount in node["volumeMounts"]] == ["/runs", "/data", "/keys", "/dev/shm"]
+    assert [mount["mountPath"] for mount in node["volumeMounts"]] == [
+        "/runs",
+        "/data",
+        "/keys",
+        "/dev/shm",
+    ]
     assert (pod["serviceAccountName"], pod["terminationGracePeriodSeconds"]) == ("trainer", 120)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_failures": 3}, "launcher.max_failures is 3, and a TrainJob cannot say how often pods start again"),
-        ({"ttl_s": 60}, "launcher.ttl_s is 60, and a TrainJob cannot say when an ended job is removed"),
-        ({"priority_class": "low"}, "launcher.priority_class is 'low', and a TrainJob cannot say the pods' priority"),
+        (
+            {"max_failures": 3},
+            "launcher.max_failures is 3, and a TrainJob cannot say how often pods start again",
+        ),
+        (
+            {"ttl_s": 60},
+            "launcher.ttl_s is 60, and a TrainJob cannot say when an ended job is removed",
+        ),
+        (
+            {"priority_class": "low"},
+            "launcher.priority_class is 'low', and a TrainJob cannot say the pods' priority",
+        ),
         ({"env_from_secrets": ["wandb"]}, "a TrainJob takes no variables from whole Secrets"),
-        ({"pod_spec": {"schedulerName": "volcano"}}, "launcher.pod_spec has schedulerName, and a TrainJob may set of its"),
-        ({"kind": "JobSet", "runtime": "mine"}, "launcher.runtime is 'mine', and launcher.kind=JobSet has none"),
+        (
+            {"pod_spec": {"schedulerName": "volcano"}},
+            "launcher.pod_spec has schedulerName, and a TrainJob may set of its",
+        ),
+        (
+            {"kind": "JobSet", "runtime": "mine"},
+            "launcher.runtime is 'mine', and launcher.kind=JobSet has none",
+        ),
     ],
 )
 def test_what_only_a_runtime_says_is_refused(given: dict[str, Any], message: str) -> None:
@@ -232,7 +318,8 @@ def test_words_are_not_taken_for_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name"), [("resnet50", "resnet50"), ("gpt_124m", "gpt-124m"), ("My.Conf", "my-conf"), ("3d", "fit-3d")]
+    ("text", "name"),
+    [("resnet50", "resnet50"), ("gpt_124m", "gpt-124m"), ("My.Conf", "my-conf"), ("3d", "fit-3d")],
 )
 def test_configs_name_their_jobs(text: str, name: str) -> None:
     """By Kubernetes' rules for names."""

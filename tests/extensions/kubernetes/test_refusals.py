@@ -12,7 +12,13 @@ import yaml
 from trainkit.cli.run import main
 
 PAGE = Path(__file__).parents[3] / "docs" / "kubernetes.md"
-OWN = ["conf=mlp", "launcher=kubernetes", "launcher.image=trainkit:1", "launcher.volumes={runs: /runs}", "run_dir=/runs/mine"]
+OWN = [
+    "conf=mlp",
+    "launcher=kubernetes",
+    "launcher.image=trainkit:1",
+    "launcher.volumes={runs: /runs}",
+    "run_dir=/runs/mine",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -25,17 +31,37 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "message"),
     [
         (["engine=horovod"], "engine is horovod, and launcher.kind=Job starts torchrun."),
-        (["engine=fsdp", "launcher.kind=MPIJob"], "engine is fsdp, and launcher.kind=MPIJob starts ranks of Horovod."),
-        (["engine=single", "launcher.nodes=2"], "engine is single, and launcher=kubernetes asks for several ranks"),
-        (["callbacks=elastic"], "callbacks.elastic is set, and launcher is kubernetes: its jobs keep their ranks"),
-        (["trainer.enable_checkpointing=false"], "a job of launcher=kubernetes may start several times"),
-        (["ckpt_path=last"], "ckpt_path is 'last', and each start of a job of launcher=kubernetes resumes from its own run's"),
+        (
+            ["engine=fsdp", "launcher.kind=MPIJob"],
+            "engine is fsdp, and launcher.kind=MPIJob starts ranks of Horovod.",
+        ),
+        (
+            ["engine=single", "launcher.nodes=2"],
+            "engine is single, and launcher=kubernetes asks for several ranks",
+        ),
+        (
+            ["callbacks=elastic"],
+            "callbacks.elastic is set, and launcher is kubernetes: its jobs keep their ranks",
+        ),
+        (
+            ["trainer.enable_checkpointing=false"],
+            "a job of launcher=kubernetes may start several times",
+        ),
+        (
+            ["ckpt_path=last"],
+            (
+                "ckpt_path is 'last', and each start of a job of launcher=kubernetes resumes from"
+                " its own run's"
+            ),
+        ),
         (["launcher.nodes=none"], "launcher.nodes"),
         (["launcher.node=2"], "launcher.node"),
         ([], "There is no kubectl on this machine."),
     ],
 )
-def test_what_cannot_run_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_cannot_run_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """In one message, before anything is created."""
     assert main("fit", [*OWN, *words]) == 2
     text = capsys.readouterr().err
@@ -43,7 +69,9 @@ def test_what_cannot_run_is_refused(words: list[str], message: str, capsys: pyte
     assert not any(tmp_path.iterdir())
 
 
-def test_the_runs_folder_is_one_of_the_pods(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_runs_folder_is_one_of_the_pods(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """On this machine it need not be a folder, nor one that the user may write."""
     (tmp_path / "runs").touch()
     own = [word.replace("/runs", f"{tmp_path}/runs") for word in OWN]

@@ -22,9 +22,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_text_becomes_tokens(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The counts are printed, and the command that trains on them."""
     train_tokenizer(here / "tokenizer.json")
-    assert data.main("data", ["tokens", "my.txt", "output=mine", "tokenizer=tokenizer.json", "val=0.2"]) == 0
+    assert (
+        data.main(
+            "data", ["tokens", "my.txt", "output=mine", "tokenizer=tokenizer.json", "val=0.2"]
+        )
+        == 0
+    )
     about, out = json.loads((here / "mine/tokens.json").read_text()), capsys.readouterr().out
-    assert f"wrote    mine: {about['train_tokens']:,} tokens to train on, {about['val_tokens']:,} held out" in out
+    assert (
+        f"wrote    mine: {about['train_tokens']:,} tokens to train on, {about['val_tokens']:,}"
+        " held out" in out
+    )
     assert f"fit conf=gpt_124m data.root=mine data.vocab_size={about['vocab_size']}" in out
     assert about["val_tokens"] == pytest.approx(about["train_tokens"] / 4, abs=4)
 
@@ -38,7 +46,11 @@ def test_a_text_becomes_tokens(here: Path, capsys: pytest.CaptureFixture[str]) -
         (["my.txt", "output=x", "val=1"], 2, "val is '1'; it must be a number between 0 and 1"),
         (["my.txt", "output=x", "val=some"], 2, "val is 'some'"),
         (["my.txt", "output=x", "tokeniser=y"], 2, "Did you mean 'tokenizer'?"),
-        (["my.txt", "output=x", "tokenizer=y.json"], 2, "tokenizer is 'y.json', and there is no such file"),
+        (
+            ["my.txt", "output=x", "tokenizer=y.json"],
+            2,
+            "tokenizer is 'y.json', and there is no such file",
+        ),
         (["my.txt", "output=x", "end_of_text=</s>"], 2, "bytes have no such token"),
         (["my.txt", "output=."], 2, "output is '.', which exists"),
         (["nowhere", "output=x"], 1, "nowhere does not exist"),

@@ -12,7 +12,13 @@ from trainkit.cli.run import main as fit
 from trainkit.errors import TaskError
 from trainkit.extensions.language import generate_command as generate
 
-SMALL = ["task.model.width=16", "task.model.depth=1", "task.model.heads=2", "data.context=8", "logger=none"]
+SMALL = [
+    "task.model.width=16",
+    "task.model.depth=1",
+    "task.model.heads=2",
+    "data.context=8",
+    "logger=none",
+]
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +27,27 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     text = folder / "my.txt"
     text.write_text("to be or not to be " * 20)
-    assert fit("fit", ["conf=gpt", f"data.file={text}", f"run_dir={folder / 'run'}", "trainer.max_steps=3", *SMALL]) == 0
+    assert (
+        fit(
+            "fit",
+            [
+                "conf=gpt",
+                f"data.file={text}",
+                f"run_dir={folder / 'run'}",
+                "trainer.max_steps=3",
+                *SMALL,
+            ],
+        )
+        == 0
+    )
     text.unlink()
     return folder / "run"
 
 
 def test_a_runs_model_continues_a_text(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The best checkpoint is taken, the prompt is printed before its continuation; a seed repeats it."""
+    """The best checkpoint is taken, the prompt is printed before its continuation;
+    a seed repeats it.
+    """
     asked = [str(run), "prompt=to be = or", "max_new_tokens=5", "top_k=3", "seed=1"]
     assert generate.main("generate", asked) == 0
     out = capsys.readouterr().out
@@ -44,25 +64,39 @@ def test_a_runs_model_continues_a_text(run: Path, capsys: pytest.CaptureFixture[
         (["prompt=x"], "The run's folder comes first"),
         (["nowhere", "prompt=x"], "nowhere is no run with checkpoints"),
         (["RUN", "prompt=x", "temperature=-1"], "temperature is '-1'"),
-        (["RUN", "prompt=x", "tokenizer=absent.json"], "tokenizer is 'absent.json', and there is no such file"),
+        (
+            ["RUN", "prompt=x", "tokenizer=absent.json"],
+            "tokenizer is 'absent.json', and there is no such file",
+        ),
         (["RUN", "prompt=x", "topk=3"], "Did you mean 'top_k'?"),
         (["RUN", "prompt=x", "max_new_tokens=0"], "max_new_tokens is '0'"),
     ],
 )
-def test_a_wrong_request_is_explained(typed: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_request_is_explained(
+    typed: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 2, and what is legal."""
     assert generate.main("generate", [word.replace("RUN", str(run)) for word in typed]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_task_that_makes_no_text_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_makes_no_text_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The error names the method that a Task of the user's own would need."""
-    assert fit("fit", ["conf=mlp", f"run_dir={tmp_path / 'mlp'}", "trainer.max_steps=1", "logger=none"]) == 0
+    assert (
+        fit(
+            "fit", ["conf=mlp", f"run_dir={tmp_path / 'mlp'}", "trainer.max_steps=1", "logger=none"]
+        )
+        == 0
+    )
     assert generate.main("generate", [str(tmp_path / "mlp"), "prompt=x"]) == 1
     assert "ImageClassifier has no generate()" in capsys.readouterr().err
 
 
-def test_the_last_checkpoint_serves_without_a_best_one(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_checkpoint_serves_without_a_best_one(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run without a monitor has no best checkpoint."""
     shutil.copytree(run, tmp_path / "copy", symlinks=True)
     (tmp_path / "copy/checkpoints/best").unlink()
@@ -73,18 +107,26 @@ def test_the_last_checkpoint_serves_without_a_best_one(run: Path, tmp_path: Path
 class Older:
     """A Task of a user's own, as before tokenizers."""
 
-    def generate(self, prompt: str, max_new_tokens: int, temperature: float, top_k: int | None, seed: int) -> list[str]:
+    def generate(
+        self, prompt: str, max_new_tokens: int, temperature: float, top_k: int | None, seed: int
+    ) -> list[str]:
         """Return nothing."""
         return []
 
 
 def test_a_tokenizer_goes_to_a_task_that_takes_one(tmp_path: Path) -> None:
-    """The run's own copy by default; a Task without the argument gets none, and one that was given is refused."""
+    """The run's own copy by default;
+    a Task without the argument gets none, and one that was given is refused.
+    """
     given = tmp_path / "given.json"
     assert generate._tokenizer(LanguageModel.generate, None, str(tmp_path)) == {"tokenizer": None}
     (tmp_path / "tokenizer.json").touch()
-    assert generate._tokenizer(LanguageModel.generate, None, str(tmp_path)) == {"tokenizer": str(tmp_path / "tokenizer.json")}
-    assert generate._tokenizer(LanguageModel.generate, str(given), str(tmp_path)) == {"tokenizer": str(given)}
+    assert generate._tokenizer(LanguageModel.generate, None, str(tmp_path)) == {
+        "tokenizer": str(tmp_path / "tokenizer.json")
+    }
+    assert generate._tokenizer(LanguageModel.generate, str(given), str(tmp_path)) == {
+        "tokenizer": str(given)
+    }
     assert generate._tokenizer(Older().generate, None, str(tmp_path)) == {}
     with pytest.raises(TaskError, match="but this Task's generate\\(\\) takes none"):
         generate._tokenizer(Older().generate, str(given), str(tmp_path))

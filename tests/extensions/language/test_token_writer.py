@@ -1,4 +1,6 @@
-"""token_writer.py and token_files.py: text files as numbers, whole or not at all, and what is read of them."""
+"""token_writer.py and token_files.py:
+text files as numbers, whole or not at all, and what is read of them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def documents(folder: TokenFolder) -> list[bytes]:
 
 
 def test_documents_follow_one_another(tmp_path: Path) -> None:
-    """A .txt is a document, and each line of a .jsonl; each ends with the end-of-text token, empty files leave none."""
+    """A .txt is a document, and each line of a .jsonl;
+    each ends with the end-of-text token, empty files leave none.
+    """
     texts = tmp_path / "texts" / "inner"
     texts.mkdir(parents=True)
     (texts / "a.txt").write_text("one\ntwo")
@@ -48,14 +52,18 @@ def test_documents_follow_one_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece", [1 << 16, 16, 5])
-def test_a_long_text_is_read_in_pieces(piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_read_in_pieces(
+    piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Letters that a piece's end cuts are whole, and nothing is lost or doubled."""
     monkeypatch.setattr(token_writer, "_PIECE", piece)
     monkeypatch.setattr(token_writer, "_BATCH", 40)
     text = TEXT * 3 + "\u20ac" * 20
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     seen: list[tuple[int, int]] = []
-    folder = write_tokens(tmp_path / "a.txt", tmp_path / "tokens", moved=lambda *at: seen.append(at))
+    folder = write_tokens(
+        tmp_path / "a.txt", tmp_path / "tokens", moved=lambda *at: seen.append(at)
+    )
     assert documents(folder) == [text.encode(), b""]
     assert seen[-1] == (len(text.encode()), len(text.encode()) + 1) and seen == sorted(seen)
     assert len(seen) > 5 or piece == 1 << 16
@@ -77,13 +85,19 @@ def test_what_is_held_out_is_of_all_parts(tmp_path: Path) -> None:
     """Files are shuffled, always in the same way, before the last ones are held out."""
     for i in range(40):
         (tmp_path / f"{i:02}.txt").write_text(f"{i:02}")
-    first, again = (write_tokens(tmp_path, tmp_path.parent / name, val=0.25) for name in ("first", "again"))
+    first, again = (
+        write_tokens(tmp_path, tmp_path.parent / name, val=0.25) for name in ("first", "again")
+    )
     assert everything(first) == everything(again)
-    held_out = sorted(int(text) for text in bytes(first.val[:].tolist()).split(bytes([END])) if text)
+    held_out = sorted(
+        int(text) for text in bytes(first.val[:].tolist()).split(bytes([END])) if text
+    )
     assert len(held_out) == 10 and held_out[0] < 10 and held_out[-1] >= 30
 
 
-def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_vocabulary_takes_four_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numbers above 65,535 are stored."""
 
     class Large:
@@ -102,7 +116,11 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.txt", b"x" * 30 + b"\xe9 latin", r"a\.txt is no UTF-8 text: byte 30 cannot be decoded\. Convert it"),
+        (
+            "a.txt",
+            b"x" * 30 + b"\xe9 latin",
+            r"a\.txt is no UTF-8 text: byte 30 cannot be decoded\. Convert it",
+        ),
         ("a.txt", b"cut \xe2\x82", r"a\.txt is no UTF-8 text: byte 4 cannot"),
         ("a.txt", b"x", r"The texts have 2 tokens, too few to hold out val=0\.1"),
         ("a.txt", b"", r"The texts have 0 tokens"),
@@ -114,7 +132,9 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path, monkeypatch: pytest
         ("a.md", b"x", r"a\.md is another file; give a \.txt"),
     ],
 )
-def test_a_text_that_cannot_be_read_leaves_nothing(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+def test_a_text_that_cannot_be_read_leaves_nothing(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
     """The error names the file and the place; there is no folder, and no draft of one."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=said):
@@ -122,7 +142,9 @@ def test_a_text_that_cannot_be_read_leaves_nothing(name: str, content: bytes, sa
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize(("content", "place"), [("abc\u20acdef".encode() + b"\xff", 9), (b"abc\xe2(def", 3)])
+@pytest.mark.parametrize(
+    ("content", "place"), [("abc\u20acdef".encode() + b"\xff", 9), (b"abc\xe2(def", 3)]
+)
 def test_a_place_of_no_letter_is_counted_over_pieces(
     content: bytes, place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,11 +191,23 @@ def test_a_slice_is_read_where_it_is_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda folder: (folder / "tokens.json").unlink(), r"tokens is no folder of tokens: its tokens\.json cannot be read"),
+        (
+            lambda folder: (folder / "tokens.json").unlink(),
+            r"tokens is no folder of tokens: its tokens\.json cannot be read",
+        ),
         (lambda folder: (folder / "tokens.json").write_text("[]"), "is no folder of tokens"),
-        (lambda folder: (folder / "tokens.json").write_text('{"dtype": "int8"}'), "is no folder of tokens"),
-        (lambda folder: (folder / "val.bin").unlink(), r"val\.bin is missing; tokens\.json beside it promises"),
-        (lambda folder: (folder / "train.bin").write_bytes(b"xx"), r"train\.bin has 2 bytes; tokens\.json beside it promises"),
+        (
+            lambda folder: (folder / "tokens.json").write_text('{"dtype": "int8"}'),
+            "is no folder of tokens",
+        ),
+        (
+            lambda folder: (folder / "val.bin").unlink(),
+            r"val\.bin is missing; tokens\.json beside it promises",
+        ),
+        (
+            lambda folder: (folder / "train.bin").write_bytes(b"xx"),
+            r"train\.bin has 2 bytes; tokens\.json beside it promises",
+        ),
     ],
 )
 def test_a_damaged_folder_is_refused(damage: Any, said: str, tmp_path: Path) -> None:

@@ -16,11 +16,15 @@ from trainkit.extensions.language.tokenizer import ByteTokenizer, Tokenizer, ope
 @pytest.fixture(params=["file", "bytes"])
 def words(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     """Return a tokenizer of each kind."""
-    return open_tokenizer(train_tokenizer(tmp_path / "tokenizer.json") if request.param == "file" else None)
+    return open_tokenizer(
+        train_tokenizer(tmp_path / "tokenizer.json") if request.param == "file" else None
+    )
 
 
 def test_a_text_comes_back(words: Tokenizer) -> None:
-    """Numbers are below the size of the vocabulary, none is special, and no text is cut or padded."""
+    """Numbers are below the size of the vocabulary, none is special,
+    and no text is cut or padded.
+    """
     found, short = words.encode([TEXT, "be"])
     assert "".join(words.decode(iter(found.tolist()))) == TEXT
     assert "".join(words.decode(iter(short.tolist()))) == "be"
@@ -29,7 +33,9 @@ def test_a_text_comes_back(words: Tokenizer) -> None:
 
 
 def test_text_comes_as_letters_are_whole(words: Tokenizer) -> None:
-    """A letter of several numbers comes with its last one, and what came before it is not held back."""
+    """A letter of several numbers comes with its last one,
+    and what came before it is not held back.
+    """
     (found,) = words.encode(["be\U0001f680!"])
     pieces = list(words.decode(iter(found.tolist())))
     assert len(pieces) == len(found) > 3
@@ -61,7 +67,11 @@ def test_no_utf8_text_has_the_special_bytes() -> None:
     special = [*ByteTokenizer.special_tokens.values()]
     assert len({*special}) == len(special) and max(special) < 256
     for byte in special:
-        for text in (bytes([byte]), bytes([0xF0, byte, 0x80, 0x80]), bytes([byte, 0x80, 0x80, 0x80])):
+        for text in (
+            bytes([byte]),
+            bytes([0xF0, byte, 0x80, 0x80]),
+            bytes([byte, 0x80, 0x80, 0x80]),
+        ):
             with pytest.raises(UnicodeDecodeError):
                 text.decode()
 
@@ -72,7 +82,10 @@ def test_a_file_that_is_none_is_explained(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     with pytest.raises(DataError, match=r"a\.json is no tokenizer\.json of the tokenizers library"):
         open_tokenizer(tmp_path / "a.json")
-    with pytest.raises(ConfigError, match=r"has no token <\|endoftext\|> or .* which ends a document.*end_of_text=TOKEN"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has no token <\|endoftext\|> or .* which ends a document.*end_of_text=TOKEN",
+    ):
         open_tokenizer(train_tokenizer(tmp_path / "b.json", ("<other>",)))
 
 

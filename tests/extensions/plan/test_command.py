@@ -20,15 +20,21 @@ from trainkit.extensions.plan import command as plan
     ],
 )
 def test_a_plan_needs_no_horovod(
-    installed: bool, words: list[str], launcher: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    installed: bool,
+    words: list[str],
+    launcher: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Without it the plan of several ranks is that of torchrun, and says so; what is asked for by name stays."""
+    """Without it the plan of several ranks is that of torchrun, and says so;
+    what is asked for by name stays.
+    """
     pretended: list[Any] = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
     monkeypatch.setattr(plan, "pretend", lambda ranks, local, name: pretended.append(name))
     monkeypatch.setattr(plan.run, "main", lambda *_: 0)
     assert plan.main("plan", ["conf=mlp", *words]) == 0
     assert pretended == [launcher]
-    assert ("Horovod is not installed here: the plan is that of torchrun" in capsys.readouterr().out) == (
-        launcher == "torchrun"
-    )
+    assert (
+        "Horovod is not installed here: the plan is that of torchrun" in capsys.readouterr().out
+    ) == (launcher == "torchrun")

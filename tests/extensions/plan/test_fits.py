@@ -1,4 +1,6 @@
-"""Which engine a run fits in: the arithmetic of memory, and the command of the first setting that fits."""
+"""Which engine a run fits in: the arithmetic of memory,
+and the command of the first setting that fits.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,16 @@ class Deep(Line):
 def need_of(task: Line, tmp_path: Path) -> Need:
     """What a run of two ranks needs."""
     trainer = quiet(tmp_path, engine=SimulatedEngine("ddp", 2, 2), max_epochs=1)
-    with Stage("fit", task, DataSources({"train": loader()}), trainer.callbacks, trainer.options) as stage:
+    with Stage(
+        "fit", task, DataSources({"train": loader()}), trainer.callbacks, trainer.options
+    ) as stage:
         return measure_need(build_run(stage, StartFrom()))
 
 
 def test_activations_are_measured(tmp_path: Path) -> None:
-    """Each block keeps its 64 features (float32) and little else; with activation checkpointing its input alone."""
+    """Each block keeps its 64 features (float32) and little else;
+    with activation checkpointing its input alone.
+    """
     need = need_of(Deep(), tmp_path)
     assert 3 * 64 * 4 * 4 <= need.activations <= 3 * (64 + 3 * 3) * 4 * 4 + 200
     assert need.recomputed is not None and need.recomputed < need.activations / 8
@@ -65,12 +71,19 @@ def test_a_model_without_blocks_has_nothing_to_recompute(tmp_path: Path) -> None
 
 def test_the_memory_of_each_setting() -> None:
     """By the formulas of the module: 16 ranks on 2 hosts."""
-    found = {choice.settings: (choice.device, choice.host, choice.traffic) for choice in choices(SIZES, NEED, 16, 8)}
+    found = {
+        choice.settings: (choice.device, choice.host, choice.traffic)
+        for choice in choices(SIZES, NEED, 16, 8)
+    }
     assert found["engine=auto"] == (16000 + 6000, 0, 8000)
     assert found["engine=fsdp engine.reshard_after_forward=false"] == (1000 + 4000 + 6000, 0, 8000)
     assert found["engine=fsdp engine.replicas=2"] == (2000 + 500 + 6000, 0, 12000)
     assert found["engine=fsdp"] == (1000 + 500 + 6000, 0, 12000)
-    assert found["engine=fsdp trainer.activation_checkpointing=true"] == (1000 + 500 + 1000, 0, 12000)
+    assert found["engine=fsdp trainer.activation_checkpointing=true"] == (
+        1000 + 500 + 1000,
+        0,
+        12000,
+    )
     offloaded = "engine=fsdp engine.cpu_offload=true trainer.activation_checkpointing=true"
     assert found[offloaded] == (500 + 1000, 1000, 12000)
 
@@ -79,9 +92,18 @@ def test_the_memory_of_each_setting() -> None:
     ("memory_bytes", "use"),
     [
         (25000, "python -m trainkit fit conf=gpt"),
-        (13000, "torchrun ... -m trainkit fit conf=gpt engine=fsdp engine.reshard_after_forward=false"),
+        (
+            13000,
+            "torchrun ... -m trainkit fit conf=gpt engine=fsdp engine.reshard_after_forward=false",
+        ),
         (9000, "torchrun ... -m trainkit fit conf=gpt engine=fsdp"),
-        (3000, "torchrun ... -m trainkit fit conf=gpt engine=fsdp trainer.activation_checkpointing=true"),
+        (
+            3000,
+            (
+                "torchrun ... -m trainkit fit conf=gpt engine=fsdp"
+                " trainer.activation_checkpointing=true"
+            ),
+        ),
     ],
 )
 def test_the_first_that_fits_is_named(memory_bytes: int, use: str) -> None:
@@ -100,4 +122,6 @@ def test_nothing_fits() -> None:
 def test_a_size_that_is_none_is_an_error(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The message names the key and the value."""
     assert main("plan", ["conf=mlp", f"memory_gb={value}"]) == 2
-    assert f"memory_gb is '{value}'; it must be a whole number, 1 or more." in capsys.readouterr().err
+    assert (
+        f"memory_gb is '{value}'; it must be a whole number, 1 or more." in capsys.readouterr().err
+    )

@@ -21,10 +21,18 @@ from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
 
-def planned(tmp_path: Path, task: Line, data: Any, ranks: int, **settings: Any) -> tuple[Run, list[Callback]]:
+def planned(
+    tmp_path: Path, task: Line, data: Any, ranks: int, **settings: Any
+) -> tuple[Run, list[Callback]]:
     """Return a run that is built and not started, and its callbacks."""
     trainer = quiet(tmp_path, engine=SimulatedEngine("horovod", ranks, ranks), **settings)
-    with Stage("fit", task, DataSources({"train": data, "val": loader(8)}), trainer.callbacks, trainer.options) as stage:
+    with Stage(
+        "fit",
+        task,
+        DataSources({"train": data, "val": loader(8)}),
+        trainer.callbacks,
+        trainer.options,
+    ) as stage:
         run = build_run(stage, StartFrom())
     return run, trainer.callbacks
 
@@ -34,8 +42,14 @@ def test_batches_and_steps(tmp_path: Path) -> None:
     run, _ = planned(tmp_path, Line(), loader(70), 8, max_epochs=3, lr_warmup_steps=2)
     rows = dict(plan.batch_rows(run))
     assert rows["batch"] == "4 per rank x 8 ranks x 1 accumulated = 32 samples a step"
-    assert rows["learning rate"] == "0.1 x 8 ranks = 0.8 (lr_scaling=linear), warm-up from 0.1 over 2 steps"
-    assert rows["last step"] == "6 samples instead of 32, weighted accordingly; 2 ranks have none of them"
+    assert (
+        rows["learning rate"]
+        == "0.1 x 8 ranks = 0.8 (lr_scaling=linear), warm-up from 0.1 over 2 steps"
+    )
+    assert (
+        rows["last step"]
+        == "6 samples instead of 32, weighted accordingly; 2 ranks have none of them"
+    )
     assert rows["steps"] == "3 an epoch, 3 epochs, 9 in all"
 
 
@@ -43,10 +57,17 @@ def test_unequal_shares_and_who_changes_them(tmp_path: Path) -> None:
     """The largest microbatch is named, and when callbacks=balance deals again."""
     rows = dict(plan.batch_rows(planned(tmp_path, Line(), loader(64, 8), 2, rank_shares=[1, 3])[0]))
     assert rows["batch"].endswith("dealt 1:3")
-    assert rows["microbatches"] == "12 samples on rank 1, 4 on rank 0; the largest needs the most memory"
+    assert (
+        rows["microbatches"]
+        == "12 samples on rank 1, 4 on rank 0; the largest needs the most memory"
+    )
     balance = Balance(every_n_steps=10, max_microbatch=12)
     rows = dict(plan.batch_rows(planned(tmp_path, Line(), loader(64, 8), 2, callbacks=balance)[0]))
-    assert rows["balance"] == "dealt again by measured speed, looked at each 10 steps; microbatches of 12 samples at most"
+    assert (
+        rows["balance"]
+        == "dealt again by measured speed, looked at each 10 steps; microbatches of 12 samples at"
+        " most"
+    )
     assert "microbatches" not in rows
 
 
@@ -63,9 +84,15 @@ class Scheduled(Line):
 
 def test_rates_are_those_of_the_run(tmp_path: Path) -> None:
     """The milestones' rates are what the optimizer gets in a run of the same length."""
-    settings: dict[str, Any] = {"max_epochs": 4, "lr_warmup_steps": 3, "accumulate_grad_batches": {0: 1, 2: 2}}
+    settings: dict[str, Any] = {
+        "max_epochs": 4,
+        "lr_warmup_steps": 3,
+        "accumulate_grad_batches": {0: 1, 2: 2},
+    }
     real = Recorder()
-    quiet(tmp_path, callbacks=real, lr_reference_batch_size=8, **settings).fit(Scheduled(), loader(32), loader(8))
+    quiet(tmp_path, callbacks=real, lr_reference_batch_size=8, **settings).fit(
+        Scheduled(), loader(32), loader(8)
+    )
     run, _ = planned(tmp_path, Scheduled(), loader(32), 1, lr_reference_batch_size=8, **settings)
     told = {int(name.split()[1]): float(value.split()[0]) for name, value in plan.rate_rows(run)}
     assert sorted(told) == [0, 2, 6, 12, 18, 23]
@@ -93,11 +120,19 @@ for _name in [n for n in vars(Callback) if n.startswith("on_")]:
 def test_the_order_is_that_of_a_real_step(tmp_path: Path) -> None:
     """Hooks come in the plan's order when a step is taken."""
     order = Order()
-    settings: dict[str, Any] = {"callbacks": order, "gradient_clip_val": 1.0, "log_every_n_steps": 1}
+    settings: dict[str, Any] = {
+        "callbacks": order,
+        "gradient_clip_val": 1.0,
+        "log_every_n_steps": 1,
+    }
     quiet(tmp_path, max_steps=1, **settings).fit(Line(), loader(4))
     run, _ = planned(tmp_path, Line(), loader(4), 1, **settings)
     rows = plan.step_rows(run, run.hooks)
-    names = [next(word for word in what.split() if word.startswith("on_")) for what, owner in rows if owner == "Order"]
+    names = [
+        next(word for word in what.split() if word.startswith("on_"))
+        for what, owner in rows
+        if owner == "Order"
+    ]
     first = order.called.index("on_train_step_start")
     assert order.called[first : first + len(names)] == names
     owners = dict(rows)
@@ -106,10 +141,14 @@ def test_the_order_is_that_of_a_real_step(tmp_path: Path) -> None:
     assert owners["optimizer.step"] == "SGD"
 
 
-@pytest.mark.parametrize(("ranks", "compression", "payload"), [(1, "none", 0), (4, "none", 16), (4, "fp16", 8)])
+@pytest.mark.parametrize(
+    ("ranks", "compression", "payload"), [(1, "none", 0), (4, "none", 16), (4, "fp16", 8)]
+)
 def test_sizes(tmp_path: Path, ranks: int, compression: str, payload: int) -> None:
     """Bytes are counted from the tensors: 4 parameters, a momentum for each."""
-    run, callbacks = planned(tmp_path, Line(momentum=0.9), loader(16), ranks, callbacks=ModelCheckpoint(), max_epochs=6)
+    run, callbacks = planned(
+        tmp_path, Line(momentum=0.9), loader(16), ranks, callbacks=ModelCheckpoint(), max_epochs=6
+    )
     sizes = plan.measure(run, compression)
     assert sizes == plan.Sizes(weights=16, gradients=16, optimizer=16, payload=payload, tensors=2)
     told = dict(plan.size_rows(sizes, ranks))
@@ -162,7 +201,13 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
     "small batch": (Line, lambda: loader(4000), {}, {}, "data.batch_size is 4 for each rank"),
     "batch norm": (Net, slow, {}, {}, "The model has batch norm, and a rank sees"),
     "few steps": (Line, lambda: loader(70), {}, {}, "An epoch has 3 steps of 32 samples"),
-    "adaptive": (Adam, slow, {}, {}, "trainer.lr_scaling is linear and multiplies the rate of AdamW by 8"),
+    "adaptive": (
+        Adam,
+        slow,
+        {},
+        {},
+        "trainer.lr_scaling is linear and multiplies the rate of AdamW by 8",
+    ),
     "no warm-up": (Line, slow, {}, {}, "multiplied by 8 without warm-up"),
     "long warm-up": (
         Line,
@@ -172,7 +217,13 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
         "Warm-up: 64 steps are longer than the run of 32 steps",
     ),
     "no workers": (Line, slow, {}, {}, r"loaded by the training process itself (num_workers=0)"),
-    "too many workers": (Line, lambda: slow(num_workers=2), {}, {}, "8 ranks of this host with 2 loader workers each need 24"),
+    "too many workers": (
+        Line,
+        lambda: slow(num_workers=2),
+        {},
+        {},
+        "8 ranks of this host with 2 loader workers each need 24",
+    ),
     "log each step": (Line, slow, {"log_every_n_steps": 1}, {}, "trainer.log_every_n_steps is 1"),
     "checkpoints": (
         Line,
@@ -181,8 +232,20 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
         {},
         "written each 10 steps by rank 0",
     ),
-    "gpu number": (Line, slow, {}, {"task": {"device": "cuda:1"}}, "task.device is cuda:1: a rank or a GPU's number"),
-    "rank": (Line, slow, {}, {"data": {"a": [{"num_gpus": 4}]}}, "data.a.0.num_gpus is 4: a rank or a GPU's number"),
+    "gpu number": (
+        Line,
+        slow,
+        {},
+        {"task": {"device": "cuda:1"}},
+        "task.device is cuda:1: a rank or a GPU's number",
+    ),
+    "rank": (
+        Line,
+        slow,
+        {},
+        {"data": {"a": [{"num_gpus": 4}]}},
+        "data.a.0.num_gpus is 4: a rank or a GPU's number",
+    ),
 }
 
 
@@ -199,10 +262,20 @@ def test_what_spoils_a_run_is_found(tmp_path: Path, fault: str) -> None:
 
 
 def test_a_sound_run_has_nothing_to_look_at(tmp_path: Path) -> None:
-    """No sentence is said of a run that has none of it; names that only look like a rank's are left alone."""
-    config = {"task": {"low_rank": 4, "ranking": 3, "gpus": None}, "data": {"root": "/data/cuda", "sizes": [1, 2]}}
+    """No sentence is said of a run that has none of it;
+    names that only look like a rank's are left alone.
+    """
+    config = {
+        "task": {"low_rank": 4, "ranking": 3, "gpus": None},
+        "data": {"root": "/data/cuda", "sizes": [1, 2]},
+    }
     run, callbacks = planned(
-        tmp_path, Line(), slow(num_workers=1), 8, lr_warmup_steps=5, callbacks=ModelCheckpoint(every_n_epochs=1)
+        tmp_path,
+        Line(),
+        slow(num_workers=1),
+        8,
+        lr_warmup_steps=5,
+        callbacks=ModelCheckpoint(every_n_epochs=1),
     )
     told = advise(run, callbacks, config, cores=16)
     assert told == []
@@ -211,19 +284,35 @@ def test_a_sound_run_has_nothing_to_look_at(tmp_path: Path) -> None:
 def test_planning_spends_no_real_rank(tmp_path: Path) -> None:
     """The pretended ranks answer as one would."""
     with SimulatedEngine("ddp", 6, 2) as engine:
-        assert (engine.ranks.rank, engine.ranks.world_size, engine.ranks.local_size, engine.name) == (0, 6, 2, "ddp")
+        assert (
+            engine.ranks.rank,
+            engine.ranks.world_size,
+            engine.ranks.local_size,
+            engine.name,
+        ) == (0, 6, 2, "ddp")
         assert engine.comm.all_reduce(torch.ones(2)).tolist() == [6.0, 6.0]
         assert engine.comm.all_gather_object("a") == ["a"] * 6
 
 
 def test_ranks_that_split_the_weights_hold_a_part() -> None:
     """engine=fsdp: each row counts what a rank holds; DeepSpeed's stages are named."""
-    sizes = plan.Sizes(weights=8 << 20, gradients=8 << 20, optimizer=16 << 20, payload=8 << 20, tensors=2)
+    sizes = plan.Sizes(
+        weights=8 << 20, gradients=8 << 20, optimizer=16 << 20, payload=8 << 20, tensors=2
+    )
     rows = dict(plan.size_rows(sizes, 16, parts=8))
-    assert rows["memory of a rank"].startswith("4.0 MiB: a part in 8 of weights 8.0 MiB, gradients 8.0 MiB, optimizer 16.0 MiB")
+    assert rows["memory of a rank"].startswith(
+        "4.0 MiB: a part in 8 of weights 8.0 MiB, gradients 8.0 MiB, optimizer 16.0 MiB"
+    )
     assert rows["sent in a step"].endswith("up to 24.0 MiB a rank")
     groups = dict(plan.size_rows(sizes, 16, parts=8, tensor=2))
     assert "what no plan splits by width, 2 times that" in groups["memory of a rank"]
-    assert groups["sent in a step"].endswith("; 12.0 MiB of layers split by width, and their activations")
-    assert "before DeepSpeed splits them" in dict(plan.size_rows(sizes, 16, zero=True))["memory of a rank"]
-    assert dict(plan.size_rows(sizes, 16))["memory of a rank"].startswith("32.0 MiB: weights 8.0 MiB")
+    assert groups["sent in a step"].endswith(
+        "; 12.0 MiB of layers split by width, and their activations"
+    )
+    assert (
+        "before DeepSpeed splits them"
+        in dict(plan.size_rows(sizes, 16, zero=True))["memory of a rank"]
+    )
+    assert dict(plan.size_rows(sizes, 16))["memory of a rank"].startswith(
+        "32.0 MiB: weights 8.0 MiB"
+    )

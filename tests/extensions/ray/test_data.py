@@ -54,7 +54,13 @@ def _connected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stream(**settings: Any) -> RayStream:
     """Return a stream of one rank."""
-    given = {"limit": None, "seed": 1, "ranks": (0, 1), "declared": 1, "on_main": lambda function: function()} | settings
+    given = {
+        "limit": None,
+        "seed": 1,
+        "ranks": (0, 1),
+        "declared": 1,
+        "on_main": lambda function: function(),
+    } | settings
     return RayStream(RayData(Table(), 4, ["id"], shuffle=True), **given)
 
 
@@ -64,7 +70,9 @@ def ids(steps: Any) -> list[int]:
 
 
 def test_an_epoch_has_its_own_order_and_resumes_at_its_place() -> None:
-    """Each row once, in another order in each epoch; from step 2 on the same rows in the same order."""
+    """Each row once, in another order in each epoch;
+    from step 2 on the same rows in the same order.
+    """
     made = stream()
     first, second = ids(made.steps(0, 0, 2)), ids(made.steps(1, 0, 2))
     assert sorted(first) == sorted(second) == list(range(23)) and first != second
@@ -80,7 +88,9 @@ def test_a_limit_ends_an_epoch() -> None:
 
 
 def test_columns_become_tensors() -> None:
-    """Numbers and nested arrays are tensors, texts and ragged rows lists; a missing column is named."""
+    """Numbers and nested arrays are tensors, texts and ragged rows lists;
+    a missing column is named.
+    """
     nested = np.empty(2, dtype=object)
     nested[:] = [np.array([np.ones(2), np.zeros(2)]), np.array([np.ones(2), np.ones(2)])]
     ragged = np.empty(2, dtype=object)
@@ -88,7 +98,9 @@ def test_columns_become_tensors() -> None:
     frozen = np.arange(2)
     frozen.flags.writeable = False
     data = RayData(Table(), 2)
-    batch = data.batch_of({"id": frozen, "nested": nested, "ragged": ragged, "text": np.array(["a", "b"])})
+    batch = data.batch_of(
+        {"id": frozen, "nested": nested, "ragged": ragged, "text": np.array(["a", "b"])}
+    )
     assert torch.equal(batch["id"], torch.arange(2)) and batch["nested"].shape == (2, 2, 2)
     assert [len(row) for row in batch["ragged"]] == [2, 3] and batch["text"] == ["a", "b"]
     with pytest.raises(ConfigError, match="RayData.columns has 'label'; the data has id"):
@@ -97,7 +109,9 @@ def test_columns_become_tensors() -> None:
 
 def test_what_is_no_data_set_is_refused() -> None:
     """A share of a data set, or any other object, is refused; so is an empty data set."""
-    with pytest.raises(ConfigError, match="RayData.dataset is a builtins.list; it must be a whole ray.data.Dataset"):
+    with pytest.raises(
+        ConfigError, match="RayData.dataset is a builtins.list; it must be a whole ray.data.Dataset"
+    ):
         RayData([1, 2], 2)
     with pytest.raises(ConfigError, match="RayData.batch_size is 0"):
         RayData(Table(), 0)

@@ -21,7 +21,9 @@ def with_version(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     monkeypatch.setattr("importlib.metadata.version", answer)
 
 
-def test_without_ray_nothing_is_said_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_nothing_is_said_unless_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """RAY_ADDRESS asks for it."""
     with_version(monkeypatch, None)
     assert list(look({})) == []
@@ -29,7 +31,9 @@ def test_without_ray_nothing_is_said_unless_it_is_asked_for(monkeypatch: pytest.
     assert (found.status, found.mend) == ("warning", "pip install 'trainkit[ray]'")
 
 
-@pytest.mark.parametrize(("version", "status"), [("2.60.0", "ok"), ("3.0.0rc1", "ok"), ("2.9.3", "warning")])
+@pytest.mark.parametrize(
+    ("version", "status"), [("2.60.0", "ok"), ("3.0.0rc1", "ok"), ("2.9.3", "warning")]
+)
 def test_an_older_ray_is_named(version: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Newer ones pass."""
     with_version(monkeypatch, version)
@@ -47,7 +51,9 @@ def test_an_older_ray_is_named(version: str, status: str, monkeypatch: pytest.Mo
         ("nonsense", "no Ray cluster answers there"),
     ],
 )
-def test_an_address_that_cannot_be_joined_is_wrong(address: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_cannot_be_joined_is_wrong(
+    address: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the reason."""
     with_version(monkeypatch, "2.60.0")
     _, cluster = look({"RAY_ADDRESS": address})
@@ -58,4 +64,6 @@ def test_a_head_that_answers_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as a connection shows."""
     with_version(monkeypatch, "2.60.0")
     with socket.create_server(("127.0.0.1", 0)) as head:
-        assert [found.status for found in look({"RAY_ADDRESS": f"127.0.0.1:{head.getsockname()[1]}"})] == ["ok", "ok"]
+        assert [
+            found.status for found in look({"RAY_ADDRESS": f"127.0.0.1:{head.getsockname()[1]}"})
+        ] == ["ok", "ok"]

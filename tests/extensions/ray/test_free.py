@@ -1,4 +1,6 @@
-"""What a job that waits for a cluster's resources states: whether they are free, and whether one node can hold them."""
+"""What a job that waits for a cluster's resources states:
+whether they are free, and whether one node can hold them.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,31 @@ import pytest
 from trainkit.extensions.ray.free import Node, free_on
 from trainkit.extensions.ray.options import Options
 
-NODES = [Node({"CPU": 2}, {"CPU": 2}), Node({"CPU": 4, "node:10.0.0.2": 1}, {"CPU": 1}), Node({"CPU": 2}, {"CPU": 1})]
+NODES = [
+    Node({"CPU": 2}, {"CPU": 2}),
+    Node({"CPU": 4, "node:10.0.0.2": 1}, {"CPU": 1}),
+    Node({"CPU": 2}, {"CPU": 1}),
+]
 SUMS = "free now: {CPU: 4} of {CPU: 8} on 3 nodes"
 
 
 @pytest.mark.parametrize(
     ("strategy", "text"),
     [
-        ("STRICT_PACK", "all on one node, {CPU: 4}: the largest node has {CPU: 4}, the most that one has free is {CPU: 2}"),
-        ("PACK", "each bundle on one node, {CPU: 1}: the largest node has {CPU: 4}, the most that one has free is {CPU: 2}"),
+        (
+            "STRICT_PACK",
+            (
+                "all on one node, {CPU: 4}: the largest node has {CPU: 4}, the most that one has"
+                " free is {CPU: 2}"
+            ),
+        ),
+        (
+            "PACK",
+            (
+                "each bundle on one node, {CPU: 1}: the largest node has {CPU: 4}, the most that"
+                " one has free is {CPU: 2}"
+            ),
+        ),
         ("STRICT_SPREAD", "4 nodes with {CPU: 1} each are needed, 3 have it, 3 have it free"),
     ],
 )
@@ -25,11 +43,18 @@ def test_a_request_that_fits_the_sum_names_what_one_node_has(strategy: str, text
 
 
 def test_a_bundle_of_several_workers_is_on_one_node() -> None:
-    """Two bundles of two workers with {CPU: 3} ask for {CPU: 6} each; a resource that no node has counts as 0."""
+    """Two bundles of two workers with {CPU: 3} ask for {CPU: 6} each;
+    a resource that no node has counts as 0.
+    """
     found = free_on(NODES, Options(4, 4, {"CPU": 3, "GPU": 1}, per_bundle=2))
-    assert "each bundle on one node, {CPU: 6, GPU: 2}: the largest node has {CPU: 4, GPU: 0}" in found
+    assert (
+        "each bundle on one node, {CPU: 6, GPU: 2}: the largest node has {CPU: 4, GPU: 0}" in found
+    )
 
 
 def test_of_one_node_the_sum_is_all() -> None:
     """The largest node is the only one."""
-    assert free_on(NODES[:1], Options(4, 4, {"CPU": 1}, "STRICT_PACK")) == "free now: {CPU: 2} of {CPU: 2} on 1 nodes"
+    assert (
+        free_on(NODES[:1], Options(4, 4, {"CPU": 1}, "STRICT_PACK"))
+        == "free now: {CPU: 2} of {CPU: 2} on 1 nodes"
+    )

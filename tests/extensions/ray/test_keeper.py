@@ -1,4 +1,6 @@
-"""The actor of a slot, without Ray: it starts a worker, copies its output, signals it, and reports what its node lacks."""
+"""The actor of a slot, without Ray:
+it starts a worker, copies its output, signals it, and reports what its node lacks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     made._reaper.communicate()
 
 
-def run(keeper: Keeper, worker: str, command: list[str], call: bytes | None = None) -> dict[str, Any]:
+def run(
+    keeper: Keeper, worker: str, command: list[str], call: bytes | None = None
+) -> dict[str, Any]:
     """Run a worker to its end; return what came, put together."""
     found: dict[str, Any] = {}
     for name, part in keeper.run(worker, command, {"A": "x"}, call):
@@ -37,15 +41,21 @@ def run(keeper: Keeper, worker: str, command: list[str], call: bytes | None = No
     return found
 
 
-def test_a_worker_runs_with_its_environment_and_its_output_is_streamed(keeper: Keeper, tmp_path: Path) -> None:
+def test_a_worker_runs_with_its_environment_and_its_output_is_streamed(
+    keeper: Keeper, tmp_path: Path
+) -> None:
     """The word python is the keeper's own; the folder is the driver's; the code comes last."""
-    program = "import os, sys; print(os.getcwd(), os.environ['A'], os.environ['HOROVOD_GLOO_IFACE']); "
+    program = (
+        "import os, sys; print(os.getcwd(), os.environ['A'], os.environ['HOROVOD_GLOO_IFACE']); "
+    )
     found = run(keeper, "w", ["python", "-c", program + "print('e', file=sys.stderr); sys.exit(7)"])
     assert found == {"stdout": f"{tmp_path} x lo\n".encode(), "stderr": b"e\n", "code": 7}
 
 
 def test_a_signal_reaches_the_worker_and_its_children(keeper: Keeper) -> None:
-    """The code is minus the signal's number; a signal before the start keeps the worker from starting."""
+    """The code is minus the signal's number;
+    a signal before the start keeps the worker from starting.
+    """
     stream = keeper.run("w", ["sh", "-c", "echo up; sleep 60 & sleep 60"], {}, None)
     assert next(stream) == ("stdout", b"up\n")
     keeper.send("w", signal.SIGTERM)
@@ -56,14 +66,23 @@ def test_a_signal_reaches_the_worker_and_its_children(keeper: Keeper) -> None:
 
 def test_a_call_and_its_result_pass_by_files(keeper: Keeper) -> None:
     """The worker finds the call in a folder of its own, which is deleted at the end."""
-    found = run(keeper, "w", ["sh", "-c", "cat $TRAINKIT_CALL/call $TRAINKIT_CALL/call > $TRAINKIT_CALL/result; env"], b"ab")
+    found = run(
+        keeper,
+        "w",
+        ["sh", "-c", "cat $TRAINKIT_CALL/call $TRAINKIT_CALL/call > $TRAINKIT_CALL/result; env"],
+        b"ab",
+    )
     assert found["result"] == b"abab"
-    (folder,) = [line for line in found["stdout"].decode().splitlines() if line.startswith("TRAINKIT_CALL=")]
+    (folder,) = [
+        line for line in found["stdout"].decode().splitlines() if line.startswith("TRAINKIT_CALL=")
+    ]
     assert not Path(folder.partition("=")[2]).exists()
 
 
 def test_what_a_node_has_is_reported(keeper: Keeper, tmp_path: Path) -> None:
-    """With this environment: trainkit, its Horovod; a file of the driver's is looked for in the worker's folder."""
+    """With this environment: trainkit, its Horovod;
+    a file of the driver's is looked for in the worker's folder.
+    """
     (tmp_path / "token").touch()
     found = keeper.look(PYTHON, "token")
     assert (found["trainkit"], found["token"], found["folder"]) == (True, True, str(tmp_path))
@@ -81,7 +100,10 @@ def test_a_killed_keeper_leaves_no_worker(tmp_path: Path) -> None:
         "    print(item[1].decode(), flush=True)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "keep.py")], env=os.environ | PYTHON, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(tmp_path / "keep.py")],
+        env=os.environ | PYTHON,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     worker = Path("/proc") / process.stdout.readline().strip()

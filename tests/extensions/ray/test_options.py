@@ -13,15 +13,25 @@ from trainkit.extensions.ray.options import Options, options_of, refuse_shared_g
 
 def options(**given: Any) -> Options:
     """Options with the defaults of conf/launcher/ray.yaml."""
-    defaults = {"num_workers": 2, "resources_per_worker": {"CPU": 1}, "placement_strategy": "PACK", "workers_per_bundle": 1}
+    defaults = {
+        "num_workers": 2,
+        "resources_per_worker": {"CPU": 1},
+        "placement_strategy": "PACK",
+        "workers_per_bundle": 1,
+    }
     defaults |= {"max_failures": None, "start_timeout_s": 600.0, "runtime_env": None}
     return options_of("launcher.", **(defaults | given))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [[8, 2], 0, -1, [0, 2], [2], [1, 2, 3], "2", True, 2.0, None, [1, 2.5]])
+@pytest.mark.parametrize(
+    "given", [[8, 2], 0, -1, [0, 2], [2], [1, 2, 3], "2", True, 2.0, None, [1, 2.5]]
+)
 def test_a_number_of_workers_is_one_or_two_numbers(given: Any) -> None:
     """Refused with key, value and what is legal."""
-    with pytest.raises(ConfigError, match=r"launcher\.num_workers is .*; it must be a number of ranks, 1 or more, or two"):
+    with pytest.raises(
+        ConfigError,
+        match=r"launcher\.num_workers is .*; it must be a number of ranks, 1 or more, or two",
+    ):
         options(num_workers=given)
 
 
@@ -31,10 +41,15 @@ def test_a_range_is_elastic() -> None:
     assert options(num_workers=[2, 8]).is_elastic and not options(num_workers=[2, 2]).is_elastic
 
 
-@pytest.mark.parametrize("given", [{}, {"CPU": 0}, {"CPU": -1}, {"CPU": "2"}, {"GPU": float("inf")}, [1], {"CPU": True}])
+@pytest.mark.parametrize(
+    "given", [{}, {"CPU": 0}, {"CPU": -1}, {"CPU": "2"}, {"GPU": float("inf")}, [1], {"CPU": True}]
+)
 def test_resources_are_numbers(given: Any) -> None:
     """One of them is above 0."""
-    with pytest.raises(ConfigError, match=r"launcher\.resources_per_worker is .*; it must be a mapping of resources"):
+    with pytest.raises(
+        ConfigError,
+        match=r"launcher\.resources_per_worker is .*; it must be a mapping of resources",
+    ):
         options(resources_per_worker=given)
 
 
@@ -65,19 +80,32 @@ def test_the_other_settings_have_ranges(key: str, value: Any) -> None:
 
 def test_resources_become_those_of_bundles_and_actors() -> None:
     """Two workers a bundle need twice as much in it; an actor's options have Ray's names."""
-    found = options(num_workers=4, workers_per_bundle=2, resources_per_worker={"CPU": 2, "GPU": 0.5, "memory": 100, "spot": 1})
+    found = options(
+        num_workers=4,
+        workers_per_bundle=2,
+        resources_per_worker={"CPU": 2, "GPU": 0.5, "memory": 100, "spot": 1},
+    )
     assert found.bundle == {"CPU": 4, "GPU": 1, "memory": 200, "spot": 2}
     assert found.actor == {"num_cpus": 2, "num_gpus": 0.5, "resources": {"spot": 1}, "memory": 100}
     assert found.asked == "4 x {CPU: 2, GPU: 0.5, memory: 100, spot: 1}"
 
 
-@pytest.mark.parametrize(("program", "is_refused"), [("print(True)", True), ("print(False)", False), ("import nothing", True)])
-def test_parts_of_a_gpu_are_refused_under_nccl(monkeypatch: pytest.MonkeyPatch, program: str, is_refused: bool) -> None:
-    """NCCL takes one rank for each GPU: several ranks with GPU: 0.5 are refused, unless Horovod has no NCCL."""
+@pytest.mark.parametrize(
+    ("program", "is_refused"),
+    [("print(True)", True), ("print(False)", False), ("import nothing", True)],
+)
+def test_parts_of_a_gpu_are_refused_under_nccl(
+    monkeypatch: pytest.MonkeyPatch, program: str, is_refused: bool
+) -> None:
+    """NCCL takes one rank for each GPU: several ranks with GPU:
+    0.5 are refused, unless Horovod has no NCCL.
+    """
     monkeypatch.setattr(module, "_NCCL", program)
     given = options(resources_per_worker={"GPU": 0.5})
     if is_refused:
-        with pytest.raises(ConfigError, match=r"asks for 0\.5 of a GPU for each of 2 ranks; NCCL takes one rank"):
+        with pytest.raises(
+            ConfigError, match=r"asks for 0\.5 of a GPU for each of 2 ranks; NCCL takes one rank"
+        ):
             refuse_shared_gpus("launcher.", given)
     else:
         refuse_shared_gpus("launcher.", given)

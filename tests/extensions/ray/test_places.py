@@ -19,7 +19,10 @@ def test_bundles_become_slots_of_hosts() -> None:
 def test_a_second_node_of_an_address_is_told_apart() -> None:
     """Raylets of one machine: the later one has six digits of its id in its name."""
     places = Places()
-    assert list(places.update({"aaaaaaaa1": [(0, 0)], "cccccccc3": [(0, 1)]}, ADDRESSES)) == ["10.0.0.1", "10.0.0.1-cccccc"]
+    assert list(places.update({"aaaaaaaa1": [(0, 0)], "cccccccc3": [(0, 1)]}, ADDRESSES)) == [
+        "10.0.0.1",
+        "10.0.0.1-cccccc",
+    ]
     assert places.addresses["10.0.0.1-cccccc"] == "10.0.0.1"
 
 
@@ -37,11 +40,19 @@ def test_a_host_that_goes_has_no_slots_and_keeps_its_name() -> None:
     places.update({"aaaaaaaa1": [(0, 0)], "bbbbbbbb2": [(0, 1)]}, ADDRESSES)
     assert places.update({"bbbbbbbb2": [(0, 1), (0, 0)]}, ADDRESSES) == {"10.0.0.2": 2}
     assert places.of("10.0.0.1", 0) is None and places.of("10.0.0.2", 1) == Place(0, 0)
-    assert places.update({"aaaaaaaa1": [(2, 0)], "bbbbbbbb2": [(0, 1)]}, ADDRESSES) == {"10.0.0.2": 1, "10.0.0.1": 1}
+    assert places.update({"aaaaaaaa1": [(2, 0)], "bbbbbbbb2": [(0, 1)]}, ADDRESSES) == {
+        "10.0.0.2": 1,
+        "10.0.0.1": 1,
+    }
 
 
 def test_workers_that_share_a_bundle_have_a_place_each() -> None:
     """Three workers a bundle: three slots on its host."""
     places = Places(per_bundle=3)
     assert places.update({"aaaaaaaa1": [(0, 0)]}, ADDRESSES) == {"10.0.0.1": 3}
-    assert [places.of("10.0.0.1", n) for n in range(4)] == [Place(0, 0, 0), Place(0, 0, 1), Place(0, 0, 2), None]
+    assert [places.of("10.0.0.1", n) for n in range(4)] == [
+        Place(0, 0, 0),
+        Place(0, 0, 1),
+        Place(0, 0, 2),
+        None,
+    ]

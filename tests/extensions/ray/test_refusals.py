@@ -1,4 +1,6 @@
-"""launcher=ray at the command line: what is refused, in words, before Ray or anything else is started."""
+"""launcher=ray at the command line:
+what is refused, in words, before Ray or anything else is started.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from trainkit.extensions.ray.options import Options
 from trainkit.launch.overrides import override
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str, command: str = "fit", code: int = 2) -> str:
+def refused(
+    capsys: pytest.CaptureFixture[str], *words: str, command: str = "fit", code: int = 2
+) -> str:
     """Run a command that is refused; return its one error."""
     assert main(command, ["conf=mlp", "launcher=ray", *words]) == code
     text = capsys.readouterr().err
@@ -35,17 +39,40 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["launcher.num_workers=[8,2]"], "launcher.num_workers is [8, 2]; it must be a number of ranks"),
-        (["launcher.num_workers=0"], "launcher.num_workers is 0; it must be a number of ranks, 1 or more"),
-        (["launcher.num_workers=two"], "launcher.num_workers is 'two'; it must be a whole number or a list"),
-        (["launcher.num_worker=2"], "launcher.num_worker is not a setting. Did you mean 'num_workers'?"),
-        (["launcher.resources_per_worker={CPU: 0}"], "launcher.resources_per_worker is {'CPU': 0}; it must be a mapping"),
-        (["engine=ddp"], "engine is ddp, and launcher=ray starts ranks of Horovod. Use engine=auto"),
+        (
+            ["launcher.num_workers=[8,2]"],
+            "launcher.num_workers is [8, 2]; it must be a number of ranks",
+        ),
+        (
+            ["launcher.num_workers=0"],
+            "launcher.num_workers is 0; it must be a number of ranks, 1 or more",
+        ),
+        (
+            ["launcher.num_workers=two"],
+            "launcher.num_workers is 'two'; it must be a whole number or a list",
+        ),
+        (
+            ["launcher.num_worker=2"],
+            "launcher.num_worker is not a setting. Did you mean 'num_workers'?",
+        ),
+        (
+            ["launcher.resources_per_worker={CPU: 0}"],
+            "launcher.resources_per_worker is {'CPU': 0}; it must be a mapping",
+        ),
+        (
+            ["engine=ddp"],
+            "engine is ddp, and launcher=ray starts ranks of Horovod. Use engine=auto",
+        ),
         (["engine=single"], "engine is single, and launcher=ray starts ranks of Horovod"),
-        (["engine.compresion=fp16"], "engine.compresion is not a setting. Did you mean 'compression'?"),
+        (
+            ["engine.compresion=fp16"],
+            "engine.compresion is not a setting. Did you mean 'compression'?",
+        ),
     ],
 )
-def test_illegal_settings_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], text: str) -> None:
+def test_illegal_settings_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], text: str
+) -> None:
     """Key, value, what is legal; no folder of a run is left."""
     assert text in refused(capsys, *words)
     assert list(tmp_path.iterdir()) == []
@@ -54,20 +81,30 @@ def test_illegal_settings_are_named(capsys: pytest.CaptureFixture[str], tmp_path
 def test_options_of_horovods_engine_are_legal(tmp_path: Path) -> None:
     """engine=auto is checked as the engine of the ranks, not of the driver."""
     jobs: list[Any] = []
-    run("fit", ["conf=mlp", "launcher=ray", "engine.compression=fp16", f"run_dir={tmp_path}"], True, jobs.append)
+    run(
+        "fit",
+        ["conf=mlp", "launcher=ray", "engine.compression=fp16", f"run_dir={tmp_path}"],
+        True,
+        jobs.append,
+    )
     assert jobs[0].config["launcher"]["num_workers"] == 2
 
 
 def test_several_jobs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """-m with launcher=ray."""
     assert main("fit", ["-m", "conf=mlp", "launcher=ray", "optimizer.lr=0.1,0.2"]) != 0
-    assert "-m runs several jobs in this process, and launcher=ray starts one" in capsys.readouterr().err
+    assert (
+        "-m runs several jobs in this process, and launcher=ray starts one"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_only_fit_has_a_launcher(capsys: pytest.CaptureFixture[str], command: str) -> None:
     """The others run in one process."""
-    assert f"launcher is ray, which is for fit; {command} runs in this process" in refused(capsys, command=command)
+    assert f"launcher is ray, which is for fit; {command} runs in this process" in refused(
+        capsys, command=command
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,27 +114,40 @@ def test_only_fit_has_a_launcher(capsys: pytest.CaptureFixture[str], command: st
         ("torchrun", {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}),
     ],
 )
-def test_two_launchers_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str]) -> None:
+def test_two_launchers_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str]
+) -> None:
     """launcher=ray under horovodrun or torchrun; a rank that it started itself passes."""
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigError, match=f"launcher is ray, and this process was started by {name}: two launchers"):
+    with pytest.raises(
+        ConfigError, match=f"launcher is ray, and this process was started by {name}: two launchers"
+    ):
         run("fit", ["conf=mlp", "launcher=ray"], True, lambda job: None)
     monkeypatch.setenv("TRAINKIT_LAUNCHER", "ray")
     run("fit", ["conf=mlp", "launcher=ray"], True, lambda job: None)
 
 
-def test_ray_may_be_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_may_be_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With what to install."""
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else found(name, *rest))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "ray" else found(name, *rest),
+    )
     assert "ray is not installed. Install it: pip install 'trainkit[ray]'" in refused(capsys)
 
 
 @pytest.mark.parametrize(
     ("address", "text"),
     [
-        ("ray://head:10001", "an address of Ray Client: the driver would be outside of the cluster, where ranks"),
+        (
+            "ray://head:10001",
+            "an address of Ray Client: the driver would be outside of the cluster, where ranks",
+        ),
         ("http://head:8265", "the address of the dashboard, to which jobs are submitted"),
     ],
 )
@@ -114,23 +164,43 @@ def test_an_address_without_a_cluster_is_reported(monkeypatch: pytest.MonkeyPatc
     """Port 1 answers nothing."""
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with (
-        pytest.raises(ConfigError, match=r"RAY_ADDRESS is '127.0.0.1:1', and no Ray cluster answers"),
+        pytest.raises(
+            ConfigError, match=r"RAY_ADDRESS is '127.0.0.1:1', and no Ray cluster answers"
+        ),
         connected(Options(1, 1, {})),
     ):
         pass
 
 
-GOOD = {"trainkit": True, "horovod": "0.28.1+trainkit.0", "python": "3.11.1", "folder": "/ray", "token": True}
+GOOD = {
+    "trainkit": True,
+    "horovod": "0.28.1+trainkit.0",
+    "python": "3.11.1",
+    "folder": "/ray",
+    "token": True,
+}
 
 
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        ({"error": "No module named encodings"}, "Python does not start on node1 with the workers' environment: No module"),
-        (GOOD | {"trainkit": False}, "on node1 (Python 3.11.1, /ray) has no trainkit. Name it in launcher.runtime_env"),
-        (GOOD | {"horovod": ""}, "on node1 has no Horovod. Run `python -m trainkit horovod install`"),
+        (
+            {"error": "No module named encodings"},
+            "Python does not start on node1 with the workers' environment: No module",
+        ),
+        (
+            GOOD | {"trainkit": False},
+            "on node1 (Python 3.11.1, /ray) has no trainkit. Name it in launcher.runtime_env",
+        ),
+        (
+            GOOD | {"horovod": ""},
+            "on node1 has no Horovod. Run `python -m trainkit horovod install`",
+        ),
         (GOOD | {"horovod": "0.28.1"}, "on node1 has Horovod 0.28.1, which trainkit did not build"),
-        (GOOD | {"token": False}, "run_dir is 'runs/x', and node1 does not see it (its folder is /ray): it is not shared"),
+        (
+            GOOD | {"token": False},
+            "run_dir is 'runs/x', and node1 does not see it (its folder is /ray): it is not shared",
+        ),
     ],
 )
 def test_what_a_node_lacks_is_named(found: dict[str, Any], text: str) -> None:
@@ -161,18 +231,30 @@ ValueError: Could not find Conda executable at conda.
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        (PIP, "ERROR: Could not find a version that satisfies the requirement torchh==2.11 (from versions: none)"),
+        (
+            PIP,
+            (
+                "ERROR: Could not find a version that satisfies the requirement torchh==2.11 (from"
+                " versions: none)"
+            ),
+        ),
         (CONDA, "ValueError: Could not find Conda executable at conda."),
         ("", "RuntimeError('')"),
     ],
 )
 def test_an_environment_that_cannot_be_made_has_its_first_cause(text: str, cause: str) -> None:
-    """Of pip's output the first error, not what follows from it; of an exception of Ray's own the last line."""
+    """Of pip's output the first error, not what follows from it;
+    of an exception of Ray's own the last line.
+    """
     assert cause_of(RuntimeError(text)) == cause
 
 
-def test_elastic_is_added_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The ranks' command is the typed one, with the callback, and with the run's folder of the driver, quoted for Hydra."""
+def test_elastic_is_added_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The ranks' command is the typed one, with the callback,
+    and with the run's folder of the driver, quoted for Hydra.
+    """
     commands: list[Any] = []
 
     def record(launcher: RayLauncher, command: Any, run_dir: Any) -> int:

@@ -1,4 +1,6 @@
-"""RayReport and TuneReport without Ray: when they report, what a report holds, a notice, and bad input."""
+"""RayReport and TuneReport without Ray:
+when they report, what a report holds, a notice, and bad input.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class FakeRay:
     def __init__(self, notice_after: int | None = None, stop_after: int | None = None) -> None:
         self.reports: list[tuple[dict[str, Any], list[str] | None]] = []
         self.looks, self.notice_after, self.stop_after = 0, notice_after, stop_after
-        self.Checkpoint = SimpleNamespace(from_directory=lambda folder: sorted(p.name for p in Path(folder).iterdir()))
+        self.Checkpoint = SimpleNamespace(
+            from_directory=lambda folder: sorted(p.name for p in Path(folder).iterdir())
+        )
 
     def get_context(self) -> Any:
         """Return the context of a worker and of a trial."""
@@ -48,7 +52,9 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 @pytest.mark.parametrize("callback", [RayReport, TuneReport])
 def test_each_validation_is_reported(callback: Any, ray: FakeRay, tmp_path: Path) -> None:
-    """Two validations in each of two epochs: four reports with metrics, epoch, step and a checkpoint, which is removed."""
+    """Two validations in each of two epochs:
+    four reports with metrics, epoch, step and a checkpoint, which is removed.
+    """
     trainer = quiet(tmp_path, max_epochs=2, val_check_interval=0.5, callbacks=[callback()])
     trainer.fit(Line(), loader(24, 4), loader(7))
     assert [(m["epoch"], m["step"]) for m, _ in ray.reports] == [(0, 3), (1, 6), (1, 9), (2, 12)]
@@ -59,12 +65,16 @@ def test_each_validation_is_reported(callback: Any, ray: FakeRay, tmp_path: Path
 
 def test_epochs_are_reported_where_there_is_no_validation(ray: FakeRay, tmp_path: Path) -> None:
     """Without validation data a report follows each epoch; without checkpoints none is written."""
-    quiet(tmp_path, max_epochs=2, callbacks=[TuneReport(checkpoints=False)]).fit(Line(), loader(24, 4))
+    quiet(tmp_path, max_epochs=2, callbacks=[TuneReport(checkpoints=False)]).fit(
+        Line(), loader(24, 4)
+    )
     assert [(m["epoch"], files) for m, files in ray.reports] == [(1, None), (2, None)]
 
 
 def test_a_notice_ends_the_run_as_a_signal_does(ray: FakeRay, tmp_path: Path) -> None:
-    """Ray's notice that a node goes: a checkpoint of the step is reported, and fit raises Preempted, which names the node."""
+    """Ray's notice that a node goes:
+    a checkpoint of the step is reported, and fit raises Preempted, which names the node.
+    """
     ray.notice_after = 0
     trainer = quiet(tmp_path, max_epochs=200, callbacks=[RayReport(preemption_interval_s=0.01)])
     with pytest.raises(Preempted) as ended:
@@ -76,11 +86,17 @@ def test_a_notice_ends_the_run_as_a_signal_does(ray: FakeRay, tmp_path: Path) ->
 
 def test_a_metric_that_is_never_logged_is_an_error(ray: FakeRay, tmp_path: Path) -> None:
     """The first report names the values that there are."""
-    with pytest.raises(ConfigError, match="search.metric is 'val/acc', which was not logged .* there are val/loss"):
-        quiet(tmp_path, callbacks=[TuneReport(metric="val/acc")]).fit(Line(), loader(24, 4), loader(7))
+    with pytest.raises(
+        ConfigError, match="search.metric is 'val/acc', which was not logged .* there are val/loss"
+    ):
+        quiet(tmp_path, callbacks=[TuneReport(metric="val/acc")]).fit(
+            Line(), loader(24, 4), loader(7)
+        )
 
 
-@pytest.mark.parametrize(("callback", "where"), [(RayReport, "no worker of it"), (TuneReport, "no trial of it")])
+@pytest.mark.parametrize(
+    ("callback", "where"), [(RayReport, "no worker of it"), (TuneReport, "no trial of it")]
+)
 def test_outside_of_ray_the_callbacks_say_so(
     callback: Any, where: str, ray: FakeRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +110,9 @@ def test_outside_of_ray_the_callbacks_say_so(
         quiet(tmp_path, callbacks=[callback()]).fit(Line(), loader(24, 4))
 
 
-def test_without_ray_the_callbacks_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_callbacks_say_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The message has the command."""
 
     monkeypatch.setitem(sys.modules, "ray.train", None)

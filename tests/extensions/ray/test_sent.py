@@ -35,7 +35,9 @@ def test_an_exception_that_arrives_is_sent_as_it_is() -> None:
     assert sendable(error) is error
 
 
-@pytest.mark.parametrize("error", [TwoArguments("disk", 5), Holds("disk failed with 5")], ids=["unpickled", "pickled"])
+@pytest.mark.parametrize(
+    "error", [TwoArguments("disk", 5), Holds("disk failed with 5")], ids=["unpickled", "pickled"]
+)
 def test_another_says_what_it_was(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank, the type, the text, where it was raised, and how it could be sent."""
     monkeypatch.setenv("HOROVOD_RANK", "3")
@@ -45,7 +47,9 @@ def test_another_says_what_it_was(error: Exception, monkeypatch: pytest.MonkeyPa
         sent = cloudpickle.loads(cloudpickle.dumps(sendable(raised)))
     assert isinstance(sent, EngineError)
     text = str(sent)
-    assert text.startswith(f"Rank 3 raised {__name__}.{type(error).__name__}: disk failed with 5\nTraceback")
+    assert text.startswith(
+        f"Rank 3 raised {__name__}.{type(error).__name__}: disk failed with 5\nTraceback"
+    )
     assert "test_another_says_what_it_was" in text and "to super().__init__()" in text
 
 
@@ -57,11 +61,15 @@ def fail() -> None:
 def test_a_worker_of_an_elastic_job_leaves_what_the_driver_can_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file that its keeper sends on has the rank, the type and the text; the traceback is on stderr too."""
+    """The file that its keeper sends on has the rank, the type and the text;
+    the traceback is on stderr too.
+    """
     (tmp_path / "call").write_bytes(cloudpickle.dumps((fail, (), {})))
     monkeypatch.setenv("TRAINKIT_CALL", str(tmp_path))
     monkeypatch.setenv("HOROVOD_RANK", "1")
     assert call.main() == 1
     end = cloudpickle.loads((tmp_path / "result").read_bytes())
-    assert str(end["error"]).startswith(f"Rank 1 raised {__name__}.TwoArguments: disk failed with 5")
+    assert str(end["error"]).startswith(
+        f"Rank 1 raised {__name__}.TwoArguments: disk failed with 5"
+    )
     assert "TwoArguments: disk failed with 5" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""A served export: its answers are the Task's, requests that come together become a batch, bad input is answered in words."""
+"""A served export: its answers are the Task's, requests that come together become a batch,
+bad input is answered in words.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Small, Path]:
 
 
 def ask(service: Service, *requests: tuple[str, str, str, bytes]) -> list[tuple[int, Any]]:
-    """Send (method, path, content type, body) to an app at the same time; return status and JSON (or text) of each answer."""
+    """Send (method, path, content type, body) to an app at the same time;
+    return status and JSON (or text) of each answer.
+    """
     app = service.app()
 
     async def one(method: str, path: str, kind: str, body: bytes) -> tuple[int, Any]:
@@ -78,7 +82,9 @@ def ask(service: Service, *requests: tuple[str, str, str, bytes]) -> list[tuple[
             "query_string": b"",
             "headers": headers,
         }
-        await app({**scope, "http_version": "1.1", "scheme": "http", "root_path": ""}, receive, send)  # type: ignore[arg-type]
+        await app(
+            {**scope, "http_version": "1.1", "scheme": "http", "root_path": ""}, receive, send
+        )  # type: ignore[arg-type]
         text = b"".join(message.get("body", b"") for message in sent[1:]).decode()
         return sent[0]["status"], text if path == "/metrics" else json.loads(text)
 
@@ -97,7 +103,9 @@ def predict(service: Service, body: Any) -> tuple[int, Any]:
 
 def picture(kind: str = "PNG", size: tuple[int, int] = (20, 12)) -> bytes:
     """Return a picture of noise."""
-    pixels = torch.randint(0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    pixels = torch.randint(
+        0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+    )
     file = io.BytesIO()
     Image.fromarray(pixels.numpy()).save(file, kind)
     return file.getvalue()
@@ -109,7 +117,10 @@ def test_requests_that_come_together_are_one_batch(exported: tuple[Small, Path])
     inputs = torch.randn(7, 3, 8, 8)
     bodies = [inputs[0], inputs[1:3], inputs[3], inputs[4:6], inputs[6]]
     service = Service(path, ServiceOptions(batch_wait_ms=300))
-    requests = [("POST", "/predict", "application/json", json.dumps({"inputs": x.tolist()}).encode()) for x in bodies]
+    requests = [
+        ("POST", "/predict", "application/json", json.dumps({"inputs": x.tolist()}).encode())
+        for x in bodies
+    ]
     answers = ask(service, *requests)
     assert [status for status, _ in answers] == [200] * 5
     found = [one for _, answer in answers for one in answer["predictions"]]
@@ -117,7 +128,10 @@ def test_requests_that_come_together_are_one_batch(exported: tuple[Small, Path])
     torch.testing.assert_close(torch.tensor([one["output"] for one in found]), expected)
     assert [one["class"] for one in found] == [ABOUT["classes"][int(i)] for i in expected.argmax(1)]  # type: ignore[index]
     metrics = ask(service, ("GET", "/metrics", "", b""))[0][1]
-    assert "trainkit_batch_samples_sum 7\n# " not in metrics and "trainkit_batch_samples_count 1" in metrics
+    assert (
+        "trainkit_batch_samples_sum 7\n# " not in metrics
+        and "trainkit_batch_samples_count 1" in metrics
+    )
     assert 'trainkit_requests_total{code="200"} 5' in metrics
 
 
@@ -133,12 +147,18 @@ def test_a_picture_is_transformed_as_in_validation(kind: str, exported: tuple[Sm
     file = path.parent / f"a.{kind.lower()}"
     file.write_bytes(picture(kind))
     about: dict[str, Any] = ABOUT["image"]  # type: ignore[assignment]
-    transform = v2.Compose([*Augment(test_crop_ratio=0.8).of_validation(8), v2.ToDtype(torch.float32, scale=True)])
+    transform = v2.Compose(
+        [*Augment(test_crop_ratio=0.8).of_validation(8), v2.ToDtype(torch.float32, scale=True)]
+    )
     image = v2.functional.normalize(transform(load_image(str(file))), about["mean"], about["std"])
     content = f"image/{kind.lower()}"
-    ((status, answer),) = ask(Service(path, ServiceOptions()), ("POST", "/predict", content, file.read_bytes()))
+    ((status, answer),) = ask(
+        Service(path, ServiceOptions()), ("POST", "/predict", content, file.read_bytes())
+    )
     assert status == 200
-    torch.testing.assert_close(torch.tensor(answer["predictions"][0]["output"]), task(image[None])[0].detach())
+    torch.testing.assert_close(
+        torch.tensor(answer["predictions"][0]["output"]), task(image[None])[0].detach()
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,19 +173,32 @@ def test_a_picture_is_transformed_as_in_validation(kind: str, exported: tuple[Sm
         ({"inputs": [1, 2]}, "inputs has shape [2]; a sample is [3, 8, 8] of float32"),
         ({"inputs": 1}, "inputs has shape []"),
         ({"inputs": []}, "inputs has shape [0]"),
-        (b'{"inputs": %s}' % json.dumps(PIXELS).replace("0.0", "1e400", 1).encode(), "numbers beyond the range of float32"),
-        (b'{"inputs": %s}' % json.dumps(PIXELS).replace("0.0", "1e39", 1).encode(), "numbers beyond the range of float32"),
-        (b'{"inputs": %s}' % json.dumps(PIXELS).replace("0.0", "3e38").encode(), "output for this input has NaN or Inf"),
+        (
+            b'{"inputs": %s}' % json.dumps(PIXELS).replace("0.0", "1e400", 1).encode(),
+            "numbers beyond the range of float32",
+        ),
+        (
+            b'{"inputs": %s}' % json.dumps(PIXELS).replace("0.0", "1e39", 1).encode(),
+            "numbers beyond the range of float32",
+        ),
+        (
+            b'{"inputs": %s}' % json.dumps(PIXELS).replace("0.0", "3e38").encode(),
+            "output for this input has NaN or Inf",
+        ),
     ],
 )
-def test_bad_json_is_answered_with_400(body: Any, message: str, exported: tuple[Small, Path]) -> None:
+def test_bad_json_is_answered_with_400(
+    body: Any, message: str, exported: tuple[Small, Path]
+) -> None:
     """Each mistake is named, with what a sample is."""
     status, answer = predict(Service(exported[1], ServiceOptions()), body)
     assert status == 400 and message in answer["error"]
 
 
 def test_other_refusals(exported: tuple[Small, Path]) -> None:
-    """A wrong content type is 415, a large body 413, a broken picture 400, an unknown path 404, a wrong method 405."""
+    """A wrong content type is 415, a large body 413, a broken picture 400, an unknown path 404,
+    a wrong method 405.
+    """
     service = Service(exported[1], ServiceOptions(max_body_mb=0.001))
     answers = ask(
         service,
@@ -181,25 +214,40 @@ def test_other_refusals(exported: tuple[Small, Path]) -> None:
 
 
 def test_too_many_waiting_samples_are_refused(exported: tuple[Small, Path]) -> None:
-    """A queue that is full answers 503 and does not grow; a request that is too large for an empty one is 413."""
+    """A queue that is full answers 503 and does not grow;
+    a request that is too large for an empty one is 413.
+    """
     service = Service(exported[1], ServiceOptions(max_waiting=2))
-    bodies = [json.dumps({"inputs": torch.zeros(number, 3, 8, 8).tolist()}).encode() for number in (3, 2, 1)]
-    too_large, answered, too_late = ask(service, *[("POST", "/predict", "application/json", body) for body in bodies])
-    assert too_large[0] == 413 and "3 samples, and 2 may wait (max_waiting)" in too_large[1]["error"]
+    bodies = [
+        json.dumps({"inputs": torch.zeros(number, 3, 8, 8).tolist()}).encode()
+        for number in (3, 2, 1)
+    ]
+    too_large, answered, too_late = ask(
+        service, *[("POST", "/predict", "application/json", body) for body in bodies]
+    )
+    assert (
+        too_large[0] == 413 and "3 samples, and 2 may wait (max_waiting)" in too_large[1]["error"]
+    )
     assert answered[0] == 200
     assert too_late[0] == 503 and "Try again later" in too_late[1]["error"]
 
 
-@pytest.mark.parametrize(("dtype", "number"), [("float16", 70_000), ("uint8", 300), ("uint8", -1), ("int32", 2**31)])
+@pytest.mark.parametrize(
+    ("dtype", "number"), [("float16", 70_000), ("uint8", 300), ("uint8", -1), ("int32", 2**31)]
+)
 def test_a_number_beyond_the_dtype_is_refused(dtype: str, number: int) -> None:
     """It neither becomes Inf nor another number."""
-    with pytest.raises(RequestError, match=f"inputs has numbers beyond the range of {dtype}") as refused:
+    with pytest.raises(
+        RequestError, match=f"inputs has numbers beyond the range of {dtype}"
+    ) as refused:
         _rows([[number, 1]], InputTensor((2,), dtype))
     assert refused.value.status == 400
 
 
 def test_a_float64_is_not_rounded() -> None:
-    """A model of float64 gets the numbers of the request, also those that float32 has no place for."""
+    """A model of float64 gets the numbers of the request,
+    also those that float32 has no place for.
+    """
     assert _rows([0.1, 1e300], InputTensor((2,), "float64")).tolist() == [[0.1, 1e300]]
 
 
@@ -209,7 +257,10 @@ def test_a_sample_that_the_model_refuses_is_not_its_neighbours_fault(tmp_path: P
     export(task, path, "torch_export", torch.zeros(2, 5, dtype=torch.int64))
     service = Service(path, ServiceOptions(batch_wait_ms=300))
     bodies = [{"inputs": [99] * 5}, {"inputs": [1] * 5}, {"inputs": [0.5] * 5}]
-    answers = ask(service, *[("POST", "/predict", "application/json", json.dumps(body).encode()) for body in bodies])
+    answers = ask(
+        service,
+        *[("POST", "/predict", "application/json", json.dumps(body).encode()) for body in bodies],
+    )
     assert [status for status, _ in answers] == [400, 200, 400]
     assert "The model refuses this input" in answers[0][1]["error"]
     assert "int64" in answers[2][1]["error"]
@@ -217,7 +268,9 @@ def test_a_sample_that_the_model_refuses_is_not_its_neighbours_fault(tmp_path: P
     assert status == 415  # its export does not say how a picture becomes an input
 
 
-def test_a_file_without_its_description_is_refused(exported: tuple[Small, Path], tmp_path: Path) -> None:
+def test_a_file_without_its_description_is_refused(
+    exported: tuple[Small, Path], tmp_path: Path
+) -> None:
     """What cannot be served is refused before anything listens."""
     copy = tmp_path / "copy.pt2"
     copy.write_bytes(exported[1].read_bytes())
@@ -237,7 +290,11 @@ def test_a_file_without_its_description_is_refused(exported: tuple[Small, Path],
 def test_the_description_says_what_the_input_is(exported: tuple[Small, Path]) -> None:
     """Shape, dtype, picture and classes are read back as they were written."""
     found = read_description(exported[1])
-    assert (found.inputs[0].shape, found.inputs[0].dtype, found.batch_size) == ((3, 8, 8), "float32", None)
+    assert (found.inputs[0].shape, found.inputs[0].dtype, found.batch_size) == (
+        (3, 8, 8),
+        "float32",
+        None,
+    )
     assert found.image is not None and found.image.crop == 8
     assert found.classes == ("cat", "dog", "owl")
     service = Service(exported[1], ServiceOptions())

@@ -1,4 +1,6 @@
-"""Clients that hold a connection of the server are cut off: slow headers, a slow body, an answer that is not read."""
+"""Clients that hold a connection of the server are cut off:
+slow headers, a slow body, an answer that is not read.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,14 @@ from trainkit.extensions.serving.app import Service, ServiceOptions
 from trainkit.extensions.serving.slow_clients import punctual
 
 TIMEOUT_S = 0.3
-REQUEST = b"POST /predict HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length: 16\r\n\r\n"
+REQUEST = (
+    b"POST /predict HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length:"
+    b" 16\r\n\r\n"
+)
 Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-PROTOCOLS = [AutoHTTPProtocol, H11Protocol] if AutoHTTPProtocol is not H11Protocol else [H11Protocol]
+PROTOCOLS = (
+    [AutoHTTPProtocol, H11Protocol] if AutoHTTPProtocol is not H11Protocol else [H11Protocol]
+)
 
 
 @pytest.fixture(params=PROTOCOLS, ids=lambda protocol: protocol.__name__)
@@ -31,12 +38,16 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[Any, Client], 
     """A function that runs a client of an ASGI app, over a pair of sockets; a hang ends it."""
 
     async def talk(app: Any, client: Client) -> None:
-        config = uvicorn.Config(app, http=punctual(request.param, TIMEOUT_S), log_level="critical", access_log=False)
+        config = uvicorn.Config(
+            app, http=punctual(request.param, TIMEOUT_S), log_level="critical", access_log=False
+        )
         config.load()
         ours, theirs = socket.socketpair()
         protocol: Any = config.http_protocol_class
         state = ServerState()
-        await asyncio.get_running_loop().create_connection(lambda: protocol(config, state, {}), sock=theirs)
+        await asyncio.get_running_loop().create_connection(
+            lambda: protocol(config, state, {}), sock=theirs
+        )
         reader, writer = await asyncio.open_connection(sock=ours)
         await asyncio.wait_for(client(reader, writer), 30)
         writer.close()
@@ -50,7 +61,9 @@ async def late(scope: Any, receive: Any, send: Any) -> None:
     while (await receive())["more_body"]:
         pass
     await asyncio.sleep(2 * TIMEOUT_S)
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+    )
     await send({"type": "http.response.body", "body": b"ok"})
 
 
@@ -65,9 +78,13 @@ async def _drip(writer: asyncio.StreamWriter, text: bytes) -> None:
         pass
 
 
-@pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "before", [b"", b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"], ids=["first", "second"]
+)
 def test_headers_that_never_end_are_cut_off(connect: Any, before: bytes) -> None:
-    """A byte from time to time holds no connection, neither of the first request nor of a later one."""
+    """A byte from time to time holds no connection,
+    neither of the first request nor of a later one.
+    """
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if before:
@@ -123,7 +140,10 @@ def test_a_body_that_never_ends_is_408(connect: Any, tmp_path: Path) -> None:
         dripping = asyncio.ensure_future(_drip(writer, b" "))
         answer = await reader.readuntil(b"}")
         dripping.cancel()
-        assert answer.startswith(b"HTTP/1.1 408") and b"did not arrive within 0.3 s (client_timeout_s)" in answer
+        assert (
+            answer.startswith(b"HTTP/1.1 408")
+            and b"did not arrive within 0.3 s (client_timeout_s)" in answer
+        )
         assert b"connection: close" in answer.lower()
 
     connect(app, client)

@@ -50,7 +50,9 @@ def cached(cache: ShardCache) -> list[str]:
 
 
 def test_the_longest_unused_shard_is_evicted(index: Index, tmp_path: Path) -> None:
-    """The cache stays below its size; a shard used again stays, one evicted is fetched again, and an open one is readable."""
+    """The cache stays below its size;
+    a shard used again stays, one evicted is fetched again, and an open one is readable.
+    """
     size = max(shard.size for shard in index.shards)
     cache = ShardCache(tmp_path, 3 * size, Store())
     with cache.open(index.shards[0]) as first:
@@ -75,11 +77,16 @@ def read_all(folder: Path, index: Index, max_bytes: int, worker: int, results: A
 
 
 def test_workers_share_a_small_cache(index: Index, tmp_path: Path) -> None:
-    """Two processes read all samples in orders of their own, of a cache of three shards: each gets all of them."""
+    """Two processes read all samples in orders of their own, of a cache of three shards:
+    each gets all of them.
+    """
     size = max(shard.size for shard in index.shards)
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    workers = [context.Process(target=read_all, args=(tmp_path, index, 3 * size, i, results)) for i in range(2)]
+    workers = [
+        context.Process(target=read_all, args=(tmp_path, index, 3 * size, i, results))
+        for i in range(2)
+    ]
     for worker in workers:
         worker.start()
     for labels in [results.get(timeout=100) for _ in workers]:
@@ -90,9 +97,13 @@ def test_workers_share_a_small_cache(index: Index, tmp_path: Path) -> None:
 
 
 def test_shards_are_fetched_ahead(index: Index, tmp_path: Path) -> None:
-    """The first sample of a window brings its shards and the next window's; closing waits for them."""
+    """The first sample of a window brings its shards and the next window's;
+    closing waits for them.
+    """
     cache = ShardCache(tmp_path, 10**9, Store())
-    order = ShardOrder(index, 2, ahead=lambda numbers: cache.fetch_ahead(index.shards[i] for i in numbers)).order_of(0, 0)
+    order = ShardOrder(
+        index, 2, ahead=lambda numbers: cache.fetch_ahead(index.shards[i] for i in numbers)
+    ).order_of(0, 0)
     _ = order[0]
     assert cache._pool is not None
     cache._pool.shutdown(wait=True)
@@ -103,18 +114,28 @@ def test_shards_are_fetched_ahead(index: Index, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"size": 1}, r"000000\.tar has [\d,]+ bytes; its index promises 1 bytes of another content: it is truncated"),
+        (
+            {"size": 1},
+            (
+                r"000000\.tar has [\d,]+ bytes; its index promises 1 bytes of another content: it"
+                r" is truncated"
+            ),
+        ),
         ({"sha256": "0" * 64}, r"000000\.tar has another checksum"),
         ({"url": "s3://images/train/9.tar"}, r"9\.tar does not exist; its index lists it"),
         ({"url": "s3://nowhere/9.tar"}, r"s3://nowhere/9\.tar does not exist"),
     ],
 )
-def test_another_content_is_refused(change: dict[str, Any], said: str, index: Index, tmp_path: Path) -> None:
+def test_another_content_is_refused(
+    change: dict[str, Any], said: str, index: Index, tmp_path: Path
+) -> None:
     """By the shard's URL; nothing is left in the cache."""
     cache = ShardCache(tmp_path, 10**9, Store())
     with pytest.raises(DataError, match=said):
         cache.open(replace(index.shards[0], **change))
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "locks"] == []
+    assert [
+        path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "locks"
+    ] == []
 
 
 def test_a_truncated_shard_is_refused(index: Index, bucket: ObjectStore, tmp_path: Path) -> None:
@@ -134,13 +155,23 @@ def test_a_truncated_shard_is_refused(index: Index, bucket: ObjectStore, tmp_pat
         cache.open(replace(index.shards[0], url=str(tmp_path / "gone.tar")))
 
 
-def test_a_full_disk_is_told_in_words(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a fetch, if the disk has too little room; and if it fills up meanwhile. Both name the folder and what to do."""
+def test_a_full_disk_is_told_in_words(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a fetch, if the disk has too little room; and if it fills up meanwhile.
+    Both name the folder and what to do.
+    """
     cache = ShardCache(tmp_path, 10**9, Store())
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 100))
+        patch.setattr(
+            shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 100)
+        )
         with pytest.raises(
-            DataError, match=r"The disk of data\.cache_dir=.* is full: 000000\.tar needs .* lower data\.cache_size"
+            DataError,
+            match=(
+                r"The disk of data\.cache_dir=.* is full: 000000\.tar needs .* lower"
+                r" data\.cache_size"
+            ),
         ):
             cache.open(index.shards[0])
     full = ShardCache(tmp_path, 10**9, FullStore())
@@ -163,17 +194,31 @@ class FullStore(Store):
 
 
 def test_an_unreachable_store_is_named(tmp_path: Path) -> None:
-    """The URL, the host's error, and the variables to look at; a place that may not be written to is named, too."""
-    with within({"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}):
+    """The URL, the host's error, and the variables to look at;
+    a place that may not be written to is named, too.
+    """
+    with within(
+        {
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+        }
+    ):
         fsspec.filesystem("s3").clear_instance_cache()
         options = {"config_kwargs": {"retries": {"max_attempts": 0}}}
-        with pytest.raises(DataError, match=r"s3://images/train/index\.json cannot be reached .* AWS_ENDPOINT_URL"):
+        with pytest.raises(
+            DataError, match=r"s3://images/train/index\.json cannot be reached .* AWS_ENDPOINT_URL"
+        ):
             find_index("s3://images/train", Store(options))
     with pytest.raises(ConfigError, match=r"'nothing://a/index\.json' cannot be opened"):
         find_index("nothing://a", Store())
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"data\.cache_dir is '.*file', which cannot be written to"):
-        index_for(["memory://a/0.tar"], ShardCache(tmp_path / "file", 1, MemoryStore()), "cls", print)
+    with pytest.raises(
+        ConfigError, match=r"data\.cache_dir is '.*file', which cannot be written to"
+    ):
+        index_for(
+            ["memory://a/0.tar"], ShardCache(tmp_path / "file", 1, MemoryStore()), "cls", print
+        )
 
 
 class MemoryStore(Store):
@@ -185,7 +230,9 @@ class MemoryStore(Store):
 
 
 def test_a_missing_index_is_made_once(index: Index, bucket: ObjectStore, tmp_path: Path) -> None:
-    """From the shards, with their labels counted; it is said, and the next run finds it. One beside them is preferred."""
+    """From the shards, with their labels counted; it is said, and the next run finds it.
+    One beside them is preferred.
+    """
     files = fsspec.filesystem("s3")
     for shard in index.shards[:3]:
         files.cp_file(shard.url, shard.url.replace("train", "other"))
@@ -193,7 +240,9 @@ def test_a_missing_index_is_made_once(index: Index, bucket: ObjectStore, tmp_pat
     urls = urls_of(f"{bucket.url}/other/0000{{00..02}}.tar", Store(), "data.urls")
     assert urls == urls_of(f"{bucket.url}/other/*.tar", Store(), "data.urls")
     made = index_for(urls, cache, "cls", said.append)
-    assert "has no index.json of these shards: 3 shards" in said[0] and "the index is made" in said[1]
+    assert (
+        "has no index.json of these shards: 3 shards" in said[0] and "the index is made" in said[1]
+    )
     assert [(shard.samples, shard.size, shard.classes) for shard in made.shards] == [
         (shard.samples, shard.size, shard.classes) for shard in index.shards[:3]
     ]
@@ -205,7 +254,10 @@ def test_a_missing_index_is_made_once(index: Index, bucket: ObjectStore, tmp_pat
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("s3://images/none-*.tar", r"data\.urls is 's3://images/none-\*\.tar', which no file matches"),
+        (
+            "s3://images/none-*.tar",
+            r"data\.urls is 's3://images/none-\*\.tar', which no file matches",
+        ),
         ("a-{x}.tar", "braces hold numbers or a list"),
         ("a-{0,0}.tar", r"data\.urls names a-0\.tar twice"),
     ],
@@ -222,9 +274,13 @@ def test_patterns_are_spelled_out() -> None:
     assert urls_of("{x,y}{0..1}.tar", Store(), "") == ["x0.tar", "x1.tar", "y0.tar", "y1.tar"]
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"shardlist": [{"url": "a"}]}', '{"shardlist": []}', '{"shardlist": 3}'])
+@pytest.mark.parametrize(
+    "content", ["{", "{}", '{"shardlist": [{"url": "a"}]}', '{"shardlist": []}', '{"shardlist": 3}']
+)
 def test_a_damaged_index_is_named(content: str, tmp_path: Path) -> None:
     """With what to do."""
     (tmp_path / "index.json").write_text(content)
-    with pytest.raises(DataError, match=r"index\.json (is no index of shards .* Delete it|lists no samples)"):
+    with pytest.raises(
+        DataError, match=r"index\.json (is no index of shards .* Delete it|lists no samples)"
+    ):
         find_index(str(tmp_path), Store())

@@ -1,4 +1,6 @@
-"""A cached shard is what its index says each time that it is opened, and the cache keeps its limit beside other jobs."""
+"""A cached shard is what its index says each time that it is opened,
+and the cache keeps its limit beside other jobs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from trainkit.extensions.shards.index import Shard
 from trainkit.extensions.shards.store import Store
 
 CONTENT = {f"memory://train/{name}.tar": name.encode() * 100 for name in "abc"}
-SHARDS = [Shard(url, 1, 100, hashlib.sha256(content).hexdigest()) for url, content in CONTENT.items()]
+SHARDS = [
+    Shard(url, 1, 100, hashlib.sha256(content).hexdigest()) for url, content in CONTENT.items()
+]
 
 
 class CountingStore(Store):
@@ -50,8 +54,12 @@ def write_another_shard(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [change_a_byte, truncate, write_another_shard])
-def test_a_damaged_file_is_fetched_again(damage: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is compared with the index when it is opened; the damage is printed once, and the store is asked once more."""
+def test_a_damaged_file_is_fetched_again(
+    damage: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is compared with the index when it is opened;
+    the damage is printed once, and the store is asked once more.
+    """
     cache = ShardCache(tmp_path, 250, CountingStore())
     cache.open(SHARDS[0]).close()
     assert callable(damage)
@@ -61,7 +69,10 @@ def test_a_damaged_file_is_fetched_again(damage: object, tmp_path: Path, capsys:
             assert file.read() == CONTENT[SHARDS[0].url]
     assert cache.store.fetched == [SHARDS[0].url] * 2  # type: ignore[attr-defined]
     printed = capsys.readouterr().out
-    assert printed.count(f"a.tar in data.cache_dir={tmp_path} has ") == 1 and "fetched again" in printed
+    assert (
+        printed.count(f"a.tar in data.cache_dir={tmp_path} has ") == 1
+        and "fetched again" in printed
+    )
 
 
 class BesideAnotherJob(ShardCache):
@@ -86,13 +97,17 @@ class BesideAnotherJob(ShardCache):
 
 
 def test_the_limit_holds_while_another_job_fetches(tmp_path: Path) -> None:
-    """A shard for which the other's unfinished ones leave no room waits for one of them, and then evicts."""
+    """A shard for which the other's unfinished ones leave no room waits for one of them,
+    and then evicts.
+    """
     (tmp_path / "locks").mkdir()
     cache = BesideAnotherJob(tmp_path, SHARDS[1])
     cache.open(SHARDS[0]).close()
     cache.max_bytes = 150
     cache.open(SHARDS[2]).close()
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [cache.path_of(SHARDS[2]).name]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [
+        cache.path_of(SHARDS[2]).name
+    ]
 
 
 def test_what_a_killed_process_left_of_a_shard_is_no_reason_to_wait(tmp_path: Path) -> None:
@@ -100,13 +115,23 @@ def test_what_a_killed_process_left_of_a_shard_is_no_reason_to_wait(tmp_path: Pa
     cache = ShardCache(tmp_path, 100, CountingStore())
     (tmp_path / f"{cache.path_of(SHARDS[0]).name}.100.part").write_bytes(b"half")
     cache.open(SHARDS[0]).close()
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [cache.path_of(SHARDS[0]).name]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [
+        cache.path_of(SHARDS[0]).name
+    ]
 
 
-def test_a_shard_has_its_name_after_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is flushed as a draft, so that a crash of the host leaves no empty file under the shard's name."""
+def test_a_shard_has_its_name_after_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is flushed as a draft,
+    so that a crash of the host leaves no empty file under the shard's name.
+    """
     cache, flushed = ShardCache(tmp_path, 250, CountingStore()), list[bool]()
     fsync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (flushed.append(cache.path_of(SHARDS[0]).exists()), fsync(descriptor)))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda descriptor: (flushed.append(cache.path_of(SHARDS[0]).exists()), fsync(descriptor)),
+    )
     cache.open(SHARDS[0]).close()
     assert flushed == [False]

@@ -26,32 +26,48 @@ def images(tmp_path: Path) -> Path:
 
 def contents(root: Path) -> dict[str, bytes]:
     """Return all files below a folder."""
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 def test_every_image_is_in_one_shard(images: Path, tmp_path: Path) -> None:
-    """With its own bytes, its class's number and its name; shards are of the size asked for, and mixed."""
+    """With its own bytes, its class's number and its name;
+    shards are of the size asked for, and mixed.
+    """
     for packing in plan_of(images, str(tmp_path / "out"), 10_000):
         pack(packing, Store())
     index = find_index(str(tmp_path / "out" / "train"), Store())
-    assert index is not None and index.num_samples == 32 and index.classes == tuple(f"class{i}" for i in range(4))
+    assert (
+        index is not None
+        and index.num_samples == 32
+        and index.classes == tuple(f"class{i}" for i in range(4))
+    )
     assert len(index.shards) > 3 and all(shard.classes > 1 for shard in index.shards[:-1])
     assert all(5_000 < shard.size < 25_000 for shard in index.shards[:-1])
     dataset = ShardDataset(index, ShardCache(tmp_path / "cache", 1, Store()))
-    found = {sample.describe().rpartition(": ")[2]: sample for sample in map(dataset.__getitem__, range(32))}
+    found = {
+        sample.describe().rpartition(": ")[2]: sample
+        for sample in map(dataset.__getitem__, range(32))
+    }
     for path in (images / "train").rglob("*.jpg"):
         sample: Sample = found[f"{path.parent.name}/{path.stem.replace('.', '_')}"]
         assert sample.files == {"jpg": path.read_bytes(), "cls": path.parent.name[-1].encode()}
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # WebDataset leaves its tars to the garbage collector
+# WebDataset leaves its tars to the garbage collector
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_webdataset_reads_them(images: Path, tmp_path: Path) -> None:
     """The tars are WebDataset's own layout: pictures and numbers, each once."""
     wds = pytest.importorskip("webdataset")
-    (packing, _) = plan_of(images, str(tmp_path / "out"), 10_000)
+    packing, _ = plan_of(images, str(tmp_path / "out"), 10_000)
     index = pack(packing, Store())
-    read = wds.WebDataset([shard.url for shard in index.shards], shardshuffle=False).decode("torchrgb").to_tuple("jpg", "cls")
+    read = (
+        wds.WebDataset([shard.url for shard in index.shards], shardshuffle=False)
+        .decode("torchrgb")
+        .to_tuple("jpg", "cls")
+    )
     labels = [label for image, label in read if image.shape == (3, 24, 24)]
     assert sorted(labels) == sorted([*range(4)] * 8)
     del read
@@ -59,7 +75,9 @@ def test_webdataset_reads_them(images: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_packing_continues(images: Path, tmp_path: Path) -> None:
-    """What is complete is not written again; a place without its index is no data set; the end is the same, byte for byte."""
+    """What is complete is not written again; a place without its index is no data set;
+    the end is the same, byte for byte.
+    """
     whole, cut = (plan_of(images, str(tmp_path / name), 10_000)[0] for name in ("whole", "cut"))
     pack(whole, Store())
     broken = whole.shards[2][0].path
@@ -86,7 +104,9 @@ def test_other_shards_are_not_mixed_with(images: Path, tmp_path: Path) -> None:
         pack(packing, store)
     (tmp_path / "out" / "val").mkdir()
     (tmp_path / "out" / "val" / PACKING).write_text('{"digest": "another", "done": {}}')
-    with pytest.raises(ConfigError, match="part of another packing: the images, shard_mb or seed differ"):
+    with pytest.raises(
+        ConfigError, match="part of another packing: the images, shard_mb or seed differ"
+    ):
         pack(other, store)
     (tmp_path / "out" / "val" / PACKING).unlink()
     (tmp_path / "out" / "val" / "9.tar").write_bytes(b"")
@@ -105,11 +125,15 @@ def test_names_stay_apart(tmp_path: Path) -> None:
     assert len({*keys}) == len(keys) == 8 and all("." not in key for key in keys)
 
 
-def test_the_command_writes_both_parts(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_both_parts(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And prints what it wrote, and the command that trains on it."""
     assert data.main("data", ["pack", str(images), f"output={tmp_path}/out", "shard_mb=0.01"]) == 0
     out = capsys.readouterr().out
-    assert "out/train: 32 images of 4 classes in" in out and "out/val: 8 images of 4 classes in" in out
+    assert (
+        "out/train: 32 images of 4 classes in" in out and "out/val: 8 images of 4 classes in" in out
+    )
     assert "fit conf=resnet50 data=webdataset data.root=" in out and "data.num_classes=4" in out
     assert data.main("data", ["pack", str(images), f"output={tmp_path}/out"]) == 2
 
@@ -131,7 +155,12 @@ def test_the_command_writes_both_parts(images: Path, tmp_path: Path, capsys: pyt
     ],
 )
 def test_a_wrong_request_is_explained(
-    typed: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    typed: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By one sentence and the exit code; nothing is written."""
     monkeypatch.chdir(tmp_path)

@@ -30,14 +30,20 @@ def write(path: Path, files: dict[str, bytes], **options: int) -> Path:
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_files_of_one_key_are_a_sample(form: int, tmp_path: Path) -> None:
-    """In each format, long names and names of other alphabets included; extensions are lower case."""
+    """In each format, long names and names of other alphabets included;
+    extensions are lower case.
+    """
     long = "long/" * 15 + "\u00e4" * 20 * (form != tarfile.USTAR_FORMAT) + "z" * 60
     path = write(tmp_path / "a.tar", {**FILES, f"{long}.jpg": b"last"}, format=form)
     with path.open("rb") as file:
         members = Members(file, "a.tar")
         assert len(members) == 3
         read = [{kind: content_of(path, at) for kind, at in members[i].items()} for i in range(3)]
-        assert read == [{"jpg": b"picture", "cls": b"3"}, {"seg.png": b"x" * 513, "cls": b"4"}, {"jpg": b"last"}]
+        assert read == [
+            {"jpg": b"picture", "cls": b"3"},
+            {"seg.png": b"x" * 513, "cls": b"4"},
+            {"jpg": b"last"},
+        ]
         assert [members.key_of(i) for i in range(3)] == ["a/0", "b.c/1", long]
 
 
@@ -48,7 +54,9 @@ def content_of(path: Path, at: tuple[int, int]) -> bytes:
 
 def test_what_is_no_whole_tar_is_refused(tmp_path: Path) -> None:
     """Wherever it is cut, also between two files; and a compressed one: by its name and size."""
-    whole = write(tmp_path / "a.tar", {name: content for name, content in FILES.items() if name[0] == "a"}).read_bytes()
+    whole = write(
+        tmp_path / "a.tar", {name: content for name, content in FILES.items() if name[0] == "a"}
+    ).read_bytes()
     for cut in (100, 512, 1024, 1536, 2048):
         (tmp_path / "cut.tar").write_bytes(whole[:cut])
         with (
@@ -58,5 +66,8 @@ def test_what_is_no_whole_tar_is_refused(tmp_path: Path) -> None:
             Members(file, "cut.tar")
     with tarfile.open(tmp_path / "a.tgz", "w:gz") as tar:
         tar.add(tmp_path / "a.tar")
-    with (tmp_path / "a.tgz").open("rb") as file, pytest.raises(DataError, match=r"a\.tgz cannot be read as a tar"):
+    with (
+        (tmp_path / "a.tgz").open("rb") as file,
+        pytest.raises(DataError, match=r"a\.tgz cannot be read as a tar"),
+    ):
         Members(file, "a.tgz")

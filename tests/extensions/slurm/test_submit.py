@@ -1,4 +1,6 @@
-"""launcher=slurm at the command line: the script, and what is refused in words; no Slurm is needed."""
+"""launcher=slurm at the command line: the script, and what is refused in words;
+no Slurm is needed.
+"""
 
 from __future__ import annotations
 
@@ -28,42 +30,98 @@ def script(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """Return the script, which bash can parse."""
     assert run("launcher.dry_run=true", "run_dir=my run", *words) == 0
     text = capsys.readouterr().out
-    assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True).stderr == ""
+    assert (
+        subprocess.run(
+            ["bash", "-n"], input=text, text=True, capture_output=True, check=True
+        ).stderr
+        == ""
+    )
     return text
 
 
-def test_a_dry_run_prints_the_script_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_script_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Slurm's names, the signal, requeue and resume; the launcher's own words are not passed on."""
-    text = script(capsys, "launcher.nodes=4", "launcher.gpus_per_node=8", "launcher.time=04:00:00", "optimizer.lr=0.1")
+    text = script(
+        capsys,
+        "launcher.nodes=4",
+        "launcher.gpus_per_node=8",
+        "launcher.time=04:00:00",
+        "optimizer.lr=0.1",
+    )
     lines = text.splitlines()
     assert list(tmp_path.iterdir()) == []
-    for directive in ("nodes=4", "ntasks-per-node=8", "gpus-per-node=8", "time=04:00:00", "signal=USR1@60", "requeue"):
+    for directive in (
+        "nodes=4",
+        "ntasks-per-node=8",
+        "gpus-per-node=8",
+        "time=04:00:00",
+        "signal=USR1@60",
+        "requeue",
+    ):
         assert f"#SBATCH --{directive}" in lines
     assert "#SBATCH --job-name=mlp" in lines and "#SBATCH --open-mode=append" in lines
     (srun,) = [line for line in lines if line.startswith("srun ")]
-    assert srun.endswith(f"-m trainkit fit conf=mlp optimizer.lr=0.1 \"run_dir='{tmp_path}/my run'\" resume=auto")
-    assert "launcher" not in srun and '  scontrol requeue "$SLURM_JOB_ID"' in lines and "RENDEZVOUS" not in text
+    assert srun.endswith(
+        f"-m trainkit fit conf=mlp optimizer.lr=0.1 \"run_dir='{tmp_path}/my run'\" resume=auto"
+    )
+    assert (
+        "launcher" not in srun
+        and '  scontrol requeue "$SLURM_JOB_ID"' in lines
+        and "RENDEZVOUS" not in text
+    )
 
 
 def test_settings_reach_the_script(capsys: pytest.CaptureFixture[str]) -> None:
-    """Options beyond the named ones, lines before srun, words for it, and a start from another run's checkpoint."""
-    words = ("launcher.extra={licenses: matlab, exclusive: true, gpu-bind: none}", "launcher.setup=[module load cuda]")
-    more = ('launcher.srun_args=["--mpi=none"]', "launcher.cpus_per_task=3", 'launcher.constraint="a100&ib"', "engine=horovod")
-    text = script(capsys, *words, *more, "launcher.requeue=false", "ckpt_path=/other/last", "launcher.python=python3")
+    """Options beyond the named ones, lines before srun, words for it,
+    and a start from another run's checkpoint.
+    """
+    words = (
+        "launcher.extra={licenses: matlab, exclusive: true, gpu-bind: none}",
+        "launcher.setup=[module load cuda]",
+    )
+    more = (
+        'launcher.srun_args=["--mpi=none"]',
+        "launcher.cpus_per_task=3",
+        'launcher.constraint="a100&ib"',
+        "engine=horovod",
+    )
+    text = script(
+        capsys,
+        *words,
+        *more,
+        "launcher.requeue=false",
+        "ckpt_path=/other/last",
+        "launcher.python=python3",
+    )
     lines = text.splitlines()
-    for line in ("--licenses=matlab", "--exclusive", "--gpu-bind=none", "--constraint='a100&ib'", "--no-requeue"):
+    for line in (
+        "--licenses=matlab",
+        "--exclusive",
+        "--gpu-bind=none",
+        "--constraint='a100&ib'",
+        "--no-requeue",
+    ):
         assert f"#SBATCH {line}" in lines
     assert "module load cuda" in lines and "scontrol requeue" not in text
-    assert "srun --kill-on-bad-exit=1 --cpus-per-task=3 --mpi=none python3 -m trainkit fit conf=mlp" in text
+    assert (
+        "srun --kill-on-bad-exit=1 --cpus-per-task=3 --mpi=none python3 -m trainkit fit conf=mlp"
+        in text
+    )
     assert "start=(\"ckpt_path='/other/last'\")" in lines
     assert '[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && start=(ckpt_path=null resume=auto)' in lines
     assert 'export HOROVOD_RENDEZVOUS_SECRET="$(od' in text  # a new one at each start, in no file
 
 
-def test_a_cluster_has_a_file_of_its_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_cluster_has_a_file_of_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """A user's conf/launcher/NAME.yaml over the shipped one."""
     (tmp_path / "conf" / "launcher").mkdir(parents=True)
-    (tmp_path / "conf" / "launcher" / "mine.yaml").write_text("defaults: [slurm, _self_]\npartition: gpu\ntime: '1-12'\n")
+    (tmp_path / "conf" / "launcher" / "mine.yaml").write_text(
+        "defaults: [slurm, _self_]\npartition: gpu\ntime: '1-12'\n"
+    )
     assert main("fit", ["conf=mlp", "launcher=mine", "launcher.dry_run=true"]) == 0
     text = capsys.readouterr().out
     assert "#SBATCH --partition=gpu" in text and "#SBATCH --time=1-12" in text
@@ -75,23 +133,47 @@ def test_a_cluster_has_a_file_of_its_own(capsys: pytest.CaptureFixture[str], tmp
         (["launcher.nodez=2"], "launcher.nodez is not a setting. Did you mean 'nodes'?"),
         (["launcher.nodes=0"], "launcher.nodes is 0; it must be a whole number, 1 or more."),
         (["launcher.nodes=two"], "launcher.nodes is 'two'"),
-        (["launcher.time=4h"], "launcher.time is '4h'; it must be a time as Slurm takes it: '90:00' (minutes:seconds)"),
+        (
+            ["launcher.time=4h"],
+            "launcher.time is '4h'; it must be a time as Slurm takes it: '90:00' (minutes:seconds)",
+        ),
         (["launcher.time=90"], "launcher.time is 90, a number, which YAML also makes of 4:00:00"),
-        (["launcher.time=00:01:00"], "launcher.time is '00:01:00', and launcher.signal, USR1@60, asks for a checkpoint 60 s"),
+        (
+            ["launcher.time=00:01:00"],
+            "launcher.time is '00:01:00', and launcher.signal, USR1@60, asks for a checkpoint 60 s",
+        ),
         (["launcher.time=1:2:3:4"], "launcher.time is '1:2:3:4'; it must be a time"),
-        (["launcher.signal=B:USR1@60"], "launcher.signal is 'B:USR1@60'; it must be USR1 or TERM, and how many seconds"),
+        (
+            ["launcher.signal=B:USR1@60"],
+            "launcher.signal is 'B:USR1@60'; it must be USR1 or TERM, and how many seconds",
+        ),
         (["launcher.signal=KILL@60"], "launcher.signal is 'KILL@60'"),
-        (["launcher.gpus_per_node=a100"], "launcher.gpus_per_node is 'a100'; it must be a number, 1 or more, or a type"),
+        (
+            ["launcher.gpus_per_node=a100"],
+            "launcher.gpus_per_node is 'a100'; it must be a number, 1 or more, or a type",
+        ),
         (["launcher.array=0-3"], "launcher.array is '0-3'; a job is one run."),
-        (["launcher.extra={array: 1-2}"], "launcher.extra has 'array', which launcher=slurm sets: a job is one run."),
-        (["launcher.extra={mem: 4G}"], "launcher.extra has 'mem', which is a setting of its own: launcher.mem=..."),
+        (
+            ["launcher.extra={array: 1-2}"],
+            "launcher.extra has 'array', which launcher=slurm sets: a job is one run.",
+        ),
+        (
+            ["launcher.extra={mem: 4G}"],
+            "launcher.extra has 'mem', which is a setting of its own: launcher.mem=...",
+        ),
         (
             ["launcher.extra={--no-requeue: true}"],
             "launcher.extra has 'no_requeue', which is a setting of its own",
         ),
         (["launcher.setup=x"], "launcher.setup is 'x'; it must be a list"),
-        (["engine=single", "launcher.nodes=2"], "engine is single, and launcher=slurm asks for several ranks"),
-        (["callbacks=elastic"], "callbacks.elastic is set, and launcher is slurm: its jobs keep their ranks"),
+        (
+            ["engine=single", "launcher.nodes=2"],
+            "engine is single, and launcher=slurm asks for several ranks",
+        ),
+        (
+            ["callbacks=elastic"],
+            "callbacks.elastic is set, and launcher is slurm: its jobs keep their ranks",
+        ),
         (
             ["trainer.enable_checkpointing=false"],
             "a job of launcher=slurm may start several times",
@@ -102,7 +184,9 @@ def test_a_cluster_has_a_file_of_its_own(capsys: pytest.CaptureFixture[str], tmp
         ),
     ],
 )
-def test_mistakes_are_explained(words: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_mistakes_are_explained(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """Key, value, what is legal; before Slurm is asked, and nothing is left."""
     assert run(*words) != 0
     error = capsys.readouterr().err
@@ -118,21 +202,34 @@ def test_several_jobs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "submitit_slurm" in error and "failed" not in error
 
 
-def test_a_rank_takes_no_notice_of_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single task is a rank too, if the config itself has launcher=slurm; another launcher's rank may not submit."""
+def test_a_rank_takes_no_notice_of_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single task is a rank too, if the config itself has launcher=slurm;
+    another launcher's rank may not submit.
+    """
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
-    with pytest.raises(ConfigError, match="launcher is slurm, and this process was started by horovodrun: two launchers"):
+    with pytest.raises(
+        ConfigError,
+        match="launcher is slurm, and this process was started by horovodrun: two launchers",
+    ):
         compose("fit", ["conf=mlp", "launcher=slurm"], True, lambda job: None)
     monkeypatch.delenv("HOROVOD_RANK")
-    for name, value in {"TRAINKIT_LAUNCHER": "slurm", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_STEP_NUM_TASKS": "1"}.items():
+    for name, value in {
+        "TRAINKIT_LAUNCHER": "slurm",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+        "SLURM_STEP_NUM_TASKS": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     jobs: list[Any] = []
     compose("fit", ["conf=mlp", "launcher=slurm", f"run_dir={tmp_path}"], True, jobs.append)
     assert not starts_ranks(jobs[0].config)
 
 
-def test_without_slurm_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_it_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No sbatch, or no squeue: what to do, and nothing half begun."""
     monkeypatch.setenv("PATH", str(tmp_path))
     assert run("run_dir=new/run") == 2
@@ -144,13 +241,19 @@ def test_without_slurm_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_only_fit_is_submitted(capsys: pytest.CaptureFixture[str], command: str) -> None:
     """Other commands take weights, and run here."""
     assert run(command=command) == 2
-    assert f"launcher is slurm, which is for fit; {command} runs in this process" in capsys.readouterr().err
+    assert (
+        f"launcher is slurm, which is for fit; {command} runs in this process"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("reasons", "line"),
     [
-        (["PartitionNodeLimit"], "PartitionNodeLimit in partition main, which is about launcher.nodes"),
+        (
+            ["PartitionNodeLimit"],
+            "PartitionNodeLimit in partition main, which is about launcher.nodes",
+        ),
         (["None", "PartitionConfig", "PartitionTimeLimit"], "which is about launcher.time"),
         (["QOSMaxCpuPerJobLimit"], "which is about what one job may ask for"),
         (["Priority"], None),
@@ -164,7 +267,9 @@ def test_a_submitted_job(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The commands that are printed hold in any folder; a job that waits forever is said, whenever Slurm gives the reason."""
+    """The commands that are printed hold in any folder;
+    a job that waits forever is said, whenever Slurm gives the reason.
+    """
     answers = iter(reasons)
 
     def program(name: str, words: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
@@ -176,5 +281,8 @@ def test_a_submitted_job(
     monkeypatch.setattr("trainkit.extensions.slurm.launcher._ASK_AGAIN_S", 0.0)
     assert run("run_dir=far away/run") == 0
     text = capsys.readouterr().out
-    assert f"jobs logs '{tmp_path}/far away/run'" in text and f"trainkit jobs '{tmp_path}/far away'" in text
+    assert (
+        f"jobs logs '{tmp_path}/far away/run'" in text
+        and f"trainkit jobs '{tmp_path}/far away'" in text
+    )
     assert (line in text) if line else "cannot start" not in text

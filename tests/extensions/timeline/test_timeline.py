@@ -23,7 +23,15 @@ from trainkit.callbacks import ModelCheckpoint, Timeline
 from trainkit.extensions.timeline.recording import Recording
 from trainkit.extensions.timeline.report.steps import analyse
 from trainkit.extensions.timeline.traces.merge import read_recording, recordings
-from trainkit.extensions.timeline.traces.pieces import FOLDER, HOROVOD, OWN, REQUEST, TORCH, WHOLE, read_events
+from trainkit.extensions.timeline.traces.pieces import (
+    FOLDER,
+    HOROVOD,
+    OWN,
+    REQUEST,
+    TORCH,
+    WHOLE,
+    read_events,
+)
 
 
 def parts(folder: Path, rank: int = 0) -> dict[int, list[str]]:
@@ -36,7 +44,9 @@ def parts(folder: Path, rank: int = 0) -> dict[int, list[str]]:
 
 
 def test_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None:
-    """Each step has its parts in order; the merged file is strict JSON and contains torch's operators too."""
+    """Each step has its parts in order;
+    the merged file is strict JSON and contains torch's operators too.
+    """
     timeline = Timeline(start_step=2, num_steps=3)
     quiet(tmp_path, callbacks=[timeline], max_epochs=2).fit(Line(), loader(23), loader(4))
     (folder,) = recordings(tmp_path)
@@ -52,7 +62,9 @@ def test_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None:
 
 def test_a_step_is_its_parts(tmp_path: Path) -> None:
     """Parts follow each other without a gap, and microbatches are separate."""
-    quiet(tmp_path, callbacks=[Timeline(0, 2, torch_profiler=False)], accumulate_grad_batches=2).fit(Line(), loader(16))
+    quiet(
+        tmp_path, callbacks=[Timeline(0, 2, torch_profiler=False)], accumulate_grad_batches=2
+    ).fit(Line(), loader(16))
     (folder,) = recordings(tmp_path)
     assert [name for name in parts(folder)[0] if name == "backward"] == ["backward", "backward"]
     events = [e for e in read_events(folder / OWN.format(0)) if e.get("cat") == "part"]
@@ -64,18 +76,28 @@ def test_a_step_is_its_parts(tmp_path: Path) -> None:
 
 
 def test_a_validation_is_no_part_of_a_step(tmp_path: Path) -> None:
-    """A validation within a step and one between two are separate parts, which the analysis leaves out."""
+    """A validation within a step and one between two are separate parts,
+    which the analysis leaves out.
+    """
 
     class Slow(Line):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             torch.linalg.svd(torch.randn(300, 300))
 
-    quiet(tmp_path, callbacks=[Timeline(0, 4, torch_profiler=False)], val_check_interval=1).fit(Slow(), loader(16), loader(4))
+    quiet(tmp_path, callbacks=[Timeline(0, 4, torch_profiler=False)], val_check_interval=1).fit(
+        Slow(), loader(16), loader(4)
+    )
     (folder,) = recordings(tmp_path)
     assert all("validation" in names for names in parts(folder).values())
-    events = [e for e in read_events(folder / OWN.format(0)) if e.get("cat") == "part" and "samples" not in e["args"]]
+    events = [
+        e
+        for e in read_events(folder / OWN.format(0))
+        if e.get("cat") == "part" and "samples" not in e["args"]
+    ]
     for step in analyse(read_recording(folder)).steps:
-        others = [e["dur"] for e in events if e["args"]["step"] == step.step and e["name"] != "validation"]
+        others = [
+            e["dur"] for e in events if e["args"]["step"] == step.step and e["name"] != "validation"
+        ]
         assert 0 < step.total_s <= sum(others) / 1e6 + 1e-6
 
 
@@ -107,7 +129,9 @@ def ask(trainer: RunView) -> None:
 
 
 def test_what_an_earlier_start_recorded_is_made_one_file_too(tmp_path: Path) -> None:
-    """An aborted run, or an elastic one with changed ranks, leaves recordings that are not merged."""
+    """An aborted run, or an elastic one with changed ranks,
+    leaves recordings that are not merged.
+    """
 
     def fail(trainer: RunView) -> None:
         raise KeyError("broken")
@@ -117,12 +141,18 @@ def test_what_an_earlier_start_recorded_is_made_one_file_too(tmp_path: Path) -> 
         quiet(tmp_path, callbacks=[Timeline(1, 2), saves, At(5, fail)]).fit(Line(), loader(23))
     (folder,) = recordings(tmp_path)
     assert not (folder / WHOLE).exists()
-    quiet(tmp_path, callbacks=[Timeline(None), ModelCheckpoint()]).fit(Line(), loader(23), ckpt_path="last")
+    quiet(tmp_path, callbacks=[Timeline(None), ModelCheckpoint()]).fit(
+        Line(), loader(23), ckpt_path="last"
+    )
     assert (folder / WHOLE).exists()
 
 
-@pytest.mark.parametrize("act", [ask, lambda trainer: os.kill(os.getpid(), signal.SIGUSR2)], ids=["asked", "signalled"])
-def test_a_running_job_records_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
+@pytest.mark.parametrize(
+    "act", [ask, lambda trainer: os.kill(os.getpid(), signal.SIGUSR2)], ids=["asked", "signalled"]
+)
+def test_a_running_job_records_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Any
+) -> None:
     """By a file in its folder, or by a signal: recording starts at the next step."""
     monkeypatch.setattr("trainkit.extensions.timeline.callback._LOOK_EVERY_S", 0.0)
     before = signal.getsignal(signal.SIGUSR2)
@@ -134,7 +164,9 @@ def test_a_running_job_records_when_asked(tmp_path: Path, monkeypatch: pytest.Mo
     assert signal.getsignal(signal.SIGUSR2) == before
 
 
-def test_a_run_that_ends_early_ends_the_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_ends_early_ends_the_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The recording is complete; a run that ends before it reports that."""
     quiet(tmp_path / "a", callbacks=[Timeline(4, 50)]).fit(Line(), loader(23))
     (folder,) = recordings(tmp_path / "a")
@@ -178,7 +210,10 @@ def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.Mon
 
     def work(engine: ThreadEngine) -> int:
         act = At(2, ask if engine.ranks.rank == 0 else lambda trainer: None)
-        settings: dict[str, Any] = {"callbacks": [Timeline(None, 2, torch_profiler=False), act], "max_steps": 40}
+        settings: dict[str, Any] = {
+            "callbacks": [Timeline(None, 2, torch_profiler=False), act],
+            "max_steps": 40,
+        }
         trainer = quiet(tmp_path, engine=engine, log_every_n_steps=1, **settings)
         trainer.fit(Line(), loader(23, 2))
         return trainer.global_step
@@ -189,7 +224,9 @@ def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.Mon
     assert both[0] == both[1] and len(both[0]) == 2
 
 
-def test_outside_of_a_recording_nothing_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_a_recording_nothing_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Outside a recording a step pays one comparison."""
     monkeypatch.setattr(Recording, "mark", lambda *_: pytest.fail("nobody records"))
     quiet(tmp_path, callbacks=[Timeline(start_step=None)]).fit(Line(), loader(23))
@@ -225,19 +262,35 @@ class Event:
         return 1000 * (later.at - self.at)
 
 
-def test_on_a_gpu_the_devices_own_times_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are recorded in addition to the host's, which runs ahead; the analysis uses the device's."""
+def test_on_a_gpu_the_devices_own_times_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are recorded in addition to the host's, which runs ahead;
+    the analysis uses the device's.
+    """
     device = Device()
-    monkeypatch.setattr("trainkit.extensions.timeline.recording._computes_on_gpu", lambda trainer: True)
+    monkeypatch.setattr(
+        "trainkit.extensions.timeline.recording._computes_on_gpu", lambda trainer: True
+    )
     monkeypatch.setattr("trainkit.extensions.timeline.recording._event", device.event)
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "H200")
     quiet(tmp_path, callbacks=[Timeline(1, 3, torch_profiler=False)]).fit(Line(), loader(23))
     (folder,) = recordings(tmp_path)
-    events = [e for e in read_events(folder / OWN.format(0)) if e.get("cat") == "part" and "samples" not in e["args"]]
-    host, gpu = ([e for e in events if e["tid"] == tid and e["name"] == "backward"] for tid in (0, 1))
+    events = [
+        e
+        for e in read_events(folder / OWN.format(0))
+        if e.get("cat") == "part" and "samples" not in e["args"]
+    ]
+    host, gpu = (
+        [e for e in events if e["tid"] == tid and e["name"] == "backward"] for tid in (0, 1)
+    )
     assert [e["args"]["step"] for e in host] == [e["args"]["step"] for e in gpu] == [1, 2, 3]
-    assert all(g["dur"] == pytest.approx(10 * h["dur"], rel=0.5) for h, g in zip(host, gpu, strict=True))
+    assert all(
+        g["dur"] == pytest.approx(10 * h["dur"], rel=0.5) for h, g in zip(host, gpu, strict=True)
+    )
     analysis = analyse(read_recording(folder))
-    assert analysis.median("backward") == pytest.approx(statistics.median(e["dur"] for e in gpu) / 1e6)
+    assert analysis.median("backward") == pytest.approx(
+        statistics.median(e["dur"] for e in gpu) / 1e6
+    )
     assert analysis.abouts[0].device == "H200"

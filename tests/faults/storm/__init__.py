@@ -1,1 +1,3 @@
-"""A storm: an elastic job on simulated hosts, a random sequence of faults, and what must hold after it."""
+"""A storm: an elastic job on simulated hosts, a random sequence of faults,
+and what must hold after it.
+"""

@@ -2,9 +2,10 @@
 
     python -m tests.faults.storm --seed 1 --faults 100            # or --minutes 10, or both: the first that is reached
 
-Faults come in rounds: one job each, from its start to its end, with 25 faults by default; then its samples, weights, processes,
-files and ledger are checked. Needs root (namespaces, a mount), `ip` and `tc`. The kinds and hosts of the faults follow from the
-seed; their timing is that of the machine. Exit code: 0 if all promises held, 1 if not, 3 if no storm is possible here.
+Faults come in rounds: one job each, from its start to its end, with 25 faults by default; then its
+samples, weights, processes, files and ledger are checked. Needs root (namespaces, a mount), `ip`
+and `tc`. The kinds and hosts of the faults follow from the seed; their timing is that of the
+machine. Exit code: 0 if all promises held, 1 if not, 3 if no storm is possible here.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def draw(storm: Storm) -> str:
             return name
 
 
-def one_round(folder: Path, seed: str, faults: int, until: float, tally: Tally, undisturbed: Undisturbed) -> None:
+def one_round(
+    folder: Path, seed: str, faults: int, until: float, tally: Tally, undisturbed: Undisturbed
+) -> None:
     """Run one job through faults to its end, and check what must hold."""
     folder.mkdir()
     with contextlib.ExitStack() as stack:
@@ -70,7 +73,10 @@ def one_round(folder: Path, seed: str, faults: int, until: float, tally: Tally, 
             while len(drawn) < faults and time.monotonic() < until:
                 drawn.append(draw(storm))
                 if storm.rng.random() > _OVERLAP:
-                    say(f"    survived: {storm.await_progress():.1f} s later it trains again, at step {storm.step[0]}")
+                    say(
+                        f"    survived: {storm.await_progress():.1f} s later it trains again, at"
+                        f" step {storm.step[0]}"
+                    )
                     time.sleep(storm.rng.uniform(0, 1))
                 elif storm.code is not None:
                     storm.restart()
@@ -89,13 +95,17 @@ def one_round(folder: Path, seed: str, faults: int, until: float, tally: Tally, 
 
 def main() -> int:
     """Run rounds until there are enough faults, or the time is up."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, default=10**9)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--per-round", type=int, default=25)
     parser.add_argument("--first-round", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where files stay; default: a temporary folder that is deleted")
+    parser.add_argument(
+        "--folder", type=Path, help="where files stay; default: a temporary folder that is deleted"
+    )
     options = parser.parse_args()
     if why := simulated.unavailable():
         print(f"no storm is possible here: {why}")
@@ -110,11 +120,30 @@ def main() -> int:
         while (left := options.faults - tally.survived.total()) > 0 and time.monotonic() < until:
             seed = f"{options.seed}.{number}"
             say(f"round {seed}")
-            one_round(folder / f"round-{seed}", seed, min(left, options.per_round), until, tally, undisturbed)
+            one_round(
+                folder / f"round-{seed}",
+                seed,
+                min(left, options.per_round),
+                until,
+                tally,
+                undisturbed,
+            )
             number += 1
     minutes = (time.monotonic() - begin) / 60
-    say(f"{tally.survived.total()} faults survived in {tally.rounds} rounds, {minutes:.1f} minutes, seed {options.seed}")
-    print(json.dumps({"survived": dict(tally.survived), "ends": dict(tally.ends), "findings": tally.findings}, indent=1))
+    say(
+        f"{tally.survived.total()} faults survived in {tally.rounds} rounds, {minutes:.1f} minutes,"
+        f" seed {options.seed}"
+    )
+    print(
+        json.dumps(
+            {
+                "survived": dict(tally.survived),
+                "ends": dict(tally.ends),
+                "findings": tally.findings,
+            },
+            indent=1,
+        )
+    )
     return 1 if tally.findings else 0
 
 

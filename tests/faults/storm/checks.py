@@ -16,7 +16,8 @@ from tests.faults.storm.job import SAMPLES, STEP
 from tests.faults.storm.storm import JOB, ROOT, Storm, make_folder
 
 TOLERANCE = 1e-12
-LEDGER_S = 1.0  # of each process's start, what comes before the callback's clock is not the ledger's
+# of each process's start, what comes before the callback's clock is not the ledger's
+LEDGER_S = 1.0
 _MOMENT_S = 5.0
 EXPECTED = [
     "checkpoints",
@@ -29,13 +30,16 @@ EXPECTED = [
     ".lock",
 ]
 
-# multiprocessing's folder of each process, which a killed one cannot delete; one for torch's compiler; one file of each user's,
-# by which the ranks of a host agree on the one that reports an error
+# multiprocessing's folder of each process, which a killed one cannot delete; one for torch's
+# compiler; one file of each user's, by which the ranks of a host agree on the one that reports an
+# error
 TEMPORARY = ["pymp-*", "torchinductor_*", "trainkit-*-reported"]
 
 
 class Undisturbed:
-    """The same fit to which nothing happens: one process, no launcher. Its weights after each epoch."""
+    """The same fit to which nothing happens: one process, no launcher.
+    Its weights after each epoch.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +60,13 @@ class Undisturbed:
 
 def broken(storm: Storm, undisturbed: Undisturbed) -> list[str]:
     """Return the promises that the ended job has broken."""
-    return [*_samples(storm), *_weights(storm, undisturbed), *_processes(storm), *_files(storm), *_ledger(storm)]
+    return [
+        *_samples(storm),
+        *_weights(storm, undisturbed),
+        *_processes(storm),
+        *_files(storm),
+        *_ledger(storm),
+    ]
 
 
 def _ends(storm: Storm) -> list[dict[str, Any]]:
@@ -71,14 +81,19 @@ def _samples(storm: Storm) -> Iterator[str]:
         epochs = end["step"] * STEP / SAMPLES
         off = [i for i, count in enumerate(end["seen"]) if abs(count - epochs) > 1e-6]
         if off or end["uneven"]:
-            yield f"samples {off[:10]} do not count {epochs} times; a sample did not count once in {end['uneven']} epochs"
+            yield (
+                f"samples {off[:10]} do not count {epochs} times; a sample did not count once in"
+                f" {end['uneven']} epochs"
+            )
 
 
 def _weights(storm: Storm, undisturbed: Undisturbed) -> Iterator[str]:
     for end in _ends(storm):
         expected = undisturbed.weights(end["step"] * STEP // SAMPLES)
         worst = max(abs(a - b) for a, b in zip(end["weights"], expected, strict=True))
-        storm.say(f"    weights after {end['step']} steps: within {worst:.1e} of the undisturbed run's")
+        storm.say(
+            f"    weights after {end['step']} steps: within {worst:.1e} of the undisturbed run's"
+        )
         if not worst <= TOLERANCE:
             yield f"the weights are {worst:g} from the undisturbed run's"
 
@@ -103,12 +118,20 @@ def _files(storm: Storm) -> Iterator[str]:
     for path in storm.run_dir.rglob("*"):
         name = str(path.relative_to(storm.run_dir))
         parts = Path(name).parts
-        if parts[0] == "checkpoints" and len(parts) > 1 and (parts[1] in whole or parts[1] in ("last", "best")):
+        if (
+            parts[0] == "checkpoints"
+            and len(parts) > 1
+            and (parts[1] in whole or parts[1] in ("last", "best"))
+        ):
             continue
-        if not any(fnmatch.fnmatch(name, pattern) for pattern in EXPECTED) or (len(parts) == 2 and parts[0] == "checkpoints"):
+        if not any(fnmatch.fnmatch(name, pattern) for pattern in EXPECTED) or (
+            len(parts) == 2 and parts[0] == "checkpoints"
+        ):
             yield f"a file is left in the run's folder: {name}"
     left = [path.name for path in storm.temporary.iterdir()]
-    if left := [name for name in left if not any(fnmatch.fnmatch(name, pattern) for pattern in TEMPORARY)]:
+    if left := [
+        name for name in left if not any(fnmatch.fnmatch(name, pattern) for pattern in TEMPORARY)
+    ]:
         yield f"{len(left)} files are left in the temporary folder: {left[:5]}"
     if len(whole) > 4 + len(storm.damaged):
         yield f"{len(whole)} checkpoints are left"
@@ -118,6 +141,12 @@ def _ledger(storm: Storm) -> Iterator[str]:
     kept = json.loads((storm.run_dir / "goodput.json").read_text())
     wall = kept["until"]["unix_s"] - float((storm.notes / "began").read_text())
     total = sum(kept["seconds"].values())
-    storm.say(f"    goodput's ledger: {total:.2f} s of {wall:.2f} s; {kept['goodput']:.2f} of it steps that count")
+    storm.say(
+        f"    goodput's ledger: {total:.2f} s of {wall:.2f} s; {kept['goodput']:.2f} of it steps"
+        " that count"
+    )
     if abs(total - wall) > LEDGER_S:
-        yield f"goodput's ledger adds up to {total:.2f} s, and the wall clock to {wall:.2f} s: {kept['seconds']}"
+        yield (
+            f"goodput's ledger adds up to {total:.2f} s, and the wall clock to {wall:.2f} s:"
+            f" {kept['seconds']}"
+        )

@@ -1,4 +1,6 @@
-"""A disk of a storm's own: a small tmpfs that can be filled. Mount it before the hosts start: they copy the table of mounts."""
+"""A disk of a storm's own: a small tmpfs that can be filled.
+Mount it before the hosts start: they copy the table of mounts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ SIZE = "48m"
 
 
 class Disk:
-    """A small disk at a folder; a context manager. Where no mount is permitted it is a plain folder.
+    """A small disk at a folder; a context manager. Where no mount is permitted it is a plain
+    folder.
 
     Attributes:
         is_own: whether it is mounted, and so can be filled.
@@ -26,7 +29,12 @@ class Disk:
         self.is_own = subprocess.run(mount, capture_output=True, check=False).returncode == 0
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.is_own:
             subprocess.run(["umount", "-l", str(self.folder)], check=True)
 

@@ -1,4 +1,6 @@
-"""The faults of a storm. Each acts on a Storm and returns what it did, or None if it cannot happen now."""
+"""The faults of a storm. Each acts on a Storm and returns what it did,
+or None if it cannot happen now.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def slow_link(storm: Storm) -> str | None:
     if host is None or not storm.hosts.slow(host):
         return None
     seconds = storm.rng.uniform(1, 5)
-    storm.later(seconds, f"the link of host {host} is fast again", lambda: storm.hosts.quicken(host), host)
+    storm.later(
+        seconds, f"the link of host {host} is fast again", lambda: storm.hosts.quicken(host), host
+    )
     return f"of host {host} for {seconds:.1f} s"
 
 
@@ -116,7 +120,9 @@ def change_slots(storm: Storm) -> str | None:
     hosts = [host for host in range(storm.hosts.count) if host not in storm.busy]
     total = sum(storm.slots.values())
     changes = [(host, 1) for host in hosts if total < MOST_SLOTS and storm.slots[host] < 2]
-    changes += [(host, -1) for host in hosts if storm.has_formed and total > 1 and storm.slots[host] > 0]
+    changes += [
+        (host, -1) for host in hosts if storm.has_formed and total > 1 and storm.slots[host] > 0
+    ]
     if not changes:
         return None
     host, change = storm.rng.choice(changes)
@@ -142,7 +148,8 @@ def restart_job(storm: Storm) -> str | None:
 
 def damage_checkpoint(storm: Storm) -> str | None:
     """The command ends, its newest checkpoint is damaged, and it is started again."""
-    if len([path for path in storm.checkpoints() if path.name not in storm.damaged]) < 3:  # one more may be replaced
+    # one more may be replaced
+    if len([path for path in storm.checkpoints() if path.name not in storm.damaged]) < 3:
         return None
     storm.signal(signal.SIGKILL, "the driver was killed, to damage a checkpoint")
     storm.await_end()

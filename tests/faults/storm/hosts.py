@@ -1,12 +1,13 @@
-"""Hosts for tests: network namespaces of this machine on one bridge, with sshd, or a stand-in for it, in each.
+"""Hosts for tests: network namespaces of this machine on one bridge, with sshd, or a stand-in for
+it, in each.
 
     with Hosts(folder, 3) as hosts:
         subprocess.Popen([*hosts.launcher, "horovodrun", ...], env=hosts.environment)
         hosts.cut(1); hosts.mend(1); hosts.lose(2); hosts.make(2)
 
-The launcher is in a namespace of its own, which has the bridge. All namespaces share this machine's files, as hosts share a
-network filesystem, but for folders that each host has for itself. Each host may have a second network card, on a bridge of its
-own, and an IPv6 address. Needs root.
+The launcher is in a namespace of its own, which has the bridge. All namespaces share this machine's
+files, as hosts share a network filesystem, but for folders that each host has for itself. Each host
+may have a second network card, on a bridge of its own, and an IPv6 address. Needs root.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def unavailable() -> str:
         return f"network namespaces are not allowed here: {made.stderr.strip()}"
     try:
         bridge = subprocess.run(
-            f"ip -n {name} link add name bridge type bridge".split(), capture_output=True, text=True, check=False
+            f"ip -n {name} link add name bridge type bridge".split(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return f"bridges are not allowed here: {bridge.stderr.strip()}" if bridge.returncode else ""
     finally:
@@ -50,7 +54,11 @@ def unavailable() -> str:
 
 def sshd_missing() -> str:
     """Return why hosts cannot run sshd, or an empty text."""
-    return "" if Path("/usr/sbin/sshd").is_file() and shutil.which("ssh-keygen") else "there is no sshd (openssh-server)"
+    return (
+        ""
+        if Path("/usr/sbin/sshd").is_file() and shutil.which("ssh-keygen")
+        else "there is no sshd (openssh-server)"
+    )
 
 
 class Hosts:
@@ -60,7 +68,8 @@ class Hosts:
         folder: for the programs.
         count: of hosts, without the launcher's.
         own_folder: a folder of which each host has another disk.
-        real_ssh: whether sshd runs on each host (sshd_missing says whether it can), and not the stand-in.
+        real_ssh: whether sshd runs on each host (sshd_missing says whether it can), and not the
+            stand-in.
         ipv6: whether hosts have IPv6 addresses too.
         spare: whether hosts have a second card, in another network.
         launcher_card: the name of the launcher's card.
@@ -80,7 +89,12 @@ class Hosts:
         named: bool = False,
     ) -> None:
         self._folder, self.count = folder, count
-        self._own_folder, self._real_ssh, self._ipv6, self._spare = own_folder, real_ssh, ipv6, spare
+        self._own_folder, self._real_ssh, self._ipv6, self._spare = (
+            own_folder,
+            real_ssh,
+            ipv6,
+            spare,
+        )
         self._named, self._launcher_card = named, launcher_card
         self._left = contextlib.ExitStack()
         self._servers: dict[int, subprocess.Popen[str]] = {}
@@ -95,7 +109,8 @@ class Hosts:
         with contextlib.ExitStack() as made:
             _run(f"ip netns add {self._mark}")
             made.callback(_run, f"ip netns delete {self._mark}")
-            # an address of its own: a bridge without one takes that of a port, and changes it with the ports
+            # an address of its own: a bridge without one takes that of a port, and changes it with
+            # the ports
             _run(f"ip -n {self._mark} link add {self._launcher_card} address {_MAC}01 type bridge")
             if self._spare:
                 _run(f"ip -n {self._mark} link add {_SPARE} address {_MAC}02 type bridge")
@@ -147,20 +162,37 @@ class Hosts:
         """Boot a host."""
         name, port = self._name(host), f"h{host}"
         _run(f"ip netns add {name}")
-        _run(f"ip -n {self._mark} link add {port} type veth peer {_DEVICE} address {_MAC}1{host} netns {name}")
+        _run(
+            f"ip -n {self._mark} link add {port} type veth peer {_DEVICE} address {_MAC}1{host}"
+            f" netns {name}"
+        )
         _run(f"ip -n {self._mark} link set {port} master {self._launcher_card} up")
         if self._spare:
-            _run(f"ip -n {self._mark} link add s{host} type veth peer {_SPARE} address {_MAC}2{host} netns {name}")
+            _run(
+                f"ip -n {self._mark} link add s{host} type veth peer {_SPARE} address {_MAC}2{host}"
+                f" netns {name}"
+            )
             _run(f"ip -n {self._mark} link set s{host} master {_SPARE} up")
         self._up(name, host + 2)
         command = ["ip", "netns", "exec", name]
         if self._named:
             command += ["unshare", "-u", "sh", "-c", 'hostname "$0" && exec "$@"', f"host{host}"]
         if self._own_folder is not None:
-            command += ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(self._own_folder)]
+            command += [
+                "unshare",
+                "-m",
+                "sh",
+                "-c",
+                'mount -t tmpfs none "$0" && exec "$@"',
+                str(self._own_folder),
+            ]
         pipe = subprocess.PIPE
         server = subprocess.Popen(
-            [*command, *self._sshd(host)], stdout=pipe, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            [*command, *self._sshd(host)],
+            stdout=pipe,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         self._servers[host] = server
         assert server.stdout is not None
@@ -180,7 +212,8 @@ class Hosts:
         server.communicate()
         _run(f"ip netns delete {self._name(host)}")
         for port in "hs":
-            _run(f"ip -n {self._mark} link delete {port}{host}", check=False)  # it goes with the namespace, a moment later
+            # it goes with the namespace, a moment later
+            _run(f"ip -n {self._mark} link delete {port}{host}", check=False)
 
     def cut(self, host: int) -> None:
         """Pull a host's cable."""
@@ -222,21 +255,30 @@ class Hosts:
         _run(f"ip netns exec {self._mark} tc qdisc del dev h{host} root", check=False)
 
     def thin(self, host: int, share: float) -> bool:
-        """Drop a share of a host's packets in both directions, at random; return whether this kernel can."""
+        """Drop a share of a host's packets in both directions, at random;
+        return whether this kernel can.
+        """
         rule = f"-m statistic --mode random --probability {share} -j DROP"
         return all(
-            _run(f"ip netns exec {self._name(host)} iptables -A {way} {rule}", check=False) for way in ("INPUT", "OUTPUT")
+            _run(f"ip netns exec {self._name(host)} iptables -A {way} {rule}", check=False)
+            for way in ("INPUT", "OUTPUT")
         )
 
     def dropped(self, host: int) -> int:
         """Return how many packets `thin` has dropped."""
         command = [*f"ip netns exec {self._name(host)} iptables -n -v -x -L".split()]
         shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return sum(int(line.split()[0]) for line in shown.splitlines() if " DROP " in line and "statistic" in line)
+        return sum(
+            int(line.split()[0])
+            for line in shown.splitlines()
+            if " DROP " in line and "statistic" in line
+        )
 
     def processes(self, host: int) -> list[int]:
         """Return the processes of a host."""
-        asked = subprocess.run(["ip", "netns", "pids", self._name(host)], capture_output=True, text=True, check=True)
+        asked = subprocess.run(
+            ["ip", "netns", "pids", self._name(host)], capture_output=True, text=True, check=True
+        )
         return [int(word) for word in asked.stdout.split()]
 
     def server(self, host: int) -> int:
@@ -262,7 +304,10 @@ class Hosts:
             return f"{sys.executable} -S -E {SHELL} connect"
         for name in ("key", "host"):
             _run(f"ssh-keygen -q -t ed25519 -N '' -f {self._folder / name}")
-        return f"/usr/bin/ssh -i {self._folder / 'key'} -o UserKnownHostsFile={self._folder / 'known_hosts'}"
+        return (
+            f"/usr/bin/ssh -i {self._folder / 'key'} -o"
+            f" UserKnownHostsFile={self._folder / 'known_hosts'}"
+        )
 
     def _sshd(self, host: int) -> list[str]:
         if not self._real_ssh:
@@ -276,7 +321,14 @@ class Hosts:
             "StrictModes": "no",
             "UsePAM": "no",
         }
-        return ["/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", *(w for k, v in options.items() for w in ("-o", f"{k}={v}"))]
+        return [
+            "/usr/sbin/sshd",
+            "-D",
+            "-e",
+            "-f",
+            "/dev/null",
+            *(w for k, v in options.items() for w in ("-o", f"{k}={v}")),
+        ]
 
     def _lose_all(self) -> None:
         for host in list(self._servers):

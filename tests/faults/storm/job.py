@@ -2,11 +2,13 @@
 
     job.py RUN_DIR NOTES JSON        {"pace_s": 0.02, "epochs": null, "elastic": true}
 
-A parameter of the Task counts the samples: its gradient is minus each sample's share of a step, and its rate is the step's
-number of samples, so a step adds one to each of its samples. The counts travel as gradients do (through the sums over ranks,
-the commits and the checkpoints), and roll back with the weights. After each epoch all must be equal.
+A parameter of the Task counts the samples: its gradient is minus each sample's share of a step, and
+its rate is the step's number of samples, so a step adds one to each of its samples. The counts
+travel as gradients do (through the sums over ranks, the commits and the checkpoints), and roll back
+with the weights. After each epoch all must be equal.
 
-Without "epochs" the fit ends when NOTES/last_epoch holds the number of an epoch that was yet to come when the file was written.
+Without "epochs" the fit ends when NOTES/last_epoch holds the number of an epoch that was yet to
+come when the file was written.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Counted(Task):
             torch.manual_seed(3)
             self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).double()
         self.seen = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
-        self.register_buffer("uneven", torch.zeros((), dtype=torch.int64))  # epochs in which a sample did not count once
+        # epochs in which a sample did not count once
+        self.register_buffer("uneven", torch.zeros((), dtype=torch.int64))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss, with the counts."""
@@ -61,7 +64,9 @@ class Counted(Task):
 
     def configure_optimizers(self) -> Any:
         """Return SGD: momentum for the weights, a plain sum for the counts."""
-        groups: list[dict[str, Any]] = [{"params": list(self.model.parameters()), "lr": 0.01, "momentum": 0.9}]
+        groups: list[dict[str, Any]] = [
+            {"params": list(self.model.parameters()), "lr": 0.01, "momentum": 0.9}
+        ]
         groups.append({"params": [self.seen], "lr": float(STEP), "momentum": 0.0})
         return torch.optim.SGD(groups, lr=0.01)
 
@@ -83,7 +88,9 @@ class Notes(Callback):
         with contextlib.suppress(FileExistsError), (self._folder / "began").open("x") as file:
             file.write(str(time.time()))
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         """Report, and wait."""
         if trainer.is_global_zero:
             draft = self._folder / f"step-{os.getpid()}"
@@ -110,7 +117,9 @@ def samples() -> TensorDataset:
     """Return x, y and the number of each sample, always the same."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
-    y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(SAMPLES, 1, generator=generator, dtype=torch.float64)
+    y = torch.sin(x.sum(1, keepdim=True)) + 0.1 * torch.randn(
+        SAMPLES, 1, generator=generator, dtype=torch.float64
+    )
     return TensorDataset(x, y, torch.arange(SAMPLES))
 
 
@@ -141,7 +150,11 @@ def main() -> None:
     workers: dict[str, Any] = {"num_workers": 1, "persistent_workers": True} if is_elastic else {}
     data = DataLoader(samples(), batch_size=STEP // RANKS, shuffle=True, **workers)
     trainer.fit(task, data, ckpt_path="auto")
-    end: dict[str, Any] = {"step": trainer.global_step, "uneven": int(task.uneven), "seen": task.seen.tolist()}
+    end: dict[str, Any] = {
+        "step": trainer.global_step,
+        "uneven": int(task.uneven),
+        "seen": task.seen.tolist(),
+    }
     end |= {"weights": flat(task), "by_epoch": [] if is_elastic else here.epochs}
     draft = notes / f".end-{os.getpid()}"
     draft.write_text(json.dumps(end))

@@ -3,9 +3,10 @@
     remote_shell.py serve ADDRESS                 sshd: runs the commands that clients send
     remote_shell.py connect [-o OPTION]... HOST COMMAND
 
-Like ssh it is a TCP connection that carries stdin, both outputs and the exit code; a client ends with 255 if the host cannot be
-reached within ConnectTimeout, or is silent for ServerAliveInterval * ServerAliveCountMax seconds. If the connection ends, the
-command's pipes close, and the command continues. No encryption, no login: for namespaces of one machine.
+Like ssh it is a TCP connection that carries stdin, both outputs and the exit code; a client ends
+with 255 if the host cannot be reached within ConnectTimeout, or is silent for ServerAliveInterval *
+ServerAliveCountMax seconds. If the connection ends, the command's pipes close, and the command
+continues. No encryption, no login: for namespaces of one machine.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Frames:
         """Return the next frame.
 
         Raises:
-            TimeoutError: nothing came in the connection's time limit; what came of a frame is retained.
+            TimeoutError: nothing came in the connection's time limit; what came of a frame is
+                retained.
             OSError: the connection has ended.
         """
         letter, size = _HEAD.unpack(self._take(_HEAD.size))
@@ -74,7 +76,9 @@ def connect(arguments: list[str]) -> int:
         arguments = arguments[2:]
     host, command = arguments[0], " ".join(arguments[1:])
     try:
-        connection = socket.create_connection((host, PORT), timeout=float(options.get("ConnectTimeout", "10")))
+        connection = socket.create_connection(
+            (host, PORT), timeout=float(options.get("ConnectTimeout", "10"))
+        )
     except OSError as error:
         print(f"ssh: connect to host {host} port {PORT}: {error}", file=sys.stderr)
         return _LOST
@@ -123,8 +127,12 @@ def _run(frames: Frames) -> None:
     with frames.connection, contextlib.suppress(OSError):
         _, command = frames.receive()
         pipe = subprocess.PIPE
-        process = subprocess.Popen(["sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process = subprocess.Popen(
+            ["sh", "-c", command], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
+        assert (
+            process.stdin is not None and process.stdout is not None and process.stderr is not None
+        )
         copies = [
             threading.Thread(target=frames.copy, args=one, daemon=True)
             for one in ((b"o", process.stdout), (b"r", process.stderr))

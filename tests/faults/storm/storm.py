@@ -1,4 +1,6 @@
-"""One job in a storm: the command, its hosts, its disk, and what it reports. Faults act on it (faults.py)."""
+"""One job in a storm: the command, its hosts, its disk, and what it reports.
+Faults act on it (faults.py).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ RANKS = 3
 PREEMPTED = 75
 MOST_SLOTS = 4
 PACE_S = 0.02
-_GONE_S = 60.0  # a worker that is cut off learns of its driver's end after 30 s, and has 30 s to end
+# a worker that is cut off learns of its driver's end after 30 s, and has 30 s to end
+_GONE_S = 60.0
 _PROGRESS_S = 120.0
 _STEPS = 3  # steps that show that a fault is survived
 
@@ -48,15 +51,22 @@ class Undo:
 class Storm:
     """A job under faults; a context manager that leaves no process."""
 
-    def __init__(self, folder: Path, rng: random.Random, disk: Disk, hosts: Hosts, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, rng: random.Random, disk: Disk, hosts: Hosts, say: Callable[[str], None]
+    ) -> None:
         self.folder, self.rng, self.disk, self.hosts, self.say = folder, rng, disk, hosts, say
-        self.run_dir, self.notes, self.temporary = disk.folder / "run", folder / "notes", folder / "tmp"
+        self.run_dir, self.notes, self.temporary = (
+            disk.folder / "run",
+            folder / "notes",
+            folder / "tmp",
+        )
         self.slots = dict.fromkeys(range(RANKS), 1)  # what the discovery script prints, by host
         self.undos: list[Undo] = []
         self.may_end = ""  # why the job may end now, or an empty text
         self.ends: list[tuple[str, int]] = []  # (why, exit code) of each end of the command
         self.damaged: set[str] = set()  # checkpoints
-        self.has_terminated = False  # whether a rank has got SIGTERM or SIGINT since the last start: the last one ends the job
+        # whether a rank has got SIGTERM or SIGINT since the last start: the last one ends the job
+        self.has_terminated = False
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[str] | None = None
         self._said_before = 0  # length of the output at the last start
@@ -87,18 +97,42 @@ class Storm:
         for path in self.notes.glob("end-*.json"):
             path.unlink()
         # a run begins with the ranks that its batch is meant for, and resumes with any number
-        np = self.rng.randint(1, min(RANKS, sum(self.slots.values()))) if self.checkpoints() else RANKS
-        options = f"--gloo -np {np} --min-np 1 --max-np {MOST_SLOTS} --host-discovery-script {self.folder}/hosts.sh"
+        np = (
+            self.rng.randint(1, min(RANKS, sum(self.slots.values())))
+            if self.checkpoints()
+            else RANKS
+        )
+        options = (
+            f"--gloo -np {np} --min-np 1 --max-np {MOST_SLOTS} --host-discovery-script"
+            f" {self.folder}/hosts.sh"
+        )
         given = json.dumps({"pace_s": PACE_S, "epochs": None, "elastic": True})
         job = [sys.executable, str(JOB), str(self.run_dir), str(self.notes), given]
         self._said_before = len(self.text)
         self.may_end, self.has_terminated = "", False
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_", "TRAINKIT_"))}
-        environ |= {"PATH": self.hosts.path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: self._mark}
+        environ = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("HOROVOD_", "PYTEST_", "TRAINKIT_"))
+        }
+        environ |= {
+            "PATH": self.hosts.path,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            MARK: self._mark,
+        }
         environ |= {"TMPDIR": str(self.temporary)}
         with (self.folder / "output").open("a") as output:
             self._process = subprocess.Popen(
-                [*self.hosts.launcher, "horovodrun", *options.split(), "--blacklist-cooldown-range", "1", "2", *job],
+                [
+                    *self.hosts.launcher,
+                    "horovodrun",
+                    *options.split(),
+                    "--blacklist-cooldown-range",
+                    "1",
+                    "2",
+                    *job,
+                ],
                 env=environ,
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
@@ -137,7 +171,9 @@ class Storm:
         while self.code is None or self.processes():
             self.attend_undos()
             if time.monotonic() > end:
-                raise FindingError(f"the command ({self.code}) or its processes did not end: {self.processes()}")
+                raise FindingError(
+                    f"the command ({self.code}) or its processes did not end: {self.processes()}"
+                )
             time.sleep(0.05)
         assert self.code is not None
         return self.code
@@ -156,17 +192,25 @@ class Storm:
     # ---- its processes
 
     def processes(self) -> list[int]:
-        """Return all processes of the job, on all hosts, but for those that have ended and are not collected yet."""
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]
+        """Return all processes of the job, on all hosts,
+        but for those that have ended and are not collected yet.
+        """
+        return [
+            pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)
+        ]
 
     @property
     def has_formed(self) -> bool:
-        """Whether ranks have formed since the last start, which needs as many slots as the command asked for."""
+        """Whether ranks have formed since the last start,
+        which needs as many slots as the command asked for.
+        """
         return "generation 1" in self.text_since_start
 
     def _is_ours(self, pid: int) -> bool:
         try:
-            return f"{MARK}={self._mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            return f"{MARK}={self._mark}".encode() in Path(
+                f"/proc/{pid}/environ"
+            ).read_bytes().split(b"\0")
         except OSError:
             return False
 
@@ -182,19 +226,30 @@ class Storm:
         for pid in self.hosts.processes(host) if self.hosts.is_there(host) else []:
             if _is_job(pid):
                 with contextlib.suppress(OSError):
-                    yield pid, int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                    yield (
+                        pid,
+                        int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]),
+                    )
 
     # ---- its hosts and its disk
 
     def list_hosts(self) -> None:
         """Write what the discovery script prints."""
         draft = self.folder / ".hosts"
-        draft.write_text("".join(f"{self.hosts.address(host)}:{count}\n" for host, count in self.slots.items() if count))
+        draft.write_text(
+            "".join(
+                f"{self.hosts.address(host)}:{count}\n"
+                for host, count in self.slots.items()
+                if count
+            )
+        )
         draft.replace(self.folder / "hosts.txt")
 
     def checkpoints(self) -> list[Path]:
         """Return the folders of the checkpoints, the newest last."""
-        found = [path for path in (self.run_dir / "checkpoints").glob("epoch=*") if not path.is_symlink()]
+        found = [
+            path for path in (self.run_dir / "checkpoints").glob("epoch=*") if not path.is_symlink()
+        ]
         return sorted(found, key=lambda path: int(path.name.rpartition("step=")[2].split("-")[0]))
 
     @property
@@ -208,7 +263,9 @@ class Storm:
 
     # ---- time
 
-    def later(self, seconds: float, text: str, do: Callable[[], None], host: int | None = None) -> None:
+    def later(
+        self, seconds: float, text: str, do: Callable[[], None], host: int | None = None
+    ) -> None:
         """End a fault after a time."""
         self.undos.append(Undo(time.monotonic() + seconds, text, do, host))
 
@@ -226,11 +283,15 @@ class Storm:
         return {undo.host for undo in self.undos}
 
     def await_checkpoint(self) -> None:
-        """Wait for the run's first checkpoint: if all ranks are lost before, a new run begins, with a ledger of its own."""
+        """Wait for the run's first checkpoint:
+        if all ranks are lost before, a new run begins, with a ledger of its own.
+        """
         end = time.monotonic() + _PROGRESS_S
         while not self.checkpoints():
             if self.code is not None or time.monotonic() > end:
-                raise FindingError(f"there is no checkpoint, at {self.step}, and the command's code is {self.code}")
+                raise FindingError(
+                    f"there is no checkpoint, at {self.step}, and the command's code is {self.code}"
+                )
             time.sleep(0.02)
 
     def await_progress(self) -> float:

@@ -1,13 +1,14 @@
-"""What the ranks of test_elastic.py run: a fit in which each rank writes down the samples that it trains on.
+"""What the ranks of test_elastic.py run: a fit in which each rank writes down the samples that it
+trains on.
 
 elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120, "waits_for": 2,
                                    "slow_s": 0, "every_n_steps": 0}
 
-`setup` and `configure_optimizers` take "slow_s" seconds each. With "every_n_steps" ranks step alone between outer steps, and a
-ledger of goodput is kept.
+`setup` and `configure_optimizers` take "slow_s" seconds each. With "every_n_steps" ranks step alone
+between outer steps, and a ledger of goodput is kept.
 
-While there are fewer ranks than "waits_for", steps take longer, and after some of them much longer, so that a new worker can
-join in time on a machine that has other work too.
+While there are fewer ranks than "waits_for", steps take longer, and after some of them much longer,
+so that a new worker can join in time on a machine that has other work too.
 """
 
 from __future__ import annotations
@@ -46,11 +47,25 @@ class Journal(Callback):
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = (run_dir / f"journal-{os.getpid()}.jsonl").open("a")
 
-    def on_train_batch_start(self, trainer: RunView, task: Line, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Line, batch: Any, batch_idx: int
+    ) -> None:
         """Write it down before it counts."""
-        scope = os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", "g" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") + ".")
-        line = {"epoch": trainer.current_epoch, "step": trainer.global_step, "ids": batch[2].tolist(), "t": time.monotonic()}
-        line |= {"rank": trainer.global_rank, "ranks": trainer.world_size, "generation": int(scope[1:-1])}
+        scope = os.environ.get(
+            "HOROVOD_RENDEZVOUS_SCOPE",
+            "g" + os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") + ".",
+        )
+        line = {
+            "epoch": trainer.current_epoch,
+            "step": trainer.global_step,
+            "ids": batch[2].tolist(),
+            "t": time.monotonic(),
+        }
+        line |= {
+            "rank": trainer.global_rank,
+            "ranks": trainer.world_size,
+            "generation": int(scope[1:-1]),
+        }
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
         is_short = trainer.world_size < self._waits_for and "TORCHELASTIC_RUN_ID" not in os.environ
@@ -81,8 +96,14 @@ def main() -> None:
     run_dir, wish = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
     task = Slow(wish["slow_s"])
-    callbacks: list[Callback] = [FaultInjection(wish["faults"]), Journal(run_dir, wish["waits_for"])]
-    callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=wish["stall_s"])]
+    callbacks: list[Callback] = [
+        FaultInjection(wish["faults"]),
+        Journal(run_dir, wish["waits_for"]),
+    ]
+    callbacks += [
+        Elastic(commit_every_n_steps=wish["commit"]),
+        Watchdog(stall_timeout_s=wish["stall_s"]),
+    ]
     callbacks.append(ModelCheckpoint(every_n_train_steps=wish["every"], every_n_epochs=1))
     every = wish.get("every_n_steps", 0)
     callbacks += [Goodput()] * bool(every)
@@ -96,10 +117,15 @@ def main() -> None:
         num_sanity_val_steps=0,
         log_every_n_steps=1000,
     )
-    data = DataLoader(Numbered(SAMPLES), batch_size=BATCH, shuffle=True), DataLoader(Numbered(SAMPLES), batch_size=BATCH)
+    data = (
+        DataLoader(Numbered(SAMPLES), batch_size=BATCH, shuffle=True),
+        DataLoader(Numbered(SAMPLES), batch_size=BATCH),
+    )
     trainer.fit(task, *data, ckpt_path="auto" if "TORCHELASTIC_RUN_ID" in os.environ else None)
     weights = torch.cat([p.detach().flatten() for p in task.parameters()]).tolist()
-    (run_dir / f"end-{os.getpid()}.json").write_text(json.dumps({"weights": weights, "step": trainer.global_step}))
+    (run_dir / f"end-{os.getpid()}.json").write_text(
+        json.dumps({"weights": weights, "step": trainer.global_step})
+    )
 
 
 if __name__ == "__main__":

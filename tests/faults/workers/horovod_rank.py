@@ -1,4 +1,5 @@
-"""One rank on bare Horovod: `horovod_rank.py cycles N`, `halves N`, `wait`, `outlive`, ...: see the functions.
+"""One rank on bare Horovod: `horovod_rank.py cycles N`, `halves N`, `wait`, `outlive`, ...: see the
+functions.
 
 What a test reads is printed as JSON, one object a line.
 """
@@ -47,13 +48,17 @@ def cycles(count: str) -> None:
 
 
 def halves(count: str) -> None:
-    """Sum every float16 with another one, and tell how many sums differ in a bit from torch's; NaN equals NaN."""
+    """Sum every float16 with another one,
+    and tell how many sums differ in a bit from torch's; NaN equals NaN.
+    """
     hvd.init()
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
     numbers = [bits.view(torch.float16), bits.roll(int(count)).view(torch.float16)]
     found = hvd.allreduce(numbers[hvd.rank()], op=hvd.Sum, name="halves")
     expected = (numbers[0].float() + numbers[1].float()).half()
-    same = (found.view(torch.int16) == expected.view(torch.int16)) | (found.isnan() & expected.isnan())
+    same = (found.view(torch.int16) == expected.view(torch.int16)) | (
+        found.isnan() & expected.isnan()
+    )
     say(different=int((~same).sum()))
     hvd.shutdown()
 
@@ -67,7 +72,9 @@ def wait() -> None:
 
 
 def outlive(scope: str, size: str) -> None:
-    """Wait in a sum for a peer that dies, take Horovod down, and set it up as rank 0 of another size, in this process."""
+    """Wait in a sum for a peer that dies, take Horovod down,
+    and set it up as rank 0 of another size, in this process.
+    """
     hvd.init()
     add("first")
     say(ready=True)
@@ -91,7 +98,10 @@ def outlive(scope: str, size: str) -> None:
 
 def retry() -> None:
     """Try to set Horovod up with a wrong secret, without a server, and as it should be."""
-    right, port = os.environ["HOROVOD_RENDEZVOUS_SECRET"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+    right, port = (
+        os.environ["HOROVOD_RENDEZVOUS_SECRET"],
+        os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"],
+    )
     errors = []
     for secret, number in (("0" * 64, port), ("", port), (right, "9"), (right, port)):
         os.environ |= {"HOROVOD_RENDEZVOUS_SECRET": secret, "HOROVOD_GLOO_RENDEZVOUS_PORT": number}

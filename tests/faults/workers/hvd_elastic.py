@@ -1,6 +1,8 @@
-"""A script with Horovod's own elastic API: 20 data-parallel steps; rank 1 dies at step 10, once in the folder given.
+"""A script with Horovod's own elastic API: 20 data-parallel steps; rank 1 dies at step 10, once in
+the folder given.
 
-Each process that reaches the end prints its number of ranks, the steps, and whether the weights of all ranks are equal.
+Each process that reaches the end prints its number of ranks, the steps, and whether the weights of
+all ranks are equal.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import torch
 STEPS = 20
 hvd.init()
 model = torch.nn.Linear(2, 1)
-optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters())
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
+)
 killed = Path(sys.argv[1]) / "killed"
 
 
@@ -38,4 +42,7 @@ def train(state: hvd.elastic.TorchState) -> None:
 state = hvd.elastic.TorchState(model, optimizer, step=0)
 train(state)
 weights = hvd.allgather(model.weight.detach())
-print(f"ranks {hvd.size()}, steps {state.step}, equal {bool((weights == weights[0]).all())}", flush=True)
+print(
+    f"ranks {hvd.size()}, steps {state.step}, equal {bool((weights == weights[0]).all())}",
+    flush=True,
+)

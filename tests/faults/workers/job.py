@@ -1,4 +1,6 @@
-"""A run with all the state that a restart could lose: dropout, batch norm, augmentation in workers, EMA, fp16 scaling."""
+"""A run with all the state that a restart could lose:
+dropout, batch norm, augmentation in workers, EMA, fp16 scaling.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,15 @@ class Noisy(Dataset[Any]):
 
 
 class Job(trainkit.Task):
-    """Dropout, batch norm, a metric object, a schedule; a bigger layer makes its checkpoints take a while."""
+    """Dropout, batch norm, a metric object, a schedule;
+    a bigger layer makes its checkpoints take a while.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 1))
+        self.net = nn.Sequential(
+            nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 1)
+        )
         self.wide = nn.Linear(1, int(os.environ.get("JOB_WIDTH", "100")))
         self.error = torchmetrics.MeanAbsoluteError()
 
@@ -53,7 +59,9 @@ class Job(trainkit.Task):
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log the loss; a random number drawn here must not change a run that is interrupted here."""
+        """Log the loss; a random number drawn here must not change
+        a run that is interrupted here.
+        """
         x, y = batch
         self.log("val/loss", functional.mse_loss(self.net(x + 0.01 * torch.randn_like(x)), y))
 
@@ -62,7 +70,10 @@ class Job(trainkit.Task):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.003)
         step = torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.97)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
-        return [optimizer], [{"scheduler": step, "interval": "step"}, {"scheduler": plateau, "monitor": "val/loss"}]
+        return [optimizer], [
+            {"scheduler": step, "interval": "step"},
+            {"scheduler": plateau, "monitor": "val/loss"},
+        ]
 
 
 class Marker(Callback):
@@ -73,13 +84,20 @@ class Marker(Callback):
         if trainer.is_global_zero and not hasattr(self, "touched"):
             self.touched = True
             (trainer.run_dir / "stepping").touch()
-        if trainer.global_step == int(os.environ.get("JOB_FILE_LIMIT_FROM_STEP", "-1")):  # as a full disk would
+        # as a full disk would
+        if trainer.global_step == int(os.environ.get("JOB_FILE_LIMIT_FROM_STEP", "-1")):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:
-        """Block for ever in this step, or kill the last rank in it, if the environment asks for it."""
+        """Block for ever in this step, or kill the last rank in it,
+        if the environment asks for it.
+        """
         died = trainer.run_dir / "died"
-        if os.environ.get("JOB_DIES_AT") == str(trainer.global_step) and trainer.global_rank == 1 and not died.exists():
+        if (
+            os.environ.get("JOB_DIES_AT") == str(trainer.global_step)
+            and trainer.global_rank == 1
+            and not died.exists()
+        ):
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if os.environ.get("JOB_STUCK"):
@@ -91,7 +109,9 @@ class Marker(Callback):
 def run(run_dir: str, max_steps: int, workers: int = 2) -> None:
     """Train up to a step, from the newest checkpoint if there is one."""
     data = DataLoader(Noisy(), 4, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-    keeper = trainkit.ModelCheckpoint(monitor="val/loss", every_n_train_steps=3, every_n_epochs=1, save_top_k=2)
+    keeper = trainkit.ModelCheckpoint(
+        monitor="val/loss", every_n_train_steps=3, every_n_epochs=1, save_top_k=2
+    )
     trainer = trainkit.Trainer(
         max_steps=max_steps,
         accumulate_grad_batches=2,
@@ -111,16 +131,30 @@ def run(run_dir: str, max_steps: int, workers: int = 2) -> None:
 
 
 def serve() -> None:
-    """Fork pairs of ranks as asked on stdin ("RUN_DIR STEPS PORT"): torch is imported once, so that a start takes little."""
+    """Fork pairs of ranks as asked on stdin ("RUN_DIR STEPS PORT"):
+    torch is imported once, so that a start takes little.
+    """
     for line in sys.stdin:
         run_dir, steps, port = line.split()
         pids = []
         for rank in range(2):
             pid = os.fork()
             if pid == 0:
-                os.environ |= {"TORCHELASTIC_RUN_ID": "faults", "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-                os.environ |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-                out = os.open(Path(run_dir).with_suffix(f".rank{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                os.environ |= {
+                    "TORCHELASTIC_RUN_ID": "faults",
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "LOCAL_RANK": str(rank),
+                }
+                os.environ |= {
+                    "LOCAL_WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": port,
+                }
+                out = os.open(
+                    Path(run_dir).with_suffix(f".rank{rank}.log"),
+                    os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+                )
                 os.dup2(out, 1)
                 os.dup2(out, 2)
                 code = 1
@@ -140,7 +174,8 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests in the background ignores it
+    # whoever started the tests in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     if sys.argv[1] == "serve":
         serve()

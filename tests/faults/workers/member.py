@@ -1,9 +1,11 @@
-"""A worker of an elastic job that only pretends to train: python member.py FOLDER STEPS. No torch, no Horovod.
+"""A worker of an elastic job that only pretends to train: python member.py FOLDER STEPS. No torch,
+no Horovod.
 
-It tells what it does in FOLDER/log, one line an event: "<event> <worker> <pid> <generation> <rank> <size> <step>", and obeys
-files there: "stop" (all end), "hang-<rank>" (no progress, waits for nothing), "wait-<rank>" (waits in a collective),
-"exit-<rank>" (its text is the exit code), "late" (newcomers wait so many seconds before they join), "die-<host>" (newcomers
-there kill themselves), "slow-end" (the interpreter takes 4 s to end).
+It tells what it does in FOLDER/log, one line an event: "<event> <worker> <pid> <generation> <rank>
+<size> <step>", and obeys files there: "stop" (all end), "hang-<rank>" (no progress, waits for
+nothing), "wait-<rank>" (waits in a collective), "exit-<rank>" (its text is the exit code), "late"
+(newcomers wait so many seconds before they join), "die-<host>" (newcomers there kill themselves),
+"slow-end" (the interpreter takes 4 s to end).
 """
 
 from __future__ import annotations

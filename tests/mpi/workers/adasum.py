@@ -12,7 +12,10 @@ from trainkit.engine.select import make_engine
 engine = make_engine("auto", op="adasum")
 found = {}
 with engine:
-    for name, rows in {"equal": (slice(0, 2), slice(2, 4)), "unequal": (slice(0, 1), slice(1, 4))}.items():
+    for name, rows in {
+        "equal": (slice(0, 2), slice(2, 4)),
+        "unequal": (slice(0, 1), slice(1, 4)),
+    }.items():
         model = net()
         engine.prepare(model, [])
         part = batch()[rows[engine.ranks.rank]]

@@ -1,4 +1,5 @@
-"""Runs averages of weights, LARS, LAMB and unfreezing on several ranks, in one start of a launcher, and saves the results.
+"""Runs averages of weights, LARS, LAMB and unfreezing on several ranks, in one start of a launcher,
+and saves the results.
 
     python averaging.py OUT
     horovodrun -np 2 python averaging.py OUT
@@ -34,18 +35,27 @@ class Parts(Line):
 
     def __init__(self, make: Any = None) -> None:
         super().__init__()
-        self.make = make or (lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=0.01))
+        self.make = make or (
+            lambda groups: torch.optim.SGD(groups, lr=0.05, momentum=0.9, weight_decay=0.01)
+        )
 
     def make_model(self) -> nn.Module:
         """Return both."""
-        model = nn.Sequential(nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        model = nn.Sequential(
+            nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)
+        )
         fill(model)
         return model
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer with a rate that falls each step."""
         optimizer = self.make(decay_groups(self))
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95), "interval": "step"}]
+        return [optimizer], [
+            {
+                "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95),
+                "interval": "step",
+            }
+        ]
 
 
 class Trained(Callback):
@@ -58,10 +68,17 @@ class Trained(Callback):
         self.found = weights(task)
 
 
-def fit(name: str, task: Any, callback: Any = None, ckpt_path: str | None = None, **settings: Any) -> dict[str, Any]:
+def fit(
+    name: str, task: Any, callback: Any = None, ckpt_path: str | None = None, **settings: Any
+) -> dict[str, Any]:
     """Train in float64; one process accumulates the batches of two ranks."""
     accumulate = {"accumulate_grad_batches": 2} if RANKS == 1 else {}
-    defaults: dict[str, Any] = {"precision": "64-true", "lr_scaling": "none", "num_sanity_val_steps": 0, "max_epochs": 4}
+    defaults: dict[str, Any] = {
+        "precision": "64-true",
+        "lr_scaling": "none",
+        "num_sanity_val_steps": 0,
+        "max_epochs": 4,
+    }
     trained = Trained()
     callbacks = [trained, ModelCheckpoint(), *([callback] if callback else [])]
     run = quiet(Path(FOLDER) / name, callbacks=callbacks, **(accumulate | defaults | settings))
@@ -93,12 +110,21 @@ def swa() -> dict[str, Any]:
 
 def finetuning() -> dict[str, Any]:
     """A run with a backbone that is unfrozen, stopped after that."""
-    return scenario("finetuning", lambda: BackboneFinetuning(1, ["model.0", "model.1"], train_bn=False), stop_at=5)
+    return scenario(
+        "finetuning",
+        lambda: BackboneFinetuning(1, ["model.0", "model.1"], train_bn=False),
+        stop_at=5,
+    )
 
 
 def lars() -> dict[str, Any]:
     """LARS under two parameter groups."""
-    return {"whole": fit("lars", Parts(lambda groups: LARS(groups, 1.0, weight_decay=0.01, trust_coefficient=0.02)))}
+    return {
+        "whole": fit(
+            "lars",
+            Parts(lambda groups: LARS(groups, 1.0, weight_decay=0.01, trust_coefficient=0.02)),
+        )
+    }
 
 
 def lamb() -> dict[str, Any]:

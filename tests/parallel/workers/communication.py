@@ -1,10 +1,11 @@
-"""Trains under each kind of communication on several ranks, in one start of a launcher, and saves the results.
+"""Trains under each kind of communication on several ranks, in one start of a launcher, and saves
+the results.
 
     horovodrun -np 2 python communication.py OUT [FOLDER]
     torchrun --nproc-per-node 2 communication.py OUT [FOLDER]
 
-FOLDER is that of an earlier start, at another number of ranks, whose checkpoints are resumed. Results are as in scenarios.py:
-rank 0 saves {scenario: [rank 0's, rank 1's, ...]}.
+FOLDER is that of an earlier start, at another number of ranks, whose checkpoints are resumed.
+Results are as in scenarios.py: rank 0 saves {scenario: [rank 0's, rank 1's, ...]}.
 """
 
 from __future__ import annotations
@@ -47,11 +48,17 @@ class Deep(Line):
 
     def make_model(self) -> nn.Module:
         """Return the model: 3 numbers in, 1 out."""
-        return nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1))
+        return nn.Sequential(
+            nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 1)
+        )
 
     def configure_optimizers(self) -> Any:
         """Return SGD, or AdamW."""
-        return torch.optim.AdamW(self.parameters(), lr=0.01) if self.adam else super().configure_optimizers()
+        return (
+            torch.optim.AdamW(self.parameters(), lr=0.01)
+            if self.adam
+            else super().configure_optimizers()
+        )
 
 
 class Weighted(Deep):
@@ -65,7 +72,9 @@ class Weighted(Deep):
 
 
 class Idle(Deep):
-    """A layer that no rank uses, one that rank 0 uses alone, and one that all use in odd batches only."""
+    """A layer that no rank uses, one that rank 0 uses alone,
+    and one that all use in odd batches only.
+    """
 
     def make_model(self) -> nn.Module:
         """Return the layers."""
@@ -94,9 +103,16 @@ class Seen(Callback):
         self.evaluated.append(weights(task))
 
 
-def train(name: str, task: Any, communication: Any = "exact", samples: int = 40, **settings: Any) -> Any:
+def train(
+    name: str, task: Any, communication: Any = "exact", samples: int = 40, **settings: Any
+) -> Any:
     """Train, in float64; return the trainer."""
-    defaults: dict[str, Any] = {"precision": "64-true", "lr_scaling": "none", "num_sanity_val_steps": 0, "max_epochs": 2}
+    defaults: dict[str, Any] = {
+        "precision": "64-true",
+        "lr_scaling": "none",
+        "num_sanity_val_steps": 0,
+        "max_epochs": 2,
+    }
     ckpt_path, val = settings.pop("ckpt_path", None), settings.pop("val", None)
     run = quiet(OUT.parent / name, communication=communication, **(defaults | settings))
     run.fit(task, loader(samples, shuffle=True), val, ckpt_path=ckpt_path)
@@ -104,13 +120,20 @@ def train(name: str, task: Any, communication: Any = "exact", samples: int = 40,
 
 
 def exact_sums() -> dict[str, Any]:
-    """Full-rank factors and one step alone, beside exact sums; the last step of an epoch is short."""
+    """Full-rank factors and one step alone, beside exact sums;
+    the last step of an epoch is short.
+    """
     found = {}
     for name, communication, model, samples in (
         ("exact", "exact", Deep, 37),
         ("full rank", trainkit.PowerSGD(**FULL), Deep, 37),
         ("mean of each step", trainkit.LocalSGD(every_n_steps=1), Deep, 37),
-        ("outer step of each step", trainkit.DiLoCo(every_n_steps=1, outer_lr=1.0, outer_momentum=0.0), Deep, 37),
+        (
+            "outer step of each step",
+            trainkit.DiLoCo(every_n_steps=1, outer_lr=1.0, outer_momentum=0.0),
+            Deep,
+            37,
+        ),
         ("weighted, exact", "exact", Weighted, 40),
         ("weighted, full rank", trainkit.PowerSGD(**FULL), Weighted, 40),
         ("weighted, mean of each step", trainkit.LocalSGD(every_n_steps=1), Weighted, 40),
@@ -122,7 +145,9 @@ def exact_sums() -> dict[str, Any]:
 
 
 def unused() -> dict[str, Any]:
-    """Layers without gradients on some ranks or on all, under exact sums and under full-rank factors."""
+    """Layers without gradients on some ranks or on all,
+    under exact sums and under full-rank factors.
+    """
     found = {}
     for name, communication in (("exact", "exact"), ("full rank", trainkit.PowerSGD(**FULL))):
         task = Idle(momentum=0.9, weight_decay=0.1)
@@ -136,25 +161,50 @@ def approximate() -> dict[str, Any]:
     found = {}
     for name, communication in {"exact": "exact", **KINDS}.items():
         seen, task = Seen(), Deep()
-        train(f"steps {name}", task, communication, 48, callbacks=[seen], val=loader(8), val_check_interval=3, max_epochs=3)
+        train(
+            f"steps {name}",
+            task,
+            communication,
+            48,
+            callbacks=[seen],
+            val=loader(8),
+            val_check_interval=3,
+            max_epochs=3,
+        )
         found[name] = {"steps": seen.steps, "evaluated": seen.evaluated, "end": weights(task)}
     return found
 
 
 def resumed() -> dict[str, Any]:
-    """Each kind, stopped inside a round and resumed, beside a run that never stopped; AdamW has state of its own."""
+    """Each kind, stopped inside a round and resumed, beside a run that never stopped;
+    AdamW has state of its own.
+    """
     found = {}
     for name, communication in KINDS.items():
         ends, seen = [], []
-        for folder, path in (("whole", None), ("parts", None), ("parts", checkpoint_of(OUT.parent, name))):
+        for folder, path in (
+            ("whole", None),
+            ("parts", None),
+            ("parts", checkpoint_of(OUT.parent, name)),
+        ):
             task = Deep(adam=True)
             seen.append(Seen())
             is_killed = folder == "parts" and path is None
-            settings = {"callbacks": [seen[-1], *[Killed()] * is_killed], "max_steps": END, "max_epochs": 9}
+            settings = {
+                "callbacks": [seen[-1], *[Killed()] * is_killed],
+                "max_steps": END,
+                "max_epochs": 9,
+            }
             with contextlib.suppress(TrainkitError) if is_killed else contextlib.nullcontext():
-                train(f"resumed {name} {folder}", task, communication, 80, **settings, ckpt_path=path)
+                train(
+                    f"resumed {name} {folder}", task, communication, 80, **settings, ckpt_path=path
+                )
             ends.append(weights(task))
-        found[name] = {"whole": seen[0].steps[STOP:], "parts": seen[2].steps, "ends": (ends[0], ends[2])}
+        found[name] = {
+            "whole": seen[0].steps[STOP:],
+            "parts": seen[2].steps,
+            "ends": (ends[0], ends[2]),
+        }
     return found
 
 
@@ -175,16 +225,31 @@ def checkpoint_of(folder: Path, kind: str) -> str:
 
 
 def changed() -> dict[str, Any]:
-    """Checkpoints of another number of ranks, resumed: weights before the first step, and what was held back."""
+    """Checkpoints of another number of ranks, resumed:
+    weights before the first step, and what was held back.
+    """
     assert EARLIER is not None
     found = {}
     for name, communication in KINDS.items():
         task, start = Deep(adam=True), Start()
-        settings = {"callbacks": [start], "max_steps": END, "max_epochs": 9, "ckpt_path": checkpoint_of(EARLIER, name)}
+        settings = {
+            "callbacks": [start],
+            "max_steps": END,
+            "max_epochs": 9,
+            "ckpt_path": checkpoint_of(EARLIER, name),
+        }
         train(f"changed {name}", task, communication, 80, **settings)
         found[name] = {"start": start.own, "weights": start.weights, "end": weights(task)}
     task = Deep(adam=True)
-    train("changed to exact", task, "exact", 80, max_steps=END, max_epochs=9, ckpt_path=checkpoint_of(EARLIER, "diloco"))
+    train(
+        "changed to exact",
+        task,
+        "exact",
+        80,
+        max_steps=END,
+        max_epochs=9,
+        ckpt_path=checkpoint_of(EARLIER, "diloco"),
+    )
     return found
 
 
@@ -198,7 +263,9 @@ class Start(Callback):
 
 
 def guarded() -> dict[str, Any]:
-    """The guard is content with ranks that step alone, and finds one whose shared weights have changed."""
+    """The guard is content with ranks that step alone,
+    and finds one whose shared weights have changed.
+    """
 
     class Damage(Callback):
         def on_train_step_end(self, trainer: Any, task: Any) -> None:

@@ -1,8 +1,11 @@
-"""Runs, in one start of a launcher, the scenarios of the guards of a step and of exactness over ranks; see runs.py.
+"""Runs, in one start of a launcher, the scenarios of the guards of a step and of exactness over
+ranks; see runs.py.
 
-    python guards.py OUT WIDTH, horovodrun -np WIDTH python guards.py OUT WIDTH, torchrun --nproc-per-node WIDTH guards.py ...
+    python guards.py OUT WIDTH, horovodrun -np WIDTH python guards.py OUT WIDTH, torchrun
+    --nproc-per-node WIDTH guards.py ...
 
-A single process accumulates what WIDTH ranks would take. The last rank is the one that things happen to.
+A single process accumulates what WIDTH ranks would take. The last rank is the one that things
+happen to.
 """
 
 from __future__ import annotations
@@ -36,7 +39,12 @@ def trainer(**settings: Any) -> trainkit.Trainer:
     """A quiet trainer in float64; one process accumulates the ranks' batches."""
     if RANKS == 1 and "accumulate_grad_batches" not in settings:
         settings["accumulate_grad_batches"] = WIDTH
-    defaults: dict[str, Any] = {"precision": "64-true", "lr_scaling": "none", "max_epochs": 2, "num_sanity_val_steps": 0}
+    defaults: dict[str, Any] = {
+        "precision": "64-true",
+        "lr_scaling": "none",
+        "max_epochs": 2,
+        "num_sanity_val_steps": 0,
+    }
     return quiet(FOLDER, **(defaults | settings))
 
 
@@ -118,7 +126,9 @@ def not_finite() -> dict[str, Any]:
     y_NO[8 * WIDTH - 1] = float("nan")
     before = Line()
     trainer(max_steps=1).fit(before, loader(TensorDataset(x_NI, y_NO)))
-    return error_of(Line(), loader(TensorDataset(x_NI, y_NO)), stop_on_nonfinite=True) | {"before": weights(before)}
+    return error_of(Line(), loader(TensorDataset(x_NI, y_NO)), stop_on_nonfinite=True) | {
+        "before": weights(before)
+    }
 
 
 class Flip(Callback):
@@ -134,10 +144,14 @@ class Flip(Callback):
 
 def divergence() -> dict[str, Any]:
     """Differing bits are found at the next check; after a broadcast they are equal."""
-    stopped = error_of(Line(momentum=0.9), loader(SAMPLES), callbacks=[Flip(), DivergenceGuard(every_n_steps=1)])
+    stopped = error_of(
+        Line(momentum=0.9), loader(SAMPLES), callbacks=[Flip(), DivergenceGuard(every_n_steps=1)]
+    )
     guard = DivergenceGuard(every_n_steps=1, action="repair")
     repaired = error_of(Line(momentum=0.9), loader(SAMPLES), callbacks=[Flip(), guard])
-    plain = error_of(Line(momentum=0.9), loader(SAMPLES), callbacks=[DivergenceGuard(every_n_steps=1)])
+    plain = error_of(
+        Line(momentum=0.9), loader(SAMPLES), callbacks=[DivergenceGuard(every_n_steps=1)]
+    )
     return {"stopped": stopped, "repaired": repaired, "plain": plain, "repairs": guard.repairs}
 
 
@@ -161,7 +175,10 @@ class Scores(Line):
 
 def metric_objects() -> dict[str, Any]:
     """Validation over uneven shares, and over fewer batches than ranks."""
-    return {"many": trainer().validate(Scores(), loader(SAMPLES)), "few": trainer().validate(Scores(), loader(4))}
+    return {
+        "many": trainer().validate(Scores(), loader(SAMPLES)),
+        "few": trainer().validate(Scores(), loader(4)),
+    }
 
 
 def predictions() -> dict[str, Any]:
@@ -169,15 +186,24 @@ def predictions() -> dict[str, Any]:
     folder = Path(FOLDER) / "predictions"
     task = Line()
     kept = trainer().predict(task, loader(SAMPLES), write_to=folder)
-    return {"kept": torch.cat(kept or []), "read": torch.cat(list(trainkit.read_predictions(folder)))}
+    return {
+        "kept": torch.cat(kept or []),
+        "read": torch.cat(list(trainkit.read_predictions(folder))),
+    }
 
 
 def accumulation_by_epoch() -> dict[str, Any]:
     """Twice the accumulation from the second epoch on, with the rate that goes with it."""
     task = Line(momentum=0.9)
     changes = {0: WIDTH // RANKS, 1: 2 * WIDTH // RANKS}
-    settings = {"lr_scaling": "linear", "lr_reference_batch_size": 4 * WIDTH, "lr_momentum_correction": False}
-    trainer(accumulate_grad_batches=changes, lr_warmup_steps=2, **settings).fit(task, loader(SAMPLES))
+    settings = {
+        "lr_scaling": "linear",
+        "lr_reference_batch_size": 4 * WIDTH,
+        "lr_momentum_correction": False,
+    }
+    trainer(accumulate_grad_batches=changes, lr_warmup_steps=2, **settings).fit(
+        task, loader(SAMPLES)
+    )
     return {"weights": weights(task)}
 
 
@@ -197,7 +223,9 @@ class Normed(Line):
 
 
 def sync_batchnorm() -> dict[str, Any]:
-    """Batch norm over the microbatches of all ranks, with a short last step that each rank has a part of."""
+    """Batch norm over the microbatches of all ranks,
+    with a short last step that each rank has a part of.
+    """
     task = Normed(momentum=0.9)
     samples, size = 8 * WIDTH + 3 * WIDTH, 4 * (WIDTH if RANKS == 1 else 1)
     run = trainer(sync_batchnorm=True, accumulate_grad_batches=1)
@@ -206,7 +234,9 @@ def sync_batchnorm() -> dict[str, Any]:
     ends["state"] = {name: value.double() for name, value in task.state_dict().items()}
     if RANKS > 1:
         ends["refused"] = error_of(Normed(), loader(8 * WIDTH + 1), sync_batchnorm=True)["error"]
-        ends["together"] = error_of(Normed(), loader(8), sync_batchnorm=True, halve_batch_on_oom=True)["error"]
+        ends["together"] = error_of(
+            Normed(), loader(8), sync_batchnorm=True, halve_batch_on_oom=True
+        )["error"]
     return ends
 
 

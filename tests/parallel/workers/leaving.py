@@ -1,9 +1,10 @@
-"""Fits a line under torchrun; after all exit handlers, each rank prints which of Gloo's threads are alive.
+"""Fits a line under torchrun; after all exit handlers, each rank prints which of Gloo's threads are
+alive.
 
     torchrun --nproc-per-node 2 leaving.py FOLDER
 
-A Gloo thread that lives while the interpreter ends may ask for Python's lock to let go of a tensor, and then aborts the
-process.
+A Gloo thread that lives while the interpreter ends may ask for Python's lock to let go of a tensor,
+and then aborts the process.
 """
 
 from __future__ import annotations

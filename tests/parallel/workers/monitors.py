@@ -1,6 +1,7 @@
 """Runs, in one start of a launcher, the scenarios of monitors that agree over ranks; see runs.py.
 
-    python monitors.py OUT, horovodrun -np 2 python monitors.py OUT, torchrun --nproc-per-node 2 monitors.py OUT
+    python monitors.py OUT, horovodrun -np 2 python monitors.py OUT, torchrun --nproc-per-node 2
+    monitors.py OUT
 
 The last rank is the one that things happen to.
 """
@@ -40,7 +41,9 @@ class Given(Line):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss."""
         leaps = RANK == RANKS - 1 and self.trainer.global_step == 6
-        return self.model(batch[0]).sum() * 0 + (50.0 if leaps else 1.0 + 0.01 * (self.trainer.global_step % 3))
+        return self.model(batch[0]).sum() * 0 + (
+            50.0 if leaps else 1.0 + 0.01 * (self.trainer.global_step % 3)
+        )
 
 
 def spike() -> dict[str, Any]:
@@ -72,7 +75,9 @@ def written() -> dict[str, Any]:
     """All writers of numbers write only on rank 0, and no rank waits for an absent one."""
     kept = Written()
     callbacks = [
-        ThroughputMonitor(batch_size_fn=lambda batch: len(batch[0]), length_fn=lambda batch: 10 * len(batch[0])),
+        ThroughputMonitor(
+            batch_size_fn=lambda batch: len(batch[0]), length_fn=lambda batch: 10 * len(batch[0])
+        ),
         LearningRateMonitor("step"),
         GradientMonitor(update_ratio=True),
         DeviceStatsMonitor(),

@@ -32,7 +32,9 @@ class Words(nn.Module):
         self.double()
 
     def forward(self, words: Tensor, bags: bool) -> Tensor:
-        held = self.table(words).mean(1) + functional.embedding(words[:, 0] % 6, self.raw, sparse=True)
+        held = self.table(words).mean(1) + functional.embedding(
+            words[:, 0] % 6, self.raw, sparse=True
+        )
         if bags:
             held = held + self.bags(words % 7)
         return self.head(held.tanh()).square().mean()
@@ -63,5 +65,7 @@ class Norms(nn.Module):
 
 def pictures() -> Tensor:
     """A global batch with a mean far from 0."""
-    drawn = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(17), dtype=torch.float64)
+    drawn = torch.randn(
+        6, 2, 5, 5, generator=torch.Generator().manual_seed(17), dtype=torch.float64
+    )
     return drawn + 1000 * torch.arange(6).reshape(6, 1, 1, 1)

@@ -1,11 +1,12 @@
-"""Runs a few steps under every engine option in one start of a launcher, and saves the gradients that came out.
+"""Runs a few steps under every engine option in one start of a launcher, and saves the gradients
+that came out.
 
     horovodrun -np 2 python options.py OUT
     torchrun --nproc-per-node 2 options.py OUT
 
-Each scenario makes an engine of its own, and plays the loop's part by hand: each rank takes its rows of a global batch
-(the ranks' parts differ in size), weighs its loss by its share, and asks for the sums. Those of all ranks are gathered and
-rank 0 saves {scenario: [rank 0's, rank 1's, ...]}.
+Each scenario makes an engine of its own, and plays the loop's part by hand: each rank takes its
+rows of a global batch (the ranks' parts differ in size), weighs its loss by its share, and asks for
+the sums. Those of all ranks are gathered and rank 0 saves {scenario: [rank 0's, rank 1's, ...]}.
 """
 
 from __future__ import annotations
@@ -30,9 +31,14 @@ OUT = sys.argv[1]
 HOROVOD = "HOROVOD_RANK" in os.environ
 if HOROVOD:
     from trainkit.engine.horovod import reduce as horovod_reduce
-# Horovod reads its own settings and its process sets when it starts: the process's first engine has them all.
+# Horovod reads its own settings and its process sets when it starts: the process's first engine has
+# them all.
 SET = [1] if int(os.environ.get("HOROVOD_SIZE", os.environ.get("WORLD_SIZE", "1"))) == 2 else [0, 2]
-FIRST = {"process_set": SET, "fusion_threshold_mb": 8, "cache_capacity": 64, "cycle_time_ms": 0.5} if HOROVOD else {}
+FIRST = (
+    {"process_set": SET, "fusion_threshold_mb": 8, "cache_capacity": 64, "cycle_time_ms": 0.5}
+    if HOROVOD
+    else {}
+)
 
 
 def part(engine: Engine) -> tuple[slice, float]:
@@ -57,7 +63,10 @@ def wires() -> Iterator[list[tuple[torch.dtype, int]]]:
     """Record dtype and bytes of each tensor that is passed to the framework's sum."""
     seen: list[tuple[torch.dtype, int]] = []
     if HOROVOD:
-        home, names = horovod_reduce.hvd, ("allreduce_async_", "grouped_allreduce_async_", "allgather_async")
+        home, names = (
+            horovod_reduce.hvd,
+            ("allreduce_async_", "grouped_allreduce_async_", "allgather_async"),
+        )
     else:
         home, names = ddp_reduce.dist, ("all_reduce", "all_gather")
     real = {name: getattr(home, name) for name in names}
@@ -96,12 +105,15 @@ def first() -> dict[str, Any]:
     engine = make_engine("auto", **FIRST or {"process_set": SET})
     found: dict[str, Any] = {}
     with engine:
-        found["environment"] = {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+        found["environment"] = {
+            name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")
+        }
         found["takes_part"] = engine.ranks.takes_part
         if engine.ranks.takes_part:
             model = net()
             with torch.no_grad():
-                model[0].weight += engine.ranks.rank  # only the set's first rank holds the weights that count
+                # only the set's first rank holds the weights that count
+                model[0].weight += engine.ranks.rank
             engine.prepare(model, [])
             found |= {
                 "rank": engine.ranks.rank,
@@ -126,7 +138,9 @@ def first() -> dict[str, Any]:
 
 
 def set_again() -> dict[str, Any]:
-    """The same process set serves another engine of the process; Horovod refuses another set and other settings."""
+    """The same process set serves another engine of the process;
+    Horovod refuses another set and other settings.
+    """
     found: dict[str, Any] = {}
     engine = make_engine("auto", process_set=SET)
     with engine:
@@ -166,11 +180,15 @@ def brain() -> dict[str, Any]:
 
 def half_grouped() -> dict[str, Any]:
     """float16 in groups, or in small buckets."""
-    return gradients(compression="fp16", **({"num_groups": 2} if HOROVOD else {"bucket_cap_mb": 1e-4}))
+    return gradients(
+        compression="fp16", **({"num_groups": 2} if HOROVOD else {"bucket_cap_mb": 1e-4})
+    )
 
 
 def half_of_brain() -> dict[str, Any]:
-    """Gradients in bfloat16 take two bytes already: Horovod sends float32 for them, or float16 if asked to."""
+    """Gradients in bfloat16 take two bytes already:
+    Horovod sends float32 for them, or float16 if asked to.
+    """
     engine = make_engine("auto", compression="fp16")
     model = net().to(torch.bfloat16)
     with engine, wires() as seen:
@@ -198,13 +216,17 @@ def total_predivided() -> dict[str, Any]:
 
 def tiny_half() -> dict[str, Any]:
     """Gradients below float16's smallest number, with and without a factor below 1."""
-    plain, lifted = (gradients(1e-10, compression="fp16", gradient_predivide_factor=f) for f in (1.0, 2.0**-30))
+    plain, lifted = (
+        gradients(1e-10, compression="fp16", gradient_predivide_factor=f) for f in (1.0, 2.0**-30)
+    )
     return {"plain": plain["grads"], "scaled": lifted["grads"]}
 
 
 def huge_half() -> dict[str, Any]:
     """Gradients above float16's largest number, with and without a factor above 1."""
-    plain, lowered = (gradients(1e7, compression="fp16", gradient_predivide_factor=f) for f in (1.0, 2.0**20))
+    plain, lowered = (
+        gradients(1e7, compression="fp16", gradient_predivide_factor=f) for f in (1.0, 2.0**20)
+    )
     return {"plain": plain["grads"], "scaled": lowered["grads"]}
 
 
@@ -226,7 +248,9 @@ def small_buckets() -> dict[str, Any]:
 
 
 def words(sparse_optimizer: bool = False, **options: Any) -> dict[str, Any]:
-    """Two steps: `bags` is used on the last rank only; in the second, rank 0 has no sample, the others accumulate two."""
+    """Two steps: `bags` is used on the last rank only;
+    in the second, rank 0 has no sample, the others accumulate two.
+    """
     engine = make_engine("auto", **options)
     model = Words()
     tables = [model.table.weight, model.bags.weight, model.unused.weight]
@@ -239,7 +263,10 @@ def words(sparse_optimizer: bool = False, **options: Any) -> dict[str, Any]:
         last = engine.ranks.rank == engine.ranks.world_size - 1
         engine.backward(model(WORDS[rows], bags=last) * share)
         engine.reduce_gradients()
-        grads = [None if p.grad is None else (p.grad.is_sparse, p.grad.to_dense()) for p in model.parameters()]
+        grads = [
+            None if p.grad is None else (p.grad.is_sparse, p.grad.to_dense())
+            for p in model.parameters()
+        ]
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -288,18 +315,26 @@ def sparse_brain() -> dict[str, Any]:
         engine.backward(table(WORDS[rows]).sum())
         engine.reduce_gradients()
         assert table.weight.grad is not None
-        return {"grad": table.weight.grad.to_dense(), "sparse": table.weight.grad.is_sparse, "wires": seen}
+        return {
+            "grad": table.weight.grad.to_dense(),
+            "sparse": table.weight.grad.is_sparse,
+            "wires": seen,
+        }
 
 
 def norms() -> dict[str, Any]:
-    """Two microbatches of the ranks' parts, with and without momentum; on ddp a bucket a parameter."""
+    """Two microbatches of the ranks' parts, with and without momentum;
+    on ddp a bucket a parameter.
+    """
     found: dict[str, Any] = {}
     for momentum in (0.1, None):
         engine = make_engine("auto", **({} if HOROVOD else {"bucket_cap_mb": 1e-6}))
         with engine:
             model = Norms(momentum)
             keys = list(model.state_dict())
-            same = engine.convert_sync_batchnorm(model) is model and list(model.state_dict()) == keys
+            same = (
+                engine.convert_sync_batchnorm(model) is model and list(model.state_dict()) == keys
+            )
             engine.prepare(model, [])
             rows, share = part(engine)
             branch = torch.full((engine.ranks.rank + 1,), engine.ranks.rank == 0)
@@ -313,7 +348,11 @@ def norms() -> dict[str, Any]:
             engine.reduce_gradients()
             model.eval()
             # Rank 0 alone: there is no other rank to sum with.
-            alone = model.second(model.first(model.conv(pictures()))[..., 0, 0]).detach() if engine.ranks.is_main else None
+            alone = (
+                model.second(model.first(model.conv(pictures()))[..., 0, 0]).detach()
+                if engine.ranks.is_main
+                else None
+            )
             found[str(momentum)] = {
                 "same": same,
                 "outputs": outputs,
@@ -333,7 +372,11 @@ def half_norms() -> dict[str, Any]:
         for dtype in (torch.float16, torch.bfloat16):
             layer = nn.BatchNorm2d(2)
             engine.convert_sync_batchnorm(layer)
-            inputs = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(17)).to(dtype)[rows].requires_grad_()
+            inputs = (
+                torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(17))
+                .to(dtype)[rows]
+                .requires_grad_()
+            )
             output = layer(inputs)
             output.float().sin().sum().backward()
             found[str(dtype)] = [output.detach(), inputs.grad]
@@ -349,8 +392,29 @@ def adasum() -> dict[str, Any]:
     return {}
 
 
-SCENARIOS = [first, set_again, everyone, plain, half, brain, half_grouped, half_of_brain, total, predivided]
-SCENARIOS += [total_predivided, tiny_half, huge_half, grouped, named_groups, small_buckets, sparse, sparse_adam, densified]
+SCENARIOS = [
+    first,
+    set_again,
+    everyone,
+    plain,
+    half,
+    brain,
+    half_grouped,
+    half_of_brain,
+    total,
+    predivided,
+]
+SCENARIOS += [
+    total_predivided,
+    tiny_half,
+    huge_half,
+    grouped,
+    named_groups,
+    small_buckets,
+    sparse,
+    sparse_adam,
+    densified,
+]
 SCENARIOS += [sparse_half, sparse_total, sparse_brain, norms, half_norms, adasum]
 
 if __name__ == "__main__":

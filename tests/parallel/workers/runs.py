@@ -1,4 +1,5 @@
-"""Runs the scenarios of a whole run on several ranks, in one start of a launcher, and saves the result of each.
+"""Runs the scenarios of a whole run on several ranks, in one start of a launcher, and saves the
+result of each.
 
     python runs.py OUT
     horovodrun -np 2 python runs.py OUT
@@ -32,9 +33,15 @@ with ENGINE:
 
 
 def trainer(name: str, **settings: Any) -> Any:
-    """A quiet trainer with a folder of its own, in float64; one process accumulates the batches of two ranks."""
+    """A quiet trainer with a folder of its own, in float64;
+    one process accumulates the batches of two ranks.
+    """
     accumulate = {"accumulate_grad_batches": 2} if RANKS == 1 else {}
-    defaults: dict[str, Any] = {"precision": "64-true", "lr_scaling": "none", "num_sanity_val_steps": 0}
+    defaults: dict[str, Any] = {
+        "precision": "64-true",
+        "lr_scaling": "none",
+        "num_sanity_val_steps": 0,
+    }
     return quiet(Path(FOLDER) / name, **(accumulate | defaults | settings))
 
 
@@ -57,8 +64,15 @@ def resumed() -> dict[str, Any]:
     for name, steps in (("whole", (8,)), ("parts", (3, 8))):
         for stop in steps:
             task = Scheduled()
-            run = trainer(f"resumed {name}", max_steps=stop, lr_warmup_steps=6, enable_checkpointing=True)
-            run.fit(task, loader(24, shuffle=True), loader(5), ckpt_path="last" if stop == 8 and name == "parts" else None)
+            run = trainer(
+                f"resumed {name}", max_steps=stop, lr_warmup_steps=6, enable_checkpointing=True
+            )
+            run.fit(
+                task,
+                loader(24, shuffle=True),
+                loader(5),
+                ckpt_path="last" if stop == 8 and name == "parts" else None,
+            )
         ends[name] = {key: value.double() for key, value in task.state_dict().items()}
         ends[f"{name} metrics"] = run.callback_metrics
     return ends
@@ -75,7 +89,9 @@ class Tokens(Line):
 
 
 def resumed_without_a_sample() -> dict[str, Any]:
-    """Gone on with at a step in which all ranks but the first have no sample, by a task that weighs its batches."""
+    """Gone on with at a step in which all ranks but the first have no sample,
+    by a task that weighs its batches.
+    """
     for stop, ckpt_path in ((2, None), (3, "last")):
         task = Tokens()
         run = trainer("tokens", max_steps=stop, enable_checkpointing=True)
@@ -90,7 +106,11 @@ def a_single_sample() -> dict[str, Any]:
     task = Tokens()
     run = trainer("single sample", limit_train_batches=0.05, enable_checkpointing=True)
     run.fit(task, loader(20), loader(1))
-    return {"weights": weights(task), "metrics": run.callback_metrics, "samples": run.state.samples_seen}
+    return {
+        "weights": weights(task),
+        "metrics": run.callback_metrics,
+        "samples": run.state.samples_seen,
+    }
 
 
 def drawn() -> dict[str, Any]:
@@ -121,13 +141,21 @@ def full_disk() -> dict[str, Any]:
         real(folder, *args)
 
     store.write = failing
-    task, keeper = Line(), ModelCheckpoint(monitor="val/loss", every_n_train_steps=1, every_n_epochs=1)
+    task, keeper = (
+        Line(),
+        ModelCheckpoint(monitor="val/loss", every_n_train_steps=1, every_n_epochs=1),
+    )
     run = trainer("full disk", max_epochs=2, callbacks=keeper)
     run.fit(task, loader(20), loader(5))
     store.write = real
     folder = run.run_dir / "checkpoints"
     names = sorted(path.name for path in folder.iterdir()) if RANK == 0 else []
-    return {"weights": weights(task), "written": written, "names": names, "last": (folder / "last").resolve().name}
+    return {
+        "weights": weights(task),
+        "written": written,
+        "names": names,
+        "last": (folder / "last").resolve().name,
+    }
 
 
 def stopped() -> dict[str, Any]:
@@ -149,12 +177,20 @@ def sized_streams() -> dict[str, Any]:
             optimizer = super().configure_optimizers()
             self.planned = self.trainer.estimated_stepping_batches
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.planned)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+            }
 
     task = Cosine()
     run = trainer("sized streams", max_epochs=2)
     run.fit(task, own, sharded([[x_NI[:3], y_NO[:3]]] if RANK == 0 else []))
-    return {"weights": weights(task), "planned": task.planned, "steps": run.global_step, "metrics": run.callback_metrics}
+    return {
+        "weights": weights(task),
+        "planned": task.planned,
+        "steps": run.global_step,
+        "metrics": run.callback_metrics,
+    }
 
 
 def refused() -> dict[str, Any]:
@@ -169,7 +205,9 @@ def refused() -> dict[str, Any]:
 
 
 def sum_on_its_way() -> dict[str, Any]:
-    """Sums that were started, rank 1's a while later, with other collectives between the start and the wait."""
+    """Sums that were started, rank 1's a while later,
+    with other collectives between the start and the wait.
+    """
     sums, others = [], []
     for i in range(5):
         if RANK == 1:

@@ -4,8 +4,8 @@
     horovodrun -np WIDTH python scenarios.py OUT WIDTH
     torchrun --nproc-per-node WIDTH scenarios.py OUT WIDTH [fsdp]
 
-So a step has the same WIDTH x 4 samples everywhere. Each scenario returns tensors and plain values; those of all ranks
-are gathered and rank 0 saves {scenario: [rank 0's, rank 1's, ...]}.
+So a step has the same WIDTH x 4 samples everywhere. Each scenario returns tensors and plain values;
+those of all ranks are gathered and rank 0 saves {scenario: [rank 0's, rank 1's, ...]}.
 """
 
 from __future__ import annotations
@@ -69,9 +69,20 @@ class Regression(trainkit.Task):
 
 def trainer(**settings: Any) -> trainkit.Trainer:
     """A quiet trainer of this launcher's engine; one process accumulates the ranks' batches."""
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     accumulate = {"accumulate_grad_batches": WIDTH} if RANKS == 1 else {}
-    defaults = {"engine": NAME, "max_epochs": 2, "precision": "64-true", "lr_scaling": "none", "run_dir": FOLDER}
+    defaults = {
+        "engine": NAME,
+        "max_epochs": 2,
+        "precision": "64-true",
+        "lr_scaling": "none",
+        "run_dir": FOLDER,
+    }
     return trainkit.Trainer(**quiet | accumulate | defaults | settings)
 
 
@@ -92,8 +103,12 @@ def sgd(task: Any) -> Any:
 
 def everything(task: Any) -> Any:
     """Momentum, weight decay and a schedule that steps each step."""
-    optimizer = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.trainer.estimated_stepping_batches)
+    optimizer = torch.optim.SGD(
+        task.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-2
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, task.trainer.estimated_stepping_batches
+    )
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
@@ -104,7 +119,9 @@ def fit(task: Any, samples: int, **settings: Any) -> Any:
 
 
 def plain() -> dict[str, Any]:
-    """Plain SGD on a data set with a short last step; ranks begin with rank 0's weights, whatever their own were."""
+    """Plain SGD on a data set with a short last step;
+    ranks begin with rank 0's weights, whatever their own were.
+    """
     task = Regression(sgd)
     if not ENGINE.ranks.is_main:
         for parameter in task.parameters():
@@ -120,8 +137,15 @@ def nearly_empty() -> dict[str, Any]:
 
 
 def full() -> dict[str, Any]:
-    """Momentum, weight decay, clipping, linear scaling, warm-up, cosine decay, a short last step."""
-    settings = {"lr_scaling": "linear", "lr_reference_batch_size": 2, "lr_warmup_steps": 5, "gradient_clip_val": 0.02}
+    """Momentum, weight decay, clipping, linear scaling, warm-up, cosine decay,
+    a short last step.
+    """
+    settings = {
+        "lr_scaling": "linear",
+        "lr_reference_batch_size": 2,
+        "lr_warmup_steps": 5,
+        "gradient_clip_val": 0.02,
+    }
     return {"weights": weights(fit(Regression(everything), WIDTH * BATCH * 3 + 5, **settings))}
 
 
@@ -158,13 +182,19 @@ class Parts(Regression):
 
 
 def parts() -> dict[str, Any]:
-    """Unused layers do not change under weight decay; an unfrozen layer is trained alike on all ranks."""
+    """Unused layers do not change under weight decay;
+    an unfrozen layer is trained alike on all ranks.
+    """
     make = lambda task: torch.optim.SGD(task.parameters(), lr=0.1, weight_decay=0.1, momentum=0.9)  # noqa: E731
     task = Parts(make)
     before = weights(task.idle), weights(task.net[0])
     fit(task, WIDTH * BATCH * 2)
     moved = not torch.equal(before[1], weights(task.net[0]))
-    return {"weights": weights(task), "idle_kept": torch.equal(before[0], weights(task.idle)), "thawed_moved": moved}
+    return {
+        "weights": weights(task),
+        "idle_kept": torch.equal(before[0], weights(task.idle)),
+        "thawed_moved": moved,
+    }
 
 
 class Branches(Regression):
@@ -188,7 +218,10 @@ class Keeps(Regression):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         last = self.net[2].weight.grad
-        self.kept = [*getattr(self, "kept", []), last if self.trainer.global_step % 2 else last.view(-1)[2:5]]
+        self.kept = [
+            *getattr(self, "kept", []),
+            last if self.trainer.global_step % 2 else last.view(-1)[2:5],
+        ]
 
 
 def kept() -> dict[str, Any]:
@@ -209,7 +242,9 @@ def scaled_half() -> dict[str, Any]:
     task = Overflow(sgd)
     run = trainer(precision="16-mixed")
     held = data(WIDTH * BATCH * 3)
-    run.fit(task, DataLoader(TensorDataset(*(t.float() for t in held.tensors)), BATCH, shuffle=True))
+    run.fit(
+        task, DataLoader(TensorDataset(*(t.float() for t in held.tensors)), BATCH, shuffle=True)
+    )
     return {"weights": weights(task), "skipped": run.state.skipped_steps, "steps": run.global_step}
 
 
@@ -224,7 +259,9 @@ class Convolution(trainkit.Task):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(5)
-        self.net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 4))
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 4)
+        )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -238,7 +275,12 @@ def images(engine: Engine) -> Any:
     generator = torch.Generator().manual_seed(1)
     pictures = torch.randn(40, 3, 8, 8, generator=generator)
     held = TensorDataset(pictures, torch.arange(40) % 4)
-    settings = {"engine": engine, "precision": "32-true", "channels_last": True, "accumulate_grad_batches": 2}
+    settings = {
+        "engine": engine,
+        "precision": "32-true",
+        "channels_last": True,
+        "accumulate_grad_batches": 2,
+    }
     task = Convolution()
     run = trainer(**settings, max_epochs=3, gradient_clip_val=0.5)
     run.fit(task, DataLoader(held, BATCH, shuffle=True))
@@ -260,7 +302,9 @@ def stock_wrapper() -> dict[str, Any]:
 
 
 class Whole(Regression):
-    """Two layers of whole weights, for whole inputs: each sum is exact, in whatever order and batch it is taken."""
+    """Two layers of whole weights, for whole inputs:
+    each sum is exact, in whatever order and batch it is taken.
+    """
 
     def __init__(self) -> None:
         super().__init__(sgd)
@@ -279,7 +323,11 @@ def evaluation() -> dict[str, Any]:
     with torch.no_grad():
         outputs = task.double()(inputs)
     expected = (outputs - targets).pow(2).mean().item()
-    return {"value": values["val/loss"], "expected": expected, "same": torch.equal(torch.cat(predictions), outputs)}
+    return {
+        "value": values["val/loss"],
+        "expected": expected,
+        "same": torch.equal(torch.cat(predictions), outputs),
+    }
 
 
 class Stream(IterableDataset):
@@ -299,16 +347,22 @@ def streams() -> dict[str, Any]:
 
 
 def mixed() -> dict[str, Any]:
-    """The image recipe with MixUp, CutMix and repeats; each copy of a sample has noise of its own. Every batch is even."""
+    """The image recipe with MixUp, CutMix and repeats; each copy of a sample has noise of its own.
+    Every batch is even.
+    """
     generator = torch.Generator().manual_seed(8)
     images = torch.randn(WIDTH * BATCH * 4, 3, 4, 4, generator=generator, dtype=torch.float64)
     labels = torch.randint(5, (len(images),), generator=generator)
     torch.manual_seed(3)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
     make = functools.partial(torch.optim.SGD, lr=0.1)
-    task = ImageClassifier(model, make, mix=Mix(mixup_alpha=0.5, cutmix_alpha=1.0), loss="bce", label_smoothing=0.1)
+    task = ImageClassifier(
+        model, make, mix=Mix(mixup_alpha=0.5, cutmix_alpha=1.0), loss="bce", label_smoothing=0.1
+    )
     augment = Augment(random_erasing=0.5, repeats=2, repeat_within=WIDTH * BATCH)
-    trainer().fit(task, augment.loader(Erased(TensorDataset(images, labels), augment.erasing[0]), BATCH))
+    trainer().fit(
+        task, augment.loader(Erased(TensorDataset(images, labels), augment.erasing[0]), BATCH)
+    )
     return {"weights": weights(task)}
 
 
@@ -324,7 +378,18 @@ class Erased(TensorDataset):
         return self.transform(image), label
 
 
-SCENARIOS = [plain, nearly_empty, full, adamw, tokens, parts, branches, kept, scaled_half, brain_float]
+SCENARIOS = [
+    plain,
+    nearly_empty,
+    full,
+    adamw,
+    tokens,
+    parts,
+    branches,
+    kept,
+    scaled_half,
+    brain_float,
+]
 SCENARIOS += [channels_last, stock_wrapper, evaluation, streams, mixed]
 
 if __name__ == "__main__":

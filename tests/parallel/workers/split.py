@@ -1,9 +1,11 @@
-"""Trains on ranks that hold parts of the weights, and resumes from what other engines and numbers of ranks have saved.
+"""Trains on ranks that hold parts of the weights, and resumes from what other engines and numbers
+of ranks have saved.
 
     torchrun --nproc-per-node N split.py OUT ENGINE OPTIONS FROM
 
-OPTIONS are the engine's, in JSON. FROM is "-", or the folder of an earlier start's OUT: each scenario then resumes from its
-checkpoint. A step has 24 samples on any number of ranks. Rank 0 saves {scenario: [rank 0's result, ...]}.
+OPTIONS are the engine's, in JSON. FROM is "-", or the folder of an earlier start's OUT: each
+scenario then resumes from its checkpoint. A step has 24 samples on any number of ranks. Rank 0
+saves {scenario: [rank 0's result, ...]}.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from trainkit.optim import LAMB, LARS
 
 OUT, NAME, OPTIONS, FROM = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
 WIDTH = 63  # which no number of ranks divides
-SAMPLES, STEP, BEFORE, AFTER = 49, 24, 4, 7  # of an epoch and of a step; steps before the checkpoint, and in all
+# of an epoch and of a step; steps before the checkpoint, and in all
+SAMPLES, STEP, BEFORE, AFTER = 49, 24, 4, 7
 TASKS: list[trainkit.Task] = []  # which live until the process ends, as the globals of a script do
 # The last step of an epoch has one sample: all ranks but those of one tensor group borrow one.
 
@@ -39,7 +42,11 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.Linear(2 * WIDTH, WIDTH),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return as many features."""
@@ -56,7 +63,9 @@ class Deep(trainkit.Task):
             self.make_layers()
 
     def make_layers(self) -> None:
-        """Those of __init__ are each rank's own; configure_model's come from rank 0's random numbers."""
+        """Those of __init__ are each rank's own;
+        configure_model's come from rank 0's random numbers.
+        """
         torch.manual_seed(3 + (ENGINE.ranks.rank if type(self) is Deep else 0))
         self.first, self.blocks = nn.Linear(6, WIDTH), nn.ModuleList(Block() for _ in range(3))
         self.last = nn.Linear(6, WIDTH, bias=False)
@@ -100,7 +109,9 @@ class Late(Deep):
 
 def note_threads() -> None:
     """Write the names of the threads with which this process ends."""
-    names = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    names = [
+        task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()
+    ]
     OUT.with_name(f"threads_of_rank_{os.environ.get('RANK', '0')}").write_text(" ".join(names))
 
 
@@ -109,15 +120,22 @@ def whole(tensor: Any) -> Any:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def train(name: str, make: Callable[[Any], Any], kind: type[Deep] = Deep, **settings: Any) -> dict[str, Any]:
+def train(
+    name: str, make: Callable[[Any], Any], kind: type[Deep] = Deep, **settings: Any
+) -> dict[str, Any]:
     """Train a scenario to its checkpoint, or on from it."""
     folder = OUT.parent / name
     if FROM != "-" and ENGINE.ranks.is_main:
         shutil.copytree(Path(FROM) / name, folder, symlinks=True)
     ENGINE.comm.barrier()
-    inputs = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    inputs = torch.randn(
+        SAMPLES, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
     data = TensorDataset(inputs, (inputs.sum(1, keepdim=True) * 0.5).tanh())
-    callbacks = [ModelCheckpoint(every_n_epochs=1, save_last=True, save_top_k=-1), *settings.pop("callbacks", [])]
+    callbacks = [
+        ModelCheckpoint(every_n_epochs=1, save_last=True, save_top_k=-1),
+        *settings.pop("callbacks", []),
+    ]
     if ENGINE.ranks.world_size > 1:
         callbacks.append(DivergenceGuard(every_n_steps=2))
     trainer = trainkit.Trainer(
@@ -138,7 +156,9 @@ def train(name: str, make: Callable[[Any], Any], kind: type[Deep] = Deep, **sett
     loader = DataLoader(data, 2, shuffle=True)
     trainer.fit(task, loader, DataLoader(data, 2), ckpt_path=None if FROM == "-" else "last")
     state = {key: whole(value).clone() for key, value in task.state_dict().items()}
-    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in task.parameters())
+    held = sum(
+        p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in task.parameters()
+    )
     draw = torch.rand(2).tolist()
     value = trainer.validate(task, DataLoader(data, 2))["val/loss"]
     return {"state": state, "held": held, "value": value, "draw": draw}
@@ -149,12 +169,20 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "sgd": lambda: train("sgd", lambda parameters: torch.optim.SGD(parameters, lr=0.02)),
     "adamw": lambda: train(
         "adamw",
-        lambda parameters: torch.optim.AdamW([{"params": [p], "lr": 1e-3 + 1e-4 * i} for i, p in enumerate(parameters)]),
+        lambda parameters: torch.optim.AdamW(
+            [{"params": [p], "lr": 1e-3 + 1e-4 * i} for i, p in enumerate(parameters)]
+        ),
         gradient_clip_val=0.05,
         activation_checkpointing=True,
     ),
-    "ema": lambda: train("ema", lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9), callbacks=[EMA(0.5)]),
-    "late": lambda: train("late", lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9), kind=Late),
+    "ema": lambda: train(
+        "ema",
+        lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
+        callbacks=[EMA(0.5)],
+    ),
+    "late": lambda: train(
+        "late", lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9), kind=Late
+    ),
     "lars": lambda: train("lars", lambda parameters: LARS(parameters, lr=0.5, momentum=0.9)),
     "lamb": lambda: train("lamb", lambda parameters: LAMB(parameters, lr=0.01)),
 }

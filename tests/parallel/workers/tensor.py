@@ -80,7 +80,10 @@ class Wide(trainkit.Task):
         weight = number + 1.0
         self.log("train/samples", float(len(x)), reduce_fx="sum", on_epoch=True, on_step=False)
         self.log("train/number", number.double().mean(), on_epoch=True, on_step=False)
-        return {"loss": ((self(x) - y).square() * weight).sum() / weight.sum(), "num_samples": weight.sum()}
+        return {
+            "loss": ((self(x) - y).square() * weight).sum() / weight.sum(),
+            "num_samples": weight.sum(),
+        }
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Log sums and means."""
@@ -107,7 +110,11 @@ class ByHand(Wide):
 
     def parallelize(self, mesh: Any) -> None:
         """Call parallelize_module."""
-        plan = {"up": ColwiseParallel(), "down": RowwiseParallel(), "first": ColwiseParallel(output_layouts=Replicate())}
+        plan = {
+            "up": ColwiseParallel(),
+            "down": RowwiseParallel(),
+            "first": ColwiseParallel(output_layouts=Replicate()),
+        }
         parallelize_module(self, mesh, plan)
 
 
@@ -151,9 +158,20 @@ class NotALayer(Wide):
         return {"dropout": "rowwise"}
 
 
-def fit(task: trainkit.Task, folder: str, data: Any = None, options: dict[str, Any] | None = None, **settings: Any) -> Any:
+def fit(
+    task: trainkit.Task,
+    folder: str,
+    data: Any = None,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
     """Fit and return the Trainer."""
-    settings = {"max_epochs": 2, "precision": "64-true", "global_batch_size": 8, "lr_scaling": "none"} | settings
+    settings = {
+        "max_epochs": 2,
+        "precision": "64-true",
+        "global_batch_size": 8,
+        "lr_scaling": "none",
+    } | settings
     trainer = trainkit.Trainer(
         engine=make_engine(NAME, **(OPTIONS if options is None else options)),  # type: ignore[arg-type]
         run_dir=str(OUT.parent / folder),
@@ -171,7 +189,10 @@ def fit(task: trainkit.Task, folder: str, data: Any = None, options: dict[str, A
 
 def whole(task: trainkit.Task) -> dict[str, Tensor]:
     """Return all weights, whole."""
-    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone() for name, p in task.named_parameters()}
+    return {
+        name: (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
+        for name, p in task.named_parameters()
+    }
 
 
 def counted() -> dict[str, Any]:
@@ -190,15 +211,30 @@ def by_hand() -> dict[str, Any]:
     """Train with a plan that the Task applies."""
     task = ByHand()
     fit(task, "by_hand")
-    split = {name for name, p in task.named_parameters() if isinstance(p, DTensor) and "tensor" in p.device_mesh.mesh_dim_names}
+    split = {
+        name
+        for name, p in task.named_parameters()
+        if isinstance(p, DTensor) and "tensor" in p.device_mesh.mesh_dim_names
+    }
     return {"weights": whole(task), "split": split}
 
 
 def scaled() -> dict[str, Any]:
     """Return the contract of batch and rate, and the samples that a monitor counts."""
     task, monitor = Wide(), ThroughputMonitor(batch_size_fn=lambda batch: len(batch[2]))
-    trainer = fit(task, "scaled", global_batch_size=None, lr_scaling="linear", callbacks=[monitor], max_epochs=1)
-    return {"contract": trainer.run.batch_plan.to_dict(), "lr": trainer.run.rates.current(), "steps": trainer.global_step}
+    trainer = fit(
+        task,
+        "scaled",
+        global_batch_size=None,
+        lr_scaling="linear",
+        callbacks=[monitor],
+        max_epochs=1,
+    )
+    return {
+        "contract": trainer.run.batch_plan.to_dict(),
+        "lr": trainer.run.rates.current(),
+        "steps": trainer.global_step,
+    }
 
 
 def dropped() -> dict[str, Any]:
@@ -223,7 +259,13 @@ class Noted(trainkit.Callback):
 
     def on_metrics(self, trainer: Any, task: Any, metrics: Any, step: int) -> None:
         """Keep the norms."""
-        self.values.append({name: value for name, value in metrics.items() if name.startswith(("grad_norm", "update_ratio"))})
+        self.values.append(
+            {
+                name: value
+                for name, value in metrics.items()
+                if name.startswith(("grad_norm", "update_ratio"))
+            }
+        )
 
 
 def watched() -> dict[str, Any]:
@@ -244,7 +286,11 @@ def recipes() -> dict[str, Any]:
         return torch.optim.SGD(parameters, lr=0.5)
 
     masked = torch.utils.data.TensorDataset(tokens, labels)
-    for kind, task, data in ((GPT, LanguageModel, tokens), (GPT2, LanguageModel, tokens), (BERT, MaskedLanguageModel, masked)):
+    for kind, task, data in (
+        (GPT, LanguageModel, tokens),
+        (GPT2, LanguageModel, tokens),
+        (BERT, MaskedLanguageModel, masked),
+    ):
         torch.manual_seed(6)
         trained = task(kind(vocab_size=32, context=9, width=16, depth=2, heads=4, dropout=0.0), sgd)
         fit(trained, kind.__name__, DataLoader(data, 4), limit_val_batches=0)
@@ -271,7 +317,10 @@ def overflowed() -> dict[str, Any]:
     """Return the updates that fp16 has held back on each rank."""
     task = Overflowing()
     trainer = fit(task, "overflowed", precision="16-mixed", max_epochs=1)
-    return {"skipped": trainer.run.state.skipped_steps, "finite": all(bool(w.isfinite().all()) for w in whole(task).values())}
+    return {
+        "skipped": trainer.run.state.skipped_steps,
+        "finite": all(bool(w.isfinite().all()) for w in whole(task).values()),
+    }
 
 
 def refused() -> dict[str, Any]:
@@ -282,9 +331,15 @@ def refused() -> dict[str, Any]:
         "width": lambda: fit(Odd(), "x"),
         "tied": lambda: fit(Tied(), "x"),
         "no layer": lambda: fit(NotALayer(), "x"),
-        "heads": lambda: fit(LanguageModel(GPT(8, 9, 1, 3), torch.optim.SGD), "x", [torch.zeros(2, 9, dtype=torch.long)]),
+        "heads": lambda: fit(
+            LanguageModel(GPT(8, 9, 1, 3), torch.optim.SGD),
+            "x",
+            [torch.zeros(2, 9, dtype=torch.long)],
+        ),
         "sharded": lambda: fit(Wide(), "x", trainkit.sharded(DataLoader(Stream(), 2))),
-        "plan by config": lambda: fit(Wide(), "x", None, OPTIONS | {"tensor_plan": {"upper.*": "colwise"}}),
+        "plan by config": lambda: fit(
+            Wide(), "x", None, OPTIONS | {"tensor_plan": {"upper.*": "colwise"}}
+        ),
         "ranks": lambda: fit(Wide(), "x", None, {"tensor": 3}),
         "groups": lambda: fit(Wide(), "x", None, {"tensor": 2, "replicas": 4}),
         "plan alone": lambda: fit(Wide(), "x", None, {"tensor_plan": {"up": "colwise"}}),
@@ -298,7 +353,10 @@ def refused() -> dict[str, Any]:
     return found
 
 
-SCENARIOS = {f.__name__: f for f in (counted, by_hand, scaled, dropped, streamed, overflowed, watched, recipes)}
+SCENARIOS = {
+    f.__name__: f
+    for f in (counted, by_hand, scaled, dropped, streamed, overflowed, watched, recipes)
+}
 
 if __name__ == "__main__":
     results = {}

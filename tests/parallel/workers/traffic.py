@@ -1,4 +1,5 @@
-"""Counts the bytes that cross the loopback device of this network in a step, under each kind of communication.
+"""Counts the bytes that cross the loopback device of this network in a step, under each kind of
+communication.
 
     unshare -n sh -c 'ip link set lo up && torchrun --nproc-per-node 2 traffic.py OUT'
 

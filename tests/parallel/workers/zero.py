@@ -1,8 +1,10 @@
-"""Trains on two ranks with engine=deepspeed and with engine=ddp, in one start, and saves the results.
+"""Trains on two ranks with engine=deepspeed and with engine=ddp, in one start, and saves the
+results.
 
     torchrun --nproc-per-node 2 zero.py OUT
 
-Rank 0 saves {scenario: [rank 0's, rank 1's]}; most scenarios hold the end of a run for "ddp" and for each kind of ZeRO.
+Rank 0 saves {scenario: [rank 0's, rank 1's]}; most scenarios hold the end of a run for "ddp" and
+for each kind of ZeRO.
 """
 
 from __future__ import annotations
@@ -27,13 +29,19 @@ OUT = sys.argv[1]
 ENGINE = make_engine("ddp")
 with ENGINE:
     SAMPLES = 8 * ENGINE.ranks.world_size  # two steps an epoch, or one of two microbatches
-SPLIT_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}  # else stage 3 keeps small weights whole
+# else stage 3 keeps small weights whole
+SPLIT_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 KINDS: dict[str, dict[str, Any]] = {
     "stage 1": {"stage": 1},
     "stage 2": {"stage": 2},
     "stage 3": {"stage": 3, "config": SPLIT_ALL},
     "stage 2, host": {"stage": 2, "offload_optimizer": "cpu"},
-    "stage 3, host": {"stage": 3, "config": SPLIT_ALL, "offload_optimizer": "cpu", "offload_param": "cpu"},
+    "stage 3, host": {
+        "stage": 3,
+        "config": SPLIT_ALL,
+        "offload_optimizer": "cpu",
+        "offload_param": "cpu",
+    },
 }
 
 
@@ -43,7 +51,9 @@ def engine(kind: str) -> Any:
 
 
 class Tied(nn.Module):
-    """Layers of odd sizes; the first one's weight is the last one's too, one layer is frozen, and one has buffers."""
+    """Layers of odd sizes; the first one's weight is the last one's too, one layer is frozen,
+    and one has buffers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +69,9 @@ class Tied(nn.Module):
 
 
 class Parts(Line):
-    """Two groups of weights, and a weight of the Task itself, which its steps use outside of any module."""
+    """Two groups of weights, and a weight of the Task itself,
+    which its steps use outside of any module.
+    """
 
     def __init__(self, make: Any, dim: int = 5) -> None:
         super().__init__()
@@ -85,10 +97,17 @@ class Parts(Line):
         self.log("val/loss", functional.mse_loss(self(x) * self.scale[1], y))
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer of the scenario, over two groups; the second has a rate of its own."""
+        """Return the optimizer of the scenario, over two groups;
+        the second has a rate of its own.
+        """
         own = list(self.model.parameters())
         optimizer = self.make([{"params": own}, {"params": [self.scale], "lr": 0.01}])
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95), "interval": "step"}]
+        return [optimizer], [
+            {
+                "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95),
+                "interval": "step",
+            }
+        ]
 
 
 class Plain(Parts):
@@ -112,7 +131,14 @@ def adamw(groups: Any) -> Any:
 
 
 def fit(
-    kind: str, make: Any, folder: str, ckpt_path: str | None = None, *, of: Any = None, samples: int = SAMPLES, **settings: Any
+    kind: str,
+    make: Any,
+    folder: str,
+    ckpt_path: str | None = None,
+    *,
+    of: Any = None,
+    samples: int = SAMPLES,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Train; return the state of the Task, made whole again, and the values."""
     task = (of or Parts)(make)
@@ -137,9 +163,15 @@ def leftovers(task: Any, run: Any) -> list[str]:
         if name.startswith("ds_") or "forward_pre_hooks_always" in name
     ]
     found += [name for parameter in task.parameters() for name in vars(parameter)]
-    found += [type(module._parameters).__name__ for module in task.modules() if type(module._parameters) is not dict]
+    found += [
+        type(module._parameters).__name__
+        for module in task.modules()
+        if type(module._parameters) is not dict
+    ]
     found += [name for name in ("training_step", "validation_step") if name in vars(task)]
-    hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in task.modules()]
+    hooks = [
+        len(module._forward_pre_hooks) + len(module._forward_hooks) for module in task.modules()
+    ]
     return found + ["hooks"] * sum(hooks)
 
 
@@ -154,13 +186,17 @@ def plain() -> dict[str, Any]:
 
 
 def empty() -> dict[str, Any]:
-    """The last step has a single sample, so that two of three ranks have none; neither has the last round of validation."""
+    """The last step has a single sample, so that two of three ranks have none;
+    neither has the last round of validation.
+    """
     return all_kinds("empty", sgd, of=Plain, samples=25)
 
 
 def accumulated() -> dict[str, Any]:
     """AdamW, two microbatches a step, and a norm that clips each step."""
-    return all_kinds("accumulated", adamw, accumulate_grad_batches=2, gradient_clip_val=0.05, max_epochs=4)
+    return all_kinds(
+        "accumulated", adamw, accumulate_grad_batches=2, gradient_clip_val=0.05, max_epochs=4
+    )
 
 
 def mixed() -> dict[str, Any]:
@@ -172,7 +208,9 @@ def exchanged() -> dict[str, Any]:
     """Stopped inside the second epoch by one engine, and resumed by another."""
     found = {"whole": fit("ddp", adamw, "exchanged")}
     pairs = (
-        [("ddp", kind) for kind in KINDS] + [(kind, "ddp") for kind in KINDS] + [("stage 3", "stage 1"), ("stage 2", "stage 3")]
+        [("ddp", kind) for kind in KINDS]
+        + [(kind, "ddp") for kind in KINDS]
+        + [("stage 3", "stage 1"), ("stage 2", "stage 3")]
     )
     for first, second in pairs:
         folder = f"exchanged {first} {second}"
@@ -182,13 +220,17 @@ def exchanged() -> dict[str, Any]:
 
 
 class Held(Callback):
-    """Keeps how many numbers of the weights and of the optimizer's state this rank holds after the last step."""
+    """Keeps how many numbers of the weights and of the optimizer's
+    state this rank holds after the last step.
+    """
 
     def on_train_step_end(self, trainer: Any, task: Any) -> None:
         """Count them."""
         self.weights = sum(tensor.numel() for tensor in trainer.engine.weights_here(task))
         states = [state for optimizer in trainer.optimizers for state in optimizer.state.values()]
-        self.state = sum(value.numel() for state in states for value in state.values() if value.dim())
+        self.state = sum(
+            value.numel() for state in states for value in state.values() if value.dim()
+        )
 
 
 def held() -> dict[str, Any]:
@@ -220,7 +262,9 @@ class Thawing(Parts):
 
 
 def refused() -> dict[str, Any]:
-    """What is found only in training, or by the engine of a run: the errors, and whether the weights stayed."""
+    """What is found only in training, or by the engine of a run:
+    the errors, and whether the weights stayed.
+    """
     cases: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "num_samples": (Weighing(sgd), "stage 2", {}),
         "thawed": (Thawing(sgd), "stage 3", {}),

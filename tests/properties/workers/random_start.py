@@ -1,4 +1,5 @@
-"""One start of a run: trains from the run's newest checkpoint to the end, unless one rank kills itself on the way.
+"""One start of a run: trains from the run's newest checkpoint to the end, unless one rank kills
+itself on the way.
 
     LAUNCHER random_start.py RUN_DIR SETTINGS
 
@@ -59,7 +60,9 @@ def sample(index: int) -> tuple[Tensor, Tensor]:
 
 
 class Samples(Dataset[Any]):
-    """Samples by their numbers; the last step of an epoch has 5, except where each update is the Task's own."""
+    """Samples by their numbers; the last step of an epoch has 5,
+    except where each update is the Task's own.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -54,7 +54,10 @@ def test_a_callbacks_own_hook_is_refused_in_a_task() -> None:
             """Never called."""
 
     with pytest.raises(
-        TaskError, match=r"Own\.on_metrics\(\) is no hook of a Task: it would never be called.*A Callback has it"
+        TaskError,
+        match=(
+            r"Own\.on_metrics\(\) is no hook of a Task: it would never be called.*A Callback has it"
+        ),
     ):
         Hooks("trainer", Own(), [])  # type: ignore[arg-type]
 
@@ -65,7 +68,9 @@ def test_what_lightning_would_call_is_refused_with_what_to_do(name: str) -> None
     own = type("Own", (Line,), {name: lambda self: None})
     with pytest.raises(TaskError) as raised:
         Hooks("trainer", own(), [])  # type: ignore[arg-type]
-    assert str(raised.value).startswith(f"Own.{name}() is a hook of Lightning, and none here: it would never be called. ")
+    assert str(raised.value).startswith(
+        f"Own.{name}() is a hook of Lightning, and none here: it would never be called. "
+    )
 
 
 def test_the_advice_names_hooks_that_there_are() -> None:

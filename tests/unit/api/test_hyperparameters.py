@@ -28,7 +28,9 @@ class This(Line):
 
 
 def test_self_may_have_another_name() -> None:
-    """The object is the first argument, whatever its name; keyword arguments are saved by their own names."""
+    """The object is the first argument, whatever its name;
+    keyword arguments are saved by their own names.
+    """
     assert dict(This(8, 1, 2, depth=3, bias=True).hparams) == {"width": 8, "depth": 3, "bias": True}
 
 
@@ -55,7 +57,9 @@ class Child(Middle):
 
 
 def test_a_call_in_a_base_class_saves_the_subclasses_arguments_too() -> None:
-    """All calls of __init__ in progress count, and of one name the subclass's: a Child can be built from its hparams."""
+    """All calls of __init__ in progress count, and of one name the subclass's:
+    a Child can be built from its hparams.
+    """
     child = Child(7)
     assert dict(child.hparams) == {"lr": 0.3, "width": 4, "dropout": 0.1, "classes": 7}
     assert dict(Base(width=2).hparams) == {"lr": 0.1, "width": 2}
@@ -104,14 +108,21 @@ def test_mistakes_are_explained() -> None:
             super().__init__()
             self.save_hyperparameters("widht")
 
-    with pytest.raises(TaskError, match=r"'widht' is no argument of its __init__\. Did you mean 'width'\? It has width\."):
+    with pytest.raises(
+        TaskError,
+        match=r"'widht' is no argument of its __init__\. Did you mean 'width'\? It has width\.",
+    ):
         Wrong()
-    with pytest.raises(TaskError, match=r"^Line\.save_hyperparameters\(\) is called outside of Line\.__init__"):
+    with pytest.raises(
+        TaskError, match=r"^Line\.save_hyperparameters\(\) is called outside of Line\.__init__"
+    ):
         Line().save_hyperparameters()
 
 
 def test_loggers_receive_what_may_be_logged(tmp_path: Path) -> None:
-    """logger=False keeps arguments from the loggers; a DataModule's are logged beside the Task's."""
+    """logger=False keeps arguments from the loggers;
+    a DataModule's are logged beside the Task's.
+    """
     written: list[dict[str, Any]] = []
 
     class Keep(Logger):

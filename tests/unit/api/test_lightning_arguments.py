@@ -1,4 +1,6 @@
-"""What a Lightning user types: arguments, hooks and attributes that mean the same here, or are answered with what to do."""
+"""What a Lightning user types: arguments, hooks and attributes that mean the same here,
+or are answered with what to do.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,18 @@ from trainkit.loggers import CSVLogger, JSONLLogger, TensorBoardLogger, WandbLog
     [
         {"accelerator": "auto", "devices": "auto", "strategy": "auto", "num_nodes": 1},
         {"accelerator": "cpu", "devices": 1, "strategy": "ddp", "use_distributed_sampler": True},
-        {"devices": -1, "strategy": "ddp_find_unused_parameters_true", "inference_mode": False, "barebones": False},
-        {"plugins": [], "enable_autolog_hparams": True, "model_registry": None, "default_root_dir": None},
+        {
+            "devices": -1,
+            "strategy": "ddp_find_unused_parameters_true",
+            "inference_mode": False,
+            "barebones": False,
+        },
+        {
+            "plugins": [],
+            "enable_autolog_hparams": True,
+            "model_registry": None,
+            "default_root_dir": None,
+        },
     ],
 )
 def test_a_lightning_users_trainer_is_taken(arguments: dict[str, Any], tmp_path: Path) -> None:
@@ -38,12 +50,24 @@ def test_a_lightning_users_trainer_is_taken(arguments: dict[str, Any], tmp_path:
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ({"devices": 2}, r"trainer\.devices is 2, but 1 process of this script runs on this host\. .*horovodrun -np 2 python"),
+        (
+            {"devices": 2},
+            (
+                r"trainer\.devices is 2, but 1 process of this script runs on this host\."
+                r" .*horovodrun -np 2 python"
+            ),
+        ),
         ({"devices": [0, 1]}, r"trainer\.devices is \[0, 1\].*CUDA_VISIBLE_DEVICES"),
         ({"devices": "two"}, r"trainer\.devices is 'two'; it must be \"auto\""),
-        ({"num_nodes": 2}, r"trainer\.num_nodes is 2, but the launcher started processes on 1 host\."),
+        (
+            {"num_nodes": 2},
+            r"trainer\.num_nodes is 2, but the launcher started processes on 1 host\.",
+        ),
         ({"accelerator": "gpu"}, r'trainer\.accelerator is "gpu", but torch sees no GPU here'),
-        ({"accelerator": "tpu"}, r'trainer\.accelerator is \'tpu\'; trainkit runs on "cpu" and "gpu"'),
+        (
+            {"accelerator": "tpu"},
+            r'trainer\.accelerator is \'tpu\'; trainkit runs on "cpu" and "gpu"',
+        ),
         ({"strategy": "deepspeed"}, r"trainer\.strategy is 'deepspeed', and gradients are summed"),
         ({"use_distributed_sampler": False}, r"pass trainkit\.sharded\(loader\)"),
         ({"barebones": True}, r"trainer\.barebones is true, .*enable_model_summary=False"),
@@ -69,11 +93,15 @@ def test_devices_are_those_of_the_launcher(tmp_path: Path, monkeypatch: pytest.M
     launcher = Launcher("horovodrun", 0, 8, 0, 4)
     monkeypatch.setattr(lightning_arguments, "read_launcher", lambda: launcher)
     quiet(tmp_path, devices=4, num_nodes=2)
-    with pytest.raises(ConfigError, match=r"trainer\.devices is 8, but 4 processes of this script run on this host"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.devices is 8, but 4 processes of this script run on this host"
+    ):
         quiet(tmp_path, devices=8)
 
 
-def test_the_cpu_of_a_machine_with_a_gpu_is_requested_from_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_of_a_machine_with_a_gpu_is_requested_from_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """accelerator="cpu" is engine.device=cpu."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     trainer = trainkit.Trainer(max_epochs=1, accelerator="cpu")  # type: ignore[call-arg]
@@ -89,7 +117,9 @@ def test_default_root_dir_holds_a_folder_for_each_run(tmp_path: Path) -> None:
 
 
 class Watching(Line):
-    """Has hooks of evaluation batches with and without a loader's number, and callbacks of its own."""
+    """Has hooks of evaluation batches with and without a loader's number,
+    and callbacks of its own.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +129,9 @@ class Watching(Line):
         """Without the loader's number."""
         self.seen.append(("start", batch_idx))
 
-    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_validation_batch_end(
+        self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """With it."""
         self.seen.append(("end", batch_idx, dataloader_idx))
 
@@ -113,7 +145,9 @@ def test_a_task_has_the_hooks_of_evaluation_batches(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Short(Callback):
-        def on_test_batch_end(self, trainer: RunView, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        def on_test_batch_end(
+            self, trainer: RunView, task: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:  # type: ignore[override]
             seen.append(batch_idx)
 
     task = Watching()
@@ -128,7 +162,10 @@ def test_callbacks_of_a_task_take_the_place_of_those_of_their_class(tmp_path: Pa
     trainer = quiet(tmp_path, callbacks=[EarlyStopping("val/loss", patience=2)])
     trainer.fit(Watching(), loader(8), loader(4))
     assert trainer.early_stopping_callback.patience == 7
-    assert any(isinstance(callback, LearningRateMonitor) for callback in trainer.lightning_module.trainer.callbacks)
+    assert any(
+        isinstance(callback, LearningRateMonitor)
+        for callback in trainer.lightning_module.trainer.callbacks
+    )
     trainer.fit(Line(), loader(8), loader(4))
     assert trainer.early_stopping_callback.patience == 2
 
@@ -136,16 +173,23 @@ def test_callbacks_of_a_task_take_the_place_of_those_of_their_class(tmp_path: Pa
         def configure_callbacks(self) -> Any:
             return [3]
 
-    with pytest.raises(ConfigError, match=r"configure_callbacks\(\) returned a int; it must return a trainkit\.Callback"):
+    with pytest.raises(
+        ConfigError,
+        match=r"configure_callbacks\(\) returned a int; it must return a trainkit\.Callback",
+    ):
         trainer.fit(Wrong(), loader(8))
 
 
 def test_values_may_be_kept_from_the_loggers(tmp_path: Path) -> None:
-    """logger=False: in callback_metrics, not in metrics.csv; of a step, of an epoch, of a hook and of a loader."""
+    """logger=False: in callback_metrics, not in metrics.csv;
+    of a step, of an epoch, of a hook and of a loader.
+    """
 
     class Hiding(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log("hidden/train", 1.0, on_step=True, on_epoch=True, logger=False, enable_graph=False)
+            self.log(
+                "hidden/train", 1.0, on_step=True, on_epoch=True, logger=False, enable_graph=False
+            )
             return super().training_step(batch, batch_idx)
 
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -182,7 +226,12 @@ def test_values_of_all_ranks_are_gathered(tmp_path: Path) -> None:
         class Gather(Callback):
             def on_fit_start(self, trainer: RunView, task: Any) -> None:
                 found.append(
-                    task.all_gather({"a": torch.tensor([1.0, trainer.engine.ranks.rank]), "b": [trainer.engine.ranks.rank]})
+                    task.all_gather(
+                        {
+                            "a": torch.tensor([1.0, trainer.engine.ranks.rank]),
+                            "b": [trainer.engine.ranks.rank],
+                        }
+                    )
                 )
                 with pytest.raises(TaskError, match="gathered values carry no gradients"):
                     task.all_gather(torch.ones(1), sync_grads=True)
@@ -203,7 +252,13 @@ def test_the_attributes_of_a_run_that_lightning_users_read(tmp_path: Path) -> No
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             trainer = self.trainer
             seen.append(
-                (trainer.num_training_batches, trainer.is_last_batch, trainer.training, self.local_rank, self.global_rank)
+                (
+                    trainer.num_training_batches,
+                    trainer.is_last_batch,
+                    trainer.training,
+                    self.local_rank,
+                    self.global_rank,
+                )
             )
             return super().training_step(batch, batch_idx)
 
@@ -211,7 +266,12 @@ def test_the_attributes_of_a_run_that_lightning_users_read(tmp_path: Path) -> No
     task = Reading()
     trainer.fit(task, loader(8))
     assert seen == [(2, False, True, 0, 0), (2, True, True, 0, 0)]
-    assert (trainer.lightning_module, trainer.log_dir, trainer.num_nodes, trainer.num_devices) == (task, str(tmp_path), 1, 1)
+    assert (trainer.lightning_module, trainer.log_dir, trainer.num_nodes, trainer.num_devices) == (
+        task,
+        str(tmp_path),
+        1,
+        1,
+    )
     assert (trainer.validating, trainer.testing, trainer.predicting) == (False, False, False)
     assert task.dtype == torch.float32
     task.freeze()
@@ -260,7 +320,12 @@ def test_loggers_may_have_a_folder_of_their_own(tmp_path: Path) -> None:
     assert WandbLogger(offline=True).mode == "offline"  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"folders below its save_dir"):
         CSVLogger(name="x")
-    with pytest.raises(ConfigError, match=r"WandbLogger\.dir is 'x', and there is no such setting: give it as save_dir"):
+    with pytest.raises(
+        ConfigError,
+        match=r"WandbLogger\.dir is 'x', and there is no such setting: give it as save_dir",
+    ):
         WandbLogger(dir="x")  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"CSVLogger\.save_dri is not a setting\. Did you mean 'save_dir'"):
+    with pytest.raises(
+        ConfigError, match=r"CSVLogger\.save_dri is not a setting\. Did you mean 'save_dir'"
+    ):
         CSVLogger(save_dri="x")  # type: ignore[call-arg]

@@ -1,4 +1,6 @@
-"""What a callback is to a run: its class says it, not its attributes and not its name; the order of hooks follows from it."""
+"""What a callback is to a run: its class says it, not its attributes and not its name;
+the order of hooks follows from it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback, in_order
 from trainkit.api.dispatch import Hooks
 from trainkit.api.view import Role, with_role
-from trainkit.callbacks import Balance, EarlyStopping, Elastic, GradientMonitor, ModelCheckpoint, ProgressBar, Timeline
+from trainkit.callbacks import (
+    Balance,
+    EarlyStopping,
+    Elastic,
+    GradientMonitor,
+    ModelCheckpoint,
+    ProgressBar,
+    Timeline,
+)
 from trainkit.callbacks.step_clock import StepClock
 from trainkit.errors import ConfigError
 
@@ -29,7 +39,9 @@ class Own(Callback):
 
 
 def test_attributes_make_no_role(tmp_path: Path) -> None:
-    """A callback with a method save_now and such attributes is a plain one: it saves nothing, and the run is not elastic."""
+    """A callback with a method save_now and such attributes is a plain one:
+    it saves nothing, and the run is not elastic.
+    """
     trainer = quiet(tmp_path, callbacks=[Own()])
     trainer.fit(Line(), loader(8))
     assert trainer.checkpoint_callbacks == trainer.early_stopping_callbacks == []
@@ -53,12 +65,16 @@ def test_a_derived_class_has_the_role(kind: type[Callback], role: Role) -> None:
 
 
 def test_a_name_makes_no_need(tmp_path: Path) -> None:
-    """A user's class that is called as one of trainkit's may do anything; one that derives from it needs the same."""
+    """A user's class that is called as one of trainkit's may do anything;
+    one that derives from it needs the same.
+    """
 
     class WeightAveraging(Callback):
         """Averages nothing."""
 
-    quiet(tmp_path, callbacks=[WeightAveraging()], communication="diloco", max_steps=1).fit(Line(), loader(8))
+    quiet(tmp_path, callbacks=[WeightAveraging()], communication="diloco", max_steps=1).fit(
+        Line(), loader(8)
+    )
     assert type("Mine", (GradientMonitor,), {}).needs_of_engine == {"gradients"}  # type: ignore[attr-defined]
 
 
@@ -69,7 +85,10 @@ def test_a_callback_that_the_communication_does_not_serve_is_named(tmp_path: Pat
         needs_of_engine = frozenset({"equal_weights"})
 
     trainer = quiet(tmp_path, callbacks=[Averages()], communication="diloco", max_steps=1)
-    with pytest.raises(ConfigError, match="communication is 'diloco', and the callback Averages averages the weights"):
+    with pytest.raises(
+        ConfigError,
+        match="communication is 'diloco', and the callback Averages averages the weights",
+    ):
         trainer.fit(Line(), loader(8))
 
 
@@ -103,12 +122,19 @@ ORDER = [Timeline, StepClock, Watch, Watched, Monitor, Last, ModelCheckpoint, El
 
 
 def test_hooks_have_one_order() -> None:
-    """Those that measure, plain ones, the Task's, those that monitor or run last, checkpoints, commits; however given."""
+    """Those that measure, plain ones, the Task's, those that monitor or run last, checkpoints,
+    commits; however given.
+    """
     callbacks = [kind() for kind in ORDER if issubclass(kind, Callback)]
     random.Random(0).shuffle(callbacks)
-    callbacks.sort(key=lambda callback: not isinstance(callback, Timeline))  # two that measure: as they were given
-    assert [type(callback) for callback in in_order(callbacks)] == [kind for kind in ORDER if kind is not Watched]
+    # two that measure: as they were given
+    callbacks.sort(key=lambda callback: not isinstance(callback, Timeline))
+    assert [type(callback) for callback in in_order(callbacks)] == [
+        kind for kind in ORDER if kind is not Watched
+    ]
     trainer: Any = None
     owners = Hooks(trainer, Watched(), callbacks).owners("on_train_start")
     assert [name for name in owners if name != "HookLog"] == [kind.__name__ for kind in ORDER]
-    assert owners.index("HookLog") == 1 + owners.index("Watched"), "what hooks have logged is combined for those that monitor"
+    assert owners.index("HookLog") == 1 + owners.index("Watched"), (
+        "what hooks have logged is combined for those that monitor"
+    )

@@ -28,7 +28,9 @@ class Short:
 
 
 def wrapped_as_torch_does(method: Callable[..., Any], owner: object) -> Callable[..., Any]:
-    """Return what FSDP makes of a bound method, and trainkit of that: two wrappers, the first one bound again."""
+    """Return what FSDP makes of a bound method, and trainkit of that:
+    two wrappers, the first one bound again.
+    """
 
     @functools.wraps(method)
     def inner(self: object, *arguments: Any) -> Any:
@@ -50,7 +52,15 @@ def test_a_step_gets_what_its_class_takes(engine: str) -> None:
     for name in ("training_step", "validation_step", "test_step") if engine != "none" else ():
         method = getattr(task, name)
         passing = functools.partial(lambda method, *arguments: method(*arguments), method)
-        setattr(task, name, wrapped_as_torch_does(method, task) if engine == "fsdp" else lambda *a, f=passing: f(*a))
+        setattr(
+            task,
+            name,
+            (
+                wrapped_as_torch_does(method, task)
+                if engine == "fsdp"
+                else lambda *a, f=passing: f(*a)
+            ),
+        )
     assert call_step(task, "training_step", "batch", 3) == "batch"
     assert call_step(task, "validation_step", "batch", 3) == ("batch", 3)
     assert call_step(task, "validation_step", "batch", 3, 0) == ("batch", 3)

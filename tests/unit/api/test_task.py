@@ -25,11 +25,15 @@ class Configured(Line):
 
 
 def test_hyperparameters_are_kept() -> None:
-    """save_hyperparameters saves the constructor's arguments, given or not, except those to ignore."""
+    """save_hyperparameters saves the constructor's arguments, given or not,
+    except those to ignore.
+    """
     task = Configured(3)
     assert task.hparams == {"width": 3, "depth": 2}
     assert task.hparams.width == 3
-    with pytest.raises(AttributeError, match=r"No hyper-parameter 'name'; there are width, depth\."):
+    with pytest.raises(
+        AttributeError, match=r"No hyper-parameter 'name'; there are width, depth\."
+    ):
         _ = task.hparams.name
 
 
@@ -64,7 +68,9 @@ def test_a_task_knows_where_it_is(tmp_path: Path) -> None:
 
     class Look(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            seen.append((self.global_step, self.current_epoch, self.device, self.trainer.world_size))
+            seen.append(
+                (self.global_step, self.current_epoch, self.device, self.trainer.world_size)
+            )
             return super().training_step(batch, batch_idx)
 
     quiet(tmp_path, max_epochs=2).fit(Look(), loader(8))
@@ -90,7 +96,9 @@ def test_log_dict_logs_each(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_logs_no_steps(tmp_path: Path) -> None:
-    """In an evaluation a value of the step only is refused; one of step and epoch is the epoch's."""
+    """In an evaluation a value of the step only is refused;
+    one of step and epoch is the epoch's.
+    """
 
     class Steps(Line):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -163,7 +171,13 @@ class NoInit(Line):
     ("task", "words"),
     [
         (NoLoss(), r"NoLoss has no training_step\(\)\. Define it and return the loss\."),
-        (Misspelt(), r"has no training_step\(\)\. .* \(it has trainingStep\(\), which is spelt differently\)"),
+        (
+            Misspelt(),
+            (
+                r"has no training_step\(\)\. .* \(it has trainingStep\(\), which is spelt"
+                r" differently\)"
+            ),
+        ),
         (torch.nn.Linear(1, 1), r"The task is of type Linear; it must be a trainkit\.Task"),
         (Line, r"The task is of type type; it must be a trainkit\.Task"),
         (NoInit(), r"NoInit\.__init__ does not call super\(\).__init__\(\)"),
@@ -182,7 +196,9 @@ def test_validation_needs_a_step(tmp_path: Path) -> None:
     class Blind(Task):
         """Sees nothing."""
 
-    with pytest.raises(TaskError, match=r"Blind has no validation_step\(\)\. Define it and log values"):
+    with pytest.raises(
+        TaskError, match=r"Blind has no validation_step\(\)\. Define it and log values"
+    ):
         quiet(tmp_path).validate(Blind(), loader(8))
 
 
@@ -195,7 +211,10 @@ class Misspelt(Line):
 
 def test_a_hook_that_would_never_be_called_is_refused(tmp_path: Path) -> None:
     """A method that looks like a hook and is none does not pass in silence."""
-    words = r"Misspelt\.on_validation_ends\(\) is no hook of a Task.* Did you mean 'on_validation_\w+'\?"
+    words = (
+        r"Misspelt\.on_validation_ends\(\) is no hook of a Task.* Did you mean"
+        r" 'on_validation_\w+'\?"
+    )
     with pytest.raises(TaskError, match=words):
         quiet(tmp_path).fit(Misspelt(), loader(8))
 
@@ -223,13 +242,18 @@ class Wide(Task):
 
 
 def test_a_task_is_built_from_its_checkpoint(tmp_path: Path) -> None:
-    """Its class gets the saved arguments, and those given in their place; its weights are the checkpoint's."""
+    """Its class gets the saved arguments, and those given in their place;
+    its weights are the checkpoint's.
+    """
     task, trainer = Wide(5, rate=0.2, act=nn.ReLU()), quiet(tmp_path, enable_checkpointing=True)
     trainer.fit(task, loader(8))
     found = Wide.load_from_checkpoint(tmp_path / "checkpoints" / "last")
     assert (found.hparams.width, found.hparams.rate, found.hparams.act) == (5, 0.2, None)
     assert torch.equal(weights(found), weights(task))
-    assert Wide.load_from_checkpoint(str(tmp_path / "checkpoints" / "last"), rate=0.3).hparams.rate == 0.3
+    assert (
+        Wide.load_from_checkpoint(str(tmp_path / "checkpoints" / "last"), rate=0.3).hparams.rate
+        == 0.3
+    )
 
 
 def test_arguments_that_are_not_saved_are_named(tmp_path: Path) -> None:
@@ -240,7 +264,10 @@ def test_arguments_that_are_not_saved_are_named(tmp_path: Path) -> None:
             self.hparams["rate"] = 0.1
 
     quiet(tmp_path, enable_checkpointing=True).fit(Unsaved(5), loader(8))
-    with pytest.raises(CheckpointError, match=r"the arguments width of Unsaved.*load_from_checkpoint\(path, width=\.\.\.\)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"the arguments width of Unsaved.*load_from_checkpoint\(path, width=\.\.\.\)",
+    ):
         Unsaved.load_from_checkpoint(tmp_path / "checkpoints" / "last")
     with pytest.raises(CheckpointError, match="is not there"):
         Wide.load_from_checkpoint(tmp_path / "nowhere", width=5)

@@ -21,13 +21,17 @@ def test_contenders_take_turns() -> None:
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    """A machine that is slow in a round is so for all: the ratio is taken within rounds, and then the median."""
+    """A machine that is slow in a round is so for all:
+    the ratio is taken within rounds, and then the median.
+    """
     base, twice = [[1.0, 1.0], [10.0], [3.0]], [[2.0, 2.0], [20.0], [9.0]]
     assert median_ratio(twice, base) == 2.0
     assert median(base) == 2.0
 
 
-@pytest.mark.parametrize(("bound", "met"), [("at most", [True, True, False]), ("at least", [False, True, True])])
+@pytest.mark.parametrize(
+    ("bound", "met"), [("at most", [True, True, False]), ("at least", [False, True, True])]
+)
 def test_a_target_is_reached_or_not(bound: str, met: list[bool]) -> None:
     """The bound itself reaches it; the JSON says so."""
     targets = [Target("it", measured, 2.0, "ms", bound) for measured in (1.0, 2.0, 3.0)]  # type: ignore[arg-type]
@@ -43,4 +47,14 @@ def test_a_row_has_a_cell_for_each_column() -> None:
 def test_figures_have_three_digits() -> None:
     """Enough to compare, no more; counts are whole."""
     cells = (0.012345, 1.2345, 12.345, 123.45, 1234.5, 7, 1234567, None, "x")
-    assert [shown(cell) for cell in cells] == ["0.0123", "1.23", "12.3", "123", "1,234", "7", "1,234,567", "-", "x"]
+    assert [shown(cell) for cell in cells] == [
+        "0.0123",
+        "1.23",
+        "12.3",
+        "123",
+        "1,234",
+        "7",
+        "1,234,567",
+        "-",
+        "x",
+    ]

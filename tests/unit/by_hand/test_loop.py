@@ -23,7 +23,12 @@ from trainkit.callbacks import Elastic, ModelCheckpoint
 from trainkit.checkpoint.weights import read_weights
 from trainkit.errors import ConfigError, TaskError
 
-SETTINGS: dict[str, Any] = {"max_epochs": 2, "global_batch_size": 24, "gradient_clip_val": 0.5, "lr_warmup_steps": 2}
+SETTINGS: dict[str, Any] = {
+    "max_epochs": 2,
+    "global_batch_size": 24,
+    "gradient_clip_val": 0.5,
+    "lr_warmup_steps": 2,
+}
 
 
 def make(task: type[Line] = Line, **sgd: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -32,15 +37,21 @@ def make(task: type[Line] = Line, **sgd: Any) -> tuple[nn.Module, torch.optim.Op
     return model, torch.optim.SGD(model.parameters(), **{"lr": 0.1} | sgd)
 
 
-def loop_of(model: nn.Module, optimizer: Any, *data: Any, run_dir: Path, **settings: Any) -> trainkit.Loop:
+def loop_of(
+    model: nn.Module, optimizer: Any, *data: Any, run_dir: Path, **settings: Any
+) -> trainkit.Loop:
     """Return a Loop that shows nothing and writes nothing, unless `settings` change that."""
     silent: dict[str, Any] = dict.fromkeys(
         ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False
     )
-    return trainkit.Loop(model, optimizer, *data, run_dir=str(run_dir), **silent | {"max_epochs": 1} | settings)
+    return trainkit.Loop(
+        model, optimizer, *data, run_dir=str(run_dir), **silent | {"max_epochs": 1} | settings
+    )
 
 
-def train(loop: trainkit.Loop, model: nn.Module, each: Callable[[int], None] = lambda step: None) -> Tensor:
+def train(
+    loop: trainkit.Loop, model: nn.Module, each: Callable[[int], None] = lambda step: None
+) -> Tensor:
     """Write the loop by hand; return the weights."""
     with loop:
         for _ in loop.epochs():
@@ -57,13 +68,27 @@ def train(loop: trainkit.Loop, model: nn.Module, each: Callable[[int], None] = l
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("settings", [SETTINGS, SETTINGS | {"precision": "bf16-mixed", "val_check_interval": 2}])
-def test_the_weights_and_the_history_are_those_of_a_task(ranks: int, settings: dict[str, Any], tmp_path: Path) -> None:
-    """To the bit, with uneven shards, accumulation, clipping and warm-up, and a validation inside the epoch."""
+@pytest.mark.parametrize(
+    "settings", [SETTINGS, SETTINGS | {"precision": "bf16-mixed", "val_check_interval": 2}]
+)
+def test_the_weights_and_the_history_are_those_of_a_task(
+    ranks: int, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """To the bit, with uneven shards, accumulation, clipping and warm-up,
+    and a validation inside the epoch.
+    """
 
     def by_hand(engine: Any) -> Any:
         model, optimizer = make()
-        loop = loop_of(model, optimizer, loader(53), loader(10), run_dir=tmp_path / "a", engine=engine, **settings)
+        loop = loop_of(
+            model,
+            optimizer,
+            loader(53),
+            loader(10),
+            run_dir=tmp_path / "a",
+            engine=engine,
+            **settings,
+        )
         return train(loop, model), loop.history
 
     def by_trainer(engine: Any) -> Any:
@@ -108,7 +133,9 @@ def test_a_run_that_was_stopped_resumes_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_a_batch_may_have_a_weight_of_its_own(tmp_path: Path) -> None:
-    """num_samples weighs the batch in its step: here each batch by its number of rows above a bound."""
+    """num_samples weighs the batch in its step:
+    here each batch by its number of rows above a bound.
+    """
     model, optimizer = make()
     loop = loop_of(model, optimizer, loader(8), run_dir=tmp_path, global_batch_size=8)
     data = next(iter(loader(8, 8)))
@@ -116,7 +143,9 @@ def test_a_batch_may_have_a_weight_of_its_own(tmp_path: Path) -> None:
     with loop:
         for x, y in loop.batches():
             chosen = x[:, 0] > 0
-            loop.backward(functional.mse_loss(model(x)[chosen], y[chosen]), num_samples=chosen.sum())
+            loop.backward(
+                functional.mse_loss(model(x)[chosen], y[chosen]), num_samples=chosen.sum()
+            )
     assert torch.allclose(weights(model), expected, atol=1e-7)
 
 
@@ -124,16 +153,22 @@ def weighted_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Return the gradient of the mean loss over the rows above the bound."""
     chosen = x[:, 0] > 0
     loss = functional.mse_loss(model(x)[chosen], y[chosen])
-    return torch.cat([grad.reshape(-1).double() for grad in torch.autograd.grad(loss, list(model.parameters()))])
+    return torch.cat(
+        [grad.reshape(-1).double() for grad in torch.autograd.grad(loss, list(model.parameters()))]
+    )
 
 
 def test_several_modules_and_a_scheduler(tmp_path: Path) -> None:
     """A dict of modules is saved under its names; the scheduler is stepped after each epoch."""
     models = {"body": nn.Linear(3, 4), "head": nn.Linear(4, 1)}
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models.values()]
-    schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5) for optimizer in optimizers]
+    schedulers = [
+        torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5) for optimizer in optimizers
+    ]
     settings = {"max_epochs": 3, "enable_checkpointing": True}
-    with loop_of(models, optimizers, loader(8), lr_scheduler=schedulers, run_dir=tmp_path, **settings) as loop:
+    with loop_of(
+        models, optimizers, loader(8), lr_scheduler=schedulers, run_dir=tmp_path, **settings
+    ) as loop:
         for _ in loop.epochs():
             for x, y in loop.batches():
                 loop.backward(functional.mse_loss(models["head"](models["body"](x)), y))
@@ -146,11 +181,15 @@ def test_values_between_batches_reach_the_loggers_as_they_are(tmp_path: Path) ->
     seen: list[dict[str, float]] = []
 
     class Listener(Callback):
-        def on_metrics(self, trainer: RunView, task: Any, metrics: dict[str, float], step: int) -> None:
+        def on_metrics(
+            self, trainer: RunView, task: Any, metrics: dict[str, float], step: int
+        ) -> None:
             seen.append(metrics)
 
     model, optimizer = make()
-    with loop_of(model, optimizer, loader(8), run_dir=tmp_path, max_epochs=2, callbacks=[Listener()]) as loop:
+    with loop_of(
+        model, optimizer, loader(8), run_dir=tmp_path, max_epochs=2, callbacks=[Listener()]
+    ) as loop:
         for epoch in loop.epochs():
             for x, y in loop.batches():
                 loop.backward(functional.mse_loss(model(x), y))
@@ -162,7 +201,9 @@ def test_several_validation_loaders_are_told_apart(tmp_path: Path) -> None:
     """By number, and in the names of logged values."""
     model, optimizer = make()
     seen: list[int] = []
-    with loop_of(model, optimizer, loader(8), {"near": loader(4), "far": loader(8)}, run_dir=tmp_path) as loop:
+    with loop_of(
+        model, optimizer, loader(8), {"near": loader(4), "far": loader(8)}, run_dir=tmp_path
+    ) as loop:
         for _ in loop.epochs():
             for x, _ in loop.batches():
                 loop.backward(model(x).mean())
@@ -174,7 +215,9 @@ def test_several_validation_loaders_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_lost_worker_costs_no_sample(tmp_path: Path) -> None:
-    """The others' loops go on with the batches of the step taken again; the weights are those of an undisturbed run."""
+    """The others' loops go on with the batches of the step taken again;
+    the weights are those of an undisturbed run.
+    """
     lock, book = threading.Lock(), dict[int, list[tuple[int, list[int]]]]()
 
     def run(workers: str, killed_at: int | None) -> Tensor:
@@ -185,7 +228,13 @@ def test_a_lost_worker_costs_no_sample(tmp_path: Path) -> None:
             data = DataLoader(Numbered(50), batch_size=4, shuffle=True)
             folder = tmp_path / f"{workers}{killed_at}"
             loop = loop_of(
-                model, optimizer, data, run_dir=folder, engine=engine, max_epochs=2, callbacks=[Elastic(commit_every_n_steps=2)]
+                model,
+                optimizer,
+                data,
+                run_dir=folder,
+                engine=engine,
+                max_epochs=2,
+                callbacks=[Elastic(commit_every_n_steps=2)],
             )
             with loop:
                 for _ in loop.epochs():
@@ -194,7 +243,9 @@ def test_a_lost_worker_costs_no_sample(tmp_path: Path) -> None:
                         if (engine.worker, step) == ("b", killed_at):
                             raise Killed
                         with lock:
-                            book.setdefault(step, []).append((len(engine.job.sizes), numbers.tolist()))
+                            book.setdefault(step, []).append(
+                                (len(engine.job.sizes), numbers.tolist())
+                            )
                         loop.backward(functional.mse_loss(model(x), y))
                         loop.log("train/loss", 0.0)
             ends.append(weights(model))
@@ -302,7 +353,9 @@ def test_a_loop_that_is_written_wrongly(name: str, tmp_path: Path) -> None:
 
     with (
         pytest.raises(TaskError, match=message),
-        loop_of(model, optimizer, loader(8), loader(4), run_dir=tmp_path, callbacks=[Ends()]) as loop,
+        loop_of(
+            model, optimizer, loader(8), loader(4), run_dir=tmp_path, callbacks=[Ends()]
+        ) as loop,
     ):
         function(loop, model, optimizer)
     assert ended == ["fit"]
@@ -314,7 +367,14 @@ def test_an_error_in_the_body_is_raised_as_it_is(tmp_path: Path) -> None:
     checkpoint = ModelCheckpoint(save_on_exception=True)
     with (
         pytest.raises(ZeroDivisionError) as error,
-        loop_of(model, optimizer, loader(8), run_dir=tmp_path, callbacks=[checkpoint], enable_checkpointing=True) as loop,
+        loop_of(
+            model,
+            optimizer,
+            loader(8),
+            run_dir=tmp_path,
+            callbacks=[checkpoint],
+            enable_checkpointing=True,
+        ) as loop,
     ):
         for x, _ in loop.batches():
             loop.backward(model(x).mean())
@@ -324,7 +384,9 @@ def test_an_error_in_the_body_is_raised_as_it_is(tmp_path: Path) -> None:
     assert list((tmp_path / "checkpoints").glob("*-exception"))
 
 
-def test_a_loop_that_is_left_says_that_nothing_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loop_that_is_left_says_that_nothing_was_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A `break` out of all loops ends the fit without an error."""
     model, optimizer = make()
     with loop_of(model, optimizer, loader(8), run_dir=tmp_path) as loop:
@@ -332,13 +394,15 @@ def test_a_loop_that_is_left_says_that_nothing_was_saved(tmp_path: Path, capsys:
             loop.backward(model(x).mean())
             break
     assert (
-        "The loop was left at step 1, and nothing was saved there. To end with a checkpoint, call loop.stop()."
-        in capsys.readouterr().out
+        "The loop was left at step 1, and nothing was saved there. To end with a checkpoint, call"
+        " loop.stop()." in capsys.readouterr().out
     )
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
-    """A Task has a loop already; a forward pass in a user's loop cannot be repeated; an unknown setting is the Trainer's."""
+    """A Task has a loop already; a forward pass in a user's loop cannot be repeated;
+    an unknown setting is the Trainer's.
+    """
     model, optimizer = make()
     with pytest.raises(ConfigError, match=r"Pass it to Trainer.fit"):
         trainkit.Loop(Line(), optimizer, loader(8))

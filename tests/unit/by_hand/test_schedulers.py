@@ -22,11 +22,18 @@ Make = Callable[[Any], Any]
 ROWS, BATCH = 24, 4
 
 BY_STEP: dict[str, Make] = {
-    "from zero": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 8)),
+    "from zero": lambda optimizer: lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, step / 8)
+    ),
     "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
     "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=13),
     "in a sequence": lambda optimizer: lr_scheduler.SequentialLR(
-        optimizer, [lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 4), lr_scheduler.CosineAnnealingLR(optimizer, 9)], [4]
+        optimizer,
+        [
+            lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 4),
+            lr_scheduler.CosineAnnealingLR(optimizer, 9),
+        ],
+        [4],
     ),
 }
 
@@ -47,7 +54,9 @@ def plain(make_scheduler: Make, lr: float = 0.1) -> tuple[Any, list[float]]:
     return weights(model), rates
 
 
-def in_a_loop(folder: Path, make_scheduler: Make, stop_at: int = -1, **settings: Any) -> tuple[Any, list[float]]:
+def in_a_loop(
+    folder: Path, make_scheduler: Make, stop_at: int = -1, **settings: Any
+) -> tuple[Any, list[float]]:
     """Train in a Loop, the scheduler stepped after backward, where `optimizer.step()` was."""
     model, optimizer = make()
     scheduler, rates = make_scheduler(optimizer), []
@@ -69,7 +78,8 @@ def test_the_rates_and_the_weights_are_the_plain_loops(name: str, tmp_path: Path
     expected, rates = plain(BY_STEP[name])
     trained, used = in_a_loop(tmp_path, BY_STEP[name])
     assert used == rates
-    assert torch.allclose(trained, expected, rtol=0, atol=1e-6)  # float32, by torch's fused implementation
+    # float32, by torch's fused implementation
+    assert torch.allclose(trained, expected, rtol=0, atol=1e-6)
 
 
 def test_a_scheduler_of_epochs_holds(tmp_path: Path) -> None:
@@ -89,15 +99,23 @@ def test_a_scheduler_of_epochs_holds(tmp_path: Path) -> None:
 def test_it_resumes_where_it_was(name: str, tmp_path: Path) -> None:
     """A checkpoint has the schedulers of the loop, as it has those of a Task."""
     settings: dict[str, Any] = {"enable_checkpointing": True, "ckpt_path": "auto"}
-    whole, rates = in_a_loop(tmp_path / "whole", BY_STEP[name], callbacks=[ModelCheckpoint()], **settings)
-    _, first = in_a_loop(tmp_path / "parts", BY_STEP[name], 5, callbacks=[ModelCheckpoint()], **settings)
-    parts, rest = in_a_loop(tmp_path / "parts", BY_STEP[name], callbacks=[ModelCheckpoint()], **settings)
+    whole, rates = in_a_loop(
+        tmp_path / "whole", BY_STEP[name], callbacks=[ModelCheckpoint()], **settings
+    )
+    _, first = in_a_loop(
+        tmp_path / "parts", BY_STEP[name], 5, callbacks=[ModelCheckpoint()], **settings
+    )
+    parts, rest = in_a_loop(
+        tmp_path / "parts", BY_STEP[name], callbacks=[ModelCheckpoint()], **settings
+    )
     assert len(first) == 5 and first + rest == rates
     assert torch.equal(parts, whole)
 
 
 def test_its_rates_are_scaled_for_several_ranks(tmp_path: Path) -> None:
-    """At 2 ranks the whole schedule is twice as high, as one that the Trainer steps; the user's script stays as it is."""
+    """At 2 ranks the whole schedule is twice as high, as one that the Trainer steps;
+    the user's script stays as it is.
+    """
     _, rates = plain(BY_STEP["from zero"], lr=0.2)
 
     def work(engine: Any) -> list[float]:
@@ -108,7 +126,9 @@ def test_its_rates_are_scaled_for_several_ranks(tmp_path: Path) -> None:
         assert len(used) == ROWS // BATCH
 
 
-def test_a_rate_set_by_hand_holds_and_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rate_set_by_hand_holds_and_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is what the user wrote, on any number of ranks and in warm-up: no factor, and one line."""
     model, optimizer = make()
     with loop_of(model, optimizer, loader(ROWS), run_dir=tmp_path, lr_warmup_steps=4) as loop:
@@ -121,7 +141,11 @@ def test_a_rate_set_by_hand_holds_and_is_said(tmp_path: Path, capsys: pytest.Cap
     assert rates == [pytest.approx(0.025), pytest.approx(0.05), *[0.03] * 4]
     said = capsys.readouterr().out
     assert (
-        said.count("The learning rate of group 0 was set to 0.03 by your own code, and holds as it is: without warm-up.") == 1
+        said.count(
+            "The learning rate of group 0 was set to 0.03 by your own code, and holds as it is:"
+            " without warm-up."
+        )
+        == 1
     )
 
 

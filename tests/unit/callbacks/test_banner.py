@@ -14,7 +14,11 @@ from trainkit.engine.simulated import SimulatedEngine
 
 
 def banner(
-    tmp_path: Path, capsys: Any, task: Line | None = None, ckpt_path: str | None = None, **settings: Any
+    tmp_path: Path,
+    capsys: Any,
+    task: Line | None = None,
+    ckpt_path: str | None = None,
+    **settings: Any,
 ) -> dict[str, str]:
     """Return the banner's rows of a fit."""
     trainer = quiet(tmp_path, enable_model_summary=True, enable_checkpointing=True, **settings)
@@ -23,10 +27,14 @@ def banner(
     return {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in lines}
 
 
-def test_the_banner_tells_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_banner_tells_the_arithmetic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Engine, model, batch, rate, length and files have one line each."""
     rows = banner(tmp_path, capsys, max_epochs=2, accumulate_grad_batches=2)
-    assert rows.pop("engine").startswith("single, 1 rank, cpu with 1 thread a rank, precision 32-true")
+    assert rows.pop("engine").startswith(
+        "single, 1 rank, cpu with 1 thread a rank, precision 32-true"
+    )
     assert rows == {
         "model": "Line, 4 parameters",
         "optimizer": "fused SGD",
@@ -39,10 +47,15 @@ def test_the_banner_tells_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_one_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Counts of 1 are singular: not "1 epochs of 1 steps"."""
-    assert banner(tmp_path, capsys, max_epochs=1, limit_train_batches=1)["run"] == "1 epoch of 1 step, 1 step in all"
+    assert (
+        banner(tmp_path, capsys, max_epochs=1, limit_train_batches=1)["run"]
+        == "1 epoch of 1 step, 1 step in all"
+    )
 
 
-def test_the_banner_tells_where_a_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_banner_tells_where_a_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A resumed run names its checkpoint, epoch and step."""
     banner(tmp_path, capsys, max_steps=8)
     rows = banner(tmp_path, capsys, max_steps=9, ckpt_path="last")
@@ -50,14 +63,18 @@ def test_the_banner_tells_where_a_run_goes_on(tmp_path: Path, capsys: pytest.Cap
     assert rows["run"] == "9 steps in all"
 
 
-def test_frozen_parameters_are_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_frozen_parameters_are_counted_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The model's line has trained and frozen parameters."""
     task = Line()
     task.model.bias.requires_grad_(False)
     assert banner(tmp_path, capsys, task)["model"] == "Line, 3 parameters and 1 frozen"
 
 
-def test_rates_are_those_that_the_user_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rates_are_those_that_the_user_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The banner prints the user's rate, also if a schedule has changed it already."""
 
     class Warm(Line):
@@ -73,14 +90,20 @@ def test_what_changes_the_sum_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     """Engine options that change the computed or sent values are on the first line."""
     engine = SimulatedEngine("ddp", 1, 1)
     engine.shown_options = changed(compression="fp16", op="sum", gradient_predivide_factor=1.0)
-    assert banner(tmp_path / "told", capsys, engine=engine)["engine"].endswith(", compression fp16, op sum")
+    assert banner(tmp_path / "told", capsys, engine=engine)["engine"].endswith(
+        ", compression fp16, op sum"
+    )
     assert banner(tmp_path, capsys)["engine"].endswith("precision 32-true")
 
 
-def test_a_warmup_longer_than_the_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warmup_longer_than_the_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The banner says how far the rate gets; nothing is said of a warm-up that ends in time."""
     said = banner(tmp_path / "long", capsys, max_steps=4, lr_warmup_steps=10)["warm-up"]
-    assert said.startswith("10 steps are longer than the run of 4 steps: warm-up ends at 0.04 and never reaches 0.1.")
+    assert said.startswith(
+        "10 steps are longer than the run of 4 steps: warm-up ends at 0.04 and never reaches 0.1."
+    )
     assert "warm-up" not in banner(tmp_path / "equal", capsys, max_steps=4, lr_warmup_steps=4)
     assert "warm-up" not in banner(tmp_path / "none", capsys, max_steps=4)
 
@@ -115,7 +138,11 @@ class Scheduled(Line):
     [
         (2, {}, "CosineAnnealingLR has T_max=2: after 2 epochs of 3 the rate rises again"),
         (3, {}, None),
-        (17, {"interval": "step"}, "CosineAnnealingLR has T_max=17: after 17 steps of 18 the rate rises again"),
+        (
+            17,
+            {"interval": "step"},
+            "CosineAnnealingLR has T_max=17: after 17 steps of 18 the rate rises again",
+        ),
         (9, {"interval": "step", "frequency": 2}, None),
     ],
 )
@@ -123,17 +150,32 @@ def test_a_cosine_that_is_shorter_than_the_run_is_said(
     length: int, options: Any, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As after a resume with more epochs, where T_max is a number of its own."""
-    assert banner(tmp_path, capsys, Scheduled(length, **options), max_epochs=3).get("schedule") == said
+    assert (
+        banner(tmp_path, capsys, Scheduled(length, **options), max_epochs=3).get("schedule") == said
+    )
 
 
-def test_what_counts_steps_and_what_is_left_out_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_counts_steps_and_what_is_left_out_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Where Lightning counts batches, and where drop_last leaves out more than part of a batch."""
-    rows = banner(tmp_path, capsys, Scheduled(17, interval="step"), max_epochs=3, accumulate_grad_batches=2)
+    rows = banner(
+        tmp_path, capsys, Scheduled(17, interval="step"), max_epochs=3, accumulate_grad_batches=2
+    )
     assert rows["counted"] == "schedulers by steps, each of 2 batches of a rank"
-    trainer = quiet(tmp_path, enable_model_summary=True, max_epochs=1, accumulate_grad_batches=3, val_check_interval=1)
+    trainer = quiet(
+        tmp_path,
+        enable_model_summary=True,
+        max_epochs=1,
+        accumulate_grad_batches=3,
+        val_check_interval=1,
+    )
     trainer.fit(Line(), loader(23, drop_last=True), loader(4))
     out = capsys.readouterr().out
     assert "; drop_last=True leaves out 11 of 23 samples of an epoch" in out
     assert "val_check_interval by steps, each of 3 batches of a rank" in out
     trainer.fit(Line(), loader(23))
-    assert "This Trainer has run a fit before; this one is a new run, from epoch 0 and step 0." in capsys.readouterr().out
+    assert (
+        "This Trainer has run a fit before; this one is a new run, from epoch 0 and step 0."
+        in capsys.readouterr().out
+    )

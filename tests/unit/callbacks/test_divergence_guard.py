@@ -1,4 +1,6 @@
-"""DivergenceGuard: hashes show every change; per-rank state is ignored. Several ranks: tests/parallel."""
+"""DivergenceGuard: hashes show every change; per-rank state is ignored.
+Several ranks: tests/parallel.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,14 @@ from trainkit.callbacks.divergence_guard import _difference, _tensors, hash_of
 from trainkit.errors import ConfigError, TrainkitError
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+)
 @pytest.mark.parametrize("count", [1, 3, 8, 37])
 def test_a_hash_shows_every_change(dtype: torch.dtype, count: int) -> None:
-    """A change of any one element, and a swap of two, change the hash; another layout of the same values does not."""
+    """A change of any one element, and a swap of two, change the hash;
+    another layout of the same values does not.
+    """
     values = (torch.arange(count) % 2 + torch.arange(count) // 3).to(dtype)
     seen = {tuple(hash_of(values).tolist())}
     for i in range(count):
@@ -82,7 +88,10 @@ def test_the_odd_ranks_are_named(hashes: list[Any], told: str | None) -> None:
 
 def test_bad_arguments() -> None:
     """every_n_steps is at least 1, and there are three actions."""
-    with pytest.raises(ConfigError, match=r"divergence_guard\.every_n_steps is 0; it must be a whole number, 1 or more"):
+    with pytest.raises(
+        ConfigError,
+        match=r"divergence_guard\.every_n_steps is 0; it must be a whole number, 1 or more",
+    ):
         DivergenceGuard(every_n_steps=0)
     with pytest.raises(ConfigError, match=r"action is 'fix'; it must be one of 'stop', 'repair'"):
         DivergenceGuard(action="fix")  # type: ignore[arg-type]
@@ -99,7 +108,9 @@ class Drift(Callback):
 
 
 def test_a_repair_reaches_the_averages(tmp_path: Path) -> None:
-    """What EMA averaged of a damaged rank is repaired with the weights: all ranks end with the same model."""
+    """What EMA averaged of a damaged rank is repaired with the weights:
+    all ranks end with the same model.
+    """
 
     def work(engine: ThreadEngine) -> torch.Tensor:
         callbacks = [Drift(), EMA(decay=0.5), DivergenceGuard(every_n_steps=1, action="repair")]
@@ -111,7 +122,9 @@ def test_a_repair_reaches_the_averages(tmp_path: Path) -> None:
     assert torch.equal(first, second)
 
 
-def test_a_difference_is_reported_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_difference_is_reported_by_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without a callback of one's own: once, at the next validation, and training continues."""
 
     def work(engine: ThreadEngine) -> tuple[int, list[DivergenceGuard]]:
@@ -130,9 +143,15 @@ def test_a_difference_is_reported_by_default(tmp_path: Path, capsys: pytest.Capt
 def test_equal_ranks_are_not_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The default comparison says nothing of them; a guard of one's own takes its place."""
     own = DivergenceGuard(every_n_steps=5)
-    World(2).run(lambda engine: quiet(tmp_path, engine=engine, max_epochs=2).fit(Line(), loader(24), loader(8)))
+    World(2).run(
+        lambda engine: quiet(tmp_path, engine=engine, max_epochs=2).fit(
+            Line(), loader(24), loader(8)
+        )
+    )
     assert "same model" not in capsys.readouterr().out
-    assert [c for c in quiet(tmp_path, callbacks=[own]).callbacks if isinstance(c, DivergenceGuard)] == [own]
+    assert [
+        c for c in quiet(tmp_path, callbacks=[own]).callbacks if isinstance(c, DivergenceGuard)
+    ] == [own]
 
 
 class Table(Line):

@@ -29,7 +29,9 @@ class Scored(Line):
         self.log("val/score", self.score)
 
 
-def run(tmp_path: Path, stopping: EarlyStopping, scores: list[float], **settings: Any) -> tuple[int, str | None]:
+def run(
+    tmp_path: Path, stopping: EarlyStopping, scores: list[float], **settings: Any
+) -> tuple[int, str | None]:
     """Train with these scores; return the number of epochs and the stop reason."""
     trainer = quiet(tmp_path, max_epochs=20, num_sanity_val_steps=0, callbacks=stopping, **settings)
     trainer.fit(Scored(scores), loader(4), loader(4))
@@ -46,7 +48,9 @@ def run(tmp_path: Path, stopping: EarlyStopping, scores: list[float], **settings
         ({"patience": 2, "min_delta": 1.0}, [5, 3.9, 3.5, 2.8, 2.7, 2.6, 0], 6, "2.8"),
     ],
 )
-def test_a_run_ends_after_its_patience(tmp_path: Path, settings: Any, scores: Any, epochs: int, best: str) -> None:
+def test_a_run_ends_after_its_patience(
+    tmp_path: Path, settings: Any, scores: Any, epochs: int, best: str
+) -> None:
     """The run ends after `patience` epochs without an improvement of more than `min_delta`."""
     trained, reason = run(tmp_path, EarlyStopping("val/score", **settings), scores)
     assert trained == epochs
@@ -75,14 +79,20 @@ def test_not_finite_values_can_be_let_pass(tmp_path: Path) -> None:
 
 def test_epochs_without_validation_do_not_count(tmp_path: Path) -> None:
     """If only some epochs are validated, only those count, from the first on."""
-    epochs, _ = run(tmp_path, EarlyStopping("val/score", patience=2), [3.0, 4.0, 5.0], check_val_every_n_epoch=3)
+    epochs, _ = run(
+        tmp_path, EarlyStopping("val/score", patience=2), [3.0, 4.0, 5.0], check_val_every_n_epoch=3
+    )
     assert epochs == 9
 
 
 def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
     """A value that is never logged is an error with the logged names."""
     with pytest.raises(
-        ConfigError, match=r"EarlyStopping\.monitor is .*, which was not logged for an epoch; there are val/score\."
+        ConfigError,
+        match=(
+            r"EarlyStopping\.monitor is .*, which was not logged for an epoch; there are"
+            r" val/score\."
+        ),
     ):
         run(tmp_path, EarlyStopping("val/los"), [1.0])
 
@@ -100,20 +110,34 @@ def test_training_values_can_be_monitored(tmp_path: Path) -> None:
     assert trainer.current_epoch == 3
 
 
-@pytest.mark.parametrize(("mode", "scores"), [("min", [5.0, 9.0, 10.1]), ("max", [5.0, 1.0, -10.1])])
-def test_a_value_that_is_too_bad_ends_the_run(tmp_path: Path, mode: Any, scores: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("mode", "scores"), [("min", [5.0, 9.0, 10.1]), ("max", [5.0, 1.0, -10.1])]
+)
+def test_a_value_that_is_too_bad_ends_the_run(
+    tmp_path: Path, mode: Any, scores: list[float]
+) -> None:
     """The run ends once the value is worse than the threshold, and not at the threshold."""
     limit = 10.0 if mode == "min" else -10.0
     stopping = EarlyStopping("val/score", mode=mode, divergence_threshold=limit, patience=9)
-    assert run(tmp_path, stopping, [limit, *scores]) == (4, f"val/score = {scores[-1]:g} is worse than {limit:g}")
+    assert run(tmp_path, stopping, [limit, *scores]) == (
+        4,
+        f"val/score = {scores[-1]:g} is worse than {limit:g}",
+    )
 
 
 def test_each_validation_can_count(tmp_path: Path) -> None:
-    """With check_on_train_epoch_end=false validations within an epoch count, and the run ends after one."""
+    """With check_on_train_epoch_end=false validations within an epoch count,
+    and the run ends after one.
+    """
     stopping = EarlyStopping("val/score", patience=2, check_on_train_epoch_end=False)
-    trainer = quiet(tmp_path, max_epochs=9, callbacks=stopping, val_check_interval=2, num_sanity_val_steps=1)
+    trainer = quiet(
+        tmp_path, max_epochs=9, callbacks=stopping, val_check_interval=2, num_sanity_val_steps=1
+    )
     trainer.fit(Scored([0.0, 5.0, 4.0, 4.0, 4.0, 1.0]), loader(24), loader(4))
-    assert (trainer.global_step, trainer.state.stop_reason) == (8, "val/score has not improved on 4 for 2 validations")
+    assert (trainer.global_step, trainer.state.stop_reason) == (
+        8,
+        "val/score has not improved on 4 for 2 validations",
+    )
 
 
 def test_a_value_that_is_not_logged_can_be_waited_for(tmp_path: Path) -> None:
@@ -142,5 +166,7 @@ def test_a_second_fit_stops_early_by_itself(tmp_path: Path) -> None:
 
 def test_a_monitored_step_value_is_told_apart(tmp_path: Path) -> None:
     """It was logged, but for steps alone."""
-    with pytest.raises(ConfigError, match=r"'train/loss', which was not logged for an epoch; .*on_epoch=True"):
+    with pytest.raises(
+        ConfigError, match=r"'train/loss', which was not logged for an epoch; .*on_epoch=True"
+    ):
         quiet(tmp_path, callbacks=EarlyStopping("train/loss")).fit(Line(), loader(8))

@@ -1,4 +1,6 @@
-"""Freezing and thawing: which parameters are trained when, batch norm, the backbone's rates, and resuming."""
+"""Freezing and thawing: which parameters are trained when, batch norm,
+the backbone's rates, and resuming.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,17 @@ class Parts(Line):
         return self.head(self.model(self.backbone(x)))
 
     def configure_optimizers(self) -> Any:
-        """Return SGD over groups of the backbone and of the head, with momentum and a rate that falls each step."""
+        """Return SGD over groups of the backbone and of the head,
+        with momentum and a rate that falls each step.
+        """
         groups = decay_groups(self.backbone) + decay_groups(self.head)
         optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01)
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step"}]
+        return [optimizer], [
+            {
+                "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+                "interval": "step",
+            }
+        ]
 
 
 class Watch(Callback):
@@ -63,9 +72,15 @@ STATISTICS = {"backbone.1.running_mean", "backbone.1.running_var", "backbone.1.n
 HEAD = {"head.weight", "head.bias"}
 
 
-@pytest.mark.parametrize(("train_bn", "frozen"), [(True, LINEAR), (False, LINEAR | NORM | STATISTICS)])
-def test_the_backbone_is_trained_from_its_epoch_on(tmp_path: Path, train_bn: bool, frozen: set[str]) -> None:
-    """Before its epoch the backbone keeps every bit, under momentum and weight decay; with train_bn its norms are trained."""
+@pytest.mark.parametrize(
+    ("train_bn", "frozen"), [(True, LINEAR), (False, LINEAR | NORM | STATISTICS)]
+)
+def test_the_backbone_is_trained_from_its_epoch_on(
+    tmp_path: Path, train_bn: bool, frozen: set[str]
+) -> None:
+    """Before its epoch the backbone keeps every bit, under momentum and weight decay;
+    with train_bn its norms are trained.
+    """
     watch = Watch()
     callbacks = [BackboneFinetuning(2, train_bn=train_bn), watch]
     quiet(tmp_path, max_epochs=4, callbacks=callbacks).fit(Parts(), loader(24), loader(4))
@@ -87,7 +102,9 @@ def test_a_frozen_backbone_is_as_one_without_gradients(tmp_path: Path) -> None:
 
 
 def test_the_backbones_rate_grows_to_its_groups(tmp_path: Path) -> None:
-    """From its epoch on the backbone has the given share of its groups' rate, doubled each epoch up to all of it."""
+    """From its epoch on the backbone has the given share of its groups' rate,
+    doubled each epoch up to all of it.
+    """
     watch = Watch()
     callbacks = [BackboneFinetuning(1, backbone_initial_ratio_lr=0.3), watch]
     quiet(tmp_path, max_epochs=4, callbacks=callbacks).fit(Parts(), loader(24))
@@ -99,14 +116,20 @@ def test_the_backbones_rate_grows_to_its_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop_at", [3, 6, 9, 12, 14])
 @pytest.mark.parametrize("train_bn", [True, False])
 def test_going_on_changes_no_bit(tmp_path: Path, stop_at: int, train_bn: bool) -> None:
-    """Stopped before, at and after the thaw, the run ends with the bits of the run that never stopped."""
+    """Stopped before, at and after the thaw,
+    the run ends with the bits of the run that never stopped.
+    """
     ends = []
     for name, steps in (("whole", [20]), ("parts", [stop_at, 20])):
         lrs: list[float] = []
         for steps_now in steps:
             task, recorder = Parts(), Recorder()
             finetuning = BackboneFinetuning(2, train_bn=train_bn, backbone_initial_ratio_lr=0.1)
-            trainer = quiet(tmp_path / name, max_steps=steps_now, callbacks=[finetuning, recorder, ModelCheckpoint()])
+            trainer = quiet(
+                tmp_path / name,
+                max_steps=steps_now,
+                callbacks=[finetuning, recorder, ModelCheckpoint()],
+            )
             ckpt_path = "last" if len(steps) > 1 and steps_now == 20 else None
             trainer.fit(task, loader(24, shuffle=True), loader(5), ckpt_path=ckpt_path)
             lrs += recorder.lrs
@@ -137,7 +160,9 @@ class Stages(BaseFinetuning):
 
 
 def test_ones_own_schedule(tmp_path: Path) -> None:
-    """freeze and make_trainable in finetune_function set the trained parts of each epoch; norms stay frozen until thawed."""
+    """freeze and make_trainable in finetune_function set the trained parts of each epoch;
+    norms stay frozen until thawed.
+    """
     watch, stages = Watch(), Stages()
     quiet(tmp_path, max_epochs=3, callbacks=[stages, watch]).fit(Parts(), loader(24))
     assert stages.called == [0, 1, 2]
@@ -145,19 +170,29 @@ def test_ones_own_schedule(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_is_told_of_the_epochs_before(tmp_path: Path) -> None:
-    """finetune_function is called for the epochs before the restart, too, so that its effects persist."""
+    """finetune_function is called for the epochs before the restart, too,
+    so that its effects persist.
+    """
     for epochs, ckpt_path in ((3, None), (4, "last")):
         watch, stages = Watch(), Stages()
-        settings: dict[str, Any] = {"max_epochs": epochs, "callbacks": [stages, watch], "enable_checkpointing": True}
+        settings: dict[str, Any] = {
+            "max_epochs": epochs,
+            "callbacks": [stages, watch],
+            "enable_checkpointing": True,
+        }
         quiet(tmp_path, **settings).fit(Parts(), loader(24), ckpt_path=ckpt_path)
     assert stages.called == [0, 1, 2, 3]
     assert watch.changed == [LINEAR]
 
 
 @pytest.mark.parametrize("epochs", [2, 9])
-def test_it_says_what_is_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int) -> None:
+def test_it_says_what_is_frozen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int
+) -> None:
     """A line says what is not trained, and until when."""
-    quiet(tmp_path, max_epochs=3, callbacks=BackboneFinetuning(epochs, ["backbone.0", "head"])).fit(Parts(), loader(8))
+    quiet(tmp_path, max_epochs=3, callbacks=BackboneFinetuning(epochs, ["backbone.0", "head"])).fit(
+        Parts(), loader(8)
+    )
     until = "in all 3 epochs" if epochs == 9 else "before epoch 3"
     assert f"Finetuning: backbone.0, head not trained {until}." in capsys.readouterr().out
 
@@ -167,11 +202,17 @@ def test_it_says_what_is_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (
             "bakbone",
-            r"'bakbone', which is no module of Parts\. Did you mean 'backbone'\?.* In Parts there are .*backbone, head",
+            (
+                r"'bakbone', which is no module of Parts\. Did you mean 'backbone'\?.* In Parts"
+                r" there are .*backbone, head"
+            ),
         ),
         (
             "backbone.3",
-            r"'backbone\.3', which is no module.* In Parts\.backbone there are backbone\.0, backbone\.1, backbone\.2",
+            (
+                r"'backbone\.3', which is no module.* In Parts\.backbone there are backbone\.0,"
+                r" backbone\.1, backbone\.2"
+            ),
         ),
         ("", "'', which is no module"),
     ],
@@ -193,7 +234,10 @@ class Filters(Parts):
 @pytest.mark.parametrize("callback", [BackboneFinetuning(1), Stages()])
 def test_a_thaw_that_no_optimizer_would_see_is_refused(tmp_path: Path, callback: Any) -> None:
     """A parameter that would be thawed and never trained is an error that names it."""
-    with pytest.raises(TaskError, match=r"backbone\.0\.weight( and 2 more)? would be trained after a thaw, but no optimizer"):
+    with pytest.raises(
+        TaskError,
+        match=r"backbone\.0\.weight( and 2 more)? would be trained after a thaw, but no optimizer",
+    ):
         quiet(tmp_path, max_epochs=2, callbacks=callback).fit(Filters(), loader(8))
 
 
@@ -205,10 +249,15 @@ def test_a_rate_of_its_own_needs_groups_of_its_own(tmp_path: Path) -> None:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     with pytest.raises(TaskError, match=r"a group holds 3 of its parameters and 2 others"):
-        quiet(tmp_path, callbacks=BackboneFinetuning(0, backbone_initial_ratio_lr=0.1)).fit(Together(), loader(8))
+        quiet(tmp_path, callbacks=BackboneFinetuning(0, backbone_initial_ratio_lr=0.1)).fit(
+            Together(), loader(8)
+        )
 
 
-@pytest.mark.parametrize("settings", [{"unfreeze_backbone_at_epoch": -1}, {"backbone_initial_ratio_lr": 1.5}, {"lr_growth": 0}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"unfreeze_backbone_at_epoch": -1}, {"backbone_initial_ratio_lr": 1.5}, {"lr_growth": 0}],
+)
 def test_bad_settings_are_refused(settings: Any) -> None:
     """An illegal setting is refused by name."""
     with pytest.raises(ConfigError, match=f"BackboneFinetuning.{next(iter(settings))} is"):
@@ -242,15 +291,22 @@ class TwoLayers(Line):
 
     def configure_optimizers(self) -> Any:
         """Return an optimizer of what is trained, under a schedule."""
-        optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(
+            [p for p in self.parameters() if p.requires_grad], lr=0.05, momentum=0.9
+        )
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)]
 
 
 def test_a_group_that_is_added_is_scaled_and_scheduled(tmp_path: Path) -> None:
-    """Its rate is scaled for the ranks, and moved by the schedulers from the next epoch on; all ranks train it alike."""
+    """Its rate is scaled for the ranks, and moved by the schedulers from the next epoch on;
+    all ranks train it alike.
+    """
 
     def work(engine: Any) -> Any:
-        task, trainer = TwoLayers(), quiet(tmp_path, engine=engine, max_epochs=3, callbacks=[Late()])
+        task, trainer = (
+            TwoLayers(),
+            quiet(tmp_path, engine=engine, max_epochs=3, callbacks=[Late()]),
+        )
         trainer.fit(task, loader(16))
         return trainer.run.rates.last(), task.extra.weight.detach().clone()
 
@@ -261,13 +317,21 @@ def test_a_group_that_is_added_is_scaled_and_scheduled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_with_such_a_group_is_resumed(ranks: int, tmp_path: Path) -> None:
-    """A run that stops after the group was added, also inside that epoch, ends as one that did not stop."""
+    """A run that stops after the group was added, also inside that epoch,
+    ends as one that did not stop.
+    """
 
     def train(folder: str, stop: int | None = None, ckpt_path: str | None = None) -> Any:
         def work(engine: Any) -> Any:
             task, callbacks = TwoLayers(), [Late(), ModelCheckpoint(every_n_train_steps=1)]
             limits = {"max_epochs": 4} if stop is None else {"max_epochs": 4, "max_steps": stop}
-            trainer = quiet(tmp_path / folder, engine=engine, callbacks=callbacks, enable_checkpointing=True, **limits)
+            trainer = quiet(
+                tmp_path / folder,
+                engine=engine,
+                callbacks=callbacks,
+                enable_checkpointing=True,
+                **limits,
+            )
             trainer.fit(task, loader(16), ckpt_path=ckpt_path)
             momenta = [state["momentum_buffer"] for state in trainer.optimizers[0].state.values()]
             return trainer.run.rates.last(), [*task.parameters(), *momenta]
@@ -285,7 +349,9 @@ def test_a_run_with_such_a_group_is_resumed(ranks: int, tmp_path: Path) -> None:
 
 
 def test_a_group_of_other_parameters_is_refused(tmp_path: Path) -> None:
-    """The checkpoint of a run that added a layer that this task does not have names the parameter."""
+    """The checkpoint of a run that added a layer that this task
+    does not have names the parameter.
+    """
 
     class Renamed(TwoLayers):
         def __init__(self) -> None:
@@ -296,12 +362,17 @@ def test_a_group_of_other_parameters_is_refused(tmp_path: Path) -> None:
     state = {"added": [{"optimizer": 0, "names": ["extra.weight"], "settings": {"lr": 0.01}}]}
     callback = Late()
     callback._task, callback._added = Renamed(), []
-    with pytest.raises(CheckpointError, match="added extra.weight to an optimizer, and Renamed has no such parameter"):
+    with pytest.raises(
+        CheckpointError,
+        match="added extra.weight to an optimizer, and Renamed has no such parameter",
+    ):
         callback.load_state_dict(state)
 
 
 def test_norms_that_are_not_thawed_need_no_group(tmp_path: Path) -> None:
-    """unfreeze_and_add_param_group(train_bn=False) trains the rest, and leaves the norms frozen, as published scripts do."""
+    """unfreeze_and_add_param_group(train_bn=False) trains the rest, and leaves the norms frozen,
+    as published scripts do.
+    """
 
     class Rest(BaseFinetuning):
         def freeze_before_training(self, task: Any) -> None:

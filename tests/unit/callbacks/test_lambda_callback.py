@@ -13,10 +13,14 @@ from trainkit.errors import ConfigError
 
 
 def test_functions_are_hooks(tmp_path: Path) -> None:
-    """Each function is called with the hook's arguments; hooks that are not given are not in the table."""
+    """Each function is called with the hook's arguments;
+    hooks that are not given are not in the table.
+    """
     seen: list[Any] = []
     callback = trainkit.LambdaCallback(
-        on_train_epoch_end=lambda trainer, task: seen.append((trainer.current_epoch, type(task).__name__)),
+        on_train_epoch_end=lambda trainer, task: seen.append(
+            (trainer.current_epoch, type(task).__name__)
+        ),
         on_train_batch_start=lambda trainer, task, batch, batch_idx: seen.append(batch_idx),
     )
     trainer = quiet(tmp_path, max_epochs=2, callbacks=[callback, trainkit.LambdaCallback()])
@@ -29,7 +33,12 @@ def test_functions_are_hooks(tmp_path: Path) -> None:
 
 def test_a_misspelt_hook_is_named() -> None:
     """An unknown hook, or a value that is no function, is refused."""
-    with pytest.raises(ConfigError, match=r"on_train_epoch_ends is not a setting\. Did you mean 'on_train_epoch_end'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"on_train_epoch_ends is not a setting\. Did you mean 'on_train_epoch_end'",
+    ):
         trainkit.LambdaCallback(on_train_epoch_ends=print)
-    with pytest.raises(ConfigError, match=r"LambdaCallback\.on_train_end is 3; it must be a function"):
+    with pytest.raises(
+        ConfigError, match=r"LambdaCallback\.on_train_end is 3; it must be a function"
+    ):
         trainkit.LambdaCallback(on_train_end=3)  # type: ignore[arg-type]

@@ -34,7 +34,9 @@ class Two(Line):
 def run(tmp_path: Path, task: Any, monitor: LearningRateMonitor, **settings: Any) -> Written:
     """Train; return the logged values."""
     written = Written("lr-", "schedule")
-    quiet(tmp_path, callbacks=[monitor, written], log_every_n_steps=2, **settings).fit(task, loader(16))
+    quiet(tmp_path, callbacks=[monitor, written], log_every_n_steps=2, **settings).fit(
+        task, loader(16)
+    )
     return written
 
 
@@ -45,20 +47,32 @@ def test_one_group_is_named_after_its_optimizer(tmp_path: Path) -> None:
 
 
 def test_warm_up_is_written_by_steps(tmp_path: Path) -> None:
-    """If rates change within an epoch they are logged with the step's values, and are those of its update."""
+    """If rates change within an epoch they are logged with the step's values,
+    and are those of its update.
+    """
     written = run(tmp_path, Line(lr=0.1), LearningRateMonitor(), lr_warmup_steps=4)
-    assert written.rows == [(2, {"lr-SGD": pytest.approx(0.05)}), (4, {"lr-SGD": pytest.approx(0.1)})]
+    assert written.rows == [
+        (2, {"lr-SGD": pytest.approx(0.05)}),
+        (4, {"lr-SGD": pytest.approx(0.1)}),
+    ]
 
 
 def groups(task: Any) -> list[dict[str, Any]]:
     """Return two groups, the second with its own rate."""
-    return [{"params": task.model[0].parameters()}, {"params": task.model[1].parameters(), "lr": 0.5}]
+    return [
+        {"params": task.model[0].parameters()},
+        {"params": task.model[1].parameters(), "lr": 0.5},
+    ]
 
 
 def test_groups_are_numbered_as_lightning_does(tmp_path: Path) -> None:
     """Several groups are pg1, pg2; momentum and weight decay follow the name."""
-    task = Two(lambda task: torch.optim.AdamW(groups(task), lr=0.1, betas=(0.8, 0.9), weight_decay=0.02))
-    written = run(tmp_path, task, LearningRateMonitor("step", log_momentum=True, log_weight_decay=True))
+    task = Two(
+        lambda task: torch.optim.AdamW(groups(task), lr=0.1, betas=(0.8, 0.9), weight_decay=0.02)
+    )
+    written = run(
+        tmp_path, task, LearningRateMonitor("step", log_momentum=True, log_weight_decay=True)
+    )
     names = [f"lr-AdamW/pg{i}{end}" for i in (1, 2) for end in ("", "-momentum", "-weight_decay")]
     assert written.rows[0] == (2, dict(zip(names, [0.1, 0.8, 0.02, 0.5, 0.8, 0.02], strict=True)))
 
@@ -67,10 +81,15 @@ def test_names_of_groups_and_schedules_are_kept(tmp_path: Path) -> None:
     """A group's "name" and that of the lr_scheduler dict appear in the logged name."""
 
     def make(task: Any) -> Any:
-        optimizer = torch.optim.SGD([group | {"name": f"g{i}"} for i, group in enumerate(groups(task))], lr=0.1)
+        optimizer = torch.optim.SGD(
+            [group | {"name": f"g{i}"} for i, group in enumerate(groups(task))], lr=0.1
+        )
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), "name": "schedule"},
+            "lr_scheduler": {
+                "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+                "name": "schedule",
+            },
         }
 
     written = run(tmp_path, Two(make), LearningRateMonitor(), max_epochs=2)
@@ -86,7 +105,9 @@ def test_a_second_optimizer_of_a_class_is_numbered(tmp_path: Path) -> None:
 
 def test_equal_names_are_refused(tmp_path: Path) -> None:
     """Two groups with one name are refused: one would hide the other."""
-    task = Two(lambda task: torch.optim.SGD([group | {"name": "same"} for group in groups(task)], lr=0.1))
+    task = Two(
+        lambda task: torch.optim.SGD([group | {"name": "same"} for group in groups(task)], lr=0.1)
+    )
     with pytest.raises(ConfigError, match="two parameter groups are named 'lr-SGD/same'"):
         run(tmp_path, task, LearningRateMonitor())
 

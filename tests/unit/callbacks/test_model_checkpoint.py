@@ -1,4 +1,6 @@
-"""ModelCheckpoint: when a checkpoint is written, which are kept, and what `last` and `best` point to."""
+"""ModelCheckpoint: when a checkpoint is written, which are kept,
+and what `last` and `best` point to.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Scored(Line):
 def run(tmp_path: Path, keeper: ModelCheckpoint, scores: list[float], **settings: Any) -> Path:
     """Train an epoch of two steps for each score, and return the folder of checkpoints."""
     known: dict[str, Any] = {"max_epochs": len(scores), "num_sanity_val_steps": 0}
-    quiet(tmp_path, callbacks=keeper, **(known | settings)).fit(Scored(scores), loader(8), loader(4))
+    quiet(tmp_path, callbacks=keeper, **(known | settings)).fit(
+        Scored(scores), loader(8), loader(4)
+    )
     return tmp_path / "checkpoints"
 
 
@@ -78,10 +82,17 @@ def test_without_a_monitor_the_newest_is_kept(tmp_path: Path) -> None:
         ("max", 1, ["epoch=2-step=6", "epoch=3-step=8"], "epoch=2-step=6"),
         ("min", 2, ["epoch=0-step=2", "epoch=1-step=4", "epoch=3-step=8"], "epoch=1-step=4"),
         ("max", 2, ["epoch=2-step=6", "epoch=3-step=8"], "epoch=2-step=6"),
-        ("min", -1, ["epoch=0-step=2", "epoch=1-step=4", "epoch=2-step=6", "epoch=3-step=8"], "epoch=1-step=4"),
+        (
+            "min",
+            -1,
+            ["epoch=0-step=2", "epoch=1-step=4", "epoch=2-step=6", "epoch=3-step=8"],
+            "epoch=1-step=4",
+        ),
     ],
 )
-def test_the_best_and_the_last_are_kept(tmp_path: Path, mode: Any, top: int, names: list[str], best: str) -> None:
+def test_the_best_and_the_last_are_kept(
+    tmp_path: Path, mode: Any, top: int, names: list[str], best: str
+) -> None:
     """The best `save_top_k` by the monitored value are kept, and the last one always."""
     keeper = ModelCheckpoint(monitor="val/score", mode=mode, save_top_k=top)
     folder = run(tmp_path, keeper, [3.0, 1.0, 9.0, 5.0])
@@ -112,16 +123,25 @@ def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
         ({"every_n_epochs": None, "every_n_train_steps": 4}, ["epoch=1-step=4", "epoch=3-step=6"]),
         ({"every_n_epochs": None, "every_n_train_steps": 5}, ["epoch=2-step=5", "epoch=3-step=6"]),
         ({"every_n_epochs": 0}, ["epoch=3-step=6"]),
-        ({"every_n_train_steps": 1, "every_n_epochs": 1}, [f"epoch={(s - 1) // 2}-step={s}" for s in range(1, 7)]),
+        (
+            {"every_n_train_steps": 1, "every_n_epochs": 1},
+            [f"epoch={(s - 1) // 2}-step={s}" for s in range(1, 7)],
+        ),
     ],
 )
-def test_checkpoints_come_when_asked_for(tmp_path: Path, every: dict[str, Any], names: list[str]) -> None:
-    """Checkpoints are written each n epochs, each n steps, and at the end of training, each step once."""
+def test_checkpoints_come_when_asked_for(
+    tmp_path: Path, every: dict[str, Any], names: list[str]
+) -> None:
+    """Checkpoints are written each n epochs, each n steps,
+    and at the end of training, each step once.
+    """
     assert kept(run(tmp_path, ModelCheckpoint(save_top_k=-1, **every), [0, 0, 0])) == names
 
 
 def test_a_step_at_an_epochs_end_is_scored_by_its_own_validation(tmp_path: Path) -> None:
-    """Where steps and epochs ask for the same step, its score is that of the validation after it."""
+    """Where steps and epochs ask for the same step,
+    its score is that of the validation after it.
+    """
     keeper = ModelCheckpoint(monitor="val/score", every_n_train_steps=2, every_n_epochs=1)
     folder = run(tmp_path, keeper, [3.0, 1.0, 2.0])
     assert target(folder, "best") == "epoch=1-step=4"
@@ -130,8 +150,12 @@ def test_a_step_at_an_epochs_end_is_scored_by_its_own_validation(tmp_path: Path)
 
 
 def test_before_the_first_validation_a_checkpoint_ranks_last(tmp_path: Path) -> None:
-    """A checkpoint inside the first epoch has no score yet; it is written, and any scored one is better."""
-    keeper = ModelCheckpoint(monitor="val/score", every_n_train_steps=1, every_n_epochs=1, save_top_k=2)
+    """A checkpoint inside the first epoch has no score yet;
+    it is written, and any scored one is better.
+    """
+    keeper = ModelCheckpoint(
+        monitor="val/score", every_n_train_steps=1, every_n_epochs=1, save_top_k=2
+    )
     folder = run(tmp_path, keeper, [7.0, 8.0])
     assert target(folder, "best") == "epoch=0-step=2"
 
@@ -139,16 +163,27 @@ def test_before_the_first_validation_a_checkpoint_ranks_last(tmp_path: Path) -> 
 def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
     """A value that nobody logs is an error that lists those that there are."""
     with pytest.raises(
-        ConfigError, match=r"ModelCheckpoint\.monitor is .*, which was not logged for an epoch; there are val/score\."
+        ConfigError,
+        match=(
+            r"ModelCheckpoint\.monitor is .*, which was not logged for an epoch; there are"
+            r" val/score\."
+        ),
     ):
         run(tmp_path, ModelCheckpoint(monitor="val/los"), [1.0])
 
 
 def test_names_hold_logged_values(tmp_path: Path) -> None:
     """Names of logged values are filled in, with "/" as "_"; unknown ones are refused."""
-    folder = run(tmp_path, ModelCheckpoint(filename="e{epoch:02d}-{val_score:.1f}", auto_insert_metric_name=False), [1.25])
+    folder = run(
+        tmp_path,
+        ModelCheckpoint(filename="e{epoch:02d}-{val_score:.1f}", auto_insert_metric_name=False),
+        [1.25],
+    )
     assert kept(folder) == ["e00-1.2"]
-    with pytest.raises(ConfigError, match=r"filename is '\{acc\}', but 'acc' is not known; there are epoch, step, val_score"):
+    with pytest.raises(
+        ConfigError,
+        match=r"filename is '\{acc\}', but 'acc' is not known; there are epoch, step, val_score",
+    ):
         run(tmp_path / "other", ModelCheckpoint(filename="{acc}"), [1.0])
 
 
@@ -166,13 +201,18 @@ def test_a_logged_value_may_be_called_step(tmp_path: Path) -> None:
 def test_weights_alone(tmp_path: Path) -> None:
     """save_weights_only leaves out the training state."""
     folder = run(tmp_path, ModelCheckpoint(save_weights_only=True), [1.0])
-    assert sorted(p.name for p in (folder / "last").iterdir()) == ["manifest.json", "weights.safetensors"]
+    assert sorted(p.name for p in (folder / "last").iterdir()) == [
+        "manifest.json",
+        "weights.safetensors",
+    ]
 
 
 def test_a_failed_write_costs_no_older_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the disk takes no more, the older checkpoints and the links stay, it is told, and training goes on."""
+    """Where the disk takes no more, the older checkpoints and the links stay, it is told,
+    and training goes on.
+    """
     real = ckpt.write
 
     def full_from_the_second_on(folder: Path, *args: Any) -> None:
@@ -201,7 +241,10 @@ def test_one_callback_serves_two_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wish", [{"save_top_k": 0, "save_last": False}, {"save_top_k": -2}])
 def test_keeping_none_is_refused(wish: dict[str, Any]) -> None:
     """save_top_k is 1 or more, or -1, or 0 beside the last."""
-    with pytest.raises(ConfigError, match=rf"save_top_k is {wish['save_top_k']}; it must be 1 or more, -1 to retain all, or 0"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"save_top_k is {wish['save_top_k']}; it must be 1 or more, -1 to retain all, or 0",
+    ):
         ModelCheckpoint(**wish)
 
 
@@ -213,7 +256,9 @@ def test_none_but_the_last_is_kept(tmp_path: Path) -> None:
     assert target(folder, "last") == "epoch=2-step=6"
 
 
-def test_without_the_last_only_the_best_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_last_only_the_best_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """save_last=false writes nothing for one that is not among the best, and sets no `last`."""
     names: list[str] = []
     real = ckpt.write
@@ -238,7 +283,9 @@ def test_without_the_last_none_is_written_where_training_ends(tmp_path: Path) ->
 
 
 def test_a_checkpoint_comes_when_the_time_is_over(tmp_path: Path) -> None:
-    """train_time_interval saves in the first step after so long by the pulse's clock, and counts from there; set-up is none."""
+    """train_time_interval saves in the first step after so long by the pulse's clock,
+    and counts from there; set-up is none.
+    """
 
     class Hours(Callback):
         def on_fit_start(self, trainer: RunView, task: Any) -> None:
@@ -254,7 +301,9 @@ def test_a_checkpoint_comes_when_the_time_is_over(tmp_path: Path) -> None:
 
 
 class Dies(Line):
-    """Momentum and dropout; fails where it is told: in a step, in its validation, or while weights are being changed."""
+    """Momentum and dropout; fails where it is told:
+    in a step, in its validation, or while weights are being changed.
+    """
 
     def __init__(self, where: str = "", step: int = -1, rank: int = 0) -> None:
         super().__init__(lr=0.05, momentum=0.9)
@@ -265,7 +314,11 @@ class Dies(Line):
         return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
 
     def _die(self, where: str) -> None:
-        if (where, self.trainer.global_step, self.trainer.global_rank) == (self.where, self.step, self.rank):
+        if (where, self.trainer.global_step, self.trainer.global_rank) == (
+            self.where,
+            self.step,
+            self.rank,
+        ):
             raise ValueError(f"in {where}")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -288,20 +341,34 @@ class Dies(Line):
         return optimizer
 
 
-def train(folder: Path, task: Dies, *callbacks: Callback, **settings: Any) -> tuple[Trainer, ModelCheckpoint]:
-    """Train two epochs of 6 steps with validation each 3, from "auto"; nothing is saved but after an error and at the end."""
+def train(
+    folder: Path, task: Dies, *callbacks: Callback, **settings: Any
+) -> tuple[Trainer, ModelCheckpoint]:
+    """Train two epochs of 6 steps with validation each 3, from "auto";
+    nothing is saved but after an error and at the end.
+    """
     keeper = ModelCheckpoint(save_on_exception=True, every_n_epochs=0, save_top_k=-1)
-    known: dict[str, Any] = {"max_epochs": 2, "val_check_interval": 3, "log_every_n_steps": 1, "logger": CSVLogger()}
+    known: dict[str, Any] = {
+        "max_epochs": 2,
+        "val_check_interval": 3,
+        "log_every_n_steps": 1,
+        "logger": CSVLogger(),
+    }
     trainer = quiet(folder, callbacks=[*callbacks, keeper], **(known | settings))
     trainer.fit(task, loader(23, shuffle=True), loader(11), ckpt_path="auto")
     return trainer, keeper
 
 
 @pytest.mark.parametrize(
-    ("where", "step"), [("step", 1), ("step", 4), ("step", 6), ("step", 11), ("validation", 3), ("validation", 6)]
+    ("where", "step"),
+    [("step", 1), ("step", 4), ("step", 6), ("step", 11), ("validation", 3), ("validation", 6)],
 )
-def test_a_run_goes_on_from_before_the_step_that_failed(tmp_path: Path, where: str, step: int) -> None:
-    """What an error left is the state before its step (or validation): gone on with, the run ends like one without error."""
+def test_a_run_goes_on_from_before_the_step_that_failed(
+    tmp_path: Path, where: str, step: int
+) -> None:
+    """What an error left is the state before its step (or validation):
+    gone on with, the run ends like one without error.
+    """
     train(tmp_path / "whole", Dies())
     with pytest.raises(ValueError, match=f"in {where}"):
         train(tmp_path / "parts", Dies(where, step))
@@ -326,18 +393,25 @@ def test_an_error_in_the_middle_of_an_accumulation_undoes_all_of_the_step(tmp_pa
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
-def test_an_error_while_weights_are_changed_leaves_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_while_weights_are_changed_leaves_no_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Half an update is nothing to go on from, which is said."""
     with pytest.raises(ValueError, match="in update"):
         train(tmp_path, Dies("update", 4))
     assert not (tmp_path / "checkpoints").exists()
-    assert "No checkpoint of this error: it occurred while the weights were being changed." in capsys.readouterr().out
+    assert (
+        "No checkpoint of this error: it occurred while the weights were being changed."
+        in capsys.readouterr().out
+    )
 
 
 def test_without_the_wish_an_error_leaves_no_checkpoint(tmp_path: Path) -> None:
     """By default an error writes nothing."""
     with pytest.raises(ValueError, match="in step"):
-        quiet(tmp_path, callbacks=ModelCheckpoint(every_n_epochs=0)).fit(Dies("step", 4), loader(23))
+        quiet(tmp_path, callbacks=ModelCheckpoint(every_n_epochs=0)).fit(
+            Dies("step", 4), loader(23)
+        )
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -348,9 +422,12 @@ def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.parametrize(("rank", "steps"), [(0, {4}), (1, {3, 4})])  # rank 0 may just be leaving the collective before
+# rank 0 may just be leaving the collective before
+@pytest.mark.parametrize(("rank", "steps"), [(0, {4}), (1, {3, 4})])
 def test_at_several_ranks_rank_0_saves_alone(tmp_path: Path, rank: int, steps: set[int]) -> None:
-    """Whichever rank fails, rank 0 saves what it has, as of the step before, and waits for nobody."""
+    """Whichever rank fails, rank 0 saves what it has, as of the step before,
+    and waits for nobody.
+    """
 
     class Plain(Dies):
         make_model = Line.make_model  # ranks that are threads share their random numbers
@@ -376,7 +453,9 @@ def url() -> Iterator[str]:
 
 
 def test_checkpoints_lie_at_a_url(tmp_path: Path, url: str) -> None:
-    """With a URL as dirpath the best and the last are kept there, both are pointed to, and nothing lies in the run's folder."""
+    """With a URL as dirpath the best and the last are kept there, both are pointed to,
+    and nothing lies in the run's folder.
+    """
     keeper = ModelCheckpoint(monitor="val/score", dirpath=url)
     run(tmp_path, keeper, [3.0, 1.0, 2.0])
     store = make_store(url)
@@ -387,10 +466,13 @@ def test_checkpoints_lie_at_a_url(tmp_path: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "start"), [("last", 6), ("best", 4), ("auto", 6), ("{url}/epoch=1-step=4", 4), ("{url}/best", 4)]
+    ("wish", "start"),
+    [("last", 6), ("best", 4), ("auto", 6), ("{url}/epoch=1-step=4", 4), ("{url}/best", 4)],
 )
 def test_a_run_goes_on_from_a_url(tmp_path: Path, url: str, wish: str, start: int) -> None:
-    """`last`, `best`, "auto" and a checkpoint's own URL are found at the URL, also from a new run folder."""
+    """`last`, `best`, "auto" and a checkpoint's own URL are found at the URL,
+    also from a new run folder.
+    """
     run(tmp_path / "first", ModelCheckpoint(monitor="val/score", dirpath=url), [3.0, 1.0, 2.0])
     begun: list[int] = []
 
@@ -406,15 +488,24 @@ def test_a_run_goes_on_from_a_url(tmp_path: Path, url: str, wish: str, start: in
 
 
 @pytest.mark.parametrize("place", ["folder", "url"])
-def test_what_a_killed_run_no_longer_deleted_is_deleted_when_it_goes_on(tmp_path: Path, url: str, place: str) -> None:
-    """A checkpoint that another has replaced, and that is still there, goes when the run goes on."""
+def test_what_a_killed_run_no_longer_deleted_is_deleted_when_it_goes_on(
+    tmp_path: Path, url: str, place: str
+) -> None:
+    """A checkpoint that another has replaced, and that is still there,
+    goes when the run goes on.
+    """
     dirpath = url if place == "url" else str(tmp_path / "here")
     store = make_store(dirpath)
     quiet(tmp_path, max_epochs=2, callbacks=ModelCheckpoint(dirpath=dirpath)).fit(Line(), loader(8))
     assert store.names() == ["epoch=1-step=4"]
-    with store.fetch("epoch=1-step=4") as folder:  # as if killed before the one that it replaced was gone
-        store.write("epoch=0-step=2", ckpt.Snapshot(ckpt.read_state(folder), {}, ckpt.load_training(folder), {}))
-    store.write("epoch=1-step=3", ckpt.Snapshot({"w": torch.zeros(1)}, {}, None, {}))  # somebody else's
+    # as if killed before the one that it replaced was gone
+    with store.fetch("epoch=1-step=4") as folder:
+        store.write(
+            "epoch=0-step=2",
+            ckpt.Snapshot(ckpt.read_state(folder), {}, ckpt.load_training(folder), {}),
+        )
+    # somebody else's
+    store.write("epoch=1-step=3", ckpt.Snapshot({"w": torch.zeros(1)}, {}, None, {}))
     quiet(tmp_path, max_epochs=2, callbacks=ModelCheckpoint(dirpath=dirpath)).fit(
         Line(), loader(8), ckpt_path=f"{dirpath}/epoch=1-step=4"
     )
@@ -422,7 +513,9 @@ def test_what_a_killed_run_no_longer_deleted_is_deleted_when_it_goes_on(tmp_path
 
 
 def test_what_the_others_did_is_saved_whatever_the_order_of_the_list(tmp_path: Path) -> None:
-    """A ModelCheckpoint that stands first in the list saves what callbacks behind it did at the same hook."""
+    """A ModelCheckpoint that stands first in the list saves what
+    callbacks behind it did at the same hook.
+    """
 
     class Adds(Callback):
         def on_train_epoch_end(self, trainer: RunView, task: Any) -> None:
@@ -446,7 +539,10 @@ BAD = [
     ({"train_time_interval": "1 h"}, r"'1 h' is no duration|train_time_interval is '1 h'"),
     ({"save_on_exception": 1}, r"save_on_exception is 1; it must be"),
     ({"save_weights_only": "yes"}, r"save_weights_only is 'yes'; it must be"),
-    ({"save_weights_only": True, "save_on_exception": True}, r"save_on_exception is for resuming, and save_weights_only"),
+    (
+        {"save_weights_only": True, "save_on_exception": True},
+        r"save_on_exception is for resuming, and save_weights_only",
+    ),
     ({"filename": 3}, r"filename is 3; it must be"),
     ({"dirpath": 3}, r"dirpath is 3; it must be"),
     ({"save_top": 3}, r"save_top"),
@@ -475,8 +571,12 @@ def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
 
 def test_two_in_one_place_are_refused(tmp_path: Path) -> None:
     """Two callbacks that would delete each other's checkpoints are refused, with the place."""
-    with pytest.raises(ConfigError, match=r"Two ModelCheckpoints write to \S+checkpoints .*set a dirpath"):
-        quiet(tmp_path, callbacks=[ModelCheckpoint(), ModelCheckpoint(monitor="a")]).fit(Line(), loader(8))
+    with pytest.raises(
+        ConfigError, match=r"Two ModelCheckpoints write to \S+checkpoints .*set a dirpath"
+    ):
+        quiet(tmp_path, callbacks=[ModelCheckpoint(), ModelCheckpoint(monitor="a")]).fit(
+            Line(), loader(8)
+        )
 
 
 class Fragile(Net):
@@ -499,7 +599,9 @@ class Fragile(Net):
 
 
 def test_an_error_leaves_the_statistics_of_the_step_before(tmp_path: Path) -> None:
-    """Buffers and metric objects in what save_on_exception leaves are those from before the step that failed."""
+    """Buffers and metric objects in what save_on_exception leaves are
+    those from before the step that failed.
+    """
     task, keeper = Fragile(), ModelCheckpoint(save_on_exception=True, every_n_epochs=0)
     task.dies = True
     with pytest.raises(ValueError, match="broken"):
@@ -510,7 +612,9 @@ def test_an_error_leaves_the_statistics_of_the_step_before(tmp_path: Path) -> No
     assert trainer.callback_metrics["train/count"] == 23
 
 
-def test_the_newest_checkpoint_has_the_epochs_end_also_where_a_step_had_saved(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_has_the_epochs_end_also_where_a_step_had_saved(
+    tmp_path: Path,
+) -> None:
     """Where every_n_train_steps falls on an epoch's last step, the epoch's end is saved too."""
 
     class Tallies(Line):
@@ -526,18 +630,25 @@ def test_the_newest_checkpoint_has_the_epochs_end_also_where_a_step_had_saved(tm
     assert float(ckpt.read_state(Path(keeper.last_model_path))["epochs"]) == 2
 
 
-@pytest.mark.parametrize("filename", ["{epoch", "{}", "{0}", "{epoch.x}", "{epoch[0]}", "{epoch:q}"])
+@pytest.mark.parametrize(
+    "filename", ["{epoch", "{}", "{0}", "{epoch.x}", "{epoch[0]}", "{epoch:q}"]
+)
 def test_a_filename_that_cannot_be_filled_in_is_refused(filename: str, tmp_path: Path) -> None:
-    """A filename that is no good pattern is refused in words, most of them before anything is trained."""
+    """A filename that is no good pattern is refused in words,
+    most of them before anything is trained.
+    """
     with pytest.raises(ConfigError, match=r"ModelCheckpoint\.filename is '\{.*'"):
         quiet(tmp_path, callbacks=ModelCheckpoint(filename=filename)).fit(Line(), loader(8))
 
 
 def test_an_average_does_not_keep_rank_0_from_saving_alone(tmp_path: Path) -> None:
-    """With EMA, whose buffers are sent when a checkpoint is taken, rank 0 saves alone after an error and waits for nobody."""
+    """With EMA, whose buffers are sent when a checkpoint is taken,
+    rank 0 saves alone after an error and waits for nobody.
+    """
 
     class Plain(Dies):
-        def make_model(self) -> nn.Module:  # no dropout: ranks that are threads share their random numbers
+        # no dropout: ranks that are threads share their random numbers
+        def make_model(self) -> nn.Module:
             return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 
     def work(engine: ThreadEngine) -> None:
@@ -549,9 +660,15 @@ def test_an_average_does_not_keep_rank_0_from_saving_alone(tmp_path: Path) -> No
     assert name.endswith("-exception")
 
 
-@pytest.mark.parametrize("wish", [{"monitor": "train/loss"}, {"filename": "{epoch}-{val_loss:.3f}"}])
-def test_values_may_come_later_than_the_first_checkpoint(tmp_path: Path, wish: dict[str, Any]) -> None:
-    """A checkpoint inside the first epoch may lack the value that is monitored, or stands in its name."""
+@pytest.mark.parametrize(
+    "wish", [{"monitor": "train/loss"}, {"filename": "{epoch}-{val_loss:.3f}"}]
+)
+def test_values_may_come_later_than_the_first_checkpoint(
+    tmp_path: Path, wish: dict[str, Any]
+) -> None:
+    """A checkpoint inside the first epoch may lack the value that is monitored,
+    or stands in its name.
+    """
     keeper = ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1, save_top_k=-1, **wish)
 
     class Later(Line):
@@ -565,8 +682,12 @@ def test_values_may_come_later_than_the_first_checkpoint(tmp_path: Path, wish: d
     assert len(kept(tmp_path / "checkpoints")) >= 2
 
 
-def test_a_save_that_failed_costs_no_older_one_when_it_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step whose first save failed and that is saved again with its new score supersedes nothing but itself."""
+def test_a_save_that_failed_costs_no_older_one_when_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step whose first save failed and that is saved again with its
+    new score supersedes nothing but itself.
+    """
     real, fails = ckpt.write, iter([False, True])
 
     def once(folder: Path, *args: Any) -> None:
@@ -575,24 +696,35 @@ def test_a_save_that_failed_costs_no_older_one_when_it_is_tried_again(tmp_path: 
         real(folder, *args)
 
     monkeypatch.setattr("trainkit.checkpoint.store.write", once)
-    keeper = ModelCheckpoint(monitor="val/loss", save_top_k=2, every_n_train_steps=2, every_n_epochs=None)
+    keeper = ModelCheckpoint(
+        monitor="val/loss", save_top_k=2, every_n_train_steps=2, every_n_epochs=None
+    )
     quiet(tmp_path, max_epochs=2, callbacks=keeper).fit(Line(), loader(8), loader(4))
     assert [name.rpartition("=")[2] for name in kept(tmp_path / "checkpoints")] == ["2", "4"]
 
 
 def test_another_runs_checkpoints_in_a_shared_folder_are_not_touched(tmp_path: Path) -> None:
-    """A run from the start in a dirpath that holds checkpoints is refused; going on with them is not."""
+    """A run from the start in a dirpath that holds checkpoints is refused;
+    going on with them is not.
+    """
     place = str(tmp_path / "shared")
     quiet(tmp_path / "one", callbacks=ModelCheckpoint(dirpath=place)).fit(Line(), loader(8))
     before = kept(Path(place))
-    with pytest.raises(ConfigError, match=r"dirpath is '.*shared', which holds checkpoints of another run \(epoch=0-step=2\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"dirpath is '.*shared', which holds checkpoints of another run \(epoch=0-step=2\)",
+    ):
         quiet(tmp_path / "two", callbacks=ModelCheckpoint(dirpath=place)).fit(Line(), loader(8))
     assert kept(Path(place)) == before
-    quiet(tmp_path / "two", max_epochs=2, callbacks=ModelCheckpoint(dirpath=place)).fit(Line(), loader(8), ckpt_path="auto")
+    quiet(tmp_path / "two", max_epochs=2, callbacks=ModelCheckpoint(dirpath=place)).fit(
+        Line(), loader(8), ckpt_path="auto"
+    )
 
 
 def test_a_run_that_begins_at_another_runs_checkpoint_has_one_of_its_own(tmp_path: Path) -> None:
-    """Gone on with from another run's folder, and ended at once, a run leaves a checkpoint in its own."""
+    """Gone on with from another run's folder, and ended at once,
+    a run leaves a checkpoint in its own.
+    """
     quiet(tmp_path / "one", callbacks=ModelCheckpoint()).fit(Line(), loader(8))
     last = str(tmp_path / "one" / "checkpoints" / "last")
     quiet(tmp_path / "two", callbacks=ModelCheckpoint()).fit(Line(), loader(8), ckpt_path=last)
@@ -600,15 +732,24 @@ def test_a_run_that_begins_at_another_runs_checkpoint_has_one_of_its_own(tmp_pat
 
 
 def test_best_is_what_was_validated(tmp_path: Path) -> None:
-    """A checkpoint inside an epoch gets the score of its own weights; one that was not validated is never best."""
+    """A checkpoint inside an epoch gets the score of its own weights;
+    one that was not validated is never best.
+    """
 
     class ByStep(Line):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.log("val/loss", float(self.trainer.global_step % 3))
 
-    keeper = ModelCheckpoint(monitor="val/loss", save_top_k=-1, every_n_train_steps=1, every_n_epochs=1, filename="step={step}")
+    keeper = ModelCheckpoint(
+        monitor="val/loss",
+        save_top_k=-1,
+        every_n_train_steps=1,
+        every_n_epochs=1,
+        filename="step={step}",
+    )
     quiet(tmp_path, callbacks=keeper, val_check_interval=2).fit(ByStep(), loader(16), loader(16))
-    assert keeper.best_model_score == 1.0  # step 4: 4 % 3; step 2 has 2.0, and 1 and 3 were not validated
+    # step 4: 4 % 3; step 2 has 2.0, and 1 and 3 were not validated
+    assert keeper.best_model_score == 1.0
     assert (tmp_path / "checkpoints" / "best").resolve().name == "step=4"
 
 
@@ -641,7 +782,9 @@ def test_a_checkpoints_name_cannot_lead_elsewhere(filename: str, tmp_path: Path)
 def test_weights_that_are_not_finite_are_never_best(
     monitor: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Though the monitored value is finite, and the newest otherwise best, `best` stays with the last finite weights."""
+    """Though the monitored value is finite, and the newest otherwise best,
+    `best` stays with the last finite weights.
+    """
 
     class Breaks(Scored):
         def on_train_epoch_end(self) -> None:

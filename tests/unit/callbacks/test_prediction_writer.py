@@ -24,19 +24,32 @@ class Writer(trainkit.BasePredictionWriter):
         self.ends: list[tuple[int, list[list[int]]]] = []
 
     def write_on_batch_end(
-        self, trainer: Any, task: Any, prediction: Any, batch_indices: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: Any,
+        task: Any,
+        prediction: Any,
+        batch_indices: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """Keep places and sizes."""
         assert torch.equal(prediction, task(batch[0]))
         self.batches.append((list(batch_indices), batch_idx))
 
-    def write_on_epoch_end(self, trainer: Any, task: Any, predictions: Sequence[Any], batch_indices: Any) -> None:
+    def write_on_epoch_end(
+        self, trainer: Any, task: Any, predictions: Sequence[Any], batch_indices: Any
+    ) -> None:
         """Keep the number of batches, and places."""
         self.ends.append((len(predictions), [list(places) for places in batch_indices]))
 
 
-@pytest.mark.parametrize(("interval", "batches", "ends"), [("batch", 3, 0), ("epoch", 0, 1), ("batch_and_epoch", 3, 1)])
-def test_predictions_are_handed_over_with_their_places(interval: str, batches: int, ends: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("interval", "batches", "ends"), [("batch", 3, 0), ("epoch", 0, 1), ("batch_and_epoch", 3, 1)]
+)
+def test_predictions_are_handed_over_with_their_places(
+    interval: str, batches: int, ends: int, tmp_path: Path
+) -> None:
     """Each batch comes with the places of its samples; at the end all of them come."""
     writer = Writer(write_interval=interval)
     quiet(tmp_path, callbacks=writer).predict(Line(), loader(10), return_predictions=False)
@@ -58,7 +71,12 @@ def test_each_rank_writes_its_own_batches(tmp_path: Path) -> None:
 
 def test_a_missing_method_is_named(tmp_path: Path) -> None:
     """The method of the interval must be defined, and the interval one of three."""
-    with pytest.raises(TaskError, match=r"BasePredictionWriter has no write_on_batch_end\(\), and write_interval is 'batch'"):
+    with pytest.raises(
+        TaskError,
+        match=r"BasePredictionWriter has no write_on_batch_end\(\), and write_interval is 'batch'",
+    ):
         quiet(tmp_path, callbacks=trainkit.BasePredictionWriter()).predict(Line(), loader(4))
-    with pytest.raises(ConfigError, match=r"write_interval is 'step'; it must be one of 'batch', 'epoch'"):
+    with pytest.raises(
+        ConfigError, match=r"write_interval is 'step'; it must be one of 'batch', 'epoch'"
+    ):
         trainkit.BasePredictionWriter("step")  # type: ignore[arg-type]

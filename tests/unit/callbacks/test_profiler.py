@@ -24,7 +24,9 @@ from trainkit.errors import ConfigError
 class Busy(Callback):
     """A slow hook."""
 
-    def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Be busy for 5 ms."""
         end = time.perf_counter() + 0.005
         while time.perf_counter() < end:
@@ -38,8 +40,12 @@ class Hooked(Line):
         """Do nothing."""
 
 
-def test_hooks_and_parts_of_a_step_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each hook's calls and time are counted, separately from the part of the step in which it runs."""
+def test_hooks_and_parts_of_a_step_are_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each hook's calls and time are counted,
+    separately from the part of the step in which it runs.
+    """
     profiler = SimpleProfiler()
     quiet(tmp_path, callbacks=[Busy()], profiler=profiler, max_epochs=2).fit(Hooked(), loader(16))
     calls, seconds = profiler.seconds["Busy", "on_train_batch_end"]
@@ -77,17 +83,25 @@ def test_a_profiled_run_is_the_same_run(tmp_path: Path, profiler: Any) -> None:
     assert torch.equal(weights(looked), weights(plain))
 
 
-def test_torchs_profiler_writes_a_trace_and_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torchs_profiler_writes_a_trace_and_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The trace holds the active steps, the table the operators."""
     quiet(tmp_path, profiler=PyTorchProfiler(wait=1, warmup=1, active=2)).fit(Net(), loader(23))
-    events = json.loads(gzip.decompress((tmp_path / "profiler" / "rank-0.json.gz").read_bytes()))["traceEvents"]
-    steps = {event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep")}
+    events = json.loads(gzip.decompress((tmp_path / "profiler" / "rank-0.json.gz").read_bytes()))[
+        "traceEvents"
+    ]
+    steps = {
+        event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep")
+    }
     assert steps == {"ProfilerStep#2", "ProfilerStep#3"}
     assert "aten::addmm" in (tmp_path / "reports" / "profile-pytorch.txt").read_text()
     assert "profile of 2 steps" in capsys.readouterr().out
 
 
-def test_a_run_that_is_too_short_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_too_short_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without a recorded step there is no table, which is reported."""
     quiet(tmp_path, profiler="pytorch", max_steps=2).fit(Net(), loader(23))
     assert "the run ended before step 8" in capsys.readouterr().out
@@ -95,11 +109,16 @@ def test_a_run_that_is_too_short_says_so(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_an_unknown_profiler_is_refused(tmp_path: Path) -> None:
     """Only the known names, or a callback, are accepted."""
-    with pytest.raises(ConfigError, match=r"profiler is 'simpel'; it must be one of 'simple', 'advanced', 'pytorch' or null"):
+    with pytest.raises(
+        ConfigError,
+        match=r"profiler is 'simpel'; it must be one of 'simple', 'advanced', 'pytorch' or null",
+    ):
         quiet(tmp_path, profiler="simpel")
 
 
-def test_of_several_ranks_the_first_is_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_ranks_the_first_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The other callbacks end as without the profiler."""
 
     def work(engine: ThreadEngine) -> int:
@@ -112,16 +131,24 @@ def test_of_several_ranks_the_first_is_timed(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_two_that_use_torchs_profiler_do_not_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int) -> None:
-    """Only one profiler may run (a second one may end the process): Timeline records without it, and reports that."""
-    trainer = quiet(tmp_path, max_epochs=3, profiler=PyTorchProfiler(2, 1, 9), callbacks=[Timeline(first, 6)])
+def test_two_that_use_torchs_profiler_do_not_meet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int
+) -> None:
+    """Only one profiler may run (a second one may end the process):
+    Timeline records without it, and reports that.
+    """
+    trainer = quiet(
+        tmp_path, max_epochs=3, profiler=PyTorchProfiler(2, 1, 9), callbacks=[Timeline(first, 6)]
+    )
     trainer.fit(Line(), loader(23))
     assert trainer.global_step == 18
     assert "trainer.profiler=pytorch uses torch's profiler" in capsys.readouterr().out
     assert not list(tmp_path.rglob("torch-*")) and list(tmp_path.rglob("profiler/rank-0.json.gz"))
 
 
-def test_a_profiler_of_the_users_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profiler_of_the_users_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A running profiler of the user continues."""
     with torch.profiler.profile(acc_events=False) as own:
         quiet(tmp_path, callbacks=[Timeline(1, 2)]).fit(Line(), loader(23))
@@ -129,15 +156,21 @@ def test_a_profiler_of_the_users_is_left_alone(tmp_path: Path, capsys: pytest.Ca
     assert any(event.key == "aten::addmm" for event in own.key_averages())
 
 
-def test_advanced_profiles_each_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """profiler="advanced" writes cProfile's table and file, after an error too, and ends with the fit."""
+def test_advanced_profiles_each_function(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """profiler="advanced" writes cProfile's table and file, after an error too,
+    and ends with the fit.
+    """
     quiet(tmp_path / "a", callbacks=[Busy()], profiler="advanced").fit(Hooked(), loader(16))
     reports = tmp_path / "a" / "reports"
     text = (reports / "profile-advanced.txt").read_text()
     assert "(training_step)" in text
     assert "(on_train_batch_end)" in text
     stats = pstats.Stats(str(reports / "profile-advanced.prof"))
-    assert {name: calls for (_, _, name), (calls, *_) in stats.stats.items()}["on_train_batch_end"] == 4  # type: ignore[attr-defined]
+    assert {name: calls for (_, _, name), (calls, *_) in stats.stats.items()}[
+        "on_train_batch_end"
+    ] == 4  # type: ignore[attr-defined]
     assert "profile of each function: " in capsys.readouterr().out
 
     class Fails(Busy):

@@ -41,8 +41,16 @@ def test_training_ends_when_the_time_is_over(tmp_path: Path, clock: Clock) -> No
     trainer = quiet(tmp_path, max_epochs=9, callbacks=[clock, timer])
     trainer.fit(Line(), loader(8))
     assert trainer.global_step == 4
-    assert trainer.state.stop_reason == "the time limit is reached: 3.0 s of training, the limit is 3.0 s"
-    assert (timer.start_time(), timer.end_time(), timer.time_elapsed(), timer.time_remaining()) == (100, 104, 4, 0)
+    assert (
+        trainer.state.stop_reason
+        == "the time limit is reached: 3.0 s of training, the limit is 3.0 s"
+    )
+    assert (timer.start_time(), timer.end_time(), timer.time_elapsed(), timer.time_remaining()) == (
+        100,
+        104,
+        4,
+        0,
+    )
 
 
 def test_what_was_before_training_does_not_count(tmp_path: Path, clock: Clock) -> None:
@@ -59,7 +67,9 @@ def test_what_was_before_training_does_not_count(tmp_path: Path, clock: Clock) -
 
 def test_by_epochs_it_is_looked_at_at_their_ends(tmp_path: Path, clock: Clock) -> None:
     """With interval "epoch" a started epoch is finished."""
-    trainer = quiet(tmp_path, max_epochs=9, callbacks=[clock, Timer({"seconds": 3}, interval="epoch")])
+    trainer = quiet(
+        tmp_path, max_epochs=9, callbacks=[clock, Timer({"seconds": 3}, interval="epoch")]
+    )
     trainer.fit(Line(), loader(20))
     assert (trainer.global_step, trainer.current_epoch) == (5, 1)
 
@@ -72,11 +82,17 @@ def test_max_time_is_a_limit_like_the_others(tmp_path: Path, clock: Clock, limit
     assert trainer.global_step == 6
 
 
-def test_a_checkpoint_is_there_and_time_goes_on_over_a_restart(tmp_path: Path, clock: Clock) -> None:
-    """The run ends with a checkpoint; with a longer limit it resumes from there, and the used time counts."""
+def test_a_checkpoint_is_there_and_time_goes_on_over_a_restart(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """The run ends with a checkpoint;
+    with a longer limit it resumes from there, and the used time counts.
+    """
 
     def fit(limit: int) -> Any:
-        trainer = quiet(tmp_path, max_epochs=None, max_time=limit, callbacks=[clock, ModelCheckpoint()])
+        trainer = quiet(
+            tmp_path, max_epochs=None, max_time=limit, callbacks=[clock, ModelCheckpoint()]
+        )
         trainer.fit(Line(), loader(8), ckpt_path="auto")
         return trainer
 
@@ -94,7 +110,11 @@ def test_stages_are_measured_apart(tmp_path: Path) -> None:
     """Validation and test have their own times; before they begin there is none."""
     timer = Timer()
     trainer = quiet(tmp_path, callbacks=timer)
-    assert (timer.start_time("validate"), timer.time_elapsed("test"), timer.time_remaining()) == (None, 0.0, None)
+    assert (timer.start_time("validate"), timer.time_elapsed("test"), timer.time_remaining()) == (
+        None,
+        0.0,
+        None,
+    )
     trainer.fit(Line(), loader(8), loader(8))
     trainer.test(Line(), loader(8))
     assert 0 < timer.time_elapsed("validate") < timer.time_elapsed("train")
@@ -102,10 +122,17 @@ def test_stages_are_measured_apart(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_refused() -> None:
-    """An illegal duration, an unknown stage, and a second illegal limit are refused with what is legal."""
-    with pytest.raises(ConfigError, match=r"callbacks\.timer\.duration is 'soon'; it must be a number of seconds above 0"):
+    """An illegal duration, an unknown stage,
+    and a second illegal limit are refused with what is legal.
+    """
+    with pytest.raises(
+        ConfigError,
+        match=r"callbacks\.timer\.duration is 'soon'; it must be a number of seconds above 0",
+    ):
         Timer("soon")
-    with pytest.raises(ConfigError, match="the stage is 'fit'; it must be one of train, validate, test"):
+    with pytest.raises(
+        ConfigError, match="the stage is 'fit'; it must be one of train, validate, test"
+    ):
         Timer().time_elapsed("fit")
     with pytest.raises(ConfigError, match=r"trainer\.max_time is \{'years': 1\}; it must be"):
         quiet(".", max_time={"years": 1})

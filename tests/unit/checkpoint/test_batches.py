@@ -66,7 +66,10 @@ def test_it_is_a_copy() -> None:
 def test_another_object_is_named_by_its_place() -> None:
     """An object that cannot be saved raises when it is read, not when it is written."""
     packed = pack({"x": [torch.ones(1), object()]})
-    with pytest.raises(CheckpointError, match=r"batch\['x'\]\[1\] was a builtins\.object, which a capsule cannot save"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"batch\['x'\]\[1\] was a builtins\.object, which a capsule cannot save",
+    ):
         unpack(packed)
 
 

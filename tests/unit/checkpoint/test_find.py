@@ -40,13 +40,18 @@ def test_a_damaged_newest_is_named_and_the_one_before_taken(tmp_path: Path, name
 
 
 def test_what_was_named_is_taken_or_refused(tmp_path: Path) -> None:
-    """A damaged checkpoint that was requested by its path, or as the best, is refused; no other is taken."""
+    """A damaged checkpoint that was requested by its path, or as the best, is refused;
+    no other is taken.
+    """
     store = store_of(tmp_path)
     fill(store, "a", "b")
     store.point("best", "b")
     (store.folder / "b" / "training.pt").unlink()
     for wish in ("best", store.path_of("b")):
-        with pytest.raises(CheckpointError, match=r"b is damaged: training\.pt is missing\. Take another one: ckpt_path=PATH"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"b is damaged: training\.pt is missing\. Take another one: ckpt_path=PATH",
+        ):
             load(wish, [store], line(), resume=True)
 
 
@@ -61,17 +66,24 @@ def test_all_damaged_is_an_error(tmp_path: Path) -> None:
 
 
 def test_auto_is_nothing_where_there_is_nothing(tmp_path: Path) -> None:
-    """ "auto" in a folder without checkpoints means a run from the start; "last" there is an error."""
+    """ "auto" in a folder without checkpoints means a run from the start;
+    "last" there is an error.
+    """
     assert load("auto", [store_of(tmp_path)], line(), resume=True) is None
     with pytest.raises(CheckpointError, match=r"ckpt_path is 'last'"):
         load("last", [store_of(tmp_path)], line(), resume=True)
 
 
 def test_a_run_cannot_resume_from_weights_only(tmp_path: Path) -> None:
-    """A run resumes from the newest complete one; if all hold only weights, the error names their use."""
+    """A run resumes from the newest complete one;
+    if all hold only weights, the error names their use.
+    """
     store = store_of(tmp_path)
     store.write("bare", snapshot())
-    with pytest.raises(CheckpointError, match=r"bare holds only weights: a run cannot resume .* init_weights=.*bare$"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"bare holds only weights: a run cannot resume .* init_weights=.*bare$",
+    ):
         load("last", [store], line(), resume=True)
     assert load("last", [store], line(), resume=False) is not None
     fill(store, "whole")
@@ -82,7 +94,9 @@ def test_a_run_cannot_resume_from_weights_only(tmp_path: Path) -> None:
 
 
 def test_a_url_is_loaded(tmp_path: Path) -> None:
-    """A checkpoint at a URL is found by its name, by `last` beside it, and as the last of its store."""
+    """A checkpoint at a URL is found by its name, by `last` beside it,
+    and as the last of its store.
+    """
     store = make_store(f"memory://{uuid.uuid4().hex}/run")
     fill(store, "a", "b")
     store.point("last", "a")
@@ -96,7 +110,8 @@ def test_a_missing_best_lists_what_there_is(tmp_path: Path) -> None:
     """Without a "best", the message lists the checkpoints of the run."""
     written(tmp_path)
     with pytest.raises(
-        CheckpointError, match=r"ckpt_path is 'best', and .*checkpoints has no complete 'best'; there are one\."
+        CheckpointError,
+        match=r"ckpt_path is 'best', and .*checkpoints has no complete 'best'; there are one\.",
     ):
         load("best", [store_of(tmp_path)], line(), resume=False)
 
@@ -105,15 +120,28 @@ def test_a_run_without_checkpoints_points_to_the_newest_that_has(tmp_path: Path)
     """If this run has none, the message names the newest run beside it that does."""
     written(tmp_path)
     store_of(tmp_path).point("last", "one")
-    with pytest.raises(CheckpointError, match=rf"no checkpoints there\. The newest run .* run_dir={tmp_path / 'run'}$"):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"no checkpoints there\. The newest run .* run_dir={tmp_path / 'run'}$",
+    ):
         load("last", [make_store(tmp_path / "new" / "checkpoints")], line(), resume=True)
-    with pytest.raises(CheckpointError, match=r"no checkpoints there\. Give the run's folder: run_dir=\.\.\.$"):
-        load("last", [make_store(tmp_path / "elsewhere" / "new" / "checkpoints")], line(), resume=True)
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoints there\. Give the run's folder: run_dir=\.\.\.$"
+    ):
+        load(
+            "last",
+            [make_store(tmp_path / "elsewhere" / "new" / "checkpoints")],
+            line(),
+            resume=True,
+        )
 
 
 def test_a_path_that_is_no_checkpoint_raises_with_the_legal_ones(tmp_path: Path) -> None:
     """Any other folder is refused; the error describes a checkpoint's folder."""
-    with pytest.raises(CheckpointError, match=r"must be 'last', 'best', or the folder of a checkpoint \(.*manifest\.json"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"must be 'last', 'best', or the folder of a checkpoint \(.*manifest\.json",
+    ):
         load(str(tmp_path), [], line(), resume=True)
 
 
@@ -127,5 +155,7 @@ def test_auto_starts_a_new_run_if_there_are_only_weights(tmp_path: Path) -> None
 
 def test_a_url_without_a_checkpoint_is_an_error_in_words() -> None:
     """An empty URL is reported as such, without a traceback of its library."""
-    with pytest.raises(CheckpointError, match=r"ckpt_path is 'memory://nowhere/x', which cannot be read"):
+    with pytest.raises(
+        CheckpointError, match=r"ckpt_path is 'memory://nowhere/x', which cannot be read"
+    ):
         load("memory://nowhere/x", [], line(), resume=True)

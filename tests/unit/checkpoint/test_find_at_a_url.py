@@ -1,4 +1,6 @@
-"""Which checkpoint at a URL is resumed from, if an answer of its store is damaged, or other objects lie beside it."""
+"""Which checkpoint at a URL is resumed from, if an answer of its store is damaged,
+or other objects lie beside it.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,17 @@ def store() -> Store:
 
 @pytest.fixture
 def damage(monkeypatch: pytest.MonkeyPatch) -> Damage:
-    """A function: of the next `times` answers for a file of checkpoint b, the last byte is another."""
+    """A function: of the next `times` answers for a file of checkpoint b,
+    the last byte is another.
+    """
     get = MemoryFileSystem.get_file
 
     def damage(file: str, times: int) -> None:
         remaining = [times]
 
-        def get_file(self: MemoryFileSystem, path: str, to: str, *args: Any, **options: Any) -> None:
+        def get_file(
+            self: MemoryFileSystem, path: str, to: str, *args: Any, **options: Any
+        ) -> None:
             get(self, path, to, *args, **options)
             if path.endswith(f"/b/{file}") and remaining[0]:
                 remaining[0] -= 1
@@ -54,27 +60,49 @@ def damage(monkeypatch: pytest.MonkeyPatch) -> Damage:
 def test_a_damaged_answer_is_asked_for_again(
     store: Store, damage: Damage, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
-    """The run resumes from the newest checkpoint although one answer of the store was damaged; that is printed."""
+    """The run resumes from the newest checkpoint although one answer of the store was damaged;
+    that is printed.
+    """
     damage(file, 1)
     said: list[str] = []
-    assert load("auto", [store], line(), resume=True, say=said.append) == (store.path_of("b"), {"step": 1})
+    assert load("auto", [store], line(), resume=True, say=said.append) == (
+        store.path_of("b"),
+        {"step": 1},
+    )
     assert said == []
-    assert f"{store.path_of('b')}/{file} did not arrive as it was written, and is asked for again" in capsys.readouterr().out
+    assert (
+        f"{store.path_of('b')}/{file} did not arrive as it was written, and is asked for again"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_what_is_damaged_twice_is_damaged(store: Store, damage: Damage, file: str) -> None:
-    """If all answers are damaged, the checkpoint is named by its URL, and the one before it is taken."""
+    """If all answers are damaged, the checkpoint is named by its URL,
+    and the one before it is taken.
+    """
     damage(file, 100)
     said: list[str] = []
-    assert load("auto", [store], line(), resume=True, say=said.append) == (store.path_of("a"), {"step": 0})
-    assert len(said) == 1 and said[0].startswith(f"{store.path_of('b')} is ") and "The one before it is taken." in said[0]
+    assert load("auto", [store], line(), resume=True, say=said.append) == (
+        store.path_of("a"),
+        {"step": 0},
+    )
+    assert (
+        len(said) == 1
+        and said[0].startswith(f"{store.path_of('b')} is ")
+        and "The one before it is taken." in said[0]
+    )
 
 
 def test_a_rank_that_fetches_for_itself_compares_what_arrives(store: Store, damage: Damage) -> None:
-    """Each rank that reads its part of a checkpoint downloads it; one with damaged weights raises, and names the URL."""
+    """Each rank that reads its part of a checkpoint downloads it;
+    one with damaged weights raises, and names the URL.
+    """
     damage("weights.safetensors", 2)
-    with pytest.raises(CheckpointError, match=r"^memory://\w+/run/b is damaged: weights.safetensors is not what was written"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"^memory://\w+/run/b is damaged: weights.safetensors is not what was written",
+    ):
         fetched(store.path_of("b")).__enter__()
 
 
@@ -86,10 +114,21 @@ def bucket() -> Iterator[ObjectStore]:
 
 
 @pytest.mark.parametrize(
-    "key", ["notes/manifest.json", "notes/manifest.json/x", "b/notes/x", "b/notes/", "b/", "notes.txt", "manifest.json"]
+    "key",
+    [
+        "notes/manifest.json",
+        "notes/manifest.json/x",
+        "b/notes/x",
+        "b/notes/",
+        "b/",
+        "notes.txt",
+        "manifest.json",
+    ],
 )
 def test_other_objects_beside_checkpoints_are_left_alone(bucket: ObjectStore, key: str) -> None:
-    """An object that belongs to no checkpoint neither ends `auto` nor is it named: with checkpoints there, and without."""
+    """An object that belongs to no checkpoint neither ends `auto` nor is it named:
+    with checkpoints there, and without.
+    """
     files = fsspec.filesystem("s3")
     for names in ((), ("a", "b")):
         store = make_store(f"{bucket.url}/{uuid.uuid4().hex}")

@@ -33,7 +33,11 @@ def test_the_manifest_describes_its_files(tmp_path: Path) -> None:
 
 def test_weights_and_training_state_round_trip(tmp_path: Path) -> None:
     """A written checkpoint is read back bit for bit."""
-    training = {"momentum": torch.randn(3), "numbers": [1, 2.5, None, "a", True], "nested": {"t": (1, 2)}}
+    training = {
+        "momentum": torch.randn(3),
+        "numbers": [1, 2.5, None, "a", True],
+        "nested": {"t": (1, 2)},
+    }
     folder, model = written(tmp_path, training=training), line(seed=1)
     ckpt.load_weights(folder, model)
     assert torch.equal(model.weight, line().weight)
@@ -67,7 +71,9 @@ def test_a_module_under_two_names_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_channels_last_weights_keep_their_layout(tmp_path: Path, dtype: torch.dtype) -> None:
     """Weights of channels_last models are restored with their values, layout and dtype."""
-    models = [nn.Conv2d(3, 4, 3).to(dtype=dtype, memory_format=torch.channels_last) for _ in range(2)]
+    models = [
+        nn.Conv2d(3, 4, 3).to(dtype=dtype, memory_format=torch.channels_last) for _ in range(2)
+    ]
     ckpt.load_weights(written(tmp_path, model=models[0]), models[1])
     assert torch.equal(models[1].weight, models[0].weight)
     assert models[1].weight.dtype == dtype
@@ -81,7 +87,9 @@ def test_every_byte_counts(tmp_path: Path, name: str) -> None:
     whole = (folder / name).read_bytes()
     places = range(len(whole)) if name == "manifest.json" else range(0, len(whole), 7)
     for place in places:
-        (folder / name).write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
+        (folder / name).write_bytes(
+            whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :]
+        )
         with pytest.raises(CheckpointError, match=r"is damaged|no whole checkpoint"):
             ckpt.verify(folder)
     (folder / name).write_bytes(whole)
@@ -114,14 +122,19 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
         ckpt.verify(folder)
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", '{"epoch": 1}', '{"files": 3}', '{"files": {}}', '{"files": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "{", "[]", '{"epoch": 1}', '{"files": 3}', '{"files": {}}', '{"files": {"a": 1}}'],
+)
 def test_a_manifest_that_says_nothing_is_no_checkpoint(tmp_path: Path, text: str | None) -> None:
     """A folder without a readable manifest is no checkpoint."""
     folder = written(tmp_path)
     (folder / "manifest.json").unlink()
     if text is not None:
         (folder / "manifest.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"is no whole checkpoint: its manifest\.json cannot be read"):
+    with pytest.raises(
+        CheckpointError, match=r"is no whole checkpoint: its manifest\.json cannot be read"
+    ):
         ckpt.verify(folder)
 
 
@@ -143,14 +156,19 @@ class Trap:
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_malicious_checkpoint_runs_nothing(tmp_path: Path, plain: bool) -> None:
-    """A training state that would run code, under a manifest with the right hashes, is refused and runs nothing."""
+    """A training state that would run code, under a manifest with the right hashes,
+    is refused and runs nothing.
+    """
     folder, trap = written(tmp_path), tmp_path / "sprung"
     if plain:
         (folder / "training.pt").write_bytes(pickle.dumps(Trap(trap), protocol=2))
     else:
         torch.save({"state": Trap(trap)}, folder / "training.pt")
     reseal(folder)
-    with pytest.raises(CheckpointError, match=r"training\.pt is refused: it holds more than tensors and plain values"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"training\.pt is refused: it holds more than tensors and plain values",
+    ):
         load("last", [store_of(tmp_path)], line(), resume=True)
     assert not trap.exists()
 
@@ -163,11 +181,18 @@ def reseal(folder: Path) -> None:
         manifest["files"][name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
     text = ckpt.json.dumps(manifest, indent=2).encode() + b"\n"
     bare = ckpt._with_seal(text, "0" * 64)
-    (folder / "manifest.json").write_bytes(ckpt._with_seal(text, ckpt.hashlib.sha256(bare).hexdigest()))
+    (folder / "manifest.json").write_bytes(
+        ckpt._with_seal(text, ckpt.hashlib.sha256(bare).hexdigest())
+    )
 
 
-@pytest.mark.parametrize("model", [nn.Linear(4, 2), nn.Sequential(nn.Linear(3, 2)), nn.Linear(3, 2, bias=False)])
+@pytest.mark.parametrize(
+    "model", [nn.Linear(4, 2), nn.Sequential(nn.Linear(3, 2)), nn.Linear(3, 2, bias=False)]
+)
 def test_weights_of_another_model_are_refused(tmp_path: Path, model: nn.Module) -> None:
     """Other shapes, other names and missing weights are refused; the error names them."""
-    with pytest.raises(CheckpointError, match=r"(?s)^The weights in .*one do not fit this model:\n  .*(weight|bias)"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"(?s)^The weights in .*one do not fit this model:\n  .*(weight|bias)",
+    ):
         ckpt.load_weights(written(tmp_path), model)

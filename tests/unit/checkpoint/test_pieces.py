@@ -1,4 +1,6 @@
-"""Checkpoints in pieces: written by several ranks side by side, read by any rank, complete or absent."""
+"""Checkpoints in pieces: written by several ranks side by side, read by any rank,
+complete or absent.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ WEIGHT = torch.arange(15.0).reshape(5, 3)
 @pytest.fixture(params=["folder", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A store of each kind."""
-    return store_of(tmp_path) if request.param == "folder" else make_store(f"memory://{uuid.uuid4().hex}/checkpoints")
+    return (
+        store_of(tmp_path)
+        if request.param == "folder"
+        else make_store(f"memory://{uuid.uuid4().hex}/checkpoints")
+    )
 
 
 def part(rank: int, token: int = 1 << 40) -> Part:
@@ -74,16 +80,26 @@ def write(store: Store, name: str = "one", token: int = 1 << 40) -> None:
 
 
 def test_parts_become_one_checkpoint(store: Store) -> None:
-    """Weights, aliases and the references of the rest are whole again, and nothing but the checkpoint's files is there."""
+    """Weights, aliases and the references of the rest are whole again,
+    and nothing but the checkpoint's files is there.
+    """
     write(store)
     assert store.names() == ["one"]
     with store.fetch("one") as folder:
         ckpt.verify(folder)
         state = ckpt.read_state(folder)
-        assert torch.equal(state["weight"], WEIGHT) and state["bias"].item() == 7 == state["alias"].item()
+        assert (
+            torch.equal(state["weight"], WEIGHT)
+            and state["bias"].item() == 7 == state["alias"].item()
+        )
         training = ckpt.load_training(folder)
         assert training["step"] == 3 and torch.equal(training["optimizers"][0]["m"], WEIGHT * 2)
-        assert {path.name for path in folder.iterdir()} == {"manifest.json", "training.pt", file_of(0, 2), file_of(1, 2)}
+        assert {path.name for path in folder.iterdir()} == {
+            "manifest.json",
+            "training.pt",
+            file_of(0, 2),
+            file_of(1, 2),
+        }
 
 
 def test_a_checkpoint_in_pieces_is_replaced(store: Store) -> None:
@@ -127,7 +143,9 @@ def test_a_rank_that_cannot_write_is_named(tmp_path: Path) -> None:
 
 
 def test_all_reports_are_taken_if_one_is_a_failure(tmp_path: Path) -> None:
-    """What stays in the group's store would pile up while a disk is full; rank 0 itself may be among those that failed."""
+    """What stays in the group's store would pile up while a disk is full;
+    rank 0 itself may be among those that failed.
+    """
     store, left = store_of(tmp_path), Left()
     for rank in range(2):
         parts.report(part(rank), {"error": "Read-only file system"}, left.__setitem__)
@@ -136,19 +154,26 @@ def test_all_reports_are_taken_if_one_is_a_failure(tmp_path: Path) -> None:
     assert not left and store.names() == []
 
 
-def test_a_part_that_rank_0_does_not_see_is_named(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_rank_0_does_not_see_is_named(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank with a disk of its own writes there: without its file there is no checkpoint."""
     monkeypatch.setattr(parts, "_SEEN_S", 0.0)
     left = Left()
     left.write_part(store, "one", part(0))
     left.write_part(store_of(tmp_path / "other"), "one", part(1))
-    with pytest.raises(OSError, match=r"rank 1 has written rank-1-of-2\.safetensors .* storage that all hosts share"):
+    with pytest.raises(
+        OSError,
+        match=r"rank 1 has written rank-1-of-2\.safetensors .* storage that all hosts share",
+    ):
         store.write("one", snapshot_of(part(0)), left.take)
     assert store.names() == []
 
 
 def test_the_draft_of_an_earlier_checkpoint_is_removed(tmp_path: Path) -> None:
-    """A rank wrote its part of a checkpoint after rank 0 had given it up: the next one removes it."""
+    """A rank wrote its part of a checkpoint after rank 0 had given it up:
+    the next one removes it.
+    """
     store = store_of(tmp_path)
     store.write_part("zero", part(1, (1 << 40) - 1))
     write(store)
@@ -167,7 +192,9 @@ def test_a_damaged_part_is_named(how: str, tmp_path: Path) -> None:
         path.unlink()
     else:
         path.write_bytes(content if how == "flipped" else content[:-3])
-    with pytest.raises(CheckpointError, match=r"rank-1-of-2\.safetensors is (missing|not what was written)"):
+    with pytest.raises(
+        CheckpointError, match=r"rank-1-of-2\.safetensors is (missing|not what was written)"
+    ):
         ckpt.verify(store.folder / "one")
 
 
@@ -184,7 +211,9 @@ def test_a_damaged_part_is_named(how: str, tmp_path: Path) -> None:
         ({"dtype": "object"}, "table of pieces is damaged"),
     ],
 )
-def test_a_table_that_is_none_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_a_table_that_is_none_is_refused(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     """Nothing is allocated for what a manifest claims and no file holds."""
     store = store_of(tmp_path)
     write(store)

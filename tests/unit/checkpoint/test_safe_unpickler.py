@@ -37,14 +37,20 @@ def payloads(mark: Path) -> dict[str, Any]:
         "a partial": Calls(Calls(functools.partial, os.system, f"touch {mark}")),
         "a map": Calls(list, Calls(map, eval, [touch])),
         "a method": Calls(Calls(getattr, Path(mark), "touch")),
-        "in a tensor's place": Calls(torch._utils._rebuild_parameter, Calls(eval, touch), False, collections.OrderedDict()),
-        "in a tensor's subclass": Calls(torch._tensor._rebuild_from_type_v2, eval, Tensor, (touch,), {}),
+        "in a tensor's place": Calls(
+            torch._utils._rebuild_parameter, Calls(eval, touch), False, collections.OrderedDict()
+        ),
+        "in a tensor's subclass": Calls(
+            torch._tensor._rebuild_from_type_v2, eval, Tensor, (touch,), {}
+        ),
     }
 
 
 @pytest.mark.parametrize("name", payloads(Path("mark")))
 def test_a_payload_never_runs(name: str, tmp_path: Path) -> None:
-    """Whatever call a Lightning checkpoint hides among its hyper-parameters, it is not made, and the weights are read."""
+    """Whatever call a Lightning checkpoint hides among its hyper-parameters, it is not made,
+    and the weights are read.
+    """
     model, mark = net(), tmp_path / "mark"
     path = saved(tmp_path, lightning(model, payload=payloads(mark)[name]), "evil.ckpt")
     assert same(read_weights(path), model.state_dict())
@@ -68,7 +74,12 @@ def text(value: str) -> bytes:
 # What no pickler writes: mark -> the opcodes of a program.
 PROGRAMS: dict[str, Callable[[str], bytes]] = {
     "a dotted name": lambda mark: (
-        b"\x80\x04" + text("os") + text("path.os.system") + b"\x93" + text(f"touch {mark}") + b"\x85R."
+        b"\x80\x04"
+        + text("os")
+        + text("path.os.system")
+        + b"\x93"
+        + text(f"touch {mark}")
+        + b"\x85R."
     ),
     "an instance of old": lambda mark: b"(" + text(f"touch {mark}") + b"ios\nsystem\n.",
     "an object of old": lambda mark: b"(cos\nsystem\n" + text(f"touch {mark}") + b"o.",
@@ -96,18 +107,35 @@ def test_a_program_never_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._tensor _rebuild_from_type_v2"]
+    "name",
+    [
+        "collections OrderedDict",
+        "torch._utils _rebuild_tensor_v2",
+        "torch._tensor _rebuild_from_type_v2",
+    ],
 )
 def test_a_known_name_leads_to_nothing_that_can_be_changed(name: str) -> None:
-    """A pickle cannot set attributes of the functions that it may call: later readers would see them."""
-    opcodes = b"c" + name.replace(" ", "\n").encode() + b"\n(N}" + text("_function") + b"cos\nsystem\nstb."
+    """A pickle cannot set attributes of the functions that it may call:
+    later readers would see them.
+    """
+    opcodes = (
+        b"c"
+        + name.replace(" ", "\n").encode()
+        + b"\n(N}"
+        + text("_function")
+        + b"cos\nsystem\nstb."
+    )
     with pytest.raises(pickle.UnpicklingError, match="sets '_function' of a function"):
         safe_unpickler.Unpickler(io.BytesIO(opcodes)).load()
 
 
-@pytest.mark.parametrize("module", ["collections", "torch._utils", "torch", "builtins", "os", "torch.nn.modules.linear"])
+@pytest.mark.parametrize(
+    "module", ["collections", "torch._utils", "torch", "builtins", "os", "torch.nn.modules.linear"]
+)
 def test_no_name_leads_to_anything_of_elsewhere(module: str) -> None:
-    """For each public and private name of these modules the unpickler gives a stand-in or a function of its own."""
+    """For each public and private name of these modules the unpickler
+    gives a stand-in or a function of its own.
+    """
     unpickler = safe_unpickler.Unpickler(io.BytesIO())
     names = [*vars(importlib.import_module(module)), "a.b", ""]
     assert len(names) > 20
@@ -117,9 +145,15 @@ def test_no_name_leads_to_anything_of_elsewhere(module: str) -> None:
 
 @pytest.mark.parametrize("class_first", [True, False])
 def test_a_tensor_beyond_its_storage_is_refused(class_first: bool, tmp_path: Path) -> None:
-    """A tensor that claims more numbers than the file has is reported as damage, and reads no foreign memory."""
+    """A tensor that claims more numbers than the file has is reported as damage,
+    and reads no foreign memory.
+    """
     rebuild, (storage, *_) = torch.ones(4).__reduce_ex__(2)[:2]
-    far = {"state_dict": {"a": Calls(rebuild, storage, 2, (9,), (1,), False, collections.OrderedDict())}}
+    far = {
+        "state_dict": {
+            "a": Calls(rebuild, storage, 2, (9,), (1,), False, collections.OrderedDict())
+        }
+    }
     other = {"other": Settings(1.0)}
     with pytest.raises(CheckpointError, match="RuntimeError: .*(out of bounds|not resizable)"):
         read_weights(saved(tmp_path, other | far if class_first else far | other))

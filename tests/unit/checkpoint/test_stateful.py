@@ -56,20 +56,32 @@ def saved(tmp_path: Path, *callbacks: Callback, task: Line | None = None) -> Pat
 
 def resumed(tmp_path: Path, *callbacks: Callback, task: Line | None = None) -> None:
     """Go on from the checkpoint."""
-    quiet(tmp_path, max_steps=3, callbacks=list(callbacks)).fit(task or Line(), loader(), ckpt_path=str(tmp_path / "saved"))
+    quiet(tmp_path, max_steps=3, callbacks=list(callbacks)).fit(
+        task or Line(), loader(), ckpt_path=str(tmp_path / "saved")
+    )
 
 
 def test_random_states_round_trip() -> None:
     """torch, numpy and random continue with the numbers that they would have drawn."""
     random.gauss(0, 1), np.random.randn(1)  # both keep half of a pair for the next draw
     state = stateful.random_state()
-    drawn = torch.rand(3).tolist(), np.random.randn(3).tolist(), [random.gauss(0, 1) for _ in range(3)]
+    drawn = (
+        torch.rand(3).tolist(),
+        np.random.randn(3).tolist(),
+        [random.gauss(0, 1) for _ in range(3)],
+    )
     stateful.set_random_state(state)
-    assert (torch.rand(3).tolist(), np.random.randn(3).tolist(), [random.gauss(0, 1) for _ in range(3)]) == drawn
+    assert (
+        torch.rand(3).tolist(),
+        np.random.randn(3).tolist(),
+        [random.gauss(0, 1) for _ in range(3)],
+    ) == drawn
 
 
 def test_a_checkpoint_keeps_the_whole_run(tmp_path: Path) -> None:
-    """Counters, optimizers, rates, loss scale, each rank's random state, callbacks and extras are saved."""
+    """Counters, optimizers, rates, loss scale, each rank's random state,
+    callbacks and extras are saved.
+    """
     kept = load_training(saved(tmp_path, Memory(3)))
     assert sorted(kept) == [
         "callbacks",
@@ -100,7 +112,9 @@ def test_the_manifest_describes_the_run(tmp_path: Path) -> None:
 
 
 def test_callbacks_of_one_class_have_separate_states(tmp_path: Path) -> None:
-    """Two callbacks of one class get their own states back, by their place; extras are restored too."""
+    """Two callbacks of one class get their own states back, by their place;
+    extras are restored too.
+    """
     saved(tmp_path, Memory("first"), Memory("second"))
     callbacks = [Memory(), Memory()]
     resumed(tmp_path, *callbacks)
@@ -122,20 +136,39 @@ def test_a_new_callback_starts_afresh(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, 1.5, [1, (2, "a")], {"a": {1, 2}}, torch.zeros(2), Counter("aa"), torch.float16, b"bytes", 1j]
+    "value",
+    [
+        None,
+        1.5,
+        [1, (2, "a")],
+        {"a": {1, 2}},
+        torch.zeros(2),
+        Counter("aa"),
+        torch.float16,
+        b"bytes",
+        1j,
+    ],
 )
 def test_plain_values_are_kept(tmp_path: Path, value: Any) -> None:
     """Tensors and plain values of any nesting are restored."""
     saved(tmp_path, Memory(value))
     back = Memory()
     resumed(tmp_path, back)
-    assert torch.equal(back.value, value) if isinstance(value, torch.Tensor) else back.value == value
+    assert (
+        torch.equal(back.value, value) if isinstance(value, torch.Tensor) else back.value == value
+    )
 
 
-@pytest.mark.parametrize("value", [np.float64(1.5), np.zeros(2), Path("a"), frozenset({1}), object(), {"a": [np.int64(3)]}])
+@pytest.mark.parametrize(
+    "value",
+    [np.float64(1.5), np.zeros(2), Path("a"), frozenset({1}), object(), {"a": [np.int64(3)]}],
+)
 def test_what_no_reader_would_take_is_refused_when_it_is_saved(tmp_path: Path, value: Any) -> None:
     """An object that a safe reader refuses is refused at the first checkpoint, not on resume."""
-    with pytest.raises(TaskError, match=r"^The checkpoint's callbacks\.Memory\.0\.value.* is of type .*tensors and plain"):
+    with pytest.raises(
+        TaskError,
+        match=r"^The checkpoint's callbacks\.Memory\.0\.value.* is of type .*tensors and plain",
+    ):
         saved(tmp_path, Memory(value))
     assert not (tmp_path / "saved").exists()
 
@@ -160,7 +193,9 @@ def test_another_optimizers_state_does_not_fit(tmp_path: Path) -> None:
             return torch.optim.SGD([{"params": [p]} for p in self.parameters()], lr=0.1)
 
     saved(tmp_path)
-    with pytest.raises(CheckpointError, match=r"optimizer state does not fit this task: .*parameter group"):
+    with pytest.raises(
+        CheckpointError, match=r"optimizer state does not fit this task: .*parameter group"
+    ):
         resumed(tmp_path, task=Groups())
 
 
@@ -171,7 +206,11 @@ def test_a_rank_on_the_cpu_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch)
         raise AssertionError("the GPU was asked")
 
     monkeypatch.setattr(
-        torch, "cuda", SimpleNamespace(is_available=lambda: True, is_initialized=lambda: False, get_rng_state=touched)
+        torch,
+        "cuda",
+        SimpleNamespace(
+            is_available=lambda: True, is_initialized=lambda: False, get_rng_state=touched
+        ),
     )
     assert random_state()["cuda"] is None
     assert raw_random()[1] is None

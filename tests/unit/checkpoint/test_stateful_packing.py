@@ -36,7 +36,9 @@ def test_a_sparse_tensor_comes_back() -> None:
     assert torch.equal(unpack(pack(sparse)).to_dense(), torch.eye(3))
 
 
-@pytest.mark.parametrize("value", [None, {"a": (1, 2.5, {"b"})}, [b"x", 1j], torch.float16, torch.Size([2])])
+@pytest.mark.parametrize(
+    "value", [None, {"a": (1, 2.5, {"b"})}, [b"x", 1j], torch.float16, torch.Size([2])]
+)
 def test_plain_values_come_back(value: Any) -> None:
     """As they are, also from a view of memory."""
     assert unpack(memoryview(pack(value))) == value

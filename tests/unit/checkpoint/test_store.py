@@ -1,4 +1,6 @@
-"""Stores of checkpoints: a checkpoint is complete or absent, on this machine's disk and at a URL alike."""
+"""Stores of checkpoints: a checkpoint is complete or absent,
+on this machine's disk and at a URL alike.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from trainkit.errors import CheckpointError, ConfigError
 @pytest.fixture(params=["folder", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A store of each kind."""
-    return store_of(tmp_path) if request.param == "folder" else make_store(f"memory://{uuid.uuid4().hex}/checkpoints")
+    return (
+        store_of(tmp_path)
+        if request.param == "folder"
+        else make_store(f"memory://{uuid.uuid4().hex}/checkpoints")
+    )
 
 
 def test_what_was_written_is_fetched(store: Store) -> None:
@@ -47,16 +53,28 @@ def test_a_checkpoint_is_replaced_whole(store: Store) -> None:
         assert ckpt.verify(folder)["epoch"] == 2
 
 
-def test_all_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file and the draft's folder are flushed, then the draft is renamed, then its parent is flushed: power may fail."""
+def test_all_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file and the draft's folder are flushed, then the draft is renamed,
+    then its parent is flushed: power may fail.
+    """
     events: list[str] = []
     rename, sync = Path.rename, os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), sync(fd)))
-    monkeypatch.setattr(Path, "rename", lambda path, to: (events.append(f"-> {Path(to).name}"), rename(path, to))[1])
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda fd: (events.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), sync(fd)),
+    )
+    monkeypatch.setattr(
+        Path, "rename", lambda path, to: (events.append(f"-> {Path(to).name}"), rename(path, to))[1]
+    )
     store = store_of(tmp_path)
     store.write("a", snapshot(epoch=1))
     at = events.index("-> a")
-    assert {"manifest.json", "weights.safetensors"} < set(events[:at]) and [e for e in events[:at] if e.endswith(".draft")]
+    assert {"manifest.json", "weights.safetensors"} < set(events[:at]) and [
+        e for e in events[:at] if e.endswith(".draft")
+    ]
     assert events[at + 1 :] == [store.folder.name]
 
 
@@ -99,7 +117,9 @@ def test_a_removed_checkpoint_is_gone(store: Store) -> None:
 
 
 def test_a_failing_write_leaves_the_old_checkpoint(store: Store) -> None:
-    """A write that fails half way leaves the checkpoint that it would have replaced, and nothing else."""
+    """A write that fails half way leaves the checkpoint that it would have replaced,
+    and nothing else.
+    """
     fill(store, "a")
     with pytest.raises(TypeError, match="not JSON serializable"):
         store.write("a", snapshot(about=object()))
@@ -111,13 +131,21 @@ def test_a_failing_write_leaves_the_old_checkpoint(store: Store) -> None:
 def test_a_checkpoint_is_a_folder_of_three_files(tmp_path: Path) -> None:
     """Weights, training state and manifest lie in one folder, and nothing else beside it."""
     folder = written(tmp_path)
-    assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "training.pt", "weights.safetensors"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "manifest.json",
+        "training.pt",
+        "weights.safetensors",
+    ]
     assert [p.name for p in folder.parent.iterdir()] == ["one"]
 
 
 @pytest.mark.parametrize(("weights", "training"), [(100_000, 1), (1, 100_000)])
-def test_a_full_disk_is_an_oserror_and_leaves_nothing(tmp_path: Path, weights: int, training: int) -> None:
-    """If the disk is full at the weights or the training state, nothing is left and the error is an OSError."""
+def test_a_full_disk_is_an_oserror_and_leaves_nothing(
+    tmp_path: Path, weights: int, training: int
+) -> None:
+    """If the disk is full at the weights or the training state,
+    nothing is left and the error is an OSError.
+    """
     with small_disk(50_000), pytest.raises(OSError, match=r"."):
         written(tmp_path, "big", nn.Linear(weights, 1), {"state": torch.zeros(training)})
     assert list(store_of(tmp_path).folder.iterdir()) == []
@@ -160,7 +188,14 @@ def test_tidy_takes_away_what_a_killed_writer_left(tmp_path: Path) -> None:
         (store.folder / name).mkdir()
         (store.folder / name / "precious").touch()
     store.tidy()
-    assert sorted(p.name for p in store.folder.iterdir()) == [".cache.before", ".d.e", ".notes", ".python.3", "a", "b"]
+    assert sorted(p.name for p in store.folder.iterdir()) == [
+        ".cache.before",
+        ".d.e",
+        ".notes",
+        ".python.3",
+        "a",
+        "b",
+    ]
     assert (store.folder / ".python.3" / "precious").exists()
     ckpt.verify(store.folder / "a")
 
@@ -170,7 +205,9 @@ class Broken(Exception):
 
 
 def test_a_remote_failure_is_an_oserror_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a remote file system raises comes out as OSError, and the half-written checkpoint is taken away."""
+    """Whatever a remote file system raises comes out as OSError,
+    and the half-written checkpoint is taken away.
+    """
     store = make_store(f"memory://{uuid.uuid4().hex}/checkpoints")
     assert isinstance(store, RemoteStore)
     put = type(store._files).put_file

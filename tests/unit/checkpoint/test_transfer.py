@@ -1,4 +1,6 @@
-"""Temporary folders of checkpoints on their way to a URL: none is left for long, and none of a living process is removed."""
+"""Temporary folders of checkpoints on their way to a URL:
+none is left for long, and none of a living process is removed.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ def upload(started: Connection) -> None:
     fill(make_store(URL), "a")
 
 
-def test_an_upload_that_was_killed_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next start on the host removes its folder; while the upload runs, another start leaves it alone."""
+def test_an_upload_that_was_killed_leaves_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start on the host removes its folder;
+    while the upload runs, another start leaves it alone.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ours, theirs = multiprocessing.Pipe()
     uploading = multiprocessing.get_context("fork").Process(target=upload, args=(theirs,))
@@ -47,8 +53,12 @@ def test_an_upload_that_was_killed_leaves_no_checkpoint(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_was_removed_before_it_was_locked_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another start may come between the making of a folder and its lock: the upload gets another folder."""
+def test_a_folder_that_was_removed_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another start may come between the making of a folder and its lock:
+    the upload gets another folder.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     lock = transfer._locked
     starts = [transfer.remove_left_folders]

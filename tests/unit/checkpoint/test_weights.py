@@ -29,7 +29,9 @@ def checkpoint(tmp_path: Path, model: nn.Module) -> Path:
 
 
 def test_a_checkpoint_folder_is_read(tmp_path: Path) -> None:
-    """A checkpoint gives the weights under the model's own names, `module.` and shared tensors too."""
+    """A checkpoint gives the weights under the model's own names,
+    `module.` and shared tensors too.
+    """
     model = nn.ModuleDict({"module": net()})
     model["module"].append(model["module"][0])
     assert same(read_weights(str(checkpoint(tmp_path, model))), model.state_dict())
@@ -48,14 +50,20 @@ def test_a_damaged_checkpoint_folder_is_refused(tmp_path: Path) -> None:
 def test_safetensors_are_read_with_their_aliases(tmp_path: Path) -> None:
     """A tensor that has several names is there under each of them."""
     a = torch.arange(3.0)
-    safetensors.torch.save_file({"a": a}, tmp_path / "w.safetensors", {"aliases": json.dumps({"b": "a"})})
+    safetensors.torch.save_file(
+        {"a": a}, tmp_path / "w.safetensors", {"aliases": json.dumps({"b": "a"})}
+    )
     assert same(read_weights(str(tmp_path / "w.safetensors")), {"a": a, "b": a})
 
 
-@pytest.mark.parametrize("wrap", [dict, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "optimizer": {}}])
+@pytest.mark.parametrize(
+    "wrap", [dict, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "optimizer": {}}]
+)
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".pth.tar"])
 @pytest.mark.parametrize("as_zip", [True, False])
-def test_a_state_dict_is_read(wrap: Callable[[Any], Any], suffix: str, as_zip: bool, tmp_path: Path) -> None:
+def test_a_state_dict_is_read(
+    wrap: Callable[[Any], Any], suffix: str, as_zip: bool, tmp_path: Path
+) -> None:
     """A file of torch.save, now or before 1.6, alone or under the usual keys, gives the weights."""
     state = net().state_dict()
     path = saved(tmp_path, wrap(state), f"w{suffix}", _use_new_zipfile_serialization=as_zip)
@@ -74,7 +82,9 @@ def test_a_lightning_checkpoint_is_read_and_its_classes_are_not(tmp_path: Path) 
 
 
 def test_views_parameters_and_subclasses_become_plain_tensors(tmp_path: Path) -> None:
-    """Transposed and shared tensors, parameters, half precision, scalars and empty tensors come out with their values."""
+    """Transposed and shared tensors, parameters, half precision,
+    scalars and empty tensors come out with their values.
+    """
     base = torch.arange(12.0).reshape(3, 4)
     with_attribute = nn.Parameter(torch.ones(2))
     with_attribute.tag = "mine"  # type: ignore[attr-defined]
@@ -96,7 +106,13 @@ def test_views_parameters_and_subclasses_become_plain_tensors(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("prefix", "shown"),
-    [("module.", ""), ("_orig_mod.", ""), ("module._orig_mod.", ""), ("_orig_mod.module.", ""), ("net._orig_mod.", "net.")],
+    [
+        ("module.", ""),
+        ("_orig_mod.", ""),
+        ("module._orig_mod.", ""),
+        ("_orig_mod.module.", ""),
+        ("net._orig_mod.", "net."),
+    ],
 )
 def test_wrappers_are_taken_out_of_names(prefix: str, shown: str, tmp_path: Path) -> None:
     """Name parts added by torch.compile and DistributedDataParallel are removed."""
@@ -128,12 +144,21 @@ def test_names_that_become_one_are_refused(tmp_path: Path) -> None:
             "under 'net', which is no tensor.*state_dict, model; the file has epoch, net",
         ),
         ({"state_dict": {"a": torch.ones(1), "b": 3}}, "builtins.int under 'b'"),
-        ({"state_dict": {"a": Settings(1.0)}}, "tests.helpers.foreign_files.Settings under 'a', which is no tensor"),
+        (
+            {"state_dict": {"a": Settings(1.0)}},
+            "tests.helpers.foreign_files.Settings under 'a', which is no tensor",
+        ),
         ({"state_dict": {"a": torch.ones(1, device="meta")}}, "under 'a', which is no tensor"),
         ({3: torch.ones(1)}, "under '3'"),
         ([torch.ones(1)], r"one object \(builtins.list\)"),
         (torch.ones(1), r"one object \(torch.Tensor\)"),
-        (nn.Linear(2, 1), r"one object \(torch.nn.modules.linear.Linear\); it must hold a state_dict: torch.save\(model.state"),
+        (
+            nn.Linear(2, 1),
+            (
+                r"one object \(torch.nn.modules.linear.Linear\); it must hold a state_dict:"
+                r" torch.save\(model.state"
+            ),
+        ),
     ],
 )
 def test_a_file_without_a_state_dict_is_refused(content: Any, words: str, tmp_path: Path) -> None:
@@ -177,13 +202,16 @@ def damaged(tmp_path: Path, how: str) -> str:
         ("zip", "w.pt cannot be read"),
         ("script", "w.pt cannot be read"),
         ("plain pickle", "w.pt cannot be read"),
-        ("old with classes", "(UnpicklingError: Weights only load failed"),  # torch.load is not asked again
+        # torch.load is not asked again
+        ("old with classes", "(UnpicklingError: Weights only load failed"),
         (".ckpt", "w.ckpt cannot be read"),
         (".safetensors", "w.safetensors is no safetensors file, or a damaged one"),
     ],
 )
 def test_an_unreadable_file_is_reported(how: str, words: str, tmp_path: Path) -> None:
-    """A file that is absent, cut, or of another kind is refused; the error lists the legal kinds."""
+    """A file that is absent, cut, or of another kind is refused;
+    the error lists the legal kinds.
+    """
     path = damaged(tmp_path, how)
     with pytest.raises(CheckpointError) as said:
         read_weights(path)
@@ -191,9 +219,15 @@ def test_an_unreadable_file_is_reported(how: str, words: str, tmp_path: Path) ->
     assert len(str(said.value).replace(str(tmp_path), "").splitlines()) == 1
 
 
-@pytest.mark.parametrize("aliases", ["no json", "[1]", '{"b": "absent"}', '{"b": ["a"]}', '{"b": 3}'])
+@pytest.mark.parametrize(
+    "aliases", ["no json", "[1]", '{"b": "absent"}', '{"b": ["a"]}', '{"b": 3}']
+)
 def test_bad_aliases_are_reported(aliases: str, tmp_path: Path) -> None:
     """Metadata that does not say which tensor is meant is a damaged file."""
-    safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "w.safetensors", {"aliases": aliases})
-    with pytest.raises(CheckpointError, match="w.safetensors is no safetensors file, or a damaged one"):
+    safetensors.torch.save_file(
+        {"a": torch.ones(1)}, tmp_path / "w.safetensors", {"aliases": aliases}
+    )
+    with pytest.raises(
+        CheckpointError, match="w.safetensors is no safetensors file, or a damaged one"
+    ):
         read_weights(str(tmp_path / "w.safetensors"))

@@ -30,11 +30,16 @@ def test_weights_are_cast() -> None:
     """A model of another type keeps its type."""
     model, source = net(1).double(), net(2).state_dict()
     load_into(model, source, "w.pt")
-    assert same(model.state_dict(), {n: t.double() if t.is_floating_point() else t for n, t in source.items()})
+    assert same(
+        model.state_dict(),
+        {n: t.double() if t.is_floating_point() else t for n, t in source.items()},
+    )
 
 
 def test_what_does_not_fit_is_listed_and_nothing_is_loaded() -> None:
-    """With strict, one mismatch is an error: it names each kind by name and shape, and the model is unchanged."""
+    """With strict, one mismatch is an error:
+    it names each kind by name and shape, and the model is unchanged.
+    """
     model, source = net(1), net(2).state_dict()
     before = kept(model)
     source["0.bias"] = torch.zeros(7)
@@ -62,7 +67,9 @@ def test_six_misfits_are_shown_and_the_rest_counted() -> None:
 
 
 def test_without_strict_matching_weights_are_loaded_and_the_rest_is_returned() -> None:
-    """Weights that match by name and shape are loaded, the rest keeps its values, and each mismatch is returned."""
+    """Weights that match by name and shape are loaded, the rest keeps its values,
+    and each mismatch is returned.
+    """
     model, source = net(1), net(2).state_dict()
     before = kept(model)
     source["2.weight"] = torch.zeros(9, 4)
@@ -78,14 +85,21 @@ def test_without_strict_matching_weights_are_loaded_and_the_rest_is_returned() -
 @pytest.mark.parametrize("strict", [True, False])
 def test_when_nothing_fits_it_is_an_error(strict: bool) -> None:
     """Weights of which none fits are never loaded in silence."""
-    with pytest.raises(CheckpointError, match=r"^Nothing in w.pt fits Sequential, by name and shape:\n  missing"):
+    with pytest.raises(
+        CheckpointError, match=r"^Nothing in w.pt fits Sequential, by name and shape:\n  missing"
+    ):
         load_into(net(), {"other": torch.zeros(1)}, "w.pt", strict)
 
 
 def test_weights_of_a_part_are_recognized() -> None:
     """Names that lack the part's own name in front say so."""
     with pytest.raises(CheckpointError, match="those of its part 'model': load them into that"):
-        load_into(nn.ModuleDict({"model": nn.Linear(3, 1)}), nn.Linear(3, 1).state_dict(), "w.pt", strict=False)
+        load_into(
+            nn.ModuleDict({"model": nn.Linear(3, 1)}),
+            nn.Linear(3, 1).state_dict(),
+            "w.pt",
+            strict=False,
+        )
 
 
 def test_a_tied_tensor_needs_one_name() -> None:
@@ -99,10 +113,14 @@ def test_a_tied_tensor_needs_one_name() -> None:
 
 
 def test_two_tensors_for_a_tied_one_are_reported() -> None:
-    """A file with different values under both names of one tensor does not fit: one of them would be lost."""
+    """A file with different values under both names of one tensor does not fit:
+    one of them would be lost.
+    """
     model = nn.ModuleDict({"a": nn.Linear(2, 2, bias=False), "b": nn.Linear(2, 2, bias=False)})
     model["b"].weight = model["a"].weight
-    with pytest.raises(CheckpointError, match="one tensor in the model, two in the file: a.weight and b.weight"):
+    with pytest.raises(
+        CheckpointError, match="one tensor in the model, two in the file: a.weight and b.weight"
+    ):
         load_into(model, {"a.weight": torch.zeros(2, 2), "b.weight": torch.ones(2, 2)}, "w.pt")
 
 

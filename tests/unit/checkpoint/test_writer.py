@@ -1,4 +1,6 @@
-"""Writing beside training: a checkpoint holds the state of its step, and only the next save waits for it."""
+"""Writing beside training: a checkpoint holds the state of its step,
+and only the next save waits for it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class HeldKeeper(ModelCheckpoint):
         """Record the state: after the other callbacks, which put averages in the weights' place."""
         self.expected = {name: tensor.clone() for name, tensor in task.state_dict().items()}
         self.optimizer = deepcopy(trainer.optimizers[0].state_dict())
-        self.others = {type(c).__name__: deepcopy(c.state_dict()) for c in trainer.callbacks if c is not self}
+        self.others = {
+            type(c).__name__: deepcopy(c.state_dict()) for c in trainer.callbacks if c is not self
+        }
 
 
 class LetsGo(Callback):
@@ -85,7 +89,9 @@ def same(one: Any, other: Any) -> bool:
             one, other = one.coalesce().to_dense(), other.coalesce().to_dense()
         return torch.equal(one, other) and one.dtype == other.dtype
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(
+            same(value, other[key]) for key, value in one.items()
+        )
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
@@ -119,7 +125,9 @@ class Shapes(Line):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Use all of it."""
         self.calls += 1
-        return self.twin(x) * self.number + self.conv(x[:, :, None, None].expand(-1, 3, 4, 4)).mean()
+        return (
+            self.twin(x) * self.number + self.conv(x[:, :, None, None].expand(-1, 3, 4, 4)).mean()
+        )
 
     def configure_optimizers(self) -> Any:
         """Adam, which has steps without dimensions and moments in the weights' memory format."""
@@ -128,11 +136,15 @@ class Shapes(Line):
 
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_what_is_written_is_the_state_of_its_step(tmp_path: Path, channels_last: bool) -> None:
-    """Weights, optimizer state and averages are those of the saved step, although training continued."""
+    """Weights, optimizer state and averages are those of the saved step,
+    although training continued.
+    """
     task, ema, keeper = Shapes(), EMA(decay=0.5), HeldKeeper()
     if channels_last:
         task.conv.to(memory_format=torch.channels_last)
-    trainer = quiet(tmp_path, max_steps=5, callbacks=[ema, keeper, LetsGo(keeper)], channels_last=channels_last)
+    trainer = quiet(
+        tmp_path, max_steps=5, callbacks=[ema, keeper, LetsGo(keeper)], channels_last=channels_last
+    )
     trainer.fit(task, loader(24))
     folder = tmp_path / "checkpoints" / "epoch=0-step=2"
     training = ckpt.load_training(folder)
@@ -175,7 +187,11 @@ def test_a_sparse_copy_has_memory_of_its_own() -> None:
 def test_tied_tensors_stay_tied_on_the_host(tmp_path: Path) -> None:
     """A tensor with two names is copied and written once, and read under both."""
     keeper, _, folder = held_back(tmp_path, Shapes())
-    (size,) = [about["bytes"] for name, about in ckpt.verify(folder)["files"].items() if name == ckpt.WEIGHTS]
+    (size,) = [
+        about["bytes"]
+        for name, about in ckpt.verify(folder)["files"].items()
+        if name == ckpt.WEIGHTS
+    ]
     assert {"model.weight", "twin.weight"} < ckpt.read_state(folder).keys()
     once = sum(t.nbytes for n, t in keeper.expected.items() if not n.startswith("twin."))
     assert size - once == pytest.approx(800, abs=700)  # names and shapes
@@ -198,14 +214,30 @@ def test_tied_tensors_stay_tied_on_the_host(tmp_path: Path) -> None:
         torch.tensor([True, False]),
         torch.tensor([1 + 2j]),
     ],
-    ids=["plain", "transposed", "channels last", "0-dim", "empty", "strided", "expanded", "bfloat16", "bool", "complex"],
+    ids=[
+        "plain",
+        "transposed",
+        "channels last",
+        "0-dim",
+        "empty",
+        "strided",
+        "expanded",
+        "bfloat16",
+        "bool",
+        "complex",
+    ],
 )
 def test_a_host_copy_holds_what_it_was_given(tensor: torch.Tensor) -> None:
-    """Of any layout and type, the copy is equal, has memory of its own, and takes the next copy into the same memory."""
+    """Of any layout and type, the copy is equal, has memory of its own,
+    and takes the next copy into the same memory.
+    """
     host = HostCopy()
     copy = host.take({"x": tensor})["x"]
     assert same(copy, tensor)
-    assert copy.numel() == 0 or copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+    assert (
+        copy.numel() == 0
+        or copy.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr()
+    )
     other = tensor.clone().zero_() if tensor.stride() != copy.stride() else torch.zeros_like(tensor)
     place = copy.data_ptr()
     again = host.take({"x": other})["x"]
@@ -215,12 +247,17 @@ def test_a_host_copy_holds_what_it_was_given(tensor: torch.Tensor) -> None:
 
 
 def test_memory_is_used_again_by_place() -> None:
-    """Each place in the tree has its own memory, in each save the same; another shape takes another."""
+    """Each place in the tree has its own memory, in each save the same;
+    another shape takes another.
+    """
     host, model = HostCopy(), Net()
     tree = {"weights": model.state_dict(), "list": [torch.zeros(2), torch.ones(2)]}
 
     def places(tree: Any) -> list[int]:
-        return [*(t.data_ptr() for t in tree["weights"].values()), *(t.data_ptr() for t in tree["list"])]
+        return [
+            *(t.data_ptr() for t in tree["weights"].values()),
+            *(t.data_ptr() for t in tree["list"]),
+        ]
 
     first = places(host.take(tree))
     assert len(set(first)) == len(first)
@@ -247,7 +284,9 @@ def writer() -> Iterator[Writer]:
 
 
 def test_the_next_save_waits_for_the_last(writer: Writer) -> None:
-    """A second snapshot is taken when the first is written: its memory is not written over before."""
+    """A second snapshot is taken when the first is written:
+    its memory is not written over before.
+    """
     let, order = threading.Event(), []
 
     def write() -> None:
@@ -290,5 +329,8 @@ def test_an_unexpected_error_costs_that_checkpoint_alone(
     trainer = quiet(tmp_path, max_steps=2, enable_checkpointing=True)
     trainer.fit(Line(), loader(8))
     assert trainer.global_step == 2
-    assert "was NOT written: ValueError: a strange tensor. Training continues." in capsys.readouterr().out
+    assert (
+        "was NOT written: ValueError: a strange tensor. Training continues."
+        in capsys.readouterr().out
+    )
     assert not any(thread.name == "trainkit-checkpoint" for thread in threading.enumerate())

@@ -39,7 +39,9 @@ def offered(line: str, folder: Path) -> list[str]:
     ],
 )
 def test_bash_offers(line: str, expected: list[str], tmp_path: Path) -> None:
-    """Whether trainkit is started by its script, by Python, or by a launcher; other programs keep their files."""
+    """Whether trainkit is started by its script, by Python, or by a launcher;
+    other programs keep their files.
+    """
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     (tmp_path / "runs" / "mine" / "config.yaml").touch()
     assert offered(line, tmp_path) == expected
@@ -66,7 +68,9 @@ def test_bash_offers(line: str, expected: list[str], tmp_path: Path) -> None:
     ],
 )
 def test_a_line_has_answers(line: str, expected: list[str], tmp_path: Path) -> None:
-    """Options, groups, settings and their values, by the part that bash replaces: after the last "="."""
+    """Options, groups, settings and their values, by the part that bash replaces:
+    after the last "=".
+    """
     (tmp_path / "runs" / "mine").mkdir(parents=True)
     assert answers(line, tmp_path) == expected
 
@@ -83,11 +87,28 @@ def test_configs_of_ones_own_are_offered(tmp_path: Path) -> None:
 
 def test_an_answer_needs_nothing_heavy(tmp_path: Path) -> None:
     """Neither torch nor Hydra nor rich: the shell waits for a tenth of a second."""
-    command = [sys.executable, "-X", "importtime", "-m", "trainkit", "completion", "--line", "trainkit fit trainer.max_e"]
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "trainkit",
+        "completion",
+        "--line",
+        "trainkit fit trainer.max_e",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert done.stdout == "trainer.max_epochs=\n"
-    assert "trainkit.cli.usage" in loaded and not loaded & {"torch", "hydra", "omegaconf", "yaml", "rich", "numpy", "plotly"}
+    assert "trainkit.cli.usage" in loaded and not loaded & {
+        "torch",
+        "hydra",
+        "omegaconf",
+        "yaml",
+        "rich",
+        "numpy",
+        "plotly",
+    }
 
 
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,14 @@ def images(tmp_path: Path) -> Path:
 
 def check(root: Path, *more: str) -> int:
     """Run the command on a folder of images."""
-    typed = ["check", "conf=resnet18", "data=imagefolder", f"data.root={root}", "data.num_classes=2", "data.image_size=8"]
+    typed = [
+        "check",
+        "conf=resnet18",
+        "data=imagefolder",
+        f"data.root={root}",
+        "data.num_classes=2",
+        "data.image_size=8",
+    ]
     return data.main("data", [*typed, "data.num_workers=0", "workers=0", *more])
 
 
@@ -55,12 +62,20 @@ def test_good_data_passes(images: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("typed", "said"),
     [
         (["chek", "conf=mlp"], "'data chek' is not a command"),
-        (["check", "conf=mlp", "stage=all"], "stage is 'all'; it must be one of fit, test, predict"),
+        (
+            ["check", "conf=mlp", "stage=all"],
+            "stage is 'all'; it must be one of fit, test, predict",
+        ),
         (["check", "conf=mlp", "data.on_bad_sample=ignore"], "data.on_bad_sample is 'ignore'"),
-        (["check", "conf=mlp", "data.on_bad_sample=skip", "trainer.on_bad_sample=raise"], "they are one setting"),
+        (
+            ["check", "conf=mlp", "data.on_bad_sample=skip", "trainer.on_bad_sample=raise"],
+            "they are one setting",
+        ),
     ],
 )
-def test_a_wrong_request_is_explained(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_request_is_explained(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 2, and what is legal."""
     assert data.main("data", typed) == 2
     assert said in capsys.readouterr().err
@@ -69,7 +84,14 @@ def test_a_wrong_request_is_explained(typed: list[str], said: str, capsys: pytes
 def test_workers_read_every_sample_once() -> None:
     """Loaders of one data set are read once, by as many workers as the loader has."""
     rows = Numbered(37)
-    (reading,) = readings([("train", DataLoader(rows, 4, num_workers=2)), ("val", DataLoader(rows, 4)), ("test", None)], 0)
+    (reading,) = readings(
+        [
+            ("train", DataLoader(rows, 4, num_workers=2)),
+            ("val", DataLoader(rows, 4)),
+            ("test", None),
+        ],
+        0,
+    )
     assert reading.num_workers == 2
     assert sum(count for count, _ in reading.read(seed=0)) == 37
 

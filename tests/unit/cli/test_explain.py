@@ -16,7 +16,10 @@ def test_a_message_names_its_part(capsys: pytest.CaptureFixture[str]) -> None:
     text = "ckpt_path is 'last', and runs/a has no complete 'last'; there are no checkpoints there."
     assert name_of(text) == "no-checkpoint"
     assert fail(ConfigError(text), read_launcher({}), text, 2) == 2
-    assert capsys.readouterr().err == f"Error: {text}\nMore: python -m trainkit explain no-checkpoint\n"
+    assert (
+        capsys.readouterr().err
+        == f"Error: {text}\nMore: python -m trainkit explain no-checkpoint\n"
+    )
     fail(ConfigError("x is 3; it must be 4."), read_launcher({}), "x is 3; it must be 4.", 2)
     assert "More:" not in capsys.readouterr().err
 
@@ -32,7 +35,9 @@ def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     """A line each."""
     assert main("explain", []) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(explained()) and all(line.endswith(".") for line in lines)
+    assert [line.split()[0] for line in lines] == list(explained()) and all(
+        line.endswith(".") for line in lines
+    )
 
 
 @pytest.mark.parametrize("typed", [["no-los"], ["no-loss", "more"]])

@@ -1,4 +1,6 @@
-"""--help and --version: what there is to set, with types, defaults and docstrings, without torch."""
+"""--help and --version: what there is to set, with types,
+defaults and docstrings, without torch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from trainkit.extensions.plan import command as plan
 from trainkit.extensions.timeline.scaling import command as scaling
 from trainkit.version import __version__
 
-ALL = {name: usage for name in all_commands() if (usage := find_usage(name)) is not None}  # extensions' too
+# extensions' too
+ALL = {name: usage for name in all_commands() if (usage := find_usage(name)) is not None}
 
 
 def test_help_lists_the_trainers_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +31,10 @@ def test_help_lists_the_trainers_settings(capsys: pytest.CaptureFixture[str]) ->
     assert main("fit", ["--help"]) == 0
     text = capsys.readouterr().out
     assert "trainer.max_epochs=None   " in text
-    assert "trainer.log_every_n_steps=50   PositiveInt | None\n      steps between two logs of step values." in text
+    assert (
+        "trainer.log_every_n_steps=50   PositiveInt | None\n      steps between two logs of step"
+        " values." in text
+    )
     assert "conf           one of bert, gpt, gpt_124m, " in text
     assert "trainer.callbacks" not in text
 
@@ -49,7 +55,10 @@ def test_a_source_that_cannot_be_read_has_no_arguments() -> None:
 def test_the_version_is_printed() -> None:
     """Without a command, and without torch."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "trainkit", "--version"], capture_output=True, text=True, check=False
+        [sys.executable, "-X", "importtime", "-m", "trainkit", "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, f"trainkit {__version__}\n")
     assert " torch\n" not in done.stderr
@@ -57,13 +66,19 @@ def test_the_version_is_printed() -> None:
 
 @pytest.mark.parametrize("command", ALL)
 def test_each_command_explains_itself(command: str) -> None:
-    """Usage, every option with type, default and meaning, examples; without torch, and into a pipe that closes early."""
+    """Usage, every option with type, default and meaning, examples;
+    without torch, and into a pipe that closes early.
+    """
     line = f"{shlex.quote(sys.executable)} -X importtime -m trainkit {command} --help"
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.startswith(f"usage: python -m trainkit {command}")
     for name, kind, default, text in ALL[command].options:
-        (own,) = [row for row in done.stdout.splitlines() if row.startswith(f"  {name}") and text in row]
-        assert name.startswith("-") or (f"{name}={kind}" in own and f"(default: {default})" * bool(default) in own), own
+        (own,) = [
+            row for row in done.stdout.splitlines() if row.startswith(f"  {name}") and text in row
+        ]
+        assert name.startswith("-") or (
+            f"{name}={kind}" in own and f"(default: {default})" * bool(default) in own
+        ), own
     assert f"examples:\n  python -m trainkit {command}" in done.stdout
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)
 
@@ -76,7 +91,9 @@ def test_what_may_be_left_out_is_not_called_required() -> None:
 
 
 def test_the_options_are_those_that_a_command_takes() -> None:
-    """Those of commands that split off their own from a config's, and of keys at the top of a config."""
+    """Those of commands that split off their own from a config's,
+    and of keys at the top of a config.
+    """
     for command, own in (
         ("plan", plan._OWN),
         ("data", data._OWN),

@@ -18,13 +18,22 @@ from trainkit.cli.jobs import main
         ([".", "extra"], 2, "'extra' is one too many"),
         (["logs"], 2, "jobs logs needs a job: its number or name, or its run's folder."),
         (["logs", "7"], 2, "No run below runs/ was submitted as job 7."),
-        (["logs", "."], 2, "'.' is no number of a job, no folder of a run that launcher=slurm submitted,"),
+        (
+            ["logs", "."],
+            2,
+            "'.' is no number of a job, no folder of a run that launcher=slurm submitted,",
+        ),
         (["logs", "7", "line=3"], 2, "'line' is no setting of jobs. Did you mean 'lines'?"),
         (["cancel"], 2, "jobs cancel needs a job"),
     ],
 )
 def test_words_are_checked(
-    words: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    code: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without Slurm, which is asked only about jobs that were found."""
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,9 @@ from trainkit.cli.options import with_plain_run
     ],
 )
 def test_a_runs_folder_may_be_named(typed: list[str], read: list[str]) -> None:
-    """run_dir=FOLDER is FOLDER, wherever it is typed; an empty one is left for the command to refuse."""
+    """run_dir=FOLDER is FOLDER, wherever it is typed;
+    an empty one is left for the command to refuse.
+    """
     assert with_plain_run(typed) == read
 
 

@@ -1,4 +1,6 @@
-"""A run's config and state in its folder: a refused start leaves them alone, and a new run keeps the earlier one's."""
+"""A run's config and state in its folder:
+a refused start leaves them alone, and a new run keeps the earlier one's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import yaml
 from trainkit.cli.run import main
 from trainkit.run.state import STATE
 
-FIT = ["conf=mlp", "callbacks=checkpoint", "logger=csv", "trainer.limit_val_batches=1", "run_dir=run"]
+FIT = [
+    "conf=mlp",
+    "callbacks=checkpoint",
+    "logger=csv",
+    "trainer.limit_val_batches=1",
+    "run_dir=run",
+]
 
 
 def width(run: Path) -> int:
@@ -28,7 +36,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_refused_resume_changes_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The run's config and state are those of its own start, so that it can still be resumed with them."""
+    """The run's config and state are those of its own start,
+    so that it can still be resumed with them.
+    """
     state = (run / STATE).read_text()
     assert main("fit", [*FIT, "trainer.max_steps=4", "+task.model.width=32", "ckpt_path=last"]) == 1
     assert "do not fit this model" in capsys.readouterr().err
@@ -48,9 +58,22 @@ def test_an_earlier_run_keeps_its_config(run: Path, capsys: pytest.CaptureFixtur
     assert (before / "checkpoints" / "epoch=0-step=3").is_dir()
 
 
-def test_a_start_that_fails_leaves_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a new folder it is written before the model is made, with the error in the state."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "damaged.safetensors").write_bytes(b"no weights")
-    assert main("fit", [*FIT, "trainer.max_steps=1", "+task.model.width=32", "init_weights=damaged.safetensors"]) == 1
+    assert (
+        main(
+            "fit",
+            [
+                *FIT,
+                "trainer.max_steps=1",
+                "+task.model.width=32",
+                "init_weights=damaged.safetensors",
+            ],
+        )
+        == 1
+    )
     assert width(tmp_path / "run") == 32 and "failed" in (tmp_path / "run" / STATE).read_text()

@@ -52,9 +52,13 @@ def test_everything_else_is_refused(target: str) -> None:
         locate(target, "task._target_", [])
 
 
-def test_an_alias_in_the_users_own_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alias_in_the_users_own_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A module of the user's may be called, but not to reach os.system under another name."""
-    (tmp_path / "own_alias.py").write_text("import os\nrun = os.system\ndef fine():\n    return 3\n")
+    (tmp_path / "own_alias.py").write_text(
+        "import os\nrun = os.system\ndef fine():\n    return 3\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert locate("own_alias.fine", "task._target_", [])() == 3
@@ -62,7 +66,9 @@ def test_an_alias_in_the_users_own_file_is_refused(tmp_path: Path, monkeypatch: 
         locate("own_alias.run", "task._target_", [])
 
 
-def test_a_folder_that_is_named_like_a_package_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_named_like_a_package_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A torch/ in the current folder does not make the installed torch the user's own."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "notes.py").write_text("")

@@ -1,4 +1,6 @@
-"""Mistakes in a config: the exit code, the words, and that nothing heavy was loaded and nothing written."""
+"""Mistakes in a config: the exit code, the words,
+and that nothing heavy was loaded and nothing written.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,21 @@ MISTAKES = {
     "optimizer.learning_rate=3": ["optimizer.learning_rate is not a setting", "lr"],
     "data.batchsize=3": ["data.batchsize is not a setting", "Did you mean 'batch_size'?"],
     "data=digit": ["data is 'digit'", "Did you mean 'digits'?", "imagefolder"],
-    "logger=[csv,promethus]": ["logger is 'promethus'", "Did you mean 'prometheus'?", "tensorboard"],
+    "logger=[csv,promethus]": [
+        "logger is 'promethus'",
+        "Did you mean 'prometheus'?",
+        "tensorboard",
+    ],
     "trainer.max_epochs=abc": ["trainer.max_epochs is 'abc'", "a whole number, 0 or more"],
     "trainer.max_epochs=-2": ["trainer.max_epochs is -2", "0 or more"],
     "trainer.precision=fp16": ["trainer.precision is 'fp16'", "'16-mixed'", "64 or null.\n"],
     "trainer.precision=bf17": ["trainer.precision is 'bf17'", "Did you mean 'bf16'?"],
     "optimizer.params=1": ["optimizer.params is not a setting", "nesterov, weight_decay"],
     "lr.total=1": ["lr.total is not a setting. Known here: end."],
-    "--max_epochs=2": ["'--max_epochs=2' is no flag", "key=value, without dashes, as trainer.max_epochs=3"],
+    "--max_epochs=2": [
+        "'--max_epochs=2' is no flag",
+        "key=value, without dashes, as trainer.max_epochs=3",
+    ],
     "lr=0.1,0.2": ["lr is 0.1,0.2, and lr names a config: cosine, polynomial, step"],
     "lr=0.1": ["lr is 0.1, and lr names a config: cosine, polynomial, step", "optimizer.lr=..."],
     "optimizer=3": ["optimizer is 3", "adamw"],
@@ -33,13 +42,20 @@ MISTAKES = {
     "optimizer.lr=abc": ["optimizer.lr is 'abc'", "a number"],
     "seed=abc": ["seed is 'abc'", "a whole number"],
     "trainer.accelerator=tpu": ["trainer.accelerator is 'tpu'", "'cpu', 'gpu', 'cuda' or null"],
-    "trainer.accelerator=gpu engine.device=cpu": ["trainer.accelerator is 'gpu', and engine.device is cpu"],
+    "trainer.accelerator=gpu engine.device=cpu": [
+        "trainer.accelerator is 'gpu', and engine.device is cpu"
+    ],
     "trainer.devices=2": ["trainer.devices", "the launcher decides", "horovodrun"],
     "trainer.strategy=ddp": ["trainer.strategy", "the launcher decides", "engine=auto"],
     "trainer.run_dir=x": ["trainer.run_dir", "run_dir is a key at the top"],
-    "trainer.max_epochs=null": ["None of trainer.max_epochs, trainer.max_steps and trainer.max_time"],
+    "trainer.max_epochs=null": [
+        "None of trainer.max_epochs, trainer.max_steps and trainer.max_time"
+    ],
     "data=imagefolder": ["data.root is missing", "data.root=..."],
-    "data=imagefolder data.root=/no/such/folder": ["data.root is '/no/such/folder'", "no such folder"],
+    "data=imagefolder data.root=/no/such/folder": [
+        "data.root is '/no/such/folder'",
+        "no such folder",
+    ],
     "run_dir=/dev/null/x": ["run_dir is '/dev/null/x'", "cannot be written|no writable folder"],
     "task._target_=os.system": ["task._target_ is 'os.system'", "configs may not call"],
     "task._target_=builtins.eval": ["task._target_ is 'builtins.eval'", "configs may not call"],
@@ -47,11 +63,20 @@ MISTAKES = {
     "task._target_=recipes.nothing.Task": ["there is no module 'nothing'"],
     "optimizer._target_=torch.optim.SDG": ["torch.optim has no 'SDG'", "Did you mean 'SGD'?"],
     "optimizer.lr=0.1,0.2": ["optimizer.lr=0.1,0.2 has several values", "-m"],
-    "callbacks=none,early_stopping": ["callbacks=none,early_stopping has several values", "key=[a,b]"],
+    "callbacks=none,early_stopping": [
+        "callbacks=none,early_stopping has several values",
+        "key=[a,b]",
+    ],
     "resume=auto": ["resume is 'auto', but each start has a new folder", "run_dir=runs/mlp/mine"],
     "resume=yes run_dir=r": ["resume is 'yes'; it must be 'auto' or null"],
-    "resume=auto ckpt_path=last run_dir=r": ["resume is 'auto' and ckpt_path is 'last'", "Leave one out"],
-    "ckpt_path=last init_weights=w.pt run_dir=r": ["ckpt_path is 'last' and init_weights is 'w.pt'", "Leave one out"],
+    "resume=auto ckpt_path=last run_dir=r": [
+        "resume is 'auto' and ckpt_path is 'last'",
+        "Leave one out",
+    ],
+    "ckpt_path=last init_weights=w.pt run_dir=r": [
+        "ckpt_path is 'last' and init_weights is 'w.pt'",
+        "Leave one out",
+    ],
     "strict=false": ["strict is false", "init_weights=..."],
     "init_weights=none.pt": ["init_weights is 'none.pt'", "no such file or folder"],
     "callbacks=checkpoint callbacks.checkpoint.train_time_interval=soon": [
@@ -77,9 +102,14 @@ MISTAKES = {
 
 @pytest.mark.parametrize("overrides", MISTAKES)
 def test_a_mistake_is_named_and_ends_with_code_2(
-    overrides: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each mistake ends with exit code 2, names key, value and remedy on one screen, and leaves no file behind."""
+    """Each mistake ends with exit code 2, names key, value and remedy on one screen,
+    and leaves no file behind.
+    """
     monkeypatch.chdir(tmp_path)
     code = main("fit", ["conf=mlp", *overrides.split()])
     text = capsys.readouterr().err
@@ -100,7 +130,9 @@ def test_a_mistake_is_named_and_ends_with_code_2(
         (["conf=resnet5"], "Did you mean 'resnet50'?"),
     ],
 )
-def test_the_config_itself_is_asked_for(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_config_itself_is_asked_for(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A missing or misspelt conf= names the configs that there are."""
     assert main("fit", arguments) == 2
     text = capsys.readouterr().err
@@ -116,11 +148,18 @@ def test_the_config_itself_is_asked_for(arguments: list[str], words: str, capsys
     ],
 )
 def test_what_a_config_does_not_choose_is_not_set(
-    override: str, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    override: str,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If a config's task makes its own optimizer, there is none to set or to replace."""
     (tmp_path / "conf").mkdir()
-    text = "defaults: [_base, _self_]\ntask: {_target_: recipes.image_classifier.ImageClassifier}\ntrainer: {max_epochs: 1}\n"
+    text = (
+        "defaults: [_base, _self_]\ntask: {_target_:"
+        " recipes.image_classifier.ImageClassifier}\ntrainer: {max_epochs: 1}\n"
+    )
     (tmp_path / "conf/own.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     assert main("fit", ["conf=own", override]) == 2
@@ -131,17 +170,29 @@ def test_what_a_config_does_not_choose_is_not_set(
 def test_a_config_error_needs_no_torch(tmp_path: Path) -> None:
     """A wrong key is found before torch is imported."""
     code = (
-        "import sys\nfrom trainkit.cli.run import main\n"
-        "code = main('fit', ['conf=resnet50', 'trainer.max_epoch=3'])\nprint(code, 'torch' in sys.modules)"
+        "import sys\nfrom trainkit.cli.run import main\ncode = main('fit', ['conf=resnet50',"
+        " 'trainer.max_epoch=3'])\nprint(code, 'torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert done.stdout.split() == ["2", "False"]
 
 
 def test_only_rank_0_speaks(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Under a launcher rank 0 prints a config's mistake; another rank that has the same one is ended before it does."""
-    code = "import sys; from trainkit.cli.run import main; sys.exit(main('fit', ['conf=mlp', 'trainer.max_epoch=3']))"
-    env = {"HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "2", "PATH": "/usr/bin:/bin"}
+    """Under a launcher rank 0 prints a config's mistake;
+    another rank that has the same one is ended before it does.
+    """
+    code = (
+        "import sys; from trainkit.cli.run import main; sys.exit(main('fit', ['conf=mlp',"
+        " 'trainer.max_epoch=3']))"
+    )
+    env = {
+        "HOROVOD_SIZE": "2",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "PATH": "/usr/bin:/bin",
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", code],

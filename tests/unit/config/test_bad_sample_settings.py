@@ -1,4 +1,6 @@
-"""Settings of the Trainer that a config gives elsewhere too: `data.on_bad_sample` and its limit, `engine.device`."""
+"""Settings of the Trainer that a config gives elsewhere too:
+`data.on_bad_sample` and its limit, `engine.device`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from trainkit.config.schema import with_accelerator
 def test_any_data_takes_the_settings(tmp_path: Path) -> None:
     """They are not passed to the DataModule: its constructor has no such arguments."""
     jobs: list[Any] = []
-    typed = ["conf=mlp", f"run_dir={tmp_path}", "data.on_bad_sample=skip", "data.on_bad_sample_limit=7"]
+    typed = [
+        "conf=mlp",
+        f"run_dir={tmp_path}",
+        "data.on_bad_sample=skip",
+        "data.on_bad_sample_limit=7",
+    ]
     run("fit", typed, True, jobs.append)
     assert build(jobs[0].config, []).trainer.options.samples.limit == 7
 

@@ -17,29 +17,65 @@ START = b"defaults:\n  - mlp\n  - _self_\n"
 
 
 # Nine aliases of nine aliases ...: 387 million values.
-BOMB = b"a0: &a0 x\n" + b"".join(b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 10))
+BOMB = b"a0: &a0 x\n" + b"".join(
+    b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 10)
+)
 BROKEN = [
     (START + b"trainer: {max_epochs: 1\n", "mine.yaml, line 5, column 1: "),
-    (START + b"seed: 1\nseed: 2\n", "mine.yaml, line 5, column 1: while constructing a mapping found duplicate key seed"),
+    (
+        START + b"seed: 1\nseed: 2\n",
+        "mine.yaml, line 5, column 1: while constructing a mapping found duplicate key seed",
+    ),
     (START + b"# caf\xe9\nseed: 1\n", "mine.yaml, line 4, column 6: byte 0xe9 is not UTF-8"),
     (START + b"seed: \x01\n", "mine.yaml cannot be read: "),
-    (START + b"a: {b: [!!int abc]}\n", "mine.yaml, line 4, column 9: a.b.0 is 'abc' with the tag !!int; it must be a whole"),
-    (START + b"a: !!bool maybe\n", "line 4, column 4: a is 'maybe' with the tag !!bool; it must be true or false"),
-    (START + b"a: !!timestamp soon\n", "column 4: a is 'soon' with the tag !!timestamp; it must be a date, as 2026-01-31"),
+    (
+        START + b"a: {b: [!!int abc]}\n",
+        "mine.yaml, line 4, column 9: a.b.0 is 'abc' with the tag !!int; it must be a whole",
+    ),
+    (
+        START + b"a: !!bool maybe\n",
+        "line 4, column 4: a is 'maybe' with the tag !!bool; it must be true or false",
+    ),
+    (
+        START + b"a: !!timestamp soon\n",
+        "column 4: a is 'soon' with the tag !!timestamp; it must be a date, as 2026-01-31",
+    ),
     (START + b"a: &x {b: *x}\n", "mine.yaml, line 4, column 4: a.b stands for itself"),
     (START + b"on: 1\n", "mine.yaml, line 4, column 1: the key on is no name of a setting"),
-    (START + b"a: " + b"[" * 200_000, "mine.yaml, line 4, column 103: values are nested more than 100 levels deep"),
-    *(
-        (f"defaults: {value}\nseed: 1\n".encode(), f"mine.yaml, line 1, column 11: defaults is {value}; it must be a list")
-        for value in ("5", "null", "mlp", "[true]", "[{optimizer: 5}]", "[{optimizer: {a: 1}}]", "[mlp, {a: b, c: d}]")
+    (
+        START + b"a: " + b"[" * 200_000,
+        "mine.yaml, line 4, column 103: values are nested more than 100 levels deep",
     ),
-    (START + BOMB, "mine.yaml stands for more than 100000 values once its aliases (*name) are copied"),
+    *(
+        (
+            f"defaults: {value}\nseed: 1\n".encode(),
+            f"mine.yaml, line 1, column 11: defaults is {value}; it must be a list",
+        )
+        for value in (
+            "5",
+            "null",
+            "mlp",
+            "[true]",
+            "[{optimizer: 5}]",
+            "[{optimizer: {a: 1}}]",
+            "[mlp, {a: b, c: d}]",
+        )
+    ),
+    (
+        START + BOMB,
+        "mine.yaml stands for more than 100000 values once its aliases (*name) are copied",
+    ),
 ]
-CIRCLE = (START.replace(b"mlp", b"mine") + b"seed: 1\n", "mine.yaml, or a config in its defaults list, includes itself", False)
+CIRCLE = (
+    START.replace(b"mlp", b"mine") + b"seed: 1\n",
+    "mine.yaml, or a config in its defaults list, includes itself",
+    False,
+)
 
 
 @pytest.mark.parametrize(
-    ("content", "words", "in_group"), [*((*one, place) for one in BROKEN for place in (False, True)), CIRCLE]
+    ("content", "words", "in_group"),
+    [*((*one, place) for one in BROKEN for place in (False, True)), CIRCLE],
 )
 def test_the_place_of_the_fault_is_named(
     content: bytes, words: str, in_group: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -64,7 +100,9 @@ def test_the_place_of_the_fault_is_named(
         ("'=x': 5", "has the key '=x'; it must be GROUP=NAME"),
     ],
 )
-def test_odd_keys_and_values_are_refused(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_keys_and_values_are_refused(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys that are no texts, and a value in place of several objects."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf").mkdir()
@@ -82,7 +120,11 @@ def test_aliases_tags_and_dates_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "conf" / "mine.yaml").write_bytes(START + own)
     seen: list[Job] = []
     run("fit", ["conf=mine"], True, seen.append)
-    assert seen[0].config["vars"] == {"a": {"n": 7, "day": "2026-02-30"}, "b": {"n": 7, "day": "2026-02-30"}, 3: [None, 1.5]}
+    assert seen[0].config["vars"] == {
+        "a": {"n": 7, "day": "2026-02-30"},
+        "b": {"n": 7, "day": "2026-02-30"},
+        3: [None, 1.5],
+    }
 
 
 def test_the_config_of_a_run_is_checked_too(tmp_path: Path) -> None:
@@ -97,13 +139,18 @@ def test_the_config_of_a_run_is_checked_too(tmp_path: Path) -> None:
 def test_a_group_takes_names_alone(line: str) -> None:
     """Hydra would end with an error of its code, or do nothing."""
     key, _, value = line.partition("=")
-    with pytest.raises(ConfigError, match=f"{key} is {re.escape(value)}, and {key} names a config: "):
+    with pytest.raises(
+        ConfigError, match=f"{key} is {re.escape(value)}, and {key} names a config: "
+    ):
         run("fit", ["conf=mlp", line], True, lambda job: None)
 
 
 def test_a_profiler_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
     """A mapping is no name."""
-    with pytest.raises(ConfigError, match="trainer.profiler is {'a': 1}; it must be one of simple, advanced, pytorch"):
+    with pytest.raises(
+        ConfigError,
+        match="trainer.profiler is {'a': 1}; it must be one of simple, advanced, pytorch",
+    ):
         quiet(tmp_path, profiler={"a": 1})
 
 

@@ -57,7 +57,9 @@ def test_a_section_holds_for_its_choice(conf: Path) -> None:
 
 def test_another_key_may_follow_a_choice(conf: Path) -> None:
     """The rule by which AdamW's rate follows the batch is not SGD's."""
-    scaling = [configs("conf=own", *typed)[0]["trainer"]["lr_scaling"] for typed in ([], ["optimizer=sgd"])]
+    scaling = [
+        configs("conf=own", *typed)[0]["trainer"]["lr_scaling"] for typed in ([], ["optimizer=sgd"])
+    ]
     assert scaling == ["sqrt", "linear"]
     assert configs("conf=own", "trainer.lr_scaling=none")[0]["trainer"]["lr_scaling"] == "none"
 
@@ -116,8 +118,13 @@ def test_a_run_is_resumed_with_its_numbers(conf: Path, tmp_path: Path) -> None:
 MISTAKES = {
     "optimizer=adamv: {lr: 1}": ["settings of 'optimizer=adamv'", "Did you mean 'adamw'?"],
     "optimzer=adamw: {lr: 1}": ["it must be GROUP=NAME", "Did you mean 'optimizer'?"],
-    "trainer if optimzer=adamw: {lr_scaling: none}": ["or KEY if GROUP=NAME", "Did you mean 'optimizer'?"],
-    "trainer if optimizer=adamw: 3": ["'trainer if optimizer=adamw' is 3; it must be a mapping of trainer's settings"],
+    "trainer if optimzer=adamw: {lr_scaling: none}": [
+        "or KEY if GROUP=NAME",
+        "Did you mean 'optimizer'?",
+    ],
+    "trainer if optimizer=adamw: 3": [
+        "'trainer if optimizer=adamw' is 3; it must be a mapping of trainer's settings"
+    ],
     "optimizer=: {lr: 1}": ["the key 'optimizer='", "it must be GROUP=NAME"],
     "optimizer=adamw: 0.1": ["'optimizer=adamw' is 0.1; it must be a mapping"],
 }

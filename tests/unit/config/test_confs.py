@@ -22,10 +22,20 @@ NEEDED = {
     "vit_b16": ["data.root=."],
     "data=ray": ["data.train=.", "data.num_classes=10"],
 }
-HOMES = {"data=ratings": "recommender", "task=recommender": "recommender", "data=text": "gpt", "task=gpt": "gpt"}
+HOMES = {
+    "data=ratings": "recommender",
+    "task=recommender": "recommender",
+    "data=text": "gpt",
+    "task=gpt": "gpt",
+}
 HOMES |= {"data=labelled_texts": "hf_classifier", "task=hf_classifier": "hf_classifier"}
 HOMES |= {"data=texts": "hf_causal_lm", "task=hf_causal_lm": "hf_causal_lm"}
-HOMES |= {"data=tokens": "gpt_124m", "task=gpt_124m": "gpt_124m", "data=masked_tokens": "bert", "task=bert": "bert"}
+HOMES |= {
+    "data=tokens": "gpt_124m",
+    "task=gpt_124m": "gpt_124m",
+    "data=masked_tokens": "bert",
+    "task=bert": "bert",
+}
 
 
 def jobs_of(*arguments: str) -> list[Job]:
@@ -37,7 +47,10 @@ def jobs_of(*arguments: str) -> list[Job]:
 
 def test_all_configs_are_seen() -> None:
     """The tests below walk every yaml there is."""
-    names = "bert gpt gpt_124m hf_causal_lm hf_classifier mlp recommender resnet18 resnet50 resnet50_a3 vit_b16"
+    names = (
+        "bert gpt gpt_124m hf_causal_lm hf_classifier mlp recommender resnet18 resnet50 resnet50_a3"
+        " vit_b16"
+    )
     assert names.split() == TOPS
     assert len(OPTIONS) + len(TOPS) + 1 == len(list(CONF.rglob("*.yaml")))
 
@@ -53,47 +66,89 @@ def test_a_top_level_config_builds(conf: str) -> None:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_of_a_group_composes(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each choice of each group passes the schema in conf=mlp, which has all groups, or in the config of its data and task."""
-    monkeypatch.setattr("trainkit.config.schema.require", lambda name: None)  # DeepSpeed need not be installed
+    """Each choice of each group passes the schema in conf=mlp, which has all groups,
+    or in the config of its data and task.
+    """
+    # DeepSpeed need not be installed
+    monkeypatch.setattr("trainkit.config.schema.require", lambda name: None)
     (job,) = jobs_of(f"conf={HOMES.get(option, 'mlp')}", option, *NEEDED.get(option, []))
-    assert option.split("=")[0] in (*job.config, "augment", "launcher")  # augment=... sets parts of data and task
+    # augment=... sets parts of data and task
+    assert option.split("=")[0] in (*job.config, "augment", "launcher")
 
 
 @pytest.mark.parametrize("conf", ["mlp", "resnet18", "resnet50"])
 def test_another_optimizer_brings_its_own_rate(conf: str) -> None:
-    """A conf's rate is for its own SGD: AdamW with it would diverge; a rate on the command line is for the chosen optimizer."""
+    """A conf's rate is for its own SGD: AdamW with it would diverge;
+    a rate on the command line is for the chosen optimizer.
+    """
     rates = {"sgd": 0.05 if conf == "mlp" else 0.24, "adamw": 1e-3, "lamb": 2e-3, "lars": 2.0}
     for optimizer, rate in rates.items():
-        assert jobs_of(f"conf={conf}", f"optimizer={optimizer}")[0].config["optimizer"]["lr"] == rate
-    assert jobs_of(f"conf={conf}", "optimizer=adamw", "optimizer.lr=0.5")[0].config["optimizer"]["lr"] == 0.5
+        assert (
+            jobs_of(f"conf={conf}", f"optimizer={optimizer}")[0].config["optimizer"]["lr"] == rate
+        )
+    assert (
+        jobs_of(f"conf={conf}", "optimizer=adamw", "optimizer.lr=0.5")[0].config["optimizer"]["lr"]
+        == 0.5
+    )
 
 
 def test_the_users_own_conf_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A conf/ in the current folder shadows the shipped one, and still finds the shipped groups."""
     (tmp_path / "conf").mkdir()
-    own = {"defaults": ["_base", {"task": "mlp"}, {"data": "digits"}, {"optimizer": "adamw"}, {"lr": "step"}, "_self_"]}
-    (tmp_path / "conf" / "mlp.yaml").write_text(yaml.safe_dump(own | {"trainer": {"max_epochs": 7}}))
+    own = {
+        "defaults": [
+            "_base",
+            {"task": "mlp"},
+            {"data": "digits"},
+            {"optimizer": "adamw"},
+            {"lr": "step"},
+            "_self_",
+        ]
+    }
+    (tmp_path / "conf" / "mlp.yaml").write_text(
+        yaml.safe_dump(own | {"trainer": {"max_epochs": 7}})
+    )
     monkeypatch.chdir(tmp_path)
     (job,) = jobs_of("conf=mlp")
     assert job.config["trainer"]["max_epochs"] == 7
     assert job.config["optimizer"]["_target_"] == "torch.optim.AdamW"
 
 
-def test_multirun_gives_each_job_its_values_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """-m leads to a job for each combination, each in a folder of its own; Hydra leaves nothing in the current folder."""
+def test_multirun_gives_each_job_its_values_and_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """-m leads to a job for each combination, each in a folder of its own;
+    Hydra leaves nothing in the current folder.
+    """
     monkeypatch.chdir(tmp_path)
     jobs = jobs_of("-m", "conf=mlp", "optimizer.lr=0.05,0.1", "seed=1,2")
-    assert [(j.config["optimizer"]["lr"], j.config["seed"]) for j in jobs] == [(0.05, 1), (0.05, 2), (0.1, 1), (0.1, 2)]
+    assert [(j.config["optimizer"]["lr"], j.config["seed"]) for j in jobs] == [
+        (0.05, 1),
+        (0.05, 2),
+        (0.1, 1),
+        (0.1, 2),
+    ]
     assert [Path(j.config["run_dir"]).name for j in jobs] == ["0", "1", "2", "3"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_group_that_nothing_uses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An optimizer group beside a task that takes no optimizer would have no effect, and is refused."""
+def test_a_group_that_nothing_uses_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An optimizer group beside a task that takes no optimizer
+    would have no effect, and is refused.
+    """
     (tmp_path / "conf").mkdir()
-    (tmp_path / "plain_task.py").write_text("import trainkit\nclass Plain(trainkit.Task):\n    pass\n")
-    own = {"defaults": ["_base", {"optimizer": "sgd"}, "_self_"], "task": {"_target_": "plain_task.Plain"}}
-    (tmp_path / "conf" / "own.yaml").write_text(yaml.safe_dump(own | {"trainer": {"max_epochs": 1}}))
+    (tmp_path / "plain_task.py").write_text(
+        "import trainkit\nclass Plain(trainkit.Task):\n    pass\n"
+    )
+    own = {
+        "defaults": ["_base", {"optimizer": "sgd"}, "_self_"],
+        "task": {"_target_": "plain_task.Plain"},
+    }
+    (tmp_path / "conf" / "own.yaml").write_text(
+        yaml.safe_dump(own | {"trainer": {"max_epochs": 1}})
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="optimizer is set, but nothing uses it"):
@@ -112,7 +167,12 @@ def test_cfg_prints_the_config_and_runs_nothing(capsys: pytest.CaptureFixture[st
 
 def test_a_key_of_a_constructor_needs_no_plus() -> None:
     """An argument that the yaml does not list can be set as if it did."""
-    (job,) = jobs_of("conf=mlp", "trainer.deterministic=true", "optimizer.dampening=0.1", "optimizer.nesterov=false")
+    (job,) = jobs_of(
+        "conf=mlp",
+        "trainer.deterministic=true",
+        "optimizer.dampening=0.1",
+        "optimizer.nesterov=false",
+    )
     assert job.config["trainer"]["deterministic"] is True
     assert job.config["optimizer"]["dampening"] == 0.1
 
@@ -120,5 +180,8 @@ def test_a_key_of_a_constructor_needs_no_plus() -> None:
 def test_imagefolder_brings_the_schedule_of_imagenet() -> None:
     """data=imagefolder sets epochs, warm-up and rate, and the command line still wins."""
     (job,) = jobs_of("conf=resnet50", "data=imagefolder", "data.root=.", "trainer.max_epochs=3")
-    assert (job.config["trainer"]["max_epochs"], job.config["trainer"]["lr_warmup_epochs"]) == (3, 5)
+    assert (job.config["trainer"]["max_epochs"], job.config["trainer"]["lr_warmup_epochs"]) == (
+        3,
+        5,
+    )
     assert job.config["optimizer"]["lr"] == 0.1

@@ -24,29 +24,53 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("mine", ["mlp", "template"])
 def test_an_experiment_is_a_template(mine: str, conf: Path) -> None:
-    """It replaces groups and sets keys over those of the config, whether or not the config lists `experiment: null`."""
+    """It replaces groups and sets keys over those of the config,
+    whether or not the config lists `experiment: null`.
+    """
     (conf / "template.yaml").write_text("defaults: [mlp, _self_, {experiment: null}]\n")
     (conf / "experiment" / "good.yaml").write_text(GOOD)
     jobs: list[Job] = []
     assert main("fit", [f"conf={mine}", "experiment=good", "seed=3"], jobs.append) == 0
     config = jobs[0].config
-    assert (config["optimizer"]["_target_"], config["trainer"]["max_epochs"]) == ("torch.optim.AdamW", 2)
+    assert (config["optimizer"]["_target_"], config["trainer"]["max_epochs"]) == (
+        "torch.optim.AdamW",
+        2,
+    )
     assert "- experiment=good\n" in jobs[0].files[".hydra/overrides.yaml"]
 
 
 MISTAKES = {
-    HEAD + "defaults: [{/optimizer: adamw}]": ["optimizer is chosen by two defaults lists", "`- override /optimizer: adamw`"],
-    HEAD + "defaults: [{optimizer: adamw}]": ["begins with a slash", "`- override /optimizer: adamw`"],
-    HEAD + "defaults: [{override optimizer: adamw}]": ["begins with a slash", "`- override /optimizer: NAME`"],
-    HEAD + "defaults: [{override /optimzer: adamw}]": ["experiment/one replaces a choice of optimzer", "`- /optimzer: NAME`"],
-    HEAD + "defaults: [{override /optimizer: adamw}, {/callbacks@x: ema}]": ["Put all lines with `override` last"],
+    HEAD + "defaults: [{/optimizer: adamw}]": [
+        "optimizer is chosen by two defaults lists",
+        "`- override /optimizer: adamw`",
+    ],
+    HEAD + "defaults: [{optimizer: adamw}]": [
+        "begins with a slash",
+        "`- override /optimizer: adamw`",
+    ],
+    HEAD + "defaults: [{override optimizer: adamw}]": [
+        "begins with a slash",
+        "`- override /optimizer: NAME`",
+    ],
+    HEAD + "defaults: [{override /optimzer: adamw}]": [
+        "experiment/one replaces a choice of optimzer",
+        "`- /optimzer: NAME`",
+    ],
+    HEAD + "defaults: [{override /optimizer: adamw}, {/callbacks@x: ema}]": [
+        "Put all lines with `override` last"
+    ],
     "trainer: {max_epochs: 1}": ["its first line must be: # @package _global_"],
-    HEAD + "defaults: [{override /hydra/launcher: own}]": ["A config file sets hydra.launcher", "hydra/launcher=NAME"],
+    HEAD + "defaults: [{override /hydra/launcher: own}]": [
+        "A config file sets hydra.launcher",
+        "hydra/launcher=NAME",
+    ],
 }
 
 
 @pytest.mark.parametrize("text", MISTAKES)
-def test_a_mistake_in_an_experiment_is_explained(text: str, conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_an_experiment_is_explained(
+    text: str, conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Hydra's rule of `override` is said in full, with the line to write."""
     (conf / "hydra" / "launcher").mkdir(parents=True)
     (conf / "hydra" / "launcher" / "own.yaml").write_text(EVIL)
@@ -67,16 +91,21 @@ def test_an_unknown_experiment_is_named(conf: Path, capsys: pytest.CaptureFixtur
     assert "Write conf/experiment/good.yaml" in capsys.readouterr().err
 
 
-def test_a_second_choice_in_a_config_is_explained(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_choice_in_a_config_is_explained(
+    conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also beside a base config, not only in an experiment."""
     (conf / "mine.yaml").write_text("defaults: [mlp, {optimizer: adamw}, _self_]\n")
     assert main("fit", ["conf=mine"]) == 2
     assert "`- override /optimizer: adamw`" in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings(r"ignore:\s*'hydra.*is validated against ConfigStore")  # Hydra's, while the file is looked at
+# Hydra's, while the file is looked at
+@pytest.mark.filterwarnings(r"ignore:\s*'hydra.*is validated against ConfigStore")
 @pytest.mark.parametrize("group", ["launcher", "sweeper"])
-def test_a_file_cannot_stand_in_for_hydras_own(group: str, conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_cannot_stand_in_for_hydras_own(
+    group: str, conf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """conf/hydra/launcher/basic.yaml would be found before Hydra's."""
     (conf / "hydra" / group).mkdir(parents=True)
     (conf / "hydra" / group / "basic.yaml").write_text(EVIL)
@@ -90,6 +119,8 @@ def test_a_group_of_ones_own_is_used_where_it_is_typed(conf: Path) -> None:
     text = "defaults: [basic]\nparams: {task.model.width: '32,48', optimizer.lr: '0.5'}\n"
     (conf / "hydra" / "sweeper" / "mine.yaml").write_text(text)
     jobs: list[Job] = []
-    assert main("fit", ["-m", "conf=mlp", "hydra/sweeper=mine", "optimizer.lr=0.25"], jobs.append) == 0
+    assert (
+        main("fit", ["-m", "conf=mlp", "hydra/sweeper=mine", "optimizer.lr=0.25"], jobs.append) == 0
+    )
     assert [job.config["task"]["model"]["width"] for job in jobs] == [32, 48]
     assert {job.config["optimizer"]["lr"] for job in jobs} == {0.25}

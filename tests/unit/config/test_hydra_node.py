@@ -11,9 +11,16 @@ from trainkit.cli.run import main
 HEAD = "defaults: [mlp, _self_]\n"
 BAD = {
     "a callback": "hydra: {callbacks: {x: {_target_: torch.load, f: payload.pth}}}",
-    "a callback by interpolation": "vars: {x: {_target_: torch.load, f: y}}\nhydra: {callbacks: {x: '${vars.x}'}}",
-    "a handler of the log": "hydra: {hydra_logging: {version: 1, handlers: {x: {(): os.getcwd}}, root: {handlers: [x]}}}",
-    "a log of the job": "hydra: {job_logging: {version: 1, handlers: {x: {(): os.getcwd}}, root: {handlers: [x]}}}",
+    "a callback by interpolation": (
+        "vars: {x: {_target_: torch.load, f: y}}\nhydra: {callbacks: {x: '${vars.x}'}}"
+    ),
+    "a handler of the log": (
+        "hydra: {hydra_logging: {version: 1, handlers: {x: {(): os.getcwd}}, root: {handlers:"
+        " [x]}}}"
+    ),
+    "a log of the job": (
+        "hydra: {job_logging: {version: 1, handlers: {x: {(): os.getcwd}}, root: {handlers: [x]}}}"
+    ),
     "a launcher": "hydra: {launcher: {_target_: os.system}}",
     "a sweeper": "hydra: {sweeper: {_target_: os.system}}",
     "an environment": "hydra: {job: {env_set: {LD_PRELOAD: x}}}",
@@ -24,9 +31,15 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("flags", [[], ["-m"]])
 def test_a_config_file_may_not_set_what_hydra_runs(
-    name: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Callbacks, launcher, sweeper, logging and environment of Hydra can only come from the command line."""
+    """Callbacks, launcher, sweeper,
+    logging and environment of Hydra can only come from the command line.
+    """
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "evil.yaml").write_text(HEAD + BAD[name] + "\n")
     monkeypatch.chdir(tmp_path)
@@ -38,19 +51,28 @@ def test_a_config_file_may_not_set_what_hydra_runs(
 def test_a_choice_of_a_sweep_is_looked_at_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A group's file that sets Hydra's logging is found among the values of a sweep, before the first job runs."""
+    """A group's file that sets Hydra's logging is found among the values of a sweep,
+    before the first job runs.
+    """
     (tmp_path / "conf" / "data").mkdir(parents=True)
-    text = "# @package _global_\ndefaults: [digits]\nhydra: {job_logging: {handlers: {x: {(): os.getcwd}}}}\n"
+    text = (
+        "# @package _global_\ndefaults: [digits]\nhydra: {job_logging: {handlers: {x: {():"
+        " os.getcwd}}}}\n"
+    )
     (tmp_path / "conf" / "data" / "evil.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     assert main("fit", ["-m", "conf=mlp", "data=digits,evil"]) == 2
     assert "A config file sets hydra.job_logging" in capsys.readouterr().err
 
 
-def test_a_shipped_config_is_found_beside_the_users_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_config_is_found_beside_the_users_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A conf/ of the user's hides no shipped config, and its groups come first."""
     (tmp_path / "conf" / "data").mkdir(parents=True)
-    (tmp_path / "conf" / "data" / "digits.yaml").write_text("{_target_: recipes.digits.Digits, batch_size: 7, num_classes: 10}")
+    (tmp_path / "conf" / "data" / "digits.yaml").write_text(
+        "{_target_: recipes.digits.Digits, batch_size: 7, num_classes: 10}"
+    )
     monkeypatch.chdir(tmp_path)
     from trainkit.config.compose import Job, run
 

@@ -1,4 +1,6 @@
-"""Commands on an existing run start from the run's own config, and say what the command line changes."""
+"""Commands on an existing run start from the run's own config,
+and say what the command line changes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def job_of(command: str, *arguments: str) -> Job:
 
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder `r` of a run, with its files and two checkpoints, in an empty current folder."""
+    """Return the folder `r` of a run, with its files and two checkpoints,
+    in an empty current folder.
+    """
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "r"
     for name, text in job_of("fit", *_RUN, "trainer.lr_warmup_steps=3").files.items():
@@ -39,18 +43,26 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
     return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
 
 
-@pytest.mark.parametrize("arguments", [["run_dir=r"], ["run_dir=r", "conf=mlp"], ["ckpt_path=r/checkpoints/best"]])
+@pytest.mark.parametrize(
+    "arguments", [["run_dir=r"], ["run_dir=r", "conf=mlp"], ["ckpt_path=r/checkpoints/best"]]
+)
 def test_an_evaluation_has_the_runs_config(arguments: list[str], run_dir: Path) -> None:
-    """Every setting of the run holds, also if its conf is named again; the weights are the best ones."""
+    """Every setting of the run holds, also if its conf is named again;
+    the weights are the best ones.
+    """
     job = job_of("validate", *arguments)
-    assert differing(job.config, job_of("fit", *_RUN, "trainer.lr_warmup_steps=3").config) == {"ckpt_path"}
+    assert differing(job.config, job_of("fit", *_RUN, "trainer.lr_warmup_steps=3").config) == {
+        "ckpt_path"
+    }
     assert job.config["ckpt_path"] in ("best", "r/checkpoints/best")
     assert job.notes == ()
 
 
 def test_changes_are_named_key_by_key(run_dir: Path) -> None:
     """An override changes what refers to its key too, and each change is named with both values."""
-    job = job_of("test", "run_dir=r", "data.batch_size=8", "ckpt_path=last", "optimizer.momentum=0.5")
+    job = job_of(
+        "test", "run_dir=r", "data.batch_size=8", "ckpt_path=last", "optimizer.momentum=0.5"
+    )
     assert set(job.notes) == {
         "data.batch_size: 20 -> 8",
         "optimizer.momentum: 0.9 -> 0.5",
@@ -64,7 +76,10 @@ def test_a_group_is_replaced_as_a_whole(run_dir: Path) -> None:
     job = job_of("predict", "run_dir=r", "data=synthetic", "data.num_samples=64")
     plain = job_of("fit", "conf=mlp", "data=synthetic", "data.num_samples=64").config["data"]
     assert job.config["data"].keys() == plain.keys()
-    assert (job.config["data"]["num_samples"], job.config["data"]["batch_size"]) == (64, plain["batch_size"])
+    assert (job.config["data"]["num_samples"], job.config["data"]["batch_size"]) == (
+        64,
+        plain["batch_size"],
+    )
     assert "data._target_: recipes.digits.Digits -> recipes.synthetic.Synthetic" in job.notes
 
 
@@ -77,7 +92,9 @@ def test_another_conf_replaces_the_runs(run_dir: Path) -> None:
 
 
 def test_a_resumed_fit_records_what_was_typed_for_its_first_start(run_dir: Path) -> None:
-    """The file of overrides makes the run again; the resume itself is not part of it, its changes are."""
+    """The file of overrides makes the run again;
+    the resume itself is not part of it, its changes are.
+    """
     job = job_of("fit", "run_dir=r", "ckpt_path=last", "data.batch_size=8")
     (run_dir / OVERRIDES).write_text(job.files[OVERRIDES])
     assert read_overrides(run_dir) == {
@@ -91,7 +108,9 @@ def test_a_resumed_fit_records_what_was_typed_for_its_first_start(run_dir: Path)
 
 
 def test_a_fit_resumes_with_the_runs_config(run_dir: Path) -> None:
-    """Without a conf a fit in a run's folder has the run's config; with one, the command line alone holds."""
+    """Without a conf a fit in a run's folder has the run's config;
+    with one, the command line alone holds.
+    """
     assert job_of("fit", "run_dir=r", "resume=auto").config["data"]["batch_size"] == 20
     assert job_of("fit", "conf=mlp", "run_dir=r").config["data"]["batch_size"] == 32
 
@@ -110,7 +129,9 @@ def test_a_broken_config_is_named(run_dir: Path, capsys: pytest.CaptureFixture[s
     assert "r/config.yaml, line 2, column 1: " in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_run_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_run_is_named(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A misspelt run_dir is the mistake that is reported, and not a missing conf."""
     assert main("validate", ["run_dir=rr"]) == 2
     assert "run_dir is 'rr', which holds no config.yaml of a run" in capsys.readouterr().err

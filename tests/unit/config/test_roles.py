@@ -1,4 +1,6 @@
-"""What a config's classes say of themselves: a user's own launcher, and classes that derive from trainkit's, are recognised."""
+"""What a config's classes say of themselves:
+a user's own launcher, and classes that derive from trainkit's, are recognised.
+"""
 
 from __future__ import annotations
 
@@ -85,15 +87,25 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fit(*words: str, of: str = "Note") -> int:
     """Run fit with the user's own launcher."""
-    return main("fit", ["conf=mlp", f"++launcher._target_=own_roles.{of}", "++launcher.file=a.txt", *words])
+    return main(
+        "fit", ["conf=mlp", f"++launcher._target_=own_roles.{of}", "++launcher.file=a.txt", *words]
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "role"),
-    [("Lasting", "elastic"), ("ByModule", "elastic"), ("ByPath", "checkpoints"), ("MyElastic", ""), ("Absent", "")],
+    [
+        ("Lasting", "elastic"),
+        ("ByModule", "elastic"),
+        ("ByPath", "checkpoints"),
+        ("MyElastic", ""),
+        ("Absent", ""),
+    ],
 )
 def test_a_callbacks_role_is_read_from_its_source(name: str, role: str) -> None:
-    """Of the class or of what it derives from, under any import; a name alone says nothing, and nothing is imported."""
+    """Of the class or of what it derives from, under any import;
+    a name alone says nothing, and nothing is imported.
+    """
     assert role_of({"_target_": f"own_roles.{name}"}) == role
     assert "own_roles" not in sys.modules
 
@@ -101,7 +113,11 @@ def test_a_callbacks_role_is_read_from_its_source(name: str, role: str) -> None:
 def test_an_engines_name_is_read_from_its_source() -> None:
     """A class of the user's is what it derives from; without an engine the launcher chooses."""
     assert declared_engine({"engine": {"_target_": "own_roles.Wire"}}) == "ddp"
-    assert declared_engine({"engine": {"_target_": "trainkit.engine.select.auto_engine"}}) == declared_engine({}) == "auto"
+    assert (
+        declared_engine({"engine": {"_target_": "trainkit.engine.select.auto_engine"}})
+        == declared_engine({})
+        == "auto"
+    )
     assert declared_engine({"engine": {"_target_": "own_roles.MyElastic"}}) == ""
 
 
@@ -115,20 +131,41 @@ def test_a_launcher_of_the_users_own_starts_the_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("of", "words", "text"),
     [
-        ("Note", ["callbacks=elastic"], "callbacks.elastic is set, and launcher is note: its jobs keep their ranks"),
+        (
+            "Note",
+            ["callbacks=elastic"],
+            "callbacks.elastic is set, and launcher is note: its jobs keep their ranks",
+        ),
         (
             "Note",
             ["++callbacks.mine._target_=own_roles.Lasting"],
             "callbacks.elastic is set, and launcher is note: its jobs keep their ranks",
         ),
-        ("Note", ["launcher.file=a.hvd", "engine=single"], "engine is single, and launcher=note asks for several ranks"),
+        (
+            "Note",
+            ["launcher.file=a.hvd", "engine=single"],
+            "engine is single, and launcher=note asks for several ranks",
+        ),
         ("Note", ["++launcher.nodez=2"], "launcher.nodez is not a setting."),
-        ("Note", ["-m", "seed=1,2"], "-m runs several jobs in this process, and launcher=note writes one file."),
-        ("make", [], "launcher._target_ is 'own_roles.make', which cannot start ranks; it must be a class that derives from"),
+        (
+            "Note",
+            ["-m", "seed=1,2"],
+            "-m runs several jobs in this process, and launcher=note writes one file.",
+        ),
+        (
+            "make",
+            [],
+            (
+                "launcher._target_ is 'own_roles.make', which cannot start ranks; it must be a"
+                " class that derives from"
+            ),
+        ),
         ("MyElastic", [], "launcher._target_ is 'own_roles.MyElastic', which cannot start ranks"),
     ],
 )
-def test_a_users_launcher_is_asked(of: str, words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_launcher_is_asked(
+    of: str, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It refuses what every launcher refuses, by its own name; what is no launcher is explained."""
     assert fit(*words, of=of) == 2
     assert text in capsys.readouterr().err
@@ -141,7 +178,12 @@ def test_elastic_is_for_a_launcher_that_replaces_ranks() -> None:
 
 def test_a_launcher_that_derives_from_slurms_submits(capsys: pytest.CaptureFixture[str]) -> None:
     """It is one of Slurm's."""
-    words = ["conf=mlp", "launcher=slurm", "launcher._target_=own_roles.Submit", "launcher.dry_run=true"]
+    words = [
+        "conf=mlp",
+        "launcher=slurm",
+        "launcher._target_=own_roles.Submit",
+        "launcher.dry_run=true",
+    ]
     assert main("fit", words) == 0
     assert "#SBATCH --nodes=1" in capsys.readouterr().out
 
@@ -150,7 +192,12 @@ def test_a_rank_takes_no_notice_of_a_users_launcher(monkeypatch: pytest.MonkeyPa
     """TRAINKIT_LAUNCHER says that a launcher started it."""
     monkeypatch.setenv("TRAINKIT_LAUNCHER", "note")
     jobs: list[object] = []
-    words = ["conf=mlp", "++launcher._target_=own_roles.Note", "++launcher.file=a.txt", "run_dir=runs/a"]
+    words = [
+        "conf=mlp",
+        "++launcher._target_=own_roles.Note",
+        "++launcher.file=a.txt",
+        "run_dir=runs/a",
+    ]
     compose("fit", words, True, jobs.append)  # type: ignore[arg-type]
     assert len(jobs) == 1 and "own_roles" not in sys.modules
 
@@ -158,6 +205,9 @@ def test_a_rank_takes_no_notice_of_a_users_launcher(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("home", ["extensions.kubernetes", "extensions.ray", "extensions.slurm"])
 def test_a_launcher_is_asked_without_torch_and_ray(home: str) -> None:
     """Its class is cheap to import: a mistake in a config is reported at once."""
-    code = f"import sys, trainkit.{home}.launcher as _; print({{'ray', 'torch', 'hydra'}} & set(sys.modules))"
+    code = (
+        f"import sys, trainkit.{home}.launcher as _; print({{'ray', 'torch', 'hydra'}} &"
+        " set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

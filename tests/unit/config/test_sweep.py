@@ -1,4 +1,6 @@
-"""Several runs from one command: values, failures, the metric, and the record of all. No run trains here."""
+"""Several runs from one command: values, failures, the metric, and the record of all.
+No run trains here.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_failed_run_is_recorded_and_the_others_continue(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_run_is_recorded_and_the_others_continue(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """All runs have a note with their folders; the command fails at its end."""
     done, error = sweep(GRID)
-    assert [trial.run_dir for trial in done.trials()] == [Path("r", str(i)).absolute() for i in range(3)]
-    assert (done.trials()[1].state.name, done.trials()[1].state.error) == ("failed", "RuntimeError: boom")
+    assert [trial.run_dir for trial in done.trials()] == [
+        Path("r", str(i)).absolute() for i in range(3)
+    ]
+    assert (done.trials()[1].state.name, done.trials()[1].state.error) == (
+        "failed",
+        "RuntimeError: boom",
+    )
     assert "Error in run 1: Traceback" in capsys.readouterr().err
     assert isinstance(error, TrainkitError) and "failed; the table above" in str(error)
     assert "task.model.width=48" in Path("r/1/.hydra/overrides.yaml").read_text()
@@ -63,7 +72,12 @@ def test_an_earlier_sweep_in_the_folder_is_not_in_the_record() -> None:
 def test_a_sweep_over_all_names_of_a_group() -> None:
     """`glob(*)` is Hydra's: each config of the group."""
     seen: list[str] = []
-    compose.run("fit", ["-m", "conf=mlp", "lr=glob(*)"], True, lambda job: seen.append(job.config["lr"]["_target_"]))
+    compose.run(
+        "fit",
+        ["-m", "conf=mlp", "lr=glob(*)"],
+        True,
+        lambda job: seen.append(job.config["lr"]["_target_"]),
+    )
     assert len(set(seen)) == len(seen) == 3
 
 
@@ -92,13 +106,32 @@ def test_a_signal_ends_the_sweep() -> None:
         (["optimizer.lr=interval(0.1,1)"], "-m hydra/sweeper=optuna"),
         (["-m", "optimizer.lr=interval(0.1,1)"], "has no list of values"),
         (["-m", "--cfg", "job"], "Leave one out"),
-        (["-m", "hydra/sweeper=optuna", "callbacks.checkpoint.monitor=null"], "optimized_metric is missing"),
-        (["-m", "hydra/sweeper=optuna", "optimized_metric=val/loss"], "hydra.sweeper.direction is missing"),
-        (["-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=up"], "it must be minimize or maximize"),
-        (["-m", "hydra/sweeper=optuna", "optimizer.lr=interval(0,1)", "task.model.width=choice(1,0)"], "width is 0"),
+        (
+            ["-m", "hydra/sweeper=optuna", "callbacks.checkpoint.monitor=null"],
+            "optimized_metric is missing",
+        ),
+        (
+            ["-m", "hydra/sweeper=optuna", "optimized_metric=val/loss"],
+            "hydra.sweeper.direction is missing",
+        ),
+        (
+            ["-m", "hydra/sweeper=optuna", "hydra.sweeper.direction=up"],
+            "it must be minimize or maximize",
+        ),
+        (
+            [
+                "-m",
+                "hydra/sweeper=optuna",
+                "optimizer.lr=interval(0,1)",
+                "task.model.width=choice(1,0)",
+            ],
+            "width is 0",
+        ),
     ],
 )
-def test_a_wrong_request_is_explained(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_request_is_explained(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Before the first run, with what to type."""
     assert main("fit", ["conf=mlp", *typed]) == 2
     assert said in capsys.readouterr().err
@@ -106,7 +139,9 @@ def test_a_wrong_request_is_explained(typed: list[str], said: str, capsys: pytes
 
 
 def test_values_are_checked_before_the_first_run() -> None:
-    """A grid: all combinations. A sweeper that draws its values: each once, and both ends of an interval."""
+    """A grid: all combinations. A sweeper that draws its values:
+    each once, and both ends of an interval.
+    """
     typed = ["a=1,2", "b=range(0,3)"]
     assert len(jobs_of(typed, is_grid=True)) == 6
     assert jobs_of([*typed, "c=tag(log,interval(1e-3,1))"], is_grid=False) == [
@@ -119,27 +154,46 @@ def test_values_are_checked_before_the_first_run() -> None:
 def test_a_missing_plugin_is_named() -> None:
     """With the package to install; a name that no plugin has, with the names that there are."""
     code = (
-        "import sys; sys.modules['hydra_plugins'] = None\nfrom trainkit.cli.run import main\n"
-        "for typed in ('hydra/sweeper=optuna', 'hydra/launcher=submitit_slurm', 'hydra/launcher=jobli'):\n"
-        "    assert main('fit', ['-m', 'conf=mlp', typed]) == 2"
+        "import sys; sys.modules['hydra_plugins'] = None\nfrom trainkit.cli.run import main\nfor"
+        " typed in ('hydra/sweeper=optuna', 'hydra/launcher=submitit_slurm',"
+        " 'hydra/launcher=jobli'):\n    assert main('fit', ['-m', 'conf=mlp', typed]) == 2"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, second, third = done.stderr.splitlines()
-    assert "pip install hydra-optuna-sweeper, or all of trainkit's: pip install 'trainkit[sweeps]'" in first
+    assert (
+        "pip install hydra-optuna-sweeper, or all of trainkit's: pip install 'trainkit[sweeps]'"
+        in first
+    )
     assert "pip install hydra-submitit-launcher" in second
     assert "hydra/launcher is 'jobli', and there is none" in third
 
 
-# What W&B's agent makes of a sweep's parameters with ${args_no_hyphens}: f"{name}={value}", without a shell.
-AGENTS = {"optimizer.lr": 1e-05, "task.model.width": 48, "trainer.sync_batchnorm": True, "run_dir": "runs/my sweep", "seed": 7}
+# What W&B's agent makes of a sweep's parameters with ${args_no_hyphens}: f"{name}={value}", without
+# a shell.
+AGENTS = {
+    "optimizer.lr": 1e-05,
+    "task.model.width": 48,
+    "trainer.sync_batchnorm": True,
+    "run_dir": "runs/my sweep",
+    "seed": 7,
+}
 
 
 def test_the_arguments_of_an_agent_are_overrides() -> None:
-    """Numbers, also as 1e-05, booleans as Python writes them, and text with spaces arrive as such."""
+    """Numbers, also as 1e-05, booleans as Python writes them,
+    and text with spaces arrive as such.
+    """
     jobs: list[Job] = []
-    assert main("fit", ["conf=mlp", *(f"{key}={value}" for key, value in AGENTS.items())], jobs.append) == 0
+    assert (
+        main("fit", ["conf=mlp", *(f"{key}={value}" for key, value in AGENTS.items())], jobs.append)
+        == 0
+    )
     config = jobs[0].config
-    assert (config["optimizer"]["lr"], config["task"]["model"]["width"], config["seed"]) == (1e-05, 48, 7)
+    assert (config["optimizer"]["lr"], config["task"]["model"]["width"], config["seed"]) == (
+        1e-05,
+        48,
+        7,
+    )
     assert config["trainer"]["sync_batchnorm"] is True
     assert config["run_dir"] == "runs/my sweep"
 

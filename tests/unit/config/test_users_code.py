@@ -1,4 +1,6 @@
-"""Which modules are the user's own, and what the config of a run that came from elsewhere may build."""
+"""Which modules are the user's own,
+and what the config of a run that came from elsewhere may build.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ TARGETS = ["theirs.evil.Mine", "outputs.theirs.evil.Mine", "regular.theirs.evil.
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty current folder from which modules are imported; what a test imports is forgotten after it."""
+    """Return an empty current folder from which modules are imported;
+    what a test imports is forgotten after it.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
@@ -39,7 +43,9 @@ def write_run(folder: Path, target: str) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         is_config = name.endswith("config.yaml")
         (folder / name).write_text(
-            text.replace("callbacks:\n", f"callbacks:\n  x: {{_target_: {target}}}\n") if is_config else text
+            text.replace("callbacks:\n", f"callbacks:\n  x: {{_target_: {target}}}\n")
+            if is_config
+            else text
         )
         assert not is_config or target in (folder / name).read_text()
     (folder / "evil.py").write_text(MODULE)
@@ -52,12 +58,18 @@ def refused(command: str, *arguments: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "command, target", [*(("validate", target) for target in TARGETS), *((c, TARGETS[1]) for c in ("fit", "predict", "plan"))]
+    "command, target",
+    [
+        *(("validate", target) for target in TARGETS),
+        *((c, TARGETS[1]) for c in ("fit", "predict", "plan")),
+    ],
 )
 def test_a_downloaded_run_does_not_run_its_own_code(
     command: str, target: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A config that names a module of its own folder is refused, unless the command line trusts the module."""
+    """A config that names a module of its own folder is refused,
+    unless the command line trusts the module.
+    """
     folder = here.joinpath(*target.split(".")[:-2])
     write_run(folder, target)
     (here / "regular").mkdir(exist_ok=True)
@@ -66,7 +78,9 @@ def test_a_downloaded_run_does_not_run_its_own_code(
     assert refused(command, f"run_dir={folder.relative_to(here)}")
     assert f"trust=[{target.rpartition('.')[0]}]" in capsys.readouterr().err
     assert not (here / "ran").exists()
-    assert not refused(command, f"run_dir={folder.relative_to(here)}", f"trust=[{target.rpartition('.')[0]}]")
+    assert not refused(
+        command, f"run_dir={folder.relative_to(here)}", f"trust=[{target.rpartition('.')[0]}]"
+    )
 
 
 @pytest.mark.parametrize("place", ["recipes", "theirs"])
@@ -85,7 +99,9 @@ def test_the_folder_of_a_run_as_the_current_one_opens_nothing(
 
 @pytest.mark.parametrize("where", ["conf", "command"])
 def test_a_runs_config_may_name_what_the_user_names(where: str, here: Path) -> None:
-    """A module of the user's own that a file of conf/ or this command names needs no trust; unnamed it does."""
+    """A module of the user's own that a file of conf/ or this command names needs no trust;
+    unnamed it does.
+    """
     write_run(here / "runs" / "mine", "own.Mine")
     (here / "own.py").write_text(MODULE)
     assert refused("validate", "run_dir=runs/mine")
@@ -97,7 +113,9 @@ def test_a_runs_config_may_name_what_the_user_names(where: str, here: Path) -> N
 
 
 def test_packages_with_a_file_of_their_own_are_the_users(here: Path) -> None:
-    """A module and a package with __init__.py may be named; a folder without one may not, and the message says why."""
+    """A module and a package with __init__.py may be named;
+    a folder without one may not, and the message says why.
+    """
     (here / "own_package").mkdir()
     (here / "own_package" / "tasks.py").write_text(MODULE)
     with pytest.raises(ConfigError, match=r"own_package has no __init__\.py"):

@@ -1,4 +1,6 @@
-"""Several training loaders as one: the batches of each mode, on any number of ranks, loaded once."""
+"""Several training loaders as one:
+the batches of each mode, on any number of ranks, loaded once.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,15 @@ def plain(batch: Any) -> Any:
 
 def two(a: int = 4, b: int = 10, **options: Any) -> dict[str, DataLoader[Any]]:
     """Return loaders of two batches and of five."""
-    return {"a": DataLoader(Numbers(0, a), 2, **options), "b": DataLoader(Numbers(100, b), 2, **options)}
+    return {
+        "a": DataLoader(Numbers(0, a), 2, **options),
+        "b": DataLoader(Numbers(100, b), 2, **options),
+    }
 
 
-def trained(data: Any, tmp_path: Path, ranks: int = 1, epochs: int = 1, **settings: Any) -> list[Any]:
+def trained(
+    data: Any, tmp_path: Path, ranks: int = 1, epochs: int = 1, **settings: Any
+) -> list[Any]:
     """Return the batches of a fit, in the order of steps and ranks."""
 
     def work(engine: Any) -> list[Any]:
@@ -75,7 +82,12 @@ def trained(data: Any, tmp_path: Path, ranks: int = 1, epochs: int = 1, **settin
         return task.batches
 
     found = World(ranks).run(work)
-    return [batch for _, _, batch in sorted((step, rank, batch) for rank, own in enumerate(found) for step, batch in own)]
+    return [
+        batch
+        for _, _, batch in sorted(
+            (step, rank, batch) for rank, own in enumerate(found) for step, batch in own
+        )
+    ]
 
 
 MODES = {
@@ -102,7 +114,10 @@ def test_the_batches_of_a_mode(mode: Any, ranks: int, tmp_path: Path) -> None:
     """Iterated by itself and in a fit, where ranks share them in turn."""
     assert [plain(batch) for batch in CombinedLoader(two(), mode)] == MODES[mode]
     assert len(CombinedLoader(two(), mode)) == len(MODES[mode])
-    assert trained(lambda: CombinedLoader(two(), mode), tmp_path, ranks, accumulate_grad_batches=1) == MODES[mode]
+    assert (
+        trained(lambda: CombinedLoader(two(), mode), tmp_path, ranks, accumulate_grad_batches=1)
+        == MODES[mode]
+    )
 
 
 @pytest.mark.parametrize("mode", list(MODES))
@@ -184,18 +199,30 @@ def test_evaluation_takes_a_combined_loader(tmp_path: Path) -> None:
     data = {"a": DataLoader(Numbers(0, 4), 2), "b": DataLoader(Numbers(100, 10), 2)}
     values = quiet(tmp_path).validate(Counted(), CombinedLoader(data, "sequential"))
     assert values == {"val/first/a": 1.5, "val/first/b": 104.5}
-    assert quiet(tmp_path).validate(Counted(), CombinedLoader(data, "min_size")) == {"val/first": 1.5}
+    assert quiet(tmp_path).validate(Counted(), CombinedLoader(data, "min_size")) == {
+        "val/first": 1.5
+    }
 
 
 def test_what_cannot_be_combined(tmp_path: Path) -> None:
     """Errors name the key, the value and what is legal."""
-    with pytest.raises(ConfigError, match="mode is 'largest'; it must be one of min_size, max_size_cycle"):
+    with pytest.raises(
+        ConfigError, match="mode is 'largest'; it must be one of min_size, max_size_cycle"
+    ):
         CombinedLoader(two(), "largest")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="must be a dict or a list of loaders"):
         trainkit.CombinedLoader([])
     with pytest.raises(ConfigError, match="DistributedSampler; trainkit shards"):
-        trained(lambda: [two()["a"], DataLoader(Numbers(0, 4), sampler=DistributedSampler(Numbers(0, 4), 2, 0))], tmp_path)
+        trained(
+            lambda: [
+                two()["a"],
+                DataLoader(Numbers(0, 4), sampler=DistributedSampler(Numbers(0, 4), 2, 0)),
+            ],
+            tmp_path,
+        )
     with pytest.raises(ConfigError, match="Give DataLoaders"):
         trained(lambda: {"a": Numbers(0, 2), "b": Numbers(0, 2)}, tmp_path)
     with pytest.raises(DataError, match="loader 0 yields no batch when it is iterated again"):
-        trained(lambda: CombinedLoader([iter([torch.ones(1)]), two()["b"]], "max_size_cycle"), tmp_path)
+        trained(
+            lambda: CombinedLoader([iter([torch.ones(1)]), two()["b"]], "max_size_cycle"), tmp_path
+        )

@@ -35,9 +35,13 @@ def keep(batch: Any) -> Any:
     return batch
 
 
-def stream_feed(sizes: list[int], accumulate: int = 1, limit: int | None = None, total: Any = int) -> StreamFeed:
+def stream_feed(
+    sizes: list[int], accumulate: int = 1, limit: int | None = None, total: Any = int
+) -> StreamFeed:
     """Return the feed of a stream of such batches; `total` replaces the sum over ranks."""
-    return StreamFeed(OwnStream(Stream(sizes), None, limit, 0), lambda epoch: accumulate, total, keep)
+    return StreamFeed(
+        OwnStream(Stream(sizes), None, limit, 0), lambda epoch: accumulate, total, keep
+    )
 
 
 def map_feed(num_samples: int, accumulate: int = 1, **options: Any) -> Feed:
@@ -49,13 +53,21 @@ def map_feed(num_samples: int, accumulate: int = 1, **options: Any) -> Feed:
 
 def pull(feed: Feed, epoch: int = 0, start: int = 0) -> list[tuple[int, list[tuple[int, bool]]]]:
     """Return (samples of the step, [(samples, is_last) of each microbatch]) for each step."""
-    return [(s.num_samples, [(m.num_samples, m.is_last) for m in s.microbatches]) for s in feed.steps(epoch, start)]
+    return [
+        (s.num_samples, [(m.num_samples, m.is_last) for m in s.microbatches])
+        for s in feed.steps(epoch, start)
+    ]
 
 
 def test_a_data_set_gives_its_steps() -> None:
-    """Steps hold `accumulate` microbatches, the last one marked; a short last step the rest, evenly."""
+    """Steps hold `accumulate` microbatches, the last one marked;
+    a short last step the rest, evenly.
+    """
     assert map_feed(13, accumulate=2).num_steps_in(0) == 2
-    assert pull(map_feed(13, accumulate=2)) == [(8, [(4, False), (4, True)]), (5, [(3, False), (2, True)])]
+    assert pull(map_feed(13, accumulate=2)) == [
+        (8, [(4, False), (4, True)]),
+        (5, [(3, False), (2, True)]),
+    ]
 
 
 def test_microbatches_know_their_places() -> None:
@@ -75,7 +87,9 @@ def test_an_epoch_resumes_at_a_step() -> None:
 
 
 def test_accumulation_changes_by_epoch() -> None:
-    """From an epoch on, steps hold another number of microbatches; the samples and their order stay the epoch's."""
+    """From an epoch on, steps hold another number of microbatches;
+    the samples and their order stay the epoch's.
+    """
     data = DataLoader(TensorDataset(torch.arange(24)), 4, shuffle=True)
     source = read_source(data, "data", training=True)
     feed = train_feed(data, source, [(0, 3), (2, 1)], None, 0, SingleEngine("cpu"), keep)
@@ -84,13 +98,21 @@ def test_accumulation_changes_by_epoch() -> None:
     for epoch, microbatches in enumerate([3, 3, 1]):
         steps = [[m.batch[0].tolist() for m in s.microbatches] for s in feed.steps(epoch)]
         assert all(len(step) == microbatches for step in steps)
-        assert sum(steps, []) == [m.batch[0].tolist() for s in plain.steps(epoch) for m in s.microbatches]
+        assert sum(steps, []) == [
+            m.batch[0].tolist() for s in plain.steps(epoch) for m in s.microbatches
+        ]
 
 
 def test_a_streams_accumulation_changes_by_epoch() -> None:
     """A stream's batches are grouped by the epoch's accumulation."""
-    feed = StreamFeed(OwnStream(Stream([1] * 4), 4, None, 0), lambda epoch: 4 - 2 * epoch, int, keep)
-    assert [feed.num_steps_in(0), feed.num_steps_in(1)] == [len(pull(feed, 0)), len(pull(feed, 1))] == [1, 2]
+    feed = StreamFeed(
+        OwnStream(Stream([1] * 4), 4, None, 0), lambda epoch: 4 - 2 * epoch, int, keep
+    )
+    assert (
+        [feed.num_steps_in(0), feed.num_steps_in(1)]
+        == [len(pull(feed, 0)), len(pull(feed, 1))]
+        == [1, 2]
+    )
 
 
 def test_microbatches_tell_their_indices() -> None:
@@ -103,9 +125,13 @@ def test_microbatches_tell_their_indices() -> None:
 
 
 def test_drop_last_is_of_the_whole_data() -> None:
-    """A limit in microbatches leaves some also if they are too few for an accumulated step (fast_dev_run)."""
+    """A limit in microbatches leaves some also if they are too few
+    for an accumulated step (fast_dev_run).
+    """
     data = DataLoader(TensorDataset(torch.arange(40)), 4, drop_last=True)
-    feed = train_feed(data, read_source(data, "data", True), [(0, 4)], 1, 0, SingleEngine("cpu"), keep)
+    feed = train_feed(
+        data, read_source(data, "data", True), [(0, 4)], 1, 0, SingleEngine("cpu"), keep
+    )
     assert pull(feed) == [(4, [(4, True)])]
 
 
@@ -132,16 +158,31 @@ def test_a_short_last_step_is_filled_where_asked(ranks: int, samples: int) -> No
 
 def test_what_cannot_be_filled_is_refused() -> None:
     """Streams and drop_last know no short last step."""
-    with pytest.raises(ConfigError, match=r"pad_last_step is true, but the last step of a stream is unknown"):
+    with pytest.raises(
+        ConfigError, match=r"pad_last_step is true, but the last step of a stream is unknown"
+    ):
         train_feed([torch.zeros(2)], None, [(0, 1)], None, 0, SingleEngine("cpu"), keep, pad=True)
     data = DataLoader(TensorDataset(torch.arange(9)), 4, drop_last=True)
-    with pytest.raises(ConfigError, match=r"pad_last_step is true, but drop_last=True leaves out the last step"):
-        train_feed(data, read_source(data, "data", True), [(0, 1)], None, 0, SingleEngine("cpu"), keep, pad=True)
+    with pytest.raises(
+        ConfigError, match=r"pad_last_step is true, but drop_last=True leaves out the last step"
+    ):
+        train_feed(
+            data,
+            read_source(data, "data", True),
+            [(0, 1)],
+            None,
+            0,
+            SingleEngine("cpu"),
+            keep,
+            pad=True,
+        )
 
 
 def test_drop_last_must_leave_something() -> None:
     """A data set smaller than a step has no step with drop_last."""
-    with pytest.raises(DataError, match=r"drop_last=True leaves nothing: .* 7 samples, a step takes 8"):
+    with pytest.raises(
+        DataError, match=r"drop_last=True leaves nothing: .* 7 samples, a step takes 8"
+    ):
         map_feed(7, accumulate=2, drop_last=True)
 
 
@@ -150,7 +191,9 @@ def test_no_training_data_by_limit(limit: float) -> None:
     """A limit that leaves no sample to train on is refused by its own name."""
     data = TensorDataset(torch.arange(4))
     source = read_source(data, "data", training=True)
-    with pytest.raises(ConfigError, match=r"trainer\.limit_train_batches is 0(\.0)?; it must be above 0"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.limit_train_batches is 0(\.0)?; it must be above 0"
+    ):
         train_feed(data, source, [(0, 1)], limit, 0, SingleEngine("cpu"), keep)
 
 
@@ -158,14 +201,19 @@ def test_no_training_data_by_limit(limit: float) -> None:
 def test_limits_are_counts_or_shares(limit: float, samples: int) -> None:
     """A whole number limits the microbatches of a rank, a fraction the share of the data."""
     data = DataLoader(TensorDataset(torch.arange(23)), 4)
-    feed = train_feed(data, read_source(data, "data", True), [(0, 1)], limit, 0, SingleEngine("cpu"), keep)
+    feed = train_feed(
+        data, read_source(data, "data", True), [(0, 1)], limit, 0, SingleEngine("cpu"), keep
+    )
     assert isinstance(feed, MapFeed)
     assert feed.plan_of(0).num_samples == samples
 
 
 def test_a_stream_gives_its_steps() -> None:
     """A stream's batches are grouped into steps, and the samples of a step are counted."""
-    assert pull(stream_feed([3, 2, 4], accumulate=2)) == [(5, [(3, False), (2, True)]), (4, [(4, True)])]
+    assert pull(stream_feed([3, 2, 4], accumulate=2)) == [
+        (5, [(3, False), (2, True)]),
+        (4, [(4, True)]),
+    ]
 
 
 def test_a_stream_restarts_each_epoch() -> None:
@@ -191,8 +239,12 @@ def test_a_rank_with_an_ended_stream_continues_with_the_others() -> None:
 
 
 @pytest.mark.parametrize(("other", "steps"), [(7, 4), (1, 2), (None, None)])
-def test_streams_of_different_lengths_count_the_same_steps(other: int | None, steps: int | None) -> None:
-    """All ranks plan with the longest stream, so their schedules agree; without a length no rank plans."""
+def test_streams_of_different_lengths_count_the_same_steps(
+    other: int | None, steps: int | None
+) -> None:
+    """All ranks plan with the longest stream, so their schedules agree;
+    without a length no rank plans.
+    """
 
     engine = SingleEngine("cpu")
     engine.comm.all_gather_object = lambda value: [value, other]  # type: ignore[method-assign]
@@ -202,7 +254,15 @@ def test_streams_of_different_lengths_count_the_same_steps(other: int | None, st
 
 def test_a_loader_over_a_stream_has_no_length() -> None:
     """A DataLoader over an iterable data set without a length is a stream without a length."""
-    feed = train_feed(DataLoader(Stream([3, 2]), batch_size=None), None, [(0, 1)], None, 0, SingleEngine("cpu"), keep)
+    feed = train_feed(
+        DataLoader(Stream([3, 2]), batch_size=None),
+        None,
+        [(0, 1)],
+        None,
+        0,
+        SingleEngine("cpu"),
+        keep,
+    )
     assert feed.num_steps_in(0) is None
     assert len(pull(feed)) == 2
 

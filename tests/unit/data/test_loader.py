@@ -63,11 +63,15 @@ class Stream(IterableDataset[Any]):
         yield from (torch.zeros(3), torch.zeros(2))
 
 
-def sharded(data: DataLoader[Any], rank: int = 0, world: int = 1, seed: int = 0, agree: Any = list) -> ShardedLoader:
+def sharded(
+    data: DataLoader[Any], rank: int = 0, world: int = 1, seed: int = 0, agree: Any = list
+) -> ShardedLoader:
     """Return the loader of one rank."""
     source = read_source(data, "data", training=True)
     assert source is not None
-    return ShardedLoader(source, StepPlan(source.num_samples, source.batch_size, world), rank, seed, agree)
+    return ShardedLoader(
+        source, StepPlan(source.num_samples, source.batch_size, world), rank, seed, agree
+    )
 
 
 def indices(loader: ShardedLoader, epoch: int = 0, start: int = 0) -> list[list[int]]:
@@ -90,7 +94,10 @@ def test_shuffling_is_a_function_of_seed_and_epoch() -> None:
 
 def test_ranks_share_one_order() -> None:
     """Together the ranks' microbatches are the order that one rank would go through."""
-    parts = [indices(sharded(DataLoader(Numbers(), 2, shuffle=True), rank, 2), epoch=3) for rank in range(2)]
+    parts = [
+        indices(sharded(DataLoader(Numbers(), 2, shuffle=True), rank, 2), epoch=3)
+        for rank in range(2)
+    ]
     in_turn = [i for pair in zip(*parts, strict=True) for micro in pair for i in micro]
     assert in_turn == shuffled(10, 0, 3).tolist()
 
@@ -104,7 +111,9 @@ def test_an_epoch_can_begin_at_any_step() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_augmentation_does_not_depend_on_workers(num_workers: int) -> None:
-    """A sample's random numbers are the same in the main process and in workers that live on over epochs."""
+    """A sample's random numbers are the same in the main process
+    and in workers that live on over epochs.
+    """
     options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
     loader = sharded(DataLoader(Numbers(), 4, shuffle=True, **options))
     for epoch in (0, 1, 1):
@@ -123,7 +132,9 @@ def test_augmentation_does_not_depend_on_workers(num_workers: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_iterating_leaves_the_random_state_alone(num_workers: int) -> None:
-    """Loading draws from separate random numbers: the model's dropout does not depend on the loading process."""
+    """Loading draws from separate random numbers:
+    the model's dropout does not depend on the loading process.
+    """
     loader = sharded(DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers))
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     indices(loader)
@@ -146,7 +157,9 @@ def test_a_sampler_of_the_users_own_draws_the_order() -> None:
 
 
 def test_a_samplers_order_changes_each_epoch_and_repeats_after_a_restart() -> None:
-    """A custom sampler's order is a function of (seed, epoch), so a run that resumes in an epoch has the same order."""
+    """A custom sampler's order is a function of (seed, epoch),
+    so a run that resumes in an epoch has the same order.
+    """
     data = DataLoader(Numbers(), 2, sampler=WeightedRandomSampler([1.0] * 10, num_samples=10))
     first, second = indices(sharded(data), 0), indices(sharded(data), 1)
     torch.rand(3)
@@ -169,7 +182,9 @@ class Epochs(SequentialSampler):
 
 
 def test_a_sampler_receives_the_epoch() -> None:
-    """A sampler's `set_epoch` receives the epoch; a subclass of torch's sampler draws for itself."""
+    """A sampler's `set_epoch` receives the epoch;
+    a subclass of torch's sampler draws for itself.
+    """
     loader = sharded(DataLoader(Numbers(), 4, sampler=Epochs(Numbers())))
     assert indices(loader, epoch=7) == [[7, 7, 7, 7]]
 
@@ -177,11 +192,15 @@ def test_a_sampler_receives_the_epoch() -> None:
 def test_a_sampler_without_length_is_refused() -> None:
     """A sampler must have a length: the number of samples in an epoch must be known."""
     data = DataLoader(Numbers(), 4, sampler=(i for i in range(3)))
-    with pytest.raises(ConfigError, match=r"^data has a generator without a length; give it a __len__"):
+    with pytest.raises(
+        ConfigError, match=r"^data has a generator without a length; give it a __len__"
+    ):
         read_source(data, "data", training=True)
 
 
-@pytest.mark.parametrize("options", [{"replacement": True}, {"num_samples": 4}, {"replacement": True, "num_samples": 30}])
+@pytest.mark.parametrize(
+    "options", [{"replacement": True}, {"num_samples": 4}, {"replacement": True, "num_samples": 30}]
+)
 def test_a_random_sampler_that_is_no_permutation_draws_itself(options: dict[str, Any]) -> None:
     """RandomSampler with replacement, or over a part, is a sampler of the user's own."""
     sampler = RandomSampler(Numbers(), **options)
@@ -194,14 +213,23 @@ def test_a_random_sampler_that_is_no_permutation_draws_itself(options: dict[str,
 def test_a_distributed_sampler_is_refused() -> None:
     """Samples that are already sharded over ranks would be sharded twice."""
     data = DataLoader(Numbers(), 4, sampler=DistributedSampler(Numbers(), num_replicas=2, rank=0))
-    with pytest.raises(ConfigError, match=r"^train_dataloaders has a DistributedSampler; .*shuffle=True"):
+    with pytest.raises(
+        ConfigError, match=r"^train_dataloaders has a DistributedSampler; .*shuffle=True"
+    ):
         read_source(data, "train_dataloaders", training=True)
 
 
 def test_a_loaders_options_are_kept() -> None:
     """Workers, collate function and the rest go over to the loader of the rank."""
     data = DataLoader(
-        Numbers(), 4, collate_fn=list, num_workers=1, prefetch_factor=3, timeout=5, persistent_workers=True, drop_last=True
+        Numbers(),
+        4,
+        collate_fn=list,
+        num_workers=1,
+        prefetch_factor=3,
+        timeout=5,
+        persistent_workers=True,
+        drop_last=True,
     )
     source = read_source(data, "data", training=True)
     assert source is not None
@@ -235,7 +263,10 @@ class OwnLoop(DataLoader[Any]):
         DataLoader(Stream(), 2),
         DataLoader(Numbers(), batch_size=None),
         DataLoader(Numbers(), batch_sampler=[[0], [1, 2]]),
-        DataLoader(Numbers(), batch_sampler=type("Own", (BatchSampler,), {})(SequentialSampler(Numbers()), 2, False)),
+        DataLoader(
+            Numbers(),
+            batch_sampler=type("Own", (BatchSampler,), {})(SequentialSampler(Numbers()), 2, False),
+        ),
         OwnLoop(Numbers(), 2),
     ],
 )
@@ -246,11 +277,15 @@ def test_batches_of_the_users_own_making_are_a_stream(data: Any) -> None:
 
 def test_what_is_no_data_is_refused() -> None:
     """Something that cannot be iterated is refused by its name."""
-    with pytest.raises(ConfigError, match=r"^val_dataloaders is of type int; it must be a DataLoader"):
+    with pytest.raises(
+        ConfigError, match=r"^val_dataloaders is of type int; it must be a DataLoader"
+    ):
         read_source(3, "val_dataloaders", training=False)
 
 
-@pytest.mark.parametrize("data", [TensorDataset(torch.zeros(0)), DataLoader(Numbers(3), 2, sampler=[])])
+@pytest.mark.parametrize(
+    "data", [TensorDataset(torch.zeros(0)), DataLoader(Numbers(3), 2, sampler=[])]
+)
 def test_an_empty_data_set_is_refused(data: Any) -> None:
     """Data without samples is an error from the start."""
     with pytest.raises(DataError, match=r"^train_dataloaders: the data set has no samples"):
@@ -259,7 +294,9 @@ def test_an_empty_data_set_is_refused(data: Any) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_samples_error_keeps_its_words(num_workers: int) -> None:
-    """An error that a data set raises on purpose reaches the user in its own words, also from a worker."""
+    """An error that a data set raises on purpose reaches the user in its own words,
+    also from a worker.
+    """
     with pytest.raises(DataError, match=r"^sample 0 is no image: give another file\.$"):
         indices(sharded(DataLoader(Broken(), 4, num_workers=num_workers)))
 
@@ -272,7 +309,9 @@ class Jittered(TensorDataset):
 
 
 def test_tensors_with_augmentation_draw_from_seed_epoch_and_index() -> None:
-    """A data set that is built on torch's tensors is seeded sample by sample, as any other of the user's."""
+    """A data set that is built on torch's tensors is seeded sample by sample,
+    as any other of the user's.
+    """
     source = read_source(DataLoader(Jittered(torch.zeros(8)), 4), "data", training=True)
     plan = StepPlan(8, 4, 1)
 
@@ -286,7 +325,9 @@ def test_tensors_with_augmentation_draw_from_seed_epoch_and_index() -> None:
 
 
 def test_a_samplers_own_generator_draws_again_what_it_drew(tmp_path: Path) -> None:
-    """A run that goes on behind its first epoch meets the order of the run that never stopped; epochs differ."""
+    """A run that goes on behind its first epoch meets the order of
+    the run that never stopped; epochs differ.
+    """
 
     def data() -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(3)
@@ -306,12 +347,16 @@ def test_a_samplers_own_generator_draws_again_what_it_drew(tmp_path: Path) -> No
     quiet(tmp_path / "whole", max_steps=12).fit(whole, data())
     assert orders[0] != orders[1]
     quiet(tmp_path / "parts", max_steps=8, enable_checkpointing=True).fit(Seen(), data())
-    quiet(tmp_path / "parts", max_steps=12, enable_checkpointing=True).fit(rest, data(), ckpt_path="last")
+    quiet(tmp_path / "parts", max_steps=12, enable_checkpointing=True).fit(
+        rest, data(), ckpt_path="last"
+    )
     assert torch.equal(weights(rest), weights(whole))
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
-def test_a_batch_sampler_of_torchs_is_what_batch_size_and_shuffle_are(tmp_path: Path, drop_last: bool) -> None:
+def test_a_batch_sampler_of_torchs_is_what_batch_size_and_shuffle_are(
+    tmp_path: Path, drop_last: bool
+) -> None:
     """Handed in or made by the DataLoader: the same run."""
     data, ends = rows(23), []
     for given in (
@@ -335,11 +380,15 @@ class Drawn(IterableDataset[Any]):
 
 
 def test_workers_that_a_stream_keeps_are_seeded_by_epoch_and_ended(tmp_path: Path) -> None:
-    """A run that goes on behind an epoch draws what the run that never stopped did; no worker outlives the fit."""
+    """A run that goes on behind an epoch draws what the run that never stopped did;
+    no worker outlives the fit.
+    """
 
     def fit(folder: str, steps: int, **options: Any) -> Tensor:
         task, data = Line(), DataLoader(Drawn(), 4, num_workers=1, persistent_workers=True)
-        quiet(tmp_path / folder, max_steps=steps, enable_checkpointing=True).fit(task, data, **options)
+        quiet(tmp_path / folder, max_steps=steps, enable_checkpointing=True).fit(
+            task, data, **options
+        )
         assert data._iterator is None
         for worker in set(multiprocessing.active_children()) - others:
             worker.join(20)  # of 60 s that a worker lives on for if it is ended by a signal alone
@@ -353,11 +402,16 @@ def test_workers_that_a_stream_keeps_are_seeded_by_epoch_and_ended(tmp_path: Pat
     assert torch.equal(fit("parts", 8, ckpt_path="last"), whole)
 
 
-@pytest.mark.parametrize("data", [{"a": rows(8), "b": rows(8)}, [loader(8), rows(8)]], ids=["dict", "mixed"])
+@pytest.mark.parametrize(
+    "data", [{"a": rows(8), "b": rows(8)}, [loader(8), rows(8)]], ids=["dict", "mixed"]
+)
 def test_several_data_sets_are_refused_by_name(data: Any, tmp_path: Path) -> None:
     """They are no stream of batches."""
     with pytest.raises(
-        ConfigError, match=r"train_dataloaders is a (dict|list) of (DataLoader|TensorDataset)s. Give DataLoaders"
+        ConfigError,
+        match=(
+            r"train_dataloaders is a (dict|list) of (DataLoader|TensorDataset)s. Give DataLoaders"
+        ),
     ):
         quiet(tmp_path).fit(Line(), data)
 
@@ -365,9 +419,17 @@ def test_several_data_sets_are_refused_by_name(data: Any, tmp_path: Path) -> Non
 @pytest.mark.filterwarnings("ignore:'set_vital'")
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_torchdatas_stateful_loader_is_a_dataloader(shuffle: bool) -> None:
-    """A StatefulDataLoader is sharded, shuffled and resumed as a DataLoader with the same arguments."""
+    """A StatefulDataLoader is sharded,
+    shuffled and resumed as a DataLoader with the same arguments.
+    """
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    read = [read_source(kind(Numbers(), 3, shuffle=shuffle), "data", True) for kind in (DataLoader, stateful)]
+    read = [
+        read_source(kind(Numbers(), 3, shuffle=shuffle), "data", True)
+        for kind in (DataLoader, stateful)
+    ]
     plain, own = (source for source in read if source is not None)
-    facts = [(s.batch_size, s.shuffle, s.drop_last, s.sampler, s.num_samples, s.options["num_workers"]) for s in (plain, own)]
+    facts = [
+        (s.batch_size, s.shuffle, s.drop_last, s.sampler, s.num_samples, s.options["num_workers"])
+        for s in (plain, own)
+    ]
     assert facts[0] == facts[1]

@@ -75,7 +75,9 @@ def test_mix_gives_a_seed_that_torch_takes(numbers: list[int]) -> None:
 
 def test_mix_distinguishes_its_numbers() -> None:
     """Neighbouring numbers, swapped ones and shorter lists all hash differently."""
-    hashes = {mix(a, b) for a in range(30) for b in range(30)} | {mix(a) for a in range(30)} | {mix()}
+    hashes = (
+        {mix(a, b) for a in range(30) for b in range(30)} | {mix(a) for a in range(30)} | {mix()}
+    )
     assert len(hashes) == 931
 
 
@@ -89,7 +91,12 @@ def test_a_sample_does_not_depend_on_its_neighbours() -> None:
 
 def test_each_sample_has_its_own_draws() -> None:
     """Samples, epochs and seeds each draw other numbers, from all three sources."""
-    drawn = [SeededDataset(Noise(), seed)[epoch, i] for seed in range(3) for epoch in range(3) for i in range(3)]
+    drawn = [
+        SeededDataset(Noise(), seed)[epoch, i]
+        for seed in range(3)
+        for epoch in range(3)
+        for i in range(3)
+    ]
     for source in (1, 2, 3):
         assert len({sample[source] for sample in drawn}) == 27
 
@@ -113,7 +120,9 @@ def test_the_random_state_survives_an_error() -> None:
 
 
 def test_contexts_may_end_in_any_order() -> None:
-    """Two that overlap, of two threads or of a generator that was left, do not spoil those that come after them."""
+    """Two that overlap, of two threads or of a generator that was left,
+    do not spoil those that come after them.
+    """
     first, second = random_numbers_of(0, 0, 0), random_numbers_of(0, 0, 1)
     first.__enter__(), second.__enter__()
     first.__exit__(None, None, None), second.__exit__(None, None, None)
@@ -125,7 +134,9 @@ def test_contexts_may_end_in_any_order() -> None:
 
 
 def test_a_batch_is_its_samples() -> None:
-    """A batch loaded at once holds the samples loaded one by one, and leaves the random state unchanged."""
+    """A batch loaded at once holds the samples loaded one by one,
+    and leaves the random state unchanged.
+    """
     data = SeededDataset(Noise(), seed=3)
     one_by_one = [data[1, i] for i in range(4)]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
@@ -144,14 +155,22 @@ def test_a_sample_draws_from_its_seed_epoch_and_index() -> None:
 
 
 def test_what_holds_its_samples_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors, parts of them and several of them are not seeded for each sample; anything of the user's is."""
+    """Tensors, parts of them and several of them are not seeded for each sample;
+    anything of the user's is.
+    """
     held = TensorDataset(torch.arange(6))
     quiet = [held, Subset(held, [5, 0]), ConcatDataset([held, Subset(held, [1])])]
 
     class Own(TensorDataset):
         """Might draw."""
 
-    noisy: list[Any] = [Noise(), Subset(Noise(), [5, 0]), ConcatDataset([held, Noise()]), Own(torch.arange(6)), [1, 2]]
+    noisy: list[Any] = [
+        Noise(),
+        Subset(Noise(), [5, 0]),
+        ConcatDataset([held, Noise()]),
+        Own(torch.arange(6)),
+        [1, 2],
+    ]
     assert [may_draw(dataset) for dataset in quiet + noisy] == [False] * 3 + [True] * 5
     monkeypatch.delattr("trainkit.data.order._seed")
     assert [SeededDataset(dataset, 0)[3, 1] for dataset in quiet] == [(1,), (0,), (1,)]
@@ -176,7 +195,9 @@ def test_samples_within_samples_have_their_own_numbers() -> None:
 
 
 def test_own_numbers_continue_where_they_were() -> None:
-    """Drawn in parts, with other draws between, they are the numbers of a single draw; other generators do not change."""
+    """Drawn in parts, with other draws between, they are the numbers of a single draw;
+    other generators do not change.
+    """
 
     def draw() -> tuple[float, float, float]:
         return float(torch.rand(())), float(np.random.rand()), random.random()
@@ -197,7 +218,9 @@ def test_own_numbers_continue_where_they_were() -> None:
 
 
 def test_places_beyond_the_end_begin_again() -> None:
-    """A step that is filled up takes the epoch's first samples; of a limited epoch the limit's end counts."""
+    """A step that is filled up takes the epoch's first samples;
+    of a limited epoch the limit's end counts.
+    """
     assert indices_at([5, 3, 4, 9], range(1, 3), 4) == [3, 4]
     assert indices_at([5, 3, 4, 9], range(2, 5), 3) == [4, 5, 3]
     assert indices_at(np.array([5, 3, 4]), range(1, 3), 3) == [3, 4]
@@ -205,7 +228,9 @@ def test_places_beyond_the_end_begin_again() -> None:
 
 @pytest.mark.parametrize("slow_from", [0, 3, 1000])
 def test_bursts_change_no_draw(slow_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items have the same random numbers however many are pulled at a time; slow ones are pulled one by one."""
+    """Items have the same random numbers however many are pulled at a time;
+    slow ones are pulled one by one.
+    """
     now, switches = [0.0], [0]
     monkeypatch.setattr("trainkit.data.order.time.perf_counter", lambda: now[0])
     stream = OwnRandomNumbers(5)
@@ -246,13 +271,22 @@ class Draws(Dataset[Any]):
         return self.draw() if self.draw is not None and index >= self.first else float(index)
 
 
-@pytest.mark.parametrize("draw", [random.random, lambda: random.gauss(0, 1), np.random.rand, lambda: torch.rand(()).item()])
+@pytest.mark.parametrize(
+    "draw",
+    [random.random, lambda: random.gauss(0, 1), np.random.rand, lambda: torch.rand(()).item()],
+)
 @pytest.mark.parametrize("first", [0, 9])
-def test_samples_that_draw_have_their_own_numbers_from_the_first_on(draw: Callable[[], float], first: int) -> None:
-    """Whenever the first draw comes, whichever batches came before: the batch with it is read again, later ones once."""
+def test_samples_that_draw_have_their_own_numbers_from_the_first_on(
+    draw: Callable[[], float], first: int
+) -> None:
+    """Whenever the first draw comes, whichever batches came before:
+    the batch with it is read again, later ones once.
+    """
     data = Draws(draw, first)
     seeded = SeededDataset(data, 5)
-    batches = [seeded.__getitems__([(0, i) for i in range(start, start + 4)]) for start in range(0, 32, 4)]
+    batches = [
+        seeded.__getitems__([(0, i) for i in range(start, start + 4)]) for start in range(0, 32, 4)
+    ]
     alone = [SeededDataset(Draws(draw, first), 5)[0, index] for index in range(32)]
     assert [value for batch in batches for value in batch] == alone
     begins = first // 4 * 4
@@ -295,5 +329,8 @@ def test_samples_are_read_at_once_from_data_that_can() -> None:
     draws = ReadAtOnce(random.random)
     alone = [SeededDataset(Draws(random.random), 5)[0, index] for index in range(8)]
     seeded = SeededDataset(draws, 5)
-    assert [*seeded.__getitems__([(0, i) for i in range(4)]), *seeded.__getitems__([(0, i) for i in range(4, 8)])] == alone
+    assert [
+        *seeded.__getitems__([(0, i) for i in range(4)]),
+        *seeded.__getitems__([(0, i) for i in range(4, 8)]),
+    ] == alone
     assert len(draws.calls) == 1

@@ -30,7 +30,9 @@ def places(plan: StepPlan, step: int) -> list[int]:
 
 
 def test_shares_are_those_of_a_round() -> None:
-    """Two rounds of 8 samples at 3:1, and a short last step; steps keep their samples and their order."""
+    """Two rounds of 8 samples at 3:1, and a short last step;
+    steps keep their samples and their order.
+    """
     plan = StepPlan(20, 4, 2, 2, shares=(3, 1))
     assert cells(plan, 0) == [[range(6), range(8, 14)], [range(6, 8), range(14, 16)]]
     assert cells(plan, 1) == [[range(16, 19)], [range(19, 20)]]
@@ -40,7 +42,9 @@ def test_shares_are_those_of_a_round() -> None:
 
 @given(plans, st.lists(st.integers(1, 5), min_size=5, max_size=5), st.booleans())
 def test_shares_deal_every_sample_once(plan: StepPlan, shares: list[int], even: bool) -> None:
-    """A step has the samples that it has without them, and each rank its part, within a sample a round."""
+    """A step has the samples that it has without them, and each rank its part,
+    within a sample a round.
+    """
     uneven = replace(plan, shares=tuple(shares[: plan.world_size]), even=even)
     for step in range(plan.num_steps):
         assert places(uneven, step) == places(plan, step)
@@ -53,7 +57,9 @@ def test_shares_deal_every_sample_once(plan: StepPlan, shares: list[int], even: 
 
 @given(plans)
 def test_every_sample_is_dealt_once(plan: StepPlan) -> None:
-    """Over ranks, microbatches and steps each place comes exactly once; drop_last leaves out less than a step."""
+    """Over ranks, microbatches and steps each place comes exactly once;
+    drop_last leaves out less than a step.
+    """
     dealt = [i for step in range(plan.num_steps) for i in places(plan, step)]
     assert dealt == list(range(len(dealt)))
     missing = plan.num_samples - len(dealt)
@@ -74,13 +80,18 @@ def test_a_full_step_deals_contiguous_cells(plan: StepPlan) -> None:
     for step in range(plan.num_samples // plan.global_batch_size):
         for rank, micros in enumerate(cells(plan, step)):
             start = step * plan.global_batch_size
-            firsts = [start + (m * plan.world_size + rank) * plan.batch_size for m in range(plan.accumulate)]
+            firsts = [
+                start + (m * plan.world_size + rank) * plan.batch_size
+                for m in range(plan.accumulate)
+            ]
             assert micros == [range(first, first + plan.batch_size) for first in firsts]
 
 
 @given(plans)
 def test_a_short_step_is_spread_evenly(plan: StepPlan) -> None:
-    """In a short step no microbatch is empty or too large, sizes differ by one at most, and no round is wasted."""
+    """In a short step no microbatch is empty or too large, sizes differ by one at most,
+    and no round is wasted.
+    """
     if plan.drop_last or not plan.num_samples % plan.global_batch_size:
         return
     ranks = cells(plan, plan.num_steps - 1)
@@ -88,7 +99,9 @@ def test_a_short_step_is_spread_evenly(plan: StepPlan) -> None:
     one_round = plan.batch_size * plan.world_size
     assert 1 <= min(sizes) <= max(sizes) <= plan.batch_size
     assert max(sizes) - min(sizes) <= 1
-    assert max(len(micros) for micros in ranks) == -(-plan.samples_in(plan.num_steps - 1) // one_round)
+    assert max(len(micros) for micros in ranks) == -(
+        -plan.samples_in(plan.num_steps - 1) // one_round
+    )
 
 
 @given(plans, st.integers(1, 3))
@@ -118,7 +131,9 @@ def test_steps_are_counted() -> None:
 
 @given(plans)
 def test_even_plans_give_all_ranks_as_many_microbatches(plan: StepPlan) -> None:
-    """A rank without samples gets ghosts: empty ranges, which read a sample of the same step. The samples stay the same."""
+    """A rank without samples gets ghosts: empty ranges, which read a sample of the same step.
+    The samples stay the same.
+    """
     even = replace(plan, even=True)
     for step in range(plan.num_steps):
         assert places(even, step) == places(plan, step)
@@ -126,4 +141,6 @@ def test_even_plans_give_all_ranks_as_many_microbatches(plan: StepPlan) -> None:
         for rank in cells(even, step):
             for micro in rank:
                 read = even.reads(step, micro)
-                assert read == micro if micro else len(read) == 1 and read.start in places(plan, step)
+                assert (
+                    read == micro if micro else len(read) == 1 and read.start in places(plan, step)
+                )

@@ -39,7 +39,9 @@ def test_the_modules_own_functions_are_restored() -> None:
 
 
 def test_cpython_keeps_it_in_plain_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found by trying; a generator of another size, or one that memory does not restore, takes the public functions."""
+    """Found by trying; a generator of another size, or one that memory does not restore,
+    takes the public functions.
+    """
     assert is_plain_memory()
     with monkeypatch.context() as patch:
         patch.setattr(python_random._Memory, "restore", lambda self, state: None)

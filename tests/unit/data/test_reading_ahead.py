@@ -18,9 +18,13 @@ from trainkit.errors import DataError
 
 
 class Numbers(Dataset[int]):
-    """Returns the index, notes what was read; at `fails` it raises, and with `draws` it adds a random number."""
+    """Returns the index, notes what was read;
+    at `fails` it raises, and with `draws` it adds a random number.
+    """
 
-    def __init__(self, length: int = 40, fails: int = -1, draws: bool = False, takes_s: float = 0.0) -> None:
+    def __init__(
+        self, length: int = 40, fails: int = -1, draws: bool = False, takes_s: float = 0.0
+    ) -> None:
         self.length, self.fails, self.draws, self.takes_s = length, fails, draws, takes_s
         self.seen: list[int] = []
 
@@ -38,7 +42,9 @@ class Numbers(Dataset[int]):
 
 def keys(count: int) -> Iterator[list[tuple[int, int]]]:
     """Yield the keys of batches of four."""
-    return iter([[(0, index) for index in range(first, first + 4)] for first in range(0, 4 * count, 4)])
+    return iter(
+        [[(0, index) for index in range(first, first + 4)] for first in range(0, 4 * count, 4)]
+    )
 
 
 @pytest.mark.parametrize("draws", [False, True])
@@ -62,7 +68,9 @@ def test_fast_batches_are_read_ahead_and_slow_ones_are_not() -> None:
     for takes_s, least, most in ((0.0, 4, 16), (0.002, 1, 1)):
         dataset = Numbers(400, takes_s=takes_s)
         ahead = []
-        for taken, _ in enumerate(SeededDataset(dataset, 0).batches(keys(100 if most > 1 else 5)), 1):
+        for taken, _ in enumerate(
+            SeededDataset(dataset, 0).batches(keys(100 if most > 1 else 5)), 1
+        ):
             ahead.append(len(dataset.seen) // 4 - taken + 1)
         assert least <= max(ahead) <= most
 
@@ -75,7 +83,11 @@ def test_a_loader_without_workers_gives_what_one_with_a_worker_does() -> None:
 
     found = []
     for workers in (0, 1):
-        source = read_source(DataLoader(Numbers(), 8, shuffle=True, num_workers=workers, collate_fn=pairs), "data", True)
+        source = read_source(
+            DataLoader(Numbers(), 8, shuffle=True, num_workers=workers, collate_fn=pairs),
+            "data",
+            True,
+        )
         assert source is not None
         loader = ShardedLoader(source, StepPlan(40, 8, 2), 1, 5, lambda order: order)
         found.append(list(loader.iterate(loader.plan, 1, 1)))

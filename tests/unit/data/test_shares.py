@@ -1,4 +1,6 @@
-"""Shares of a round: exact sums within limits, in proportion to measured speed, and at rest where all ranks compute as long."""
+"""Shares of a round: exact sums within limits, in proportion to measured speed,
+and at rest where all ranks compute as long.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from trainkit.data.shares import Pace, deal, read_words, samples_of, spread, wor
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6), st.data())
 def test_samples_are_spread_within_the_limits(weights: list[float], data: st.DataObject) -> None:
-    """The sum is exact, each rank has one sample at least and its limit at most; without limits the rest is proportion."""
+    """The sum is exact, each rank has one sample at least and its limit at most;
+    without limits the rest is proportion.
+    """
     ranks = len(weights)
     total = data.draw(st.integers(ranks, 200))
     limits = data.draw(st.lists(st.integers(1, 200), min_size=ranks, max_size=ranks))
@@ -27,7 +31,9 @@ def test_samples_are_spread_within_the_limits(weights: list[float], data: st.Dat
 
 
 def test_a_capped_rank_leaves_others_their_one_sample() -> None:
-    """A cap frees less than the ranks below one sample need: these are raised first, and the sum stays exact."""
+    """A cap frees less than the ranks below one sample need:
+    these are raised first, and the sum stays exact.
+    """
     assert spread([1, 3, 1, 1, 1, 1], 6, [1, 2, 1, 1, 1, 1]) == (1, 1, 1, 1, 1, 1)
     assert spread([1, 100, 1], 10, [9, 7, 9]) == (2, 7, 1)
 
@@ -55,13 +61,17 @@ def test_words_are_read_back() -> None:
     assert [read_words(words) for words in ("even", "3:1")] == [None, (3, 1)]
 
 
-def paces(now: tuple[int, ...], sample_s: list[float], fixed_s: float = 0.0, rest_s: float = 0.0) -> list[Pace]:
+def paces(
+    now: tuple[int, ...], sample_s: list[float], fixed_s: float = 0.0, rest_s: float = 0.0
+) -> list[Pace]:
     """Return what ranks measure in a step at these shares."""
     return [Pace(n, fixed_s + n * s, rest_s) for n, s in zip(now, sample_s, strict=True)]
 
 
 def test_a_deal_goes_most_of_the_way_to_equal_times() -> None:
-    """A rank three times slower: the best shares are 3:1, twice as fast; a quarter of the old shares stays."""
+    """A rank three times slower: the best shares are 3:1, twice as fast;
+    a quarter of the old shares stays.
+    """
     found = deal(paces((16, 16), [1.0, 3.0]), (16, 16), [32, 32], damping=0.25)
     assert found.gain == pytest.approx(1.0)
     assert found.samples == (22, 10)
@@ -69,16 +79,24 @@ def test_a_deal_goes_most_of_the_way_to_equal_times() -> None:
 
 
 def test_the_gain_is_of_a_whole_step_and_within_the_limits() -> None:
-    """What a step takes beside computing does not shrink; nor does the part that no rank has memory for."""
+    """What a step takes beside computing does not shrink;
+    nor does the part that no rank has memory for.
+    """
     now = (16, 16)
-    assert deal(paces(now, [1.0, 3.0], rest_s=48.0), now, [32, 32], 0).gain == pytest.approx(96 / 72 - 1)
+    assert deal(paces(now, [1.0, 3.0], rest_s=48.0), now, [32, 32], 0).gain == pytest.approx(
+        96 / 72 - 1
+    )
     held = deal(paces(now, [1.0, 3.0]), now, [20, 20], 0)
     assert held.samples == (20, 12) and held.gain == pytest.approx(48 / 36 - 1)
 
 
 @given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=4), st.floats(0.0, 20.0))
-def test_deals_come_to_rest_where_all_compute_as_long(sample_s: list[float], fixed_s: float) -> None:
-    """Also if each microbatch has a fixed cost: after some deals the times differ by about a sample, or the gain is small."""
+def test_deals_come_to_rest_where_all_compute_as_long(
+    sample_s: list[float], fixed_s: float
+) -> None:
+    """Also if each microbatch has a fixed cost:
+    after some deals the times differ by about a sample, or the gain is small.
+    """
     total, ranks = 400, len(sample_s)
     now = samples_of(None, total, ranks)
     for _ in range(30):

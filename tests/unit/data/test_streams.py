@@ -1,4 +1,6 @@
-"""Streams dealt to ranks and loader workers: each batch once, the same batches in the same steps however many there are."""
+"""Streams dealt to ranks and loader workers:
+each batch once, the same batches in the same steps however many there are.
+"""
 
 from __future__ import annotations
 
@@ -83,13 +85,19 @@ KINDS: dict[str, Any] = {
     "a list": lambda workers: list(torch.arange(LENGTH).split(4)),
     "an iterable": lambda workers: Counted(),
     "an iterable data set": lambda workers: DataLoader(Shuffled(), 4, num_workers=workers),
-    "one that splits itself by worker": lambda workers: DataLoader(Shuffled(splits=True), 4, num_workers=workers),
+    "one that splits itself by worker": lambda workers: DataLoader(
+        Shuffled(splits=True), 4, num_workers=workers
+    ),
     "one that makes batches": lambda workers: DataLoader(Batches(), None, num_workers=workers),
-    "a batch sampler": lambda workers: DataLoader(Pairs(), batch_sampler=BUCKETS, num_workers=workers),
+    "a batch sampler": lambda workers: DataLoader(
+        Pairs(), batch_sampler=BUCKETS, num_workers=workers
+    ),
 }
 
 
-def steps_of(data: Any, rank: int, ranks: int, epoch: int = 1, start: int = 0, declared: int = 6) -> list[list[torch.Tensor]]:
+def steps_of(
+    data: Any, rank: int, ranks: int, epoch: int = 1, start: int = 0, declared: int = 6
+) -> list[list[torch.Tensor]]:
     """Return the batches of each step of one rank."""
     stream = DealtStream(data, None, None, 7, (rank, ranks), declared, lambda drawn: drawn)
     found = []
@@ -104,7 +112,9 @@ def steps_of(data: Any, rank: int, ranks: int, epoch: int = 1, start: int = 0, d
 def merged(by_rank: list[list[list[torch.Tensor]]]) -> list[list[list[float]]]:
     """Return each step's samples of all ranks, sorted."""
     return [
-        sorted(row.tolist() for rank in step for batch in rank for row in batch.reshape(len(batch), -1))
+        sorted(
+            row.tolist() for rank in step for batch in rank for row in batch.reshape(len(batch), -1)
+        )
         for step in zip(*by_rank, strict=True)
     ]
 
@@ -112,7 +122,9 @@ def merged(by_rank: list[list[list[torch.Tensor]]]) -> list[list[list[float]]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("ranks", "workers"), [(2, 0), (3, 0), (1, 2), (2, 2)])
 def test_each_step_has_the_samples_of_one_process(kind: str, ranks: int, workers: int) -> None:
-    """Any number of ranks and workers takes the same samples in each step, augmentation included, each once."""
+    """Any number of ranks and workers takes the same samples in each step,
+    augmentation included, each once.
+    """
     alone = merged([steps_of(KINDS[kind](0), 0, 1)])
     assert merged([steps_of(KINDS[kind](workers), rank, ranks) for rank in range(ranks)]) == alone
     numbers = [row[0] for step in alone for row in step]
@@ -137,16 +149,29 @@ def test_epochs_differ_and_repeat() -> None:
 def test_a_collate_function_may_draw() -> None:
     """Random numbers of a rank's collate function do not change which samples the ranks take."""
     alone, shared = (
-        [merged([steps_of(DataLoader(Shuffled(), 4, collate_fn=noisy), rank, n) for rank in range(n)])] for n in (1, 2)
+        [
+            merged(
+                [
+                    steps_of(DataLoader(Shuffled(), 4, collate_fn=noisy), rank, n)
+                    for rank in range(n)
+                ]
+            )
+        ]
+        for n in (1, 2)
     )
-    assert [[row[:3] for row in step] for step in alone[0]] == [[row[:3] for row in step] for step in shared[0]]
+    assert [[row[:3] for row in step] for step in alone[0]] == [
+        [row[:3] for row in step] for step in shared[0]
+    ]
 
 
 def test_a_limit_counts_the_batches_of_a_rank() -> None:
     """With a limit of 2 on each of 2 ranks the epoch has 4 batches."""
     streams = [DealtStream(KINDS["a list"](0), 6, 2, 7, (rank, 2), 2, list) for rank in range(2)]
     assert [stream.num_steps(1) for stream in streams] == [2, 2]
-    pulled = [[len(next(steps)) for _ in range(3)] for steps in (stream.steps(0, 0, 1) for stream in streams)]
+    pulled = [
+        [len(next(steps)) for _ in range(3)]
+        for steps in (stream.steps(0, 0, 1) for stream in streams)
+    ]
     assert pulled == [[1, 1, 0], [1, 1, 0]]
 
 
@@ -158,7 +183,9 @@ def test_a_stream_of_its_own_is_read_whole() -> None:
 
 
 def test_fingerprints_notice_another_order() -> None:
-    """Ranks compare their first batch: one order for all, or a digest that differs; a stream that is read once has none."""
+    """Ranks compare their first batch: one order for all, or a digest that differs;
+    a stream that is read once has none.
+    """
     same = [fingerprint(DataLoader(Shuffled(), 4), 3) for _ in range(2)]
     assert same[0] == same[1] != fingerprint(DataLoader(Shuffled(), 4), 4)
     assert fingerprint(iter([1]), 3) is None
@@ -177,7 +204,9 @@ def test_fingerprints_notice_another_order() -> None:
 
 
 def test_rank_0_draws_the_batches_of_a_batch_sampler() -> None:
-    """All ranks share out rank 0's batches, also if their samplers draw from a generator of their own."""
+    """All ranks share out rank 0's batches,
+    also if their samplers draw from a generator of their own.
+    """
 
     class Own(Buckets):
         def __iter__(self) -> Iterator[list[int]]:
@@ -187,7 +216,9 @@ def test_rank_0_draws_the_batches_of_a_batch_sampler() -> None:
 
     def work(engine: ThreadEngine) -> list[list[torch.Tensor]]:
         loader: DataLoader[Any] = DataLoader(Pairs(), batch_sampler=Own())  # type: ignore[arg-type]
-        stream = DealtStream(loader, None, None, 7, (engine.place, 2), 2, engine.comm.broadcast_object)
+        stream = DealtStream(
+            loader, None, None, 7, (engine.place, 2), 2, engine.comm.broadcast_object
+        )
         steps = stream.steps(0, 0, 1)
         return [next(steps) for _ in range(LENGTH)]
 
@@ -195,16 +226,31 @@ def test_rank_0_draws_the_batches_of_a_batch_sampler() -> None:
     assert sorted(row[0] for row in rows) == list(range(LENGTH))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")  # it closes no file
+# it closes no file
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
+)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_webdataset_splits_its_shards_over_all_workers(workers: int, tmp_path: Path) -> None:
-    """Shards go to the workers of all ranks, each sample once, though it shuffles with random numbers of its own."""
+    """Shards go to the workers of all ranks, each sample once,
+    though it shuffles with random numbers of its own.
+    """
     wds = pytest.importorskip("webdataset")
     for shard in range(4):
         with wds.TarWriter(str(tmp_path / f"{shard}.tar")) as tar:
             for number in range(5):
-                tar.write({"__key__": f"{shard}{number}", "x.npy": np.full(1, 5.0 * shard + number, dtype=np.float32)})
-    data = wds.WebDataset(str(tmp_path / "{0..3}.tar"), shardshuffle=4).shuffle(8).decode().to_tuple("x.npy")
+                tar.write(
+                    {
+                        "__key__": f"{shard}{number}",
+                        "x.npy": np.full(1, 5.0 * shard + number, dtype=np.float32),
+                    }
+                )
+    data = (
+        wds.WebDataset(str(tmp_path / "{0..3}.tar"), shardshuffle=4)
+        .shuffle(8)
+        .decode()
+        .to_tuple("x.npy")
+    )
     loader: DataLoader[Any] = DataLoader(data, 2, num_workers=workers)
     assert splits_itself(loader)
     seen: list[float] = []

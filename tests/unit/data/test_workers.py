@@ -1,4 +1,6 @@
-"""The start of loader workers where files or shared memory are short, and their end: with their rank, not by a signal."""
+"""The start of loader workers where files or shared memory are short, and their end:
+with their rank, not by a signal.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,16 @@ def limit() -> Iterator[int]:
 
 def test_workers_get_as_many_files_as_are_allowed(limit: int) -> None:
     """The default of a login is a few hundred, and a batch of many tensors in flight needs more."""
-    assert len(list(start_workers(DataLoader(TensorDataset(torch.zeros(8)), 4, num_workers=1)))) == 2
+    assert (
+        len(list(start_workers(DataLoader(TensorDataset(torch.zeros(8)), 4, num_workers=1)))) == 2
+    )
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == limit
 
 
-@pytest.mark.parametrize(("code", "said"), [(errno.ENOSPC, "/dev/shm is full"), (errno.EMFILE, "open files"), (errno.EIO, "")])
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(errno.ENOSPC, "/dev/shm is full"), (errno.EMFILE, "open files"), (errno.EIO, "")],
+)
 def test_what_is_missing_is_named(code: int, said: str) -> None:
     """And another error stays what it is."""
 
@@ -44,7 +51,9 @@ def test_what_is_missing_is_named(code: int, said: str) -> None:
         def __iter__(self) -> Any:
             raise OSError(code, "no")
 
-    with pytest.raises(DataError if said else OSError, match=f"{said}.*num_workers=0" if said else "no"):
+    with pytest.raises(
+        DataError if said else OSError, match=f"{said}.*num_workers=0" if said else "no"
+    ):
         start_workers(Short(TensorDataset(torch.zeros(8)), num_workers=1))
 
 
@@ -70,8 +79,12 @@ next(batches)
 
 
 def test_a_rank_that_fails_ends_its_workers_at_once() -> None:
-    """A worker that waits for a store neither delays the rank's end, nor is its own end printed after the cause."""
-    failed = subprocess.run([sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=50, check=False)
+    """A worker that waits for a store neither delays the rank's end,
+    nor is its own end printed after the cause.
+    """
+    failed = subprocess.run(
+        [sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=50, check=False
+    )
     assert failed.returncode == 1
     assert failed.stderr.rstrip().endswith("DataError: s3://data/0.tar cannot be reached.")
 
@@ -89,7 +102,9 @@ class _Signalled(Dataset[int]):
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_worker_outlives_the_schedulers_signal(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+def test_a_worker_outlives_the_schedulers_signal(
+    monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
     """The rank answers it; its worker looks for the rank from time to time, and ends with it."""
     monkeypatch.setattr(workers, "LOOK_S", 0.05)
     loader = shield(DataLoader(_Signalled(), num_workers=1, multiprocessing_context=start))
@@ -122,5 +137,7 @@ next(iter(workers.shield(DataLoader(Store(), num_workers=1))))
 
 def test_a_worker_of_a_killed_rank_ends() -> None:
     """It holds the rank's output open no longer than until its next look."""
-    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=50, check=False
+    )
     assert done.returncode == -signal.SIGKILL

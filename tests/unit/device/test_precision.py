@@ -39,7 +39,9 @@ def dirty_memory() -> Iterator[None]:
         ("16-mixed", torch.float32, torch.float16, True),
     ],
 )
-def test_what_computes_in_which_dtype(name: str, weights: torch.dtype, computed: torch.dtype, scaled: bool) -> None:
+def test_what_computes_in_which_dtype(
+    name: str, weights: torch.dtype, computed: torch.dtype, scaled: bool
+) -> None:
     """Each name sets the dtype of weights and of layers, and whether the loss is scaled."""
     precision, model = Precision(name, CPU), torch.nn.Linear(2, 2)  # type: ignore[arg-type]
     precision.convert(model)
@@ -49,9 +51,15 @@ def test_what_computes_in_which_dtype(name: str, weights: torch.dtype, computed:
     assert float(precision.scale(torch.ones(()))) == (65536.0 if scaled else 1.0)
 
 
-@pytest.mark.parametrize("options", [{}, {"fused": True}, {"fused": True, "dampening": 0.5}, {"fused": False}], ids=str)
-def test_an_update_that_is_held_back_leaves_no_momentum(options: dict[str, Any], dirty_memory: None) -> None:
-    """Uninitialised memory is no momentum: after a first update that overflows, the next is the first."""
+@pytest.mark.parametrize(
+    "options", [{}, {"fused": True}, {"fused": True, "dampening": 0.5}, {"fused": False}], ids=str
+)
+def test_an_update_that_is_held_back_leaves_no_momentum(
+    options: dict[str, Any], dirty_memory: None
+) -> None:
+    """Uninitialised memory is no momentum:
+    after a first update that overflows, the next is the first.
+    """
     updated = []
     for factors in ((1.0,), (float("inf"), 1.0)):
         model, precision = torch.nn.Linear(2, 2), Precision("16-mixed", CPU)
@@ -70,12 +78,16 @@ def test_an_update_that_is_held_back_leaves_no_momentum(options: dict[str, Any],
 
 def test_an_unknown_precision_is_refused() -> None:
     """Names of Lightning's that are none here are answered with those that are."""
-    with pytest.raises(ConfigError, match=r"trainer\.precision is '16'; it must be one of 32-true, 16-mixed"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.precision is '16'; it must be one of 32-true, 16-mixed"
+    ):
         Precision("16", CPU)  # type: ignore[arg-type]
 
 
 def test_fp16_with_an_optimizer_that_has_no_gradients(tmp_path: Path) -> None:
-    """An optimizer whose parameters took no part in a step is passed over by the loss scaling too."""
+    """An optimizer whose parameters took no part in a step is
+    passed over by the loss scaling too.
+    """
 
     class Two(Line):
         def configure_optimizers(self) -> Any:
@@ -98,7 +110,9 @@ def test_complex_weights_stay_complex(precision: Any) -> None:
 @pytest.mark.parametrize("limit", [None, 1.0])
 @pytest.mark.parametrize("loss", [math.inf, math.nan])
 def test_an_overflow_holds_back_all_optimizers(loss: float, limit: float | None) -> None:
-    """They are one step: clipped by one norm, the finite gradients would be NaN by the others' infinity."""
+    """They are one step: clipped by one norm,
+    the finite gradients would be NaN by the others' infinity.
+    """
     precision, models = Precision("16-mixed", CPU), [nn.Linear(2, 1), nn.Linear(2, 1)]
     optimizers = [SGD(model.parameters(), lr=0.1) for model in models]
     before = [weights(model) for model in models]

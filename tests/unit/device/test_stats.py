@@ -63,7 +63,9 @@ class Fake(ModuleType):
 @pytest.fixture(autouse=True)
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch sees a second GPU, on which this process holds memory."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID)
+    )
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 6)
 
@@ -85,7 +87,9 @@ TORCHS = {"gpu_memory_allocated_bytes": 5.0, "gpu_memory_reserved_bytes": 6.0}
 
 
 def test_a_gpu_is_read_in_the_units_of_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML counts per cent and milliwatts; the names say a ratio and watts. Torch's own memory is beside it."""
+    """NVML counts per cent and milliwatts; the names say a ratio and watts.
+    Torch's own memory is beside it.
+    """
     assert read(monkeypatch, Fake()) == ALL | TORCHS
 
 
@@ -100,7 +104,9 @@ def test_a_gpu_is_read_in_the_units_of_the_names(monkeypatch: pytest.MonkeyPatch
         ("nvmlInit", set(ALL)),
     ],
 )
-def test_what_a_driver_does_not_tell_is_absent(monkeypatch: pytest.MonkeyPatch, call: str, lost: set[str]) -> None:
+def test_what_a_driver_does_not_tell_is_absent(
+    monkeypatch: pytest.MonkeyPatch, call: str, lost: set[str]
+) -> None:
     """The rest is there."""
     assert set(read(monkeypatch, Fake(call))) == (set(ALL) | set(TORCHS)) - lost
 
@@ -110,7 +116,9 @@ def test_without_nvml_torch_still_knows_its_memory(monkeypatch: pytest.MonkeyPat
     assert read(monkeypatch, None) == TORCHS
 
 
-def test_a_gpu_on_which_another_process_computes_has_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_on_which_another_process_computes_has_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Zeros would look like a rank that holds nothing."""
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     assert read(monkeypatch, Fake()) == ALL
@@ -119,7 +127,11 @@ def test_a_gpu_on_which_another_process_computes_has_none_of_ours(monkeypatch: p
 def test_what_is_called_is_there_in_the_real_package() -> None:
     """The stand-in's names are those of nvidia-ml-py."""
     real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    names = {name for name in {**vars(Fake), **vars(real)} if name in vars(Fake) and name.lower().startswith("nvml")}
+    names = {
+        name
+        for name in {**vars(Fake), **vars(real)}
+        if name in vars(Fake) and name.lower().startswith("nvml")
+    }
     assert len(names) >= 8
     assert [name for name in names if not hasattr(real, name)] == []
 
@@ -128,7 +140,12 @@ def test_the_host_is_read_as_plain_floats() -> None:
     """Memory in bytes, load as a ratio; no GPU on a CPU."""
     pytest.importorskip("psutil", reason="psutil is not installed")
     found = DeviceStats(CPU).read()
-    names = {"host_memory_used_bytes", "host_memory_total_bytes", "process_memory_bytes", "cpu_utilization_ratio"}
+    names = {
+        "host_memory_used_bytes",
+        "host_memory_total_bytes",
+        "process_memory_bytes",
+        "cpu_utilization_ratio",
+    }
     assert set(found) == names
     assert all(type(value) is float for value in found.values())
     assert 0 < found["process_memory_bytes"] < found["host_memory_total_bytes"]
@@ -139,7 +156,14 @@ def test_the_load_is_that_since_it_was_last_read(monkeypatch: pytest.MonkeyPatch
     """From any thread: 30 of 40 seconds of all cores were busy, then none of 10."""
     psutil = pytest.importorskip("psutil", reason="psutil is not installed")
     times_s = [(0.0, 0.0, 0.0), (20.0, 10.0, 10.0), (20.0, 10.0, 20.0), (20.0, 10.0, 20.0)]
-    times = iter([SimpleNamespace(_asdict=lambda t=t: dict(zip(("user", "system", "idle"), t, strict=True))) for t in times_s])
+    times = iter(
+        [
+            SimpleNamespace(
+                _asdict=lambda t=t: dict(zip(("user", "system", "idle"), t, strict=True))
+            )
+            for t in times_s
+        ]
+    )
     monkeypatch.setattr(psutil, "cpu_times", lambda: next(times))
     stats = DeviceStats(CPU)
     assert [stats.of_host()["cpu_utilization_ratio"] for _ in range(3)] == [0.75, 0.0, 0.0]

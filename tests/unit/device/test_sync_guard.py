@@ -1,4 +1,6 @@
-"""assert_no_sync: the default step reads nothing off the device, and a step that does is found with its line."""
+"""assert_no_sync: the default step reads nothing off the device,
+and a step that does is found with its line.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_our_own_step_reads_nothing(tmp_path: Path, settings: dict[str, Any]) -> None:
     """The step of every setting passes, evaluation and logging beside it included."""
-    quiet(tmp_path, max_epochs=2, assert_no_sync=True, **settings).fit(Net(momentum=0.9), loader(23), loader(5))
+    quiet(tmp_path, max_epochs=2, assert_no_sync=True, **settings).fit(
+        Net(momentum=0.9), loader(23), loader(5)
+    )
 
 
-OPTIMIZERS = [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad]
+OPTIMIZERS = [
+    torch.optim.SGD,
+    torch.optim.AdamW,
+    torch.optim.Adam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.__name__)
-def test_torchs_optimizers_read_nothing_but_their_own_counts(tmp_path: Path, optimizer: Any) -> None:
+def test_torchs_optimizers_read_nothing_but_their_own_counts(
+    tmp_path: Path, optimizer: Any
+) -> None:
     """Step counts of optimizers live on the CPU, also beside a GPU: reading them is no wait."""
 
     class Own(Line):
@@ -73,7 +85,9 @@ def test_a_read_is_found_with_its_line(tmp_path: Path, read: Callable[[Tensor], 
             read(batch[0])
             return super().training_step(batch, batch_idx)
 
-    with pytest.raises(SyncError, match=rf"off the device, at .*{Path(__file__).name}:\d+\. On a GPU"):
+    with pytest.raises(
+        SyncError, match=rf"off the device, at .*{Path(__file__).name}:\d+\. On a GPU"
+    ):
         quiet(tmp_path, assert_no_sync=True).fit(Reads(), loader(8))
     quiet(tmp_path).fit(Reads(), loader(8))  # off by default
 

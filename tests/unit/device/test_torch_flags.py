@@ -36,12 +36,22 @@ print(*found)
 
 
 @pytest.mark.skipif(os.confstr("CS_GNU_LIBC_VERSION") is None, reason="glibc's own way")
-@pytest.mark.parametrize("own", [{}, {"MALLOC_TOP_PAD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1048576"}])
+@pytest.mark.parametrize(
+    "own",
+    [{}, {"MALLOC_TOP_PAD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1048576"}],
+)
 def test_a_steps_memory_is_kept_for_the_next(own: dict[str, str]) -> None:
-    """Within the context the kernel hands out no new pages, before and after it does; a user's settings stay."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))} | {"OMP_NUM_THREADS": "1"}
-    for _ in range(12):  # if a small block happens to be at the heap's end, the kernel gets nothing back in any case
-        done = subprocess.run([sys.executable, "-c", PAGES], env=env | own, capture_output=True, text=True, check=True)
+    """Within the context the kernel hands out no new pages, before and after it does;
+    a user's settings stay.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))} | {
+        "OMP_NUM_THREADS": "1"
+    }
+    # if a small block happens to be at the heap's end, the kernel gets nothing back in any case
+    for _ in range(12):
+        done = subprocess.run(
+            [sys.executable, "-c", PAGES], env=env | own, capture_output=True, text=True, check=True
+        )
         before, within, after = map(int, done.stdout.split())
         if before and after:
             break

@@ -30,8 +30,14 @@ class Graph:
 
 
 def test_nesting_is_kept() -> None:
-    """Tuples, named tuples, lists and dicts keep their types; other values than tensors do not change."""
-    batch = {"pair": Pair(torch.zeros(2), "name"), "list": [torch.zeros(2), 3], "tuple": (None, torch.zeros(2))}
+    """Tuples, named tuples, lists and dicts keep their types;
+    other values than tensors do not change.
+    """
+    batch = {
+        "pair": Pair(torch.zeros(2), "name"),
+        "list": [torch.zeros(2), 3],
+        "tuple": (None, torch.zeros(2)),
+    }
     moved = to_device(batch, CPU)
     assert type(moved["pair"]) is Pair
     assert moved["pair"].y == "name"
@@ -72,7 +78,9 @@ def test_a_dataclass_moves_field_by_field() -> None:
 
 def test_only_floats_are_cast() -> None:
     """A true precision casts inputs of floating point, and leaves labels and masks unchanged."""
-    x, label, mask = to_device([torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2) > 0], CPU, torch.float64)
+    x, label, mask = to_device(
+        [torch.zeros(2), torch.zeros(2, dtype=torch.int64), torch.ones(2) > 0], CPU, torch.float64
+    )
     assert (x.dtype, label.dtype, mask.dtype) == (torch.float64, torch.int64, torch.bool)
 
 
@@ -94,7 +102,9 @@ def test_an_object_moves_itself() -> None:
 
 
 def test_a_packed_sequence_moves_itself() -> None:
-    """A packed sequence, which is a named tuple, moves by its own `to`, which keeps its lengths on the CPU."""
+    """A packed sequence, which is a named tuple, moves by its own `to`,
+    which keeps its lengths on the CPU.
+    """
     packed = pack_sequence([torch.ones(3), torch.ones(2)])
     moved = to_device(packed, torch.device("meta"))
     assert isinstance(moved, PackedSequence)
@@ -136,7 +146,9 @@ def test_all_tensors_of_a_batch_are_found() -> None:
     graph = Graph()
     graph.nodes, graph.edges = torch.zeros(1), [torch.zeros(2), "name"]  # type: ignore[attr-defined]
     packed = pack_sequence([torch.zeros(3)])
-    found = each_tensor({"a": (torch.zeros(4), [torch.zeros(5), 3]), "graph": graph, "packed": packed})
+    found = each_tensor(
+        {"a": (torch.zeros(4), [torch.zeros(5), 3]), "graph": graph, "packed": packed}
+    )
     sizes = sorted(tensor.numel() for tensor in found)
     assert sizes == [1, 2, 3, 3, 4, 5]  # a packed sequence holds its batch sizes too
 
@@ -147,14 +159,18 @@ def test_what_torch_cannot_keep_for_another_stream_is_copied_on_the_current_one(
     dense = torch.eye(2)
     assert may_go_beside(dense)
     others = [dense.to_sparse(), dense.to_sparse_csr(), torch.nested.nested_tensor([dense, dense])]
-    for tensor, key in zip(others, ("SparseCUDA", "SparseCsrCUDA", "NestedTensorCUDA"), strict=True):
+    for tensor, key in zip(
+        others, ("SparseCUDA", "SparseCsrCUDA", "NestedTensorCUDA"), strict=True
+    ):
         assert not may_go_beside(tensor)
         assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::record_stream", key)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_batch_is_copied_beside_what_is_computed() -> None:
-    """On a GPU the copy runs on a stream of its own, and later work on the current stream sees it complete."""
+    """On a GPU the copy runs on a stream of its own,
+    and later work on the current stream sees it complete.
+    """
     numbers = torch.arange(2**24, dtype=torch.float32).pin_memory()
     moved = Mover(torch.device("cuda", 0))((numbers,))[0]
     assert float(moved.double().sum()) == float(numbers.double().sum())

@@ -40,9 +40,17 @@ def test_good_software_has_no_trouble() -> None:
 @pytest.mark.parametrize(
     ("torch", "name", "says"),
     [
-        (Torch(errors={"torch": "ImportError: libcudart"}), "torch", "cannot be imported: ImportError: libcudart"),
+        (
+            Torch(errors={"torch": "ImportError: libcudart"}),
+            "torch",
+            "cannot be imported: ImportError: libcudart",
+        ),
         (Torch(torch="2.9.1", torchvision="0.24"), "torch", "torch 2.11 or newer"),
-        (Torch(torch="2.15.0", errors={"torchvision": "torchvision::nms does not exist"}), "torchvision", "nms does not exist"),
+        (
+            Torch(torch="2.15.0", errors={"torchvision": "torchvision::nms does not exist"}),
+            "torchvision",
+            "nms does not exist",
+        ),
     ],
 )
 def test_bad_torch_is_told(torch: Torch, name: str, says: str) -> None:
@@ -51,7 +59,10 @@ def test_bad_torch_is_told(torch: Torch, name: str, says: str) -> None:
     assert found.status == "wrong" and says in found.why and "pip install" in found.mend
 
 
-@pytest.mark.parametrize(("version", "status"), [((3, 9), "wrong"), ((3, 10), "ok"), ((3, 13), "ok"), ((3, 14), "warning")])
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [((3, 9), "wrong"), ((3, 10), "ok"), ((3, 13), "ok"), ((3, 14), "warning")],
+)
 def test_pythons_that_are_not_tested(version: tuple[int, int], status: str) -> None:
     """Too old is wrong, newer than tested is a warning."""
     assert software._python(version).status == status
@@ -60,7 +71,9 @@ def test_pythons_that_are_not_tested(version: tuple[int, int], status: str) -> N
 def test_a_torch_that_crashes_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The import may end Python, before or after torch itself."""
     ask = software.ask_torch.__wrapped__  # not the answer of this process so far
-    monkeypatch.setattr(software, "_ASK", 'import sys; print(\'{"torch": "2.15.0"}\', flush=True); sys.exit(139)')
+    monkeypatch.setattr(
+        software, "_ASK", 'import sys; print(\'{"torch": "2.15.0"}\', flush=True); sys.exit(139)'
+    )
     asked = ask()
     assert asked.torch == "2.15.0" and "exit code 139" in asked.errors["torchvision"]
     monkeypatch.setattr(software, "_ASK", "raise RuntimeError('no torch at all')")
@@ -90,12 +103,16 @@ def test_a_horovod_that_does_not_fit_is_told() -> None:
 def test_without_torch_nothing_is_said_of_what_was_built_for_it() -> None:
     """Nor about torchvision: there is one fault, reported once."""
     other = Installed(edited_version(), "2.14.0", ("gloo",), None)
-    assert troubles(horovod.look(other, Torch(errors={"torch": "broken"}), MACHINE)).keys() <= {"horovodrun"}
+    assert troubles(horovod.look(other, Torch(errors={"torch": "broken"}), MACHINE)).keys() <= {
+        "horovodrun"
+    }
     assert list(troubles(software.look(Torch(errors={"torch": "broken"})))) == ["torch"]
 
 
 def test_a_horovodrun_that_the_shell_does_not_find_is_told() -> None:
-    """The shell finds none, or another environment's: the README's commands would not run this one."""
+    """The shell finds none, or another environment's:
+    the README's commands would not run this one.
+    """
     assert "A shell finds none" in horovod._launcher(None).why
     other = horovod._launcher("/usr/bin/horovodrun")
     assert "/usr/bin/horovodrun" in other.why and other.mend.endswith("bin/activate")
@@ -113,7 +130,15 @@ class Nvml:
     """Replaces NVML on a host with one GPU."""
 
     NVMLError = RuntimeError
-    NVML_COMPUTEMODE_PROHIBITED, nvmlClocksThrottleReasonHwSlowdown, nvmlClocksThrottleReasonSwThermalSlowdown = 2, 8, 32
+    (
+        NVML_COMPUTEMODE_PROHIBITED,
+        nvmlClocksThrottleReasonHwSlowdown,
+        nvmlClocksThrottleReasonSwThermalSlowdown,
+    ) = (
+        2,
+        8,
+        32,
+    )
 
     def __init__(self, used_gib: float = 1, mode: int = 0, slow: int = 0) -> None:
         self.used_gib, self.mode, self.slow = used_gib, mode, slow
@@ -152,7 +177,9 @@ class Nvml:
         (Nvml(slow=32), {"GPU 0 clock"}),
     ],
 )
-def test_a_gpu_that_is_not_free_is_told(monkeypatch: pytest.MonkeyPatch, nvml: Nvml, names: set[str]) -> None:
+def test_a_gpu_that_is_not_free_is_told(
+    monkeypatch: pytest.MonkeyPatch, nvml: Nvml, names: set[str]
+) -> None:
     """Its memory is used, its compute mode is prohibited, or it is throttled."""
     monkeypatch.setattr(gpus, "_nvml", lambda: nvml)
     seen = Torch(torch="2.15.0", cuda="13.2", gpus=1, names=["H100"], nccl="2.30")
@@ -192,7 +219,9 @@ def test_a_gpu_that_nobody_reads_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_no_gpu_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training runs on the CPU."""
     monkeypatch.setattr(gpus, "_nvml", lambda: None)
-    assert [(f.value, f.status) for f in gpus.look(GOOD)] == [("none: training runs on the CPU", "ok")]
+    assert [(f.value, f.status) for f in gpus.look(GOOD)] == [
+        ("none: training runs on the CPU", "ok")
+    ]
 
 
 Usage = namedtuple("Usage", "total used free")
@@ -204,8 +233,16 @@ def test_small_limits_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
     monkeypatch.setattr(host, "_cpu_quota", lambda: 0.5)
     found = troubles(host.look(GOOD))
-    assert found.keys() == {"shared memory", "open files", "disk here", "disk for temporary files", "threads"}
-    assert "--shm-size" in found["shared memory"].mend and found["open files"].mend == "ulimit -n 4096"
+    assert found.keys() == {
+        "shared memory",
+        "open files",
+        "disk here",
+        "disk for temporary files",
+        "threads",
+    }
+    assert (
+        "--shm-size" in found["shared memory"].mend and found["open files"].mend == "ulimit -n 4096"
+    )
     assert found["threads"].mend == "export OMP_NUM_THREADS=1"
     assert "limits.conf" in host._open_files((1024, 2048)).mend
 
@@ -219,11 +256,19 @@ def test_few_cores_for_many_gpus_are_told() -> None:
 def test_what_a_launcher_left_is_told() -> None:
     """A shell with RANK set would count as a rank; secrets are not shown."""
     left = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4"}
-    found = list(network.look(left | {"CUDA_LAUNCH_BLOCKING": "1", "HOROVOD_SECRET_KEY": "abc", "NCCL_DEBUG": "INFO"}))
+    found = list(
+        network.look(
+            left | {"CUDA_LAUNCH_BLOCKING": "1", "HOROVOD_SECRET_KEY": "abc", "NCCL_DEBUG": "INFO"}
+        )
+    )
     assert troubles(found).keys() >= {"launcher's variables", "CUDA_LAUNCH_BLOCKING"}
-    assert troubles(found)["launcher's variables"].mend == "unset RANK TORCHELASTIC_RUN_ID WORLD_SIZE"
+    assert (
+        troubles(found)["launcher's variables"].mend == "unset RANK TORCHELASTIC_RUN_ID WORLD_SIZE"
+    )
     assert "rank 1 of 4, started by torchrun" in troubles(found)["launcher's variables"].why
-    assert "launcher's variables" not in troubles(network.look({"RANK": "1", "WORLD_SIZE": "4"})), "nobody reads these alone"
+    assert "launcher's variables" not in troubles(network.look({"RANK": "1", "WORLD_SIZE": "4"})), (
+        "nobody reads these alone"
+    )
     (variables,) = [f.value for f in found if f.name == "variables"]
     assert "NCCL_DEBUG=INFO" in variables and "abc" not in variables
 
@@ -251,10 +296,21 @@ def test_the_exit_code_is_for_machines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: Any, code: int
 ) -> None:
     """1 if something is wrong; --json prints nothing but the findings."""
-    monkeypatch.setattr(command, "examine", lambda allreduce: iter([Finding("a", "b", "c", status, "since", "do this")]))
+    monkeypatch.setattr(
+        command,
+        "examine",
+        lambda allreduce: iter([Finding("a", "b", "c", status, "since", "do this")]),
+    )
     assert command.main("doctor", ["--json"]) == code
     (found,) = json.loads(capsys.readouterr().out)
-    assert found == {"area": "a", "name": "b", "value": "c", "status": status, "why": "since", "mend": "do this"}
+    assert found == {
+        "area": "a",
+        "name": "b",
+        "value": "c",
+        "status": status,
+        "why": "since",
+        "mend": "do this",
+    }
     assert command.main("doctor", []) == code
     assert ("do this" in capsys.readouterr().out) == (status != "ok")
 

@@ -33,7 +33,9 @@ def test_blocks_that_repeat_are_found() -> None:
     assert list(repeated_blocks(model)) == list(model.blocks)
 
 
-@pytest.mark.parametrize(("names", "count"), [(["Block"], 2), (["blocks.1"], 1), (["Linear", "blocks.0"], 6)])
+@pytest.mark.parametrize(
+    ("names", "count"), [(["Block"], 2), (["blocks.1"], 1), (["Linear", "blocks.0"], 6)]
+)
 def test_blocks_are_named_by_place_or_class(names: list[str], count: int) -> None:
     """Inner modules come before those that hold them."""
     model = Deep()
@@ -46,7 +48,10 @@ def test_blocks_are_named_by_place_or_class(names: list[str], count: int) -> Non
 def test_an_unknown_name_is_an_error() -> None:
     """The message names the setting, the value, and the classes that there are."""
     with pytest.raises(
-        ConfigError, match=r"engine\.shard names 'Blocks', which is no module of Deep.*Linear \(5\), .*Block \(2\)"
+        ConfigError,
+        match=(
+            r"engine\.shard names 'Blocks', which is no module of Deep.*Linear \(5\), .*Block \(2\)"
+        ),
     ):
         blocks_of(Deep(), ["Blocks"], "engine.shard")
 

@@ -28,7 +28,9 @@ class Many(nn.Module):
         self.place = nn.Parameter(torch.randn(1, 6) * 0.02)
         self.head = nn.Linear(6, 10, bias=False)
         self.head.weight = self.table.weight
-        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2
+        )
         self.recurrent, self.half = nn.LSTM(4, 4), nn.Linear(3, 3).to(torch.bfloat16)
         self.image = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
         self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 5))
@@ -56,7 +58,9 @@ def deferred(make: Callable[[], object], model: nn.Module) -> Deferred:
 
 
 def test_values_are_the_same_bits() -> None:
-    """Of parameters, buffers and other tensors; the random state afterwards, types, strides and shared weights too."""
+    """Of parameters, buffers and other tensors;
+    the random state afterwards, types, strides and shared weights too.
+    """
     plain, late = Many(), Many()
     torch.manual_seed(1)
     plain.make()
@@ -72,7 +76,10 @@ def test_values_are_the_same_bits() -> None:
     assert values.keys() == expected.keys() == parameters.keys()
     for name, parameter in expected.items():
         assert torch.equal(values[name], parameter), name
-        assert (values[name].dtype, values[name].stride()) == (parameter.dtype, parameter.stride()), name
+        assert (values[name].dtype, values[name].stride()) == (
+            parameter.dtype,
+            parameter.stride(),
+        ), name
         assert parameters[name].stride() == parameter.stride(), name
     for name, buffer in plain.named_buffers():
         assert torch.equal(late.get_buffer(name), buffer), name
@@ -80,7 +87,9 @@ def test_values_are_the_same_bits() -> None:
 
 
 def test_tensors_that_were_there_keep_their_values() -> None:
-    """A weight that is copied from a file's tensor has its values; a buffer of __init__ is written when values are computed."""
+    """A weight that is copied from a file's tensor has its values;
+    a buffer of __init__ is written when values are computed.
+    """
     read, model = torch.arange(6.0).reshape(2, 3), nn.Module()
     model.register_buffer("own", torch.zeros(2))
 
@@ -91,17 +100,24 @@ def test_tensors_that_were_there_keep_their_values() -> None:
 
     torch.manual_seed(5)
     values = dict(deferred(make, model).values())
-    assert torch.equal(values["line.weight"], read) and torch.equal(values["line.bias"], torch.ones(2))
+    assert torch.equal(values["line.weight"], read) and torch.equal(
+        values["line.bias"], torch.ones(2)
+    )
     torch.manual_seed(5)
     nn.Linear(3, 2)
     assert torch.equal(model.own, torch.zeros(2).normal_())
 
 
-@pytest.mark.parametrize("question", [Tensor.item, Tensor.tolist, lambda weight: bool((weight > 0).any()), Tensor.numpy])
+@pytest.mark.parametrize(
+    "question", [Tensor.item, Tensor.tolist, lambda weight: bool((weight > 0).any()), Tensor.numpy]
+)
 def test_a_value_that_is_asked_for_is_refused(question: Callable[[Tensor], object]) -> None:
     """With what to do; afterwards torch is as it was."""
     before = (torch.manual_seed, nn.init.trunc_normal_)
-    with pytest.raises(TaskError, match=r"needs the value of a tensor .* Python or numpy, or make these layers in __init__"):
+    with pytest.raises(
+        TaskError,
+        match=r"needs the value of a tensor .* Python or numpy, or make these layers in __init__",
+    ):
         deferred(lambda: question(nn.Linear(2, 2).weight.detach()), nn.Module())
     assert (torch.manual_seed, nn.init.trunc_normal_) == before
 

@@ -17,9 +17,17 @@ from trainkit.launch.environment import Launcher
 
 
 def test_ranks_are_the_launchers_until_they_are_assigned() -> None:
-    """Assigned numbers replace the launcher's, and fixed ranks have as many at the start as at the most."""
+    """Assigned numbers replace the launcher's,
+    and fixed ranks have as many at the start as at the most.
+    """
     ranks = Ranks(Launcher("torchrun", 3, 4, 1, 2))
-    assert (ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_size, ranks.is_main) == (3, 4, 1, 2, False)
+    assert (ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_size, ranks.is_main) == (
+        3,
+        4,
+        1,
+        2,
+        False,
+    )
     ranks.assign(0, 2, 0, 1)
     assert (ranks.rank, ranks.is_main, ranks.gpu_index) == (0, True, 0)
     assert (ranks.first_world_size, ranks.max_world_size, ranks.change_requested) == (2, 2, False)
@@ -27,7 +35,10 @@ def test_ranks_are_the_launchers_until_they_are_assigned() -> None:
 
 def test_rank_0_outside_of_a_process_set_is_not_main() -> None:
     """Rank 0 of the launcher writes no files if it trains nothing; the set's first rank does."""
-    outside, inside = Ranks(Launcher("torchrun", 0, 2, 0, 2)), Ranks(Launcher("torchrun", 1, 2, 1, 2))
+    outside, inside = (
+        Ranks(Launcher("torchrun", 0, 2, 0, 2)),
+        Ranks(Launcher("torchrun", 1, 2, 1, 2)),
+    )
     for ranks in (outside, inside):
         ranks.narrow((1,), [0, 0])
     assert [(ranks.rank, ranks.takes_part, ranks.is_main) for ranks in (outside, inside)] == [
@@ -37,7 +48,9 @@ def test_rank_0_outside_of_a_process_set_is_not_main() -> None:
 
 
 def test_an_error_of_the_framework_is_a_peers() -> None:
-    """Within `waiting_for` the framework's errors become a PeerError; others pass; `waiting` is cleared after both."""
+    """Within `waiting_for` the framework's errors become a PeerError; others pass;
+    `waiting` is cleared after both.
+    """
 
     class Fragile(LocalCollectives):
         peer_errors = (ConnectionError,)

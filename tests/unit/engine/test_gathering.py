@@ -12,8 +12,12 @@ from tests.helpers.threads import ThreadEngine, World
 from trainkit.engine.gathering import Gathering
 
 
-def gather_in_turn(engine: ThreadEngine, rounds: list[list[int]]) -> tuple[list[list[bytes]], list[int]]:
-    """Gather given numbers of bytes of each rank in each round; return the results, and this rank's size of each collective."""
+def gather_in_turn(
+    engine: ThreadEngine, rounds: list[list[int]]
+) -> tuple[list[list[bytes]], list[int]]:
+    """Gather given numbers of bytes of each rank in each round;
+    return the results, and this rank's size of each collective.
+    """
     started: list[int] = []
     plain = engine.comm.start_gather
 
@@ -24,7 +28,10 @@ def gather_in_turn(engine: ThreadEngine, rounds: list[list[int]]) -> tuple[list[
     engine.comm.start_gather = start  # type: ignore[method-assign]
     gathering = Gathering(engine.comm)
     with engine:
-        came = [gathering.start(bytes([engine.ranks.rank + 1]) * sizes[engine.ranks.rank])() for sizes in rounds]
+        came = [
+            gathering.start(bytes([engine.ranks.rank + 1]) * sizes[engine.ranks.rank])()
+            for sizes in rounds
+        ]
     return [[bytes(part) for part in parts] for parts in came], started
 
 

@@ -13,17 +13,31 @@ from trainkit.launch.environment import Launcher
     ("rank", "takes_part", "place", "local"),
     [(0, False, 0, (0, 1)), (1, True, 0, (0, 1)), (2, True, 1, (0, 2)), (3, True, 2, (1, 2))],
 )
-def test_ranks_of_the_set_are_renumbered(rank: int, takes_part: bool, place: int, local: tuple[int, int]) -> None:
-    """Of two hosts with two ranks each, ranks 1, 2, 3 train: each host's first of them has local rank 0."""
+def test_ranks_of_the_set_are_renumbered(
+    rank: int, takes_part: bool, place: int, local: tuple[int, int]
+) -> None:
+    """Of two hosts with two ranks each, ranks 1, 2, 3 train:
+    each host's first of them has local rank 0.
+    """
     found = Ranks(Launcher("torchrun", rank, 4, rank % 2, 2))
     found.narrow((1, 2, 3), hosts=[0, 0, 2, 2])
-    assert (found.takes_part, found.rank, (found.local_rank, found.local_size)) == (takes_part, place, local)
+    assert (found.takes_part, found.rank, (found.local_rank, found.local_size)) == (
+        takes_part,
+        place,
+        local,
+    )
 
 
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        ([], r"engine\.process_set is \[\]; it must list ranks from 0 to 2, each once, one at least \(3 were started\)"),
+        (
+            [],
+            (
+                r"engine\.process_set is \[\]; it must list ranks from 0 to 2, each once, one at"
+                r" least \(3 were started\)"
+            ),
+        ),
         ([0, 0], r"engine\.process_set is \[0, 0\]; it must list ranks from 0 to 2, each once"),
         ([1, 3], r"engine\.process_set is \[1, 3\]; it must list ranks from 0 to 2"),
         ([-1], r"engine\.process_set is \[-1\]; it must list ranks from 0 to 2"),
@@ -36,9 +50,13 @@ def test_a_set_that_cannot_be_is_refused(ranks: list[int], words: str) -> None:
         check_ranks(ranks, 3)
 
 
-@pytest.mark.parametrize(("rank", "data_rank", "counts"), [(0, 0, True), (1, 0, False), (4, 2, True), (5, 2, False)])
+@pytest.mark.parametrize(
+    ("rank", "data_rank", "counts"), [(0, 0, True), (1, 0, False), (4, 2, True), (5, 2, False)]
+)
 def test_a_tensor_group_is_one_data_rank(rank: int, data_rank: int, counts: bool) -> None:
-    """Of six ranks in groups of two, neighbours read the same samples, and the first of them counts."""
+    """Of six ranks in groups of two, neighbours read the same samples,
+    and the first of them counts.
+    """
     found = Ranks(Launcher("torchrun", rank, 6, rank, 6))
     assert (found.data_rank, found.data_size, found.counts_samples) == (rank, 6, True)
     found.tensor_size = 2
@@ -48,9 +66,14 @@ def test_a_tensor_group_is_one_data_rank(rank: int, data_rank: int, counts: bool
 def test_groups_that_do_not_come_out_even_are_refused() -> None:
     """The message names what was set."""
     check_groups(8, 2, 4)
-    with pytest.raises(ConfigError, match=r"^engine\.tensor is 3, and there are 8 ranks; it must divide them"):
+    with pytest.raises(
+        ConfigError, match=r"^engine\.tensor is 3, and there are 8 ranks; it must divide them"
+    ):
         check_groups(8, 1, 3)
     with pytest.raises(
-        ConfigError, match=r"engine\.replicas is 2 and engine\.tensor is 3, .*; their product, 6, must divide them"
+        ConfigError,
+        match=(
+            r"engine\.replicas is 2 and engine\.tensor is 3, .*; their product, 6, must divide them"
+        ),
     ):
         check_groups(8, 2, 3)

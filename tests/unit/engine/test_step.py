@@ -27,7 +27,9 @@ def sgd(*parameters: Any, lr: float = 1.0) -> torch.optim.SGD:
     return torch.optim.SGD(parameters, lr=lr)
 
 
-def prepared(*gradient: float, precision: PrecisionName = "32-true") -> tuple[SingleEngine, nn.Linear, Precision]:
+def prepared(
+    *gradient: float, precision: PrecisionName = "32-true"
+) -> tuple[SingleEngine, nn.Linear, Precision]:
     """A single engine and its model, which has this gradient times the loss scale."""
     engine, model, numbers = SingleEngine("cpu"), line(), Precision(precision, torch.device("cpu"))
     engine.prepare(model, [sgd(model.weight)], numbers)
@@ -47,13 +49,17 @@ def seen_by(model: nn.Linear, seen: list[Any], factor: float | None = None) -> A
 
 
 def test_a_correction_gets_the_sum_over_ranks_and_is_applied_before_clipping() -> None:
-    """Two ranks of (3, 0) and (0, 4): the correction sees (3, 4), and times 0.4 the norm of 2 is clipped to 1."""
+    """Two ranks of (3, 0) and (0, 4):
+    the correction sees (3, 4), and times 0.4 the norm of 2 is clipped to 1.
+    """
 
     def work(engine: ThreadEngine) -> tuple[list[Any], list[float]]:
         with engine:
             model, seen = line(), []
             engine.prepare(model, [sgd(model.weight)])
-            own = torch.tensor([[3.0, 0.0]]) if engine.ranks.rank == 0 else torch.tensor([[0.0, 4.0]])
+            own = (
+                torch.tensor([[3.0, 0.0]]) if engine.ranks.rank == 0 else torch.tensor([[0.0, 4.0]])
+            )
             engine.backward((model.weight * own).sum())
             engine.finish_gradients(seen_by(model, seen, 0.4))
             engine.step(1.0)
@@ -82,7 +88,9 @@ def test_reduced_gradients_are_not_summed_again() -> None:
 
 
 def test_the_loss_scale_is_taken_out_before_the_correction() -> None:
-    """fp16: a correction sees the gradient of the loss, not of the scaled loss, and clipping acts on it."""
+    """fp16: a correction sees the gradient of the loss, not of the scaled loss,
+    and clipping acts on it.
+    """
     engine, model, numbers = prepared(3.0, 4.0, precision="16-mixed")
     assert numbers.scaler.get_scale() > 1
     seen: list[Any] = []
@@ -94,7 +102,9 @@ def test_the_loss_scale_is_taken_out_before_the_correction() -> None:
 
 
 def test_without_factor_and_limit_gradients_keep_their_bits() -> None:
-    """A correction of None multiplies nothing, and no limit clips nothing: inf stays inf, and is no nan."""
+    """A correction of None multiplies nothing, and no limit clips nothing:
+    inf stays inf, and is no nan.
+    """
     engine, model, _ = prepared(1e30, float("inf"))
     engine.finish_gradients()
     engine.step(None)
@@ -122,7 +132,9 @@ def test_a_parameter_of_two_optimizers_is_corrected_once() -> None:
 
 
 def test_a_factor_is_rounded_to_the_gradients_dtype() -> None:
-    """3 x 0.3 in bfloat16 is that of a factor in bfloat16 (0.30078), and the gradient stays bfloat16."""
+    """3 x 0.3 in bfloat16 is that of a factor in bfloat16 (0.30078),
+    and the gradient stays bfloat16.
+    """
     engine, model = SingleEngine("cpu"), line().bfloat16()
     engine.prepare(model, [sgd(model.weight)])
     engine.backward(3 * model.weight.sum())
@@ -132,8 +144,12 @@ def test_a_factor_is_rounded_to_the_gradients_dtype() -> None:
 
 
 @pytest.mark.parametrize("precision", [None, "32-true", "16-mixed"])
-def test_a_step_updates_and_gradients_stay_until_they_are_cleared(precision: PrecisionName | None) -> None:
-    """With a precision or without, the weights move by the gradient, which a hook may still read."""
+def test_a_step_updates_and_gradients_stay_until_they_are_cleared(
+    precision: PrecisionName | None,
+) -> None:
+    """With a precision or without, the weights move by the gradient,
+    which a hook may still read.
+    """
     engine, model, numbers = prepared(3.0, 4.0, precision=precision or "32-true")
     if precision is None:
         engine._precision = None
@@ -175,12 +191,18 @@ def test_a_gradient_of_no_optimizer_is_cleared_too() -> None:
 def test_the_states_are_those_of_the_task_and_the_optimizers() -> None:
     """Weights and buffers by name, sharing memory; the state_dict of each optimizer, in order."""
     engine, model = SingleEngine("cpu"), nn.BatchNorm1d(2)
-    optimizers = [torch.optim.SGD([model.weight], lr=0.5, momentum=0.9), torch.optim.SGD([model.bias], lr=0.25)]
+    optimizers = [
+        torch.optim.SGD([model.weight], lr=0.5, momentum=0.9),
+        torch.optim.SGD([model.bias], lr=0.25),
+    ]
     engine.prepare(model, optimizers)
     state = engine.model_state(model)
     assert list(state) == list(model.state_dict())
     assert state["running_mean"].data_ptr() == model.running_mean.data_ptr()  # type: ignore[union-attr]
-    assert [held["param_groups"][0]["lr"] for held in engine.optimizer_state(optimizers)] == [0.5, 0.25]
+    assert [held["param_groups"][0]["lr"] for held in engine.optimizer_state(optimizers)] == [
+        0.5,
+        0.25,
+    ]
 
 
 def test_a_state_that_is_no_tensor_is_refused() -> None:
@@ -191,7 +213,9 @@ def test_a_state_that_is_no_tensor_is_refused() -> None:
             return 3
 
     engine = SingleEngine("cpu")
-    with pytest.raises(TaskError, match=r"state_dict\(\)\['0\._extra_state'\] is a int; weights are tensors"):
+    with pytest.raises(
+        TaskError, match=r"state_dict\(\)\['0\._extra_state'\] is a int; weights are tensors"
+    ):
         engine.model_state(nn.Sequential(Counting()))
 
 

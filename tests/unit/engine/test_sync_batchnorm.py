@@ -38,7 +38,9 @@ def test_at_one_rank_it_is_batchnorm(make: Callable[[], nn.Module], shape: tuple
     plain, layer = make().double(), make().double()
     convert(layer, alone)
     for seed in range(2):
-        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        drawn = torch.randn(
+            shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         ours, theirs = (drawn.clone().requires_grad_() for _ in range(2))
         for module, inputs in ((layer, ours), (plain, theirs)):
             module(inputs).sin().sum().backward()
@@ -51,7 +53,9 @@ def test_at_one_rank_it_is_batchnorm(make: Callable[[], nn.Module], shape: tuple
 
 
 def test_nothing_cancels_where_the_mean_is_large() -> None:
-    """float32 around 10,000 with a spread of 1: the variance has all the digits that the input has."""
+    """float32 around 10,000 with a spread of 1:
+    the variance has all the digits that the input has.
+    """
     drawn = 10_000 + torch.randn(4096, 1, generator=torch.Generator().manual_seed(1))
     layer = nn.BatchNorm1d(1, momentum=1.0)
     convert(layer, alone)
@@ -60,7 +64,9 @@ def test_nothing_cancels_where_the_mean_is_large() -> None:
 
 
 def test_layers_change_in_place_and_know_each_other_no_more() -> None:
-    """A reference to a layer is one to the changed layer; a copy stays connected to the ranks, a pickled one does not."""
+    """A reference to a layer is one to the changed layer;
+    a copy stays connected to the ranks, a pickled one does not.
+    """
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     kept, weight = model[1], model[1].weight
     convert(model, alone)
@@ -85,7 +91,10 @@ def test_a_layer_with_ways_of_its_own_is_refused() -> None:
         pass
 
     model = nn.Sequential(nn.BatchNorm2d(2), Activated(2))
-    with pytest.raises(ConfigError, match=r"sync_batchnorm is true, but '1' is a Activated.*trainer\.sync_batchnorm=false"):
+    with pytest.raises(
+        ConfigError,
+        match=r"sync_batchnorm is true, but '1' is a Activated.*trainer\.sync_batchnorm=false",
+    ):
         convert(model, alone)
     assert type(model[0]) is nn.BatchNorm2d
 
@@ -100,10 +109,14 @@ def test_one_process_keeps_its_batchnorm() -> None:
 
 @pytest.mark.parametrize(("samples", "batch_size"), [(16, 4), (16 + 2, 4), (16 + 9, 4), (7, 1)])
 def test_short_steps_are_fine_where_each_rank_has_a_part(samples: int, batch_size: int) -> None:
-    """Parts of different sizes are exact: only a rank without a microbatch that others have is refused."""
+    """Parts of different sizes are exact:
+    only a rank without a microbatch that others have is refused.
+    """
     plan = StepPlan(samples, batch_size, world_size=2, accumulate=2)
     if samples == 7:
-        with pytest.raises(ConfigError, match=r"the last step of an epoch has 3 samples for 2 ranks"):
+        with pytest.raises(
+            ConfigError, match=r"the last step of an epoch has 3 samples for 2 ranks"
+        ):
             check_even(plan)
     else:
         check_even(plan)
@@ -112,10 +125,14 @@ def test_short_steps_are_fine_where_each_rank_has_a_part(samples: int, batch_siz
 def test_data_that_leaves_a_rank_without_a_part_is_refused() -> None:
     """The others would wait for it in their BatchNorm; a stream cannot be known."""
     plan = StepPlan(17, 4, world_size=2, accumulate=2)
-    with pytest.raises(ConfigError, match=r"last step of an epoch has 1 samples for 2 ranks.*drop_last=True"):
+    with pytest.raises(
+        ConfigError, match=r"last step of an epoch has 1 samples for 2 ranks.*drop_last=True"
+    ):
         check_even(plan)
     check_even(StepPlan(17, 4, world_size=2, accumulate=2, drop_last=True))
-    with pytest.raises(ConfigError, match=r"the training data is a stream.*trainer\.sync_batchnorm=false"):
+    with pytest.raises(
+        ConfigError, match=r"the training data is a stream.*trainer\.sync_batchnorm=false"
+    ):
         check_even(None)
 
 
@@ -128,6 +145,8 @@ def test_batch_norm_is_plain_again_after_a_run(tmp_path: Path) -> None:
         task.train()
         if engine.place == 0:
             task(torch.randn(4, 3))  # nobody answers any more
-        return [isinstance(m, SyncBatchNorm) and m.link.all_reduce is not None for m in task.modules()]
+        return [
+            isinstance(m, SyncBatchNorm) and m.link.all_reduce is not None for m in task.modules()
+        ]
 
     assert not any(sum(World(2).run(work), []))

@@ -9,7 +9,9 @@ import pytest
 
 from tests.helpers.launching import BIN, run_command
 
-PY_SPY = pytest.mark.skipif(not shutil.which("py-spy", path=str(BIN)), reason="py-spy is not installed")
+PY_SPY = pytest.mark.skipif(
+    not shutil.which("py-spy", path=str(BIN)), reason="py-spy is not installed"
+)
 
 
 @PY_SPY
@@ -22,5 +24,7 @@ def test_a_command_that_hangs_shows_its_stack(start: str, tmp_path: Path) -> Non
     (tmp_path / "conf" / "wait.yaml").write_text(
         "defaults: [_base, _self_]\ntask: {_target_: wait.hang_here}\ntrainer: {max_epochs: 1}\n"
     )
-    with pytest.raises(pytest.fail.Exception, match=r"did not end within 8 s:[\s\S]*hang_here \(wait\.py:5\)"):
+    with pytest.raises(
+        pytest.fail.Exception, match=r"did not end within 8 s:[\s\S]*hang_here \(wait\.py:5\)"
+    ):
         run_command(start, tmp_path, timeout_s=8)

@@ -1,4 +1,6 @@
-"""Ranks as threads share torch's default generator: no collection of cycles may start while one holds its lock."""
+"""Ranks as threads share torch's default generator:
+no collection of cycles may start while one holds its lock.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,15 @@ def collections() -> Iterator[list[str]]:
     gc.callbacks.remove(note)
 
 
-@pytest.mark.parametrize("start", [lambda work: World(1).run(work), lambda work: Job(work, 1).run("a")], ids=["world", "job"])
+@pytest.mark.parametrize(
+    "start",
+    [lambda work: World(1).run(work), lambda work: Job(work, 1).run("a")],
+    ids=["world", "job"],
+)
 def test_no_collection_starts_while_ranks_run(start, collections: list[str]) -> None:  # type: ignore[no-untyped-def]
-    """A collection inside torch.get_rng_state runs Python code under the generator's lock, and ranks would block for ever."""
+    """A collection inside torch.get_rng_state runs Python code under the generator's lock,
+    and ranks would block for ever.
+    """
     seen: list[int] = []
 
     def work(engine: object) -> None:

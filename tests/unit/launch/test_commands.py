@@ -90,7 +90,9 @@ def test_first_error_of_a_log_is_found(log: str, first: str):
 
 
 def test_what_make_echoes_is_left_out():
-    """With parallel compilers, progress and commands appear between the lines of a message; they are dropped."""
+    """With parallel compilers, progress and commands appear between the lines of a message;
+    they are dropped.
+    """
     shown = "\n".join(first_error(GCC.splitlines()))
     assert "^~~~~" in shown
     assert "ready_event" not in shown
@@ -99,7 +101,11 @@ def test_what_make_echoes_is_left_out():
 
 def test_log_without_errors_shows_none():
     """Flags and file names that only resemble errors are ignored."""
-    lines = ["c++ -Werror=return-type -o error.cc.o", "  copying horovod/common/exceptions.py", "0 errors, 2 warnings"]
+    lines = [
+        "c++ -Werror=return-type -o error.cc.o",
+        "  copying horovod/common/exceptions.py",
+        "0 errors, 2 warnings",
+    ]
     assert first_error(lines) == []
 
 
@@ -112,7 +118,10 @@ def test_log_without_errors_shows_none():
         (NO_COMPILER, "apt-get install g++ make"),
         (NO_NETWORK, "install --source horovod-0.28.1.tar.gz"),
         (NO_TORCH, "pip install torch"),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "none of it was run"),
+        (
+            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.",
+            "none of it was run",
+        ),
         ("ModuleNotFoundError: No module named 'distutils'", "pip install setuptools"),
         ("error: externally-managed-environment", "python -m venv"),
         ("No module named pip", "ensurepip"),
@@ -146,9 +155,14 @@ def _python(body: str) -> list[str]:
 
 
 def test_run_hands_on_lines_and_keeps_the_log(tmp_path: Path):
-    """Every printed line is returned, passed on and in the log, also a last one without a newline."""
+    """Every printed line is returned, passed on and in the log,
+    also a last one without a newline.
+    """
     seen: list[str] = []
-    body = "import sys; print('one', flush=True); print('two', file=sys.stderr, flush=True); sys.stdout.write('three')"
+    body = (
+        "import sys; print('one', flush=True); print('two', file=sys.stderr, flush=True);"
+        " sys.stdout.write('three')"
+    )
     lines = run(_python(body), what="It", log=tmp_path / "logs" / "log", on_line=seen.append)
     assert lines == seen == ["one", "two", "three"]
     assert (tmp_path / "logs" / "log").read_text() == "one\ntwo\nthree"
@@ -156,7 +170,9 @@ def test_run_hands_on_lines_and_keeps_the_log(tmp_path: Path):
 
 def test_failing_command_names_cause_and_log(tmp_path: Path):
     """A command that fails raises with its exit code, its own words and the path of its log."""
-    with pytest.raises(EngineError, match=r"It failed \(exit code 3\):\n  gone wrong\n(.*\n)*.*log") as caught:
+    with pytest.raises(
+        EngineError, match=r"It failed \(exit code 3\):\n  gone wrong\n(.*\n)*.*log"
+    ) as caught:
         run(_python("print('gone wrong'); raise SystemExit(3)"), what="It", log=tmp_path / "log")
     assert str(tmp_path / "log") in str(caught.value)
 

@@ -13,7 +13,9 @@ from trainkit.launch.local import launcher_of, run_job, start_with
 
 
 def test_one_rank_needs_no_launcher() -> None:
-    """One rank is this Python alone; several are started by the launcher of the engine, with this Python."""
+    """One rank is this Python alone;
+    several are started by the launcher of the engine, with this Python.
+    """
     assert start_with("torchrun", 1) == [sys.executable]
     assert start_with("torchrun", 1, "fsdp")[-2:] == ["--nproc-per-node", "1"]
     assert start_with("torchrun", 3)[-2:] == ["--nproc-per-node", "3"]
@@ -32,8 +34,13 @@ def test_a_job_has_no_launcher_above_it() -> None:
 
 
 def test_nothing_that_a_job_started_outlives_it(tmp_path: Path) -> None:
-    """A job's output is in its log, its exit code is returned, and its remaining processes are ended."""
-    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.exit(3)"
+    """A job's output is in its log, its exit code is returned,
+    and its remaining processes are ended.
+    """
+    script = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True);"
+        " sys.exit(3)"
+    )
     assert run_job([sys.executable, "-c", script], tmp_path / "log", {}) == 3
     with contextlib.suppress(ProcessLookupError):  # it is gone
         left = os.pidfd_open(int((tmp_path / "log").read_text()))

@@ -39,7 +39,9 @@ def test_a_later_job_at_the_same_address_prints(monkeypatch: pytest.MonkeyPatch)
     assert not is_first("a")
 
 
-def test_notes_that_cannot_be_read_cost_nothing(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_notes_that_cannot_be_read_cost_nothing(
+    place: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Garbage is dropped, and a link of another user is not followed."""
     assert is_first("a")
     (notes,) = place.iterdir()
@@ -70,7 +72,9 @@ def ends_with(error: Exception, rank: int, monkeypatch: pytest.MonkeyPatch) -> N
         sys.excepthook(type(raised), raised, raised.__traceback__)
 
 
-@pytest.mark.parametrize(("error", "has_traceback"), [(ConfigError("key is 1."), False), (KeyError("mine"), True)])
+@pytest.mark.parametrize(
+    ("error", "has_traceback"), [(ConfigError("key is 1."), False), (KeyError("mine"), True)]
+)
 def test_an_error_of_a_script_is_printed_by_one_rank(
     error: Exception,
     has_traceback: bool,

@@ -1,4 +1,6 @@
-"""The launcher's terminal, found by a rank that has none: with a stand-in for horovodrun on a real pty."""
+"""The launcher's terminal, found by a rank that has none:
+with a stand-in for horovodrun on a real pty.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ print("launched:", subprocess.run(rank, start_new_session=True, stdout=subproces
 """
 
 
-def launched(folder: Path, *words: str, prepare: str = "", local: int = 2, end: str = "", **environ: str) -> str:
+def launched(
+    folder: Path, *words: str, prepare: str = "", local: int = 2, end: str = "", **environ: str
+) -> str:
     """Return what a rank wrote on the terminal of its launcher."""
     rank = RANK.replace("LOCAL", str(local))
     command = [sys.executable, "-c", LAUNCHER.replace("PREPARE", prepare), rank, *words]
@@ -48,7 +52,8 @@ def test_a_rank_draws_on_the_launchers_terminal(tmp_path: Path) -> None:
     assert "seen from the rank, 77 columns, True" in launched(tmp_path)
 
 
-CHILD = "if os.fork():\n    os.wait(), sys.exit()\n"  # the first process of a session cannot leave its group
+# the first process of a session cannot leave its group
+CHILD = "if os.fork():\n    os.wait(), sys.exit()\n"
 BACKGROUND = "os.setpgid(0, 0)"
 
 
@@ -63,18 +68,33 @@ BACKGROUND = "os.setpgid(0, 0)"
         {"prepare": "os.environ['TERM'] = 'dumb'"},
         {"words": ["--output-filename", "logs"]},
     ],
-    ids=["into a file", "into a pipe", "on two hosts", "in the background", "in CI", "on a dumb terminal", "into files too"],
+    ids=[
+        "into a file",
+        "into a pipe",
+        "on two hosts",
+        "in the background",
+        "in CI",
+        "on a dumb terminal",
+        "into files too",
+    ],
 )
 def test_no_rank_draws_where_it_would_disturb(tmp_path: Path, case: dict[str, str]) -> None:
-    """A job whose output goes elsewhere, that is in the background, or that has ranks elsewhere has lines."""
+    """A job whose output goes elsewhere, that is in the background,
+    or that has ranks elsewhere has lines.
+    """
     assert "seen" not in launched(tmp_path, *case.pop("words", []), **case)  # type: ignore[arg-type]
 
 
 def test_a_job_that_leaves_the_foreground_is_seen(tmp_path: Path) -> None:
     """What is drawn depends on where the launcher is now, not at the start."""
-    rank = RANK.replace("LOCAL", "2").replace("if terminal", "os.write(2, b'x'); input()\nif terminal")
+    rank = RANK.replace("LOCAL", "2").replace(
+        "if terminal", "os.write(2, b'x'); input()\nif terminal"
+    )
     start = LAUNCHER[: LAUNCHER.index("print")].replace("PREPARE", CHILD)
-    moves = "job = subprocess.Popen(rank, start_new_session=True, stdin=-1, stdout=-1, stderr=-1)\njob.stderr.read(1)\n"
+    moves = (
+        "job = subprocess.Popen(rank, start_new_session=True, stdin=-1, stdout=-1,"
+        " stderr=-1)\njob.stderr.read(1)\n"
+    )
     command = [sys.executable, "-c", f"{start}{moves}{BACKGROUND}\njob.communicate(b'go')\n", rank]
     code, text = on_terminal(command, tmp_path, 77, PYTHONPATH=str(Path.cwd()))
     assert code == 0 and "77 columns, False" in text
@@ -93,7 +113,8 @@ def test_nothing_is_left_open() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# As Open MPI does: a rank has a terminal of its own, which mpirun reads; also through a shell that the user put in between.
+# As Open MPI does: a rank has a terminal of its own, which mpirun reads; also through a shell that
+# the user put in between.
 MPIRUN = """
 import os, subprocess, sys
 own, ranks = os.openpty()

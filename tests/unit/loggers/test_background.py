@@ -58,7 +58,9 @@ def test_work_is_done_in_order_in_one_thread_of_its_own() -> None:
     notes, threads = Notes(), set[int]()
     background = notes.start()
     for i in range(5):
-        assert background.put("noting", lambda i=i: (notes.note(str(i)), threads.add(threading.get_ident())))
+        assert background.put(
+            "noting", lambda i=i: (notes.note(str(i)), threads.add(threading.get_ident()))
+        )
     background.close(lambda: notes.note("last"), 30)
     assert notes.done == ["0", "1", "2", "3", "4", "last"]
     assert len(threads) == 1
@@ -79,21 +81,36 @@ def test_it_flushes_where_nothing_waits() -> None:
     background.close(lambda: None, 30)
 
 
-def test_who_does_not_keep_up_drops_and_tells_how_many_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_does_not_keep_up_drops_and_tells_how_many_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A full queue drops work without blocking, and the end reports the number."""
     notes = Notes()
     background = notes.start(room=3)
     notes.hold(background)
-    assert [background.put("noting", lambda: notes.note("x")) for _ in range(5)] == [True, True, True, False, False]
+    assert [background.put("noting", lambda: notes.note("x")) for _ in range(5)] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     notes.gate.set()
     background.close(lambda: None, 30)
     assert len(notes.done) == 3
     assert background.dropped == 2
-    assert capsys.readouterr().out.count("OwnLogger did not keep up: 2 entries were dropped (its queue holds 3)") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "OwnLogger did not keep up: 2 entries were dropped (its queue holds 3)"
+        )
+        == 1
+    )
 
 
 def test_handing_over_never_waits() -> None:
-    """Queueing does not block even if the queue is full, and closing waits for room no longer than its limit."""
+    """Queueing does not block even if the queue is full,
+    and closing waits for room no longer than its limit.
+    """
     notes = Notes()
     background = notes.start(room=1)
     notes.hold(background)
@@ -105,7 +122,9 @@ def test_handing_over_never_waits() -> None:
 
 
 def test_the_first_failure_is_told_and_ends_the_work(capsys: pytest.CaptureFixture[str]) -> None:
-    """The failed logger is named, with its action and the error; later work is skipped, except for closing."""
+    """The failed logger is named, with its action and the error;
+    later work is skipped, except for closing.
+    """
     notes = Notes()
     background = notes.start()
     background.put("writing step 3", fail)
@@ -116,7 +135,12 @@ def test_the_first_failure_is_told_and_ends_the_work(capsys: pytest.CaptureFixtu
     background.close(lambda: notes.note("closed"), 30)
     assert notes.done == ["closed"]
     told = capsys.readouterr().out
-    assert told.count("OwnLogger failed while writing step 3: OSError: [Errno 28] No space left on device") == 1
+    assert (
+        told.count(
+            "OwnLogger failed while writing step 3: OSError: [Errno 28] No space left on device"
+        )
+        == 1
+    )
     assert told.count("OwnLogger") == 2
     assert "OwnLogger logs nothing from here on; training continues." in told
 
@@ -128,7 +152,9 @@ def test_a_failure_at_the_end_is_told(capsys: pytest.CaptureFixture[str]) -> Non
     assert "OwnLogger failed while closing: OSError" in capsys.readouterr().out
 
 
-def test_a_mistake_in_the_settings_is_kept_for_the_main_thread(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_the_settings_is_kept_for_the_main_thread(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """An error of trainkit's own is not printed here: it ends the run."""
     notes = Notes()
     background = notes.start()
@@ -143,7 +169,9 @@ def test_a_mistake_in_the_settings_is_kept_for_the_main_thread(capsys: pytest.Ca
 
 
 def test_an_end_that_does_not_come_is_not_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """After the time limit the remaining work is dropped and reported; the thread does nothing more when it returns."""
+    """After the time limit the remaining work is dropped and reported;
+    the thread does nothing more when it returns.
+    """
     notes = Notes()
     background = notes.start()
     notes.hold(background)

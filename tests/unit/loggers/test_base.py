@@ -1,4 +1,6 @@
-"""Logger: a run continues whatever happens to its loggers, and the training thread does none of their work."""
+"""Logger: a run continues whatever happens to its loggers,
+and the training thread does none of their work.
+"""
 
 from __future__ import annotations
 
@@ -53,18 +55,29 @@ class Own(Logger):
 def train(folder: Path, *loggers: Logger, task: Line | None = None, **settings: Any) -> Line:
     """Train two steps; return the task."""
     task = task or Line()
-    known: dict[str, Any] = {"logger": list(loggers), "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    known: dict[str, Any] = {
+        "logger": list(loggers),
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+    }
     quiet(folder, **known | settings).fit(task, loader(8), loader(4))
     return task
 
 
 def test_a_logger_is_told_of_the_run_in_order(tmp_path: Path) -> None:
-    """Opened, settings, each report with its step and epoch, closed; all in one thread other than the main one."""
+    """Opened, settings, each report with its step and epoch, closed;
+    all in one thread other than the main one.
+    """
     own, task = Own(), Line()
     task.hparams["width"] = 7
     train(tmp_path, own, task=task)
     (_, facts), *rest = own.told
-    assert (facts.run_dir, facts.global_step, facts.goes_on, facts.task) == (tmp_path, 0, False, "Line")
+    assert (facts.run_dir, facts.global_step, facts.goes_on, facts.task) == (
+        tmp_path,
+        0,
+        False,
+        "Line",
+    )
     assert (facts.engine, facts.rank, facts.world_size) == ("single", 0, 1)
     assert rest == [
         ("log_hyperparams", {"width": 7}),
@@ -94,7 +107,9 @@ def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(
 
 def test_what_a_logger_does_changes_nothing_of_the_training(tmp_path: Path) -> None:
     """Weights with a failing logger are bit-identical to those without any."""
-    assert torch.equal(weights(train(tmp_path / "a", Own("log_metrics"))), weights(train(tmp_path / "b")))
+    assert torch.equal(
+        weights(train(tmp_path / "a", Own("log_metrics"))), weights(train(tmp_path / "b"))
+    )
 
 
 def test_a_mistake_in_the_settings_ends_the_run(tmp_path: Path) -> None:
@@ -133,8 +148,12 @@ class Stuck(Own):
         super().log_hyperparams(params)
 
 
-def test_a_network_that_does_not_answer_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Training runs to its end while a logger is still opening, and the end waits for it no longer than its limit."""
+def test_a_network_that_does_not_answer_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training runs to its end while a logger is still opening,
+    and the end waits for it no longer than its limit.
+    """
     stuck = Stuck()
     train(tmp_path, stuck, max_epochs=3)
     assert stuck.told == []
@@ -186,7 +205,13 @@ def test_a_second_fit_opens_anew(tmp_path: Path) -> None:
     trainer = quiet(tmp_path, logger=own, log_every_n_steps=1)
     for _ in range(2):
         trainer.fit(Line(), loader(8))
-    assert [name for name, _ in own.told] == 2 * ["open", "log_hyperparams", "log_metrics", "log_metrics", "finalize"]
+    assert [name for name, _ in own.told] == 2 * [
+        "open",
+        "log_hyperparams",
+        "log_metrics",
+        "log_metrics",
+        "finalize",
+    ]
 
 
 def test_an_evaluation_opens_no_logger(tmp_path: Path) -> None:

@@ -28,7 +28,10 @@ def loggers_of(tmp_path: Path, *typed: str) -> list[Logger]:
 def test_there_are_as_many_files_as_loggers() -> None:
     """Each logger of the package has a file, and a name at its face."""
     assert NAMES == ["csv", "jsonl", "mlflow", "none", "prometheus", "tensorboard", "wandb"]
-    assert len([name for name in trainkit.loggers.__all__ if hasattr(trainkit, name)]) == len(NAMES) - 1
+    assert (
+        len([name for name in trainkit.loggers.__all__ if hasattr(trainkit, name)])
+        == len(NAMES) - 1
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
@@ -40,7 +43,11 @@ def test_a_file_builds_its_logger(tmp_path: Path, name: str) -> None:
 
 def test_several_go_together(tmp_path: Path) -> None:
     """Each logger takes its settings by its own key."""
-    typed = ["logger=[csv,jsonl,prometheus,tensorboard]", "logger.prometheus.port=0", "logger.tensorboard.log_graph=true"]
+    typed = [
+        "logger=[csv,jsonl,prometheus,tensorboard]",
+        "logger.prometheus.port=0",
+        "logger.tensorboard.log_graph=true",
+    ]
     names = [type(logger).__name__ for logger in loggers_of(tmp_path, *typed)]
     assert names == ["CSVLogger", "JSONLLogger", "PrometheusLogger", "TensorBoardLogger"]
 

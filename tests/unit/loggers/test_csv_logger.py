@@ -31,7 +31,11 @@ class Fixed(Line):
 
 def train(folder: Path, ckpt_path: str | None = None, **settings: Any) -> list[dict[str, str]]:
     """Train epochs of two steps and return the rows of the table."""
-    known: dict[str, Any] = {"logger": CSVLogger(), "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    known: dict[str, Any] = {
+        "logger": CSVLogger(),
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+    }
     quiet(folder, **(known | settings)).fit(Fixed(), loader(8), loader(4), ckpt_path=ckpt_path)
     with (folder / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -52,7 +56,9 @@ def test_the_table_holds_what_was_logged(tmp_path: Path) -> None:
 
 
 def test_rows_are_on_disk_while_the_run_goes_on(tmp_path: Path) -> None:
-    """A killed run leaves its logged rows, under a complete header; rows are not held until the run's end."""
+    """A killed run leaves its logged rows, under a complete header;
+    rows are not held until the run's end.
+    """
     logger = CSVLogger()
 
     class Killed(Fixed):
@@ -64,7 +70,9 @@ def test_rows_are_on_disk_while_the_run_goes_on(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        quiet(tmp_path, max_epochs=2, logger=logger, log_every_n_steps=1).fit(Killed(), loader(8), loader(4))
+        quiet(tmp_path, max_epochs=2, logger=logger, log_every_n_steps=1).fit(
+            Killed(), loader(8), loader(4)
+        )
     files = [path.name for path in tmp_path.iterdir() if "progress" not in path.name]
     assert sorted(files) == [".lock", "metrics.csv"]
 
@@ -100,16 +108,22 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path, rest: str) -> None:
     assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]
 
 
-def test_what_a_disk_does_not_take_is_told_and_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_disk_does_not_take_is_told_and_training_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The file cannot be made: the run ends well, without it."""
     (tmp_path / ".metrics.csv.draft").mkdir()
-    quiet(tmp_path, logger=CSVLogger(), log_every_n_steps=1, max_epochs=2).fit(Fixed(), loader(8), loader(4))
+    quiet(tmp_path, logger=CSVLogger(), log_every_n_steps=1, max_epochs=2).fit(
+        Fixed(), loader(8), loader(4)
+    )
     told = capsys.readouterr().out
     assert told.count("CSVLogger failed while opening: IsADirectoryError") == 1
     assert not (tmp_path / "metrics.csv").exists()
 
 
-def test_a_disk_that_is_full_from_some_step_on_costs_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_disk_that_is_full_from_some_step_on_costs_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The rows before it stay."""
     logger = CSVLogger()
 
@@ -121,7 +135,9 @@ def test_a_disk_that_is_full_from_some_step_on_costs_the_rest(tmp_path: Path, ca
                 logger._file.close()  # type: ignore[union-attr]
                 logger._file, logger._writer = full, csv.DictWriter(full, logger._columns)
 
-    quiet(tmp_path, logger=logger, log_every_n_steps=1, max_epochs=3).fit(Fills(), loader(8), loader(4))
+    quiet(tmp_path, logger=logger, log_every_n_steps=1, max_epochs=3).fit(
+        Fills(), loader(8), loader(4)
+    )
     told = capsys.readouterr().out
     assert told.count("CSVLogger failed while writing step ") == 1
     assert "OSError: [Errno 28] No space left on device" in told
@@ -130,7 +146,9 @@ def test_a_disk_that_is_full_from_some_step_on_costs_the_rest(tmp_path: Path, ca
 
 
 def test_an_older_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
-    """An earlier trainkit's state of the table ("rows") is no error: rows up to the checkpoint's step stay."""
+    """An earlier trainkit's state of the table ("rows") is no error:
+    rows up to the checkpoint's step stay.
+    """
 
     class Older(CSVLogger):
         def state_dict(self) -> dict[str, Any]:
@@ -152,7 +170,9 @@ def test_rows_of_the_step_of_a_checkpoint_that_came_after_it_are_left_out(tmp_pa
 
 
 def test_a_second_fit_counts_anew(tmp_path: Path) -> None:
-    """A checkpoint's state of the table belongs to this fit, also if the logger has served another."""
+    """A checkpoint's state of the table belongs to this fit,
+    also if the logger has served another.
+    """
     logger = CSVLogger()
     for folder, epochs, step in (("a", 2, 4), ("b", 1, 2)):
         train(tmp_path / folder, max_epochs=epochs, logger=logger)

@@ -19,7 +19,11 @@ from trainkit.loggers.series import SERIES
 
 FOLDER = Path(trainkit.__file__).parent / "loggers" / "dashboards"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text())
-RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+RULES = [
+    rule
+    for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
 TARGETS = [(panel["title"], target) for panel in DASHBOARD["panels"] for target in panel["targets"]]
 QUERIES = [target["expr"] for _, target in TARGETS] + [rule["expr"] for rule in RULES]
 VARIABLES = [v["query"]["query"] for v in DASHBOARD["templating"]["list"] if v["type"] == "query"]
@@ -32,7 +36,11 @@ def names_in(expr: str) -> set[str]:
 
 def labels_in(expr: str) -> set[str]:
     """Return the labels that an expression names: in braces, and after by, on and without."""
-    braces = [label for inner in re.findall(r"\{(.*?)\}", expr) for label in re.findall(r"(\w+)\s*[=!]~?", inner)]
+    braces = [
+        label
+        for inner in re.findall(r"\{(.*?)\}", expr)
+        for label in re.findall(r"(\w+)\s*[=!]~?", inner)
+    ]
     lists = re.findall(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)", expr)
     return {*braces, *(label.strip() for inner in lists for label in inner.split(","))}
 
@@ -45,12 +53,17 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         patch.setattr(DeviceStats, "of_gpu", lambda self: gpu)
         patch.setattr(prometheus, "_gpus_of", lambda trainer: range(1))
         samples = exported(tmp_path_factory.mktemp("exports"), max_epochs=1)[-1]
-    return {name: {label for labels, _ in values for label in labels} for name, values in samples.items()}
+    return {
+        name: {label for labels, _ in values for label in labels}
+        for name, values in samples.items()
+    }
 
 
 def test_all_series_of_the_table_are_exported(labels: dict[str, set[str]]) -> None:
     """Every series of the table exists after a real fit: an unfilled series would be found here."""
-    found = {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in labels}
+    found = {
+        name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in labels
+    }
     assert found == set(SERIES)
 
 
@@ -76,7 +89,9 @@ def test_a_query_asks_for_what_is_exported(expr: str, labels: dict[str, set[str]
 
 
 @pytest.mark.parametrize("query", VARIABLES)
-def test_a_variable_of_the_dashboard_lists_what_is_exported(query: str, labels: dict[str, set[str]]) -> None:
+def test_a_variable_of_the_dashboard_lists_what_is_exported(
+    query: str, labels: dict[str, set[str]]
+) -> None:
     """label_values(series, label)."""
     found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
     assert found is not None
@@ -84,19 +99,29 @@ def test_a_variable_of_the_dashboard_lists_what_is_exported(query: str, labels: 
 
 
 @pytest.mark.parametrize(("title", "target"), TARGETS)
-def test_a_legend_shows_labels_that_the_query_leaves(title: str, target: dict[str, Any], labels: dict[str, set[str]]) -> None:
+def test_a_legend_shows_labels_that_the_query_leaves(
+    title: str, target: dict[str, Any], labels: dict[str, set[str]]
+) -> None:
     """A label that an aggregation has dropped would be an empty legend."""
     shown = set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", "")))
     grouped = re.findall(r"\bby \(([^)]*)\)", target["expr"])
-    there = set.intersection(*({label.strip() for label in inner.split(",")} for inner in grouped)) if grouped else None
-    (name, *_) = sorted(names_in(target["expr"]))
+    there = (
+        set.intersection(*({label.strip() for label in inner.split(",")} for inner in grouped))
+        if grouped
+        else None
+    )
+    name, *_ = sorted(names_in(target["expr"]))
     assert shown <= (labels[name] if there is None else there), title
 
 
 def test_variables_in_queries_are_those_of_the_dashboard() -> None:
     """$run and the like are filled in by Grafana."""
     known = {variable["name"] for variable in DASHBOARD["templating"]["list"]} | {"__rate_interval"}
-    used = {name for _, target in TARGETS for name in re.findall(r"\$\{?(\w+)", target["expr"] + target["datasource"]["uid"])}
+    used = {
+        name
+        for _, target in TARGETS
+        for name in re.findall(r"\$\{?(\w+)", target["expr"] + target["datasource"]["uid"])
+    }
     assert used <= known
     assert {"run", "metric", "datasource"} <= used
 
@@ -107,7 +132,9 @@ def test_panels_do_not_cover_each_other() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        cells = {
+            (place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])
+        }
         assert max(x for x, _ in cells) < 24
         assert not cells & taken, panel["title"]
         taken |= cells
@@ -127,8 +154,17 @@ def test_an_alert_has_what_prometheus_asks_for(rule: dict[str, Any]) -> None:
 
 
 def test_the_alerts_that_were_asked_for_are_there() -> None:
-    """Stalls, a vanished job, waiting for data, a non-finite loss, a drop of throughput, a full GPU."""
-    asked = {"Stalled", "Gone", "WaitsForData", "LossNotFinite", "ThroughputDropped", "GpuMemoryNearlyFull"}
+    """Stalls, a vanished job, waiting for data, a non-finite loss,
+    a drop of throughput, a full GPU.
+    """
+    asked = {
+        "Stalled",
+        "Gone",
+        "WaitsForData",
+        "LossNotFinite",
+        "ThroughputDropped",
+        "GpuMemoryNearlyFull",
+    }
     assert {f"Trainkit{name}" for name in asked} <= {rule["alert"] for rule in RULES}
 
 

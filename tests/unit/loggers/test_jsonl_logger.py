@@ -35,9 +35,15 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in content.splitlines()]
 
 
-def train(folder: Path, ckpt_path: str | None = None, task: Line | None = None, **settings: Any) -> list[dict[str, Any]]:
+def train(
+    folder: Path, ckpt_path: str | None = None, task: Line | None = None, **settings: Any
+) -> list[dict[str, Any]]:
     """Train epochs of two steps and return the lines."""
-    known: dict[str, Any] = {"logger": JSONLLogger(), "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    known: dict[str, Any] = {
+        "logger": JSONLLogger(),
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+    }
     quiet(folder, **known | settings).fit(task or Line(), loader(8), loader(4), ckpt_path=ckpt_path)
     return lines_of(folder)
 
@@ -70,12 +76,19 @@ def test_numbers_that_json_has_not_are_null_and_named(tmp_path: Path) -> None:
     lines = train(tmp_path, max_epochs=2, task=Odd())
     odd = [line for line in lines if 'an "odd" name' in line["values"]]
     assert [line["values"]['an "odd" name'] for line in odd] == [1.5, None, None, None]
-    assert [line.get("nonfinite", {}).get('an "odd" name') for line in odd] == [None, "nan", "inf", "-inf"]
+    assert [line.get("nonfinite", {}).get('an "odd" name') for line in odd] == [
+        None,
+        "nan",
+        "inf",
+        "-inf",
+    ]
     assert all(line["values"]["lr"] == 0.1 for line in odd)
 
 
 def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
-    """Resuming from the last checkpoint gives the lines of an uninterrupted run; earlier lines stay unchanged."""
+    """Resuming from the last checkpoint gives the lines of an uninterrupted run;
+    earlier lines stay unchanged.
+    """
     first = train(tmp_path / "parts", max_epochs=2, enable_checkpointing=True)
     parts = train(tmp_path / "parts", max_epochs=3, ckpt_path="last")
     assert parts[: len(first)] == first
@@ -85,22 +98,43 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
 def test_what_is_trained_anew_is_written_anew(tmp_path: Path) -> None:
     """Resuming from an older checkpoint drops the lines after it."""
     train(tmp_path, max_epochs=3, callbacks=ModelCheckpoint(save_top_k=-1))
-    lines = train(tmp_path, max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / "epoch=0-step=2"))
+    lines = train(
+        tmp_path, max_epochs=2, ckpt_path=str(tmp_path / "checkpoints" / "epoch=0-step=2")
+    )
     assert [line["step"] for line in lines] == [1, 2, 2, 3, 4, 4]
 
 
 @pytest.mark.parametrize(
-    "rest", ['{"step": 2, "epo', '{"step": 1}', "abc\n", '{"epoch": 1}\n', "[1]\n", '{"step": "2"}\n', "\x00\x00", "\xff\n"]
+    "rest",
+    [
+        '{"step": 2, "epo',
+        '{"step": 1}',
+        "abc\n",
+        '{"epoch": 1}\n',
+        "[1]\n",
+        '{"step": "2"}\n',
+        "\x00\x00",
+        "\xff\n",
+    ],
 )
 def test_a_torn_line_is_left_out(tmp_path: Path, rest: str) -> None:
     """A line torn by a crash does not keep a run from resuming."""
     train(tmp_path, max_epochs=1, enable_checkpointing=True)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(rest.encode("latin-1"))
-    assert [line["step"] for line in train(tmp_path, max_epochs=2, ckpt_path="last")] == [1, 2, 2, 3, 4, 4]
+    assert [line["step"] for line in train(tmp_path, max_epochs=2, ckpt_path="last")] == [
+        1,
+        2,
+        2,
+        3,
+        4,
+        4,
+    ]
 
 
-def test_what_a_disk_does_not_take_is_told_and_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_disk_does_not_take_is_told_and_training_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The file cannot be made: the run ends well, without it."""
     (tmp_path / ".metrics.jsonl.draft").mkdir()
     quiet(tmp_path, logger=JSONLLogger()).fit(Line(), loader(8))

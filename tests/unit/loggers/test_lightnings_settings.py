@@ -1,4 +1,6 @@
-"""What configs of Lightning's loggers say: their defaults are taken, what has no counterpart is explained."""
+"""What configs of Lightning's loggers say:
+their defaults are taken, what has no counterpart is explained.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from lightning.pytorch import loggers as theirs
 from trainkit import loggers as ours
 from trainkit.errors import ConfigError
 
-SET_BY_EACH = ("self", "kwargs", "save_dir", "name", "experiment_name", "project", "experiment", "checkpoint_name")
+SET_BY_EACH = (
+    "self",
+    "kwargs",
+    "save_dir",
+    "name",
+    "experiment_name",
+    "project",
+    "experiment",
+    "checkpoint_name",
+)
 ALONE = ("add_file_policy", "synchronous")  # of the upload in Lightning's own threads
 
 
@@ -27,12 +38,22 @@ def test_their_defaults_are_taken(name: str) -> None:
     ("name", "settings", "advice"),
     [
         ("CSVLogger", {"prefix": "mine"}, "CSVLogger.prefix is 'mine', .* where they are logged"),
-        ("TensorBoardLogger", {"sub_dir": "a"}, "TensorBoardLogger.sub_dir is 'a', .* part of name"),
+        (
+            "TensorBoardLogger",
+            {"sub_dir": "a"},
+            "TensorBoardLogger.sub_dir is 'a', .* part of name",
+        ),
         ("WandbLogger", {"id": "abc"}, "WandbLogger.id is 'abc', .* continues its W&B run"),
-        ("MLFlowLogger", {"run_id": "abc"}, "MLFlowLogger.run_id is 'abc', .* continues its MLflow run"),
+        (
+            "MLFlowLogger",
+            {"run_id": "abc"},
+            "MLFlowLogger.run_id is 'abc', .* continues its MLflow run",
+        ),
     ],
 )
 def test_others_are_explained(name: str, settings: dict[str, Any], advice: str) -> None:
-    """A value that would change something in Lightning, and has no counterpart, is refused with what to do."""
+    """A value that would change something in Lightning, and has no counterpart,
+    is refused with what to do.
+    """
     with pytest.raises(ConfigError, match=advice):
         getattr(ours, name)(**settings)

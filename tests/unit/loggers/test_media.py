@@ -1,4 +1,6 @@
-"""Pictures, figures, texts, tables, sounds and histograms reach every logger that can store them."""
+"""Pictures, figures, texts, tables,
+sounds and histograms reach every logger that can store them.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +67,21 @@ def test_tensorboard_has_all(tmp_path: Path) -> None:
 
 def test_mlflow_and_wandb_store_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow gets files, W&B its own objects."""
-    for name, value in {"MODE": "offline", "SILENT": "true", "DATA_DIR": "o", "CACHE_DIR": "o", "CONFIG_DIR": "o"}.items():
+    for name, value in {
+        "MODE": "offline",
+        "SILENT": "true",
+        "DATA_DIR": "o",
+        "CACHE_DIR": "o",
+        "CONFIG_DIR": "o",
+    }.items():
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / value) if value == "o" else value)
     fit(tmp_path / "m", MLFlowLogger())
     stored = {path.name for path in (tmp_path / "m" / "mlruns").rglob("*-step=2.*")}
     assert stored == {f"{name}-step=2.{end}" for name, end in MEDIA.items()}
     fit(tmp_path / "w", WandbLogger())
-    names = {path.name.split("_")[0] for path in (tmp_path / "w").rglob("media/**/*") if path.is_file()}
+    names = {
+        path.name.split("_")[0] for path in (tmp_path / "w").rglob("media/**/*") if path.is_file()
+    }
     assert {"seen", "picture", "tone", "note", "worst"} & names
 
 
@@ -116,17 +126,28 @@ def test_only_rank_0s_are_stored(tmp_path: Path) -> None:
     assert made == [0]
 
 
-def test_without_a_logger_that_can_it_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_logger_that_can_it_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What is stored nowhere is said, with what to do."""
     fit(tmp_path, False)
-    assert capsys.readouterr().out.count("is not stored: no logger of this run can. Add logger=csv") == 1
+    assert (
+        capsys.readouterr().out.count("is not stored: no logger of this run can. Add logger=csv")
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("work", "words"),
     [
-        (lambda task: task.log_image("x", torch.zeros(2, 3, 4, 5)), r"log_image\('x', \.\.\.\) got shape \[2, 3, 4, 5\]"),
-        (lambda task: task.log_table("x", ["a"], [[1, 2]]), r"row 0 has 2 cells, and there are 1 columns"),
+        (
+            lambda task: task.log_image("x", torch.zeros(2, 3, 4, 5)),
+            r"log_image\('x', \.\.\.\) got shape \[2, 3, 4, 5\]",
+        ),
+        (
+            lambda task: task.log_table("x", ["a"], [[1, 2]]),
+            r"row 0 has 2 cells, and there are 1 columns",
+        ),
     ],
 )
 def test_what_cannot_be_stored_is_refused(work: Any, words: str, tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ class Told(Line):
         return super().training_step(batch, batch_idx)
 
 
-def train(folder: Path, task: Line | None = None, logger: MLFlowLogger | None = None, **settings: Any) -> Any:
+def train(
+    folder: Path, task: Line | None = None, logger: MLFlowLogger | None = None, **settings: Any
+) -> Any:
     """Train, and return MLflow's client of the run's folder and its one run."""
     ckpt_path = settings.pop("ckpt_path", None)
     known: dict[str, Any] = {"log_every_n_steps": 1, "num_sanity_val_steps": 0}
@@ -54,7 +56,9 @@ def train(folder: Path, task: Line | None = None, logger: MLFlowLogger | None = 
 def read(folder: Path) -> Any:
     """Return MLflow's client of a folder, and its only run."""
     client = mlflow.MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
-    (run,) = [run for e in client.search_experiments() for run in client.search_runs([e.experiment_id])]
+    (run,) = [
+        run for e in client.search_experiments() for run in client.search_runs([e.experiment_id])
+    ]
     return client, run
 
 
@@ -63,23 +67,39 @@ def test_the_folder_holds_the_run(tmp_path: Path) -> None:
     logger = MLFlowLogger(experiment_name="toys", tags={"who": "me"})
     client, run = train(tmp_path / "mine", logger=logger, max_epochs=2)
     assert client.get_experiment(run.info.experiment_id).name == "toys"
-    assert (run.info.run_name, run.info.status, run.info.run_id) == ("mine", "FINISHED", logger.run_id)
+    assert (run.info.run_name, run.info.status, run.info.run_id) == (
+        "mine",
+        "FINISHED",
+        logger.run_id,
+    )
     assert run.data.tags["who"] == "me"
-    assert (run.data.params["width"], run.data.params["net.act"], len(run.data.params["long"])) == ("7", "relu", 6000)
+    assert (run.data.params["width"], run.data.params["net.act"], len(run.data.params["long"])) == (
+        "7",
+        "relu",
+        6000,
+    )
     assert set(run.data.metrics) == {"train/loss", "lr", "val/loss", "epoch", "odd _name_/_1"}
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [metric.step for metric in history] == [1, 2, 3, 4]
     assert history[0].value == pytest.approx(8.8514, abs=1e-3)
     assert all(metric.timestamp > 1.7e12 for metric in history)
-    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "val/loss")] == [2, 4]
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "val/loss")] == [
+        2,
+        4,
+    ]
     odd = client.get_metric_history(run.info.run_id, "odd _name_/_1")
     assert odd[0].value == 2.5
     assert math.isnan(odd[1].value)
 
 
 def test_secrets_in_tags_and_names_are_masked(tmp_path: Path) -> None:
-    """As in the config: texts under secret keys, and values that the config took from the environment."""
-    logger = MLFlowLogger(run_name="by S3CRET-env", tags={"api_token": "hf_123456", "url": "https://u:S3CRET-env@host"})
+    """As in the config: texts under secret keys,
+    and values that the config took from the environment.
+    """
+    logger = MLFlowLogger(
+        run_name="by S3CRET-env",
+        tags={"api_token": "hf_123456", "url": "https://u:S3CRET-env@host"},
+    )
     trainer = quiet(tmp_path, logger=logger, max_steps=1)
     trainer.options = replace(trainer.options, masked_values=("S3CRET-env",))
     trainer.fit(Line(), loader(8))
@@ -91,10 +111,17 @@ def test_secrets_in_tags_and_names_are_masked(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path) -> None:
     """From its own checkpoint: changed settings become tags, since params are immutable."""
     _, first = train(tmp_path, callbacks=ModelCheckpoint())
-    client, run = train(tmp_path, Told(width=9), callbacks=ModelCheckpoint(), max_epochs=2, ckpt_path="last")
+    client, run = train(
+        tmp_path, Told(width=9), callbacks=ModelCheckpoint(), max_epochs=2, ckpt_path="last"
+    )
     assert run.info.run_id == first.info.run_id
     assert run.info.status == "FINISHED"
-    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "lr")] == [1, 2, 3, 4]
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "lr")] == [
+        1,
+        2,
+        3,
+        4,
+    ]
     assert (run.data.params["width"], run.data.tags["changed.width"]) == ("7", "9")
     assert "changed.net.act" not in run.data.tags
 
@@ -103,16 +130,26 @@ def test_a_run_from_another_ones_checkpoint_is_a_new_run(tmp_path: Path) -> None
     """It does not write into the other run."""
     place = (tmp_path / "all").as_uri()
     runs = set()
-    for folder, options in (("a", {}), ("b", {"ckpt_path": str(tmp_path / "a" / "checkpoints" / "last")})):
+    for folder, options in (
+        ("a", {}),
+        ("b", {"ckpt_path": str(tmp_path / "a" / "checkpoints" / "last")}),
+    ):
         logger = MLFlowLogger(tracking_uri=place)
-        trainer = quiet(tmp_path / folder, logger=logger, max_epochs=1 + bool(options), callbacks=ModelCheckpoint())
+        trainer = quiet(
+            tmp_path / folder,
+            logger=logger,
+            max_epochs=1 + bool(options),
+            callbacks=ModelCheckpoint(),
+        )
         trainer.fit(Line(), loader(8), loader(4), **options)
         runs.add((logger.run_id, logger.state_dict()["key"]))
     assert len({run for run, _ in runs}) == 2
     assert len({key for _, key in runs}) == 2  # else the second one would go on in either
 
 
-@pytest.mark.parametrize(("error", "status"), [(KeyError("broken"), "FAILED"), (Preempted("a signal"), "KILLED")])
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyError("broken"), "FAILED"), (Preempted("a signal"), "KILLED")]
+)
 def test_the_end_is_told(tmp_path: Path, error: BaseException, status: str) -> None:
     """A failed run is FAILED, and a run ended by a signal is KILLED."""
 
@@ -135,17 +172,24 @@ def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, steps: 
                 self.trainer.checkpoints.wait()
 
     keep = ModelCheckpoint(save_top_k=-1)
-    client, run = train(tmp_path, Waits(), MLFlowLogger(log_model=wish), callbacks=keep, max_epochs=3)
+    client, run = train(
+        tmp_path, Waits(), MLFlowLogger(log_model=wish), callbacks=keep, max_epochs=3
+    )
     names = [Path(item.path).name for item in client.list_artifacts(run.info.run_id, "checkpoints")]
     assert names == [f"epoch={step // 2 - 1}-step={step}" for step in steps]
     for name in names:
-        files = {Path(item.path).name for item in client.list_artifacts(run.info.run_id, f"checkpoints/{name}")}
+        files = {
+            Path(item.path).name
+            for item in client.list_artifacts(run.info.run_id, f"checkpoints/{name}")
+        }
         assert files == {"manifest.json", "training.pt", "weights.safetensors"}
     found = (run.data.tags.get("checkpoint.last"), run.data.tags.get("checkpoint.best"))
     assert found == ((names[-1], names[-1]) if names else (None, None))
 
 
-def test_a_checkpoint_that_cannot_be_uploaded_costs_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_cannot_be_uploaded_costs_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is reported, and logging continues."""
 
     class Fails(MLFlowLogger):
@@ -153,15 +197,23 @@ def test_a_checkpoint_that_cannot_be_uploaded_costs_nothing_else(tmp_path: Path,
             raise PermissionError("no space for you")
 
     _, run = train(tmp_path, Told(), Fails(log_model="all"), callbacks=ModelCheckpoint())
-    assert "Fails did NOT upload the checkpoint epoch=0-step=2: PermissionError: no space for you" in capsys.readouterr().out
+    assert (
+        "Fails did NOT upload the checkpoint epoch=0-step=2: PermissionError: no space for you"
+        in capsys.readouterr().out
+    )
     assert run.info.status == "FINISHED"
 
 
-def test_a_server_that_nobody_reaches_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_nobody_reaches_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Training ends as usual; the loss of data is reported once, by this logger only."""
     with socket.socket() as nobody:  # bound, and does not listen: a connection is refused
         nobody.bind(("127.0.0.1", 0))
-        loggers = [MLFlowLogger(tracking_uri=f"http://127.0.0.1:{nobody.getsockname()[1]}"), CSVLogger()]
+        loggers = [
+            MLFlowLogger(tracking_uri=f"http://127.0.0.1:{nobody.getsockname()[1]}"),
+            CSVLogger(),
+        ]
         quiet(tmp_path, logger=loggers, log_every_n_steps=1).fit(Line(), loader(8), loader(4))
     assert capsys.readouterr().out.count("MLFlowLogger failed while opening: ") == 1
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 4
@@ -198,19 +250,32 @@ def test_a_slow_server_gets_several_steps_at_once(tmp_path: Path) -> None:
 
     client, run = train(tmp_path, Answers(), Slow(), max_epochs=3)
     assert sent == [6]
-    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "lr")] == [1, 2, 3, 4, 5, 6]
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "lr")] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
-def test_without_mlflow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mlflow_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without mlflow, the message names the extra before training starts."""
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ConfigError, match=r"MLFlowLogger needs mlflow .*pip install 'trainkit\[mlflow\]'"):
+    with pytest.raises(
+        ConfigError, match=r"MLFlowLogger needs mlflow .*pip install 'trainkit\[mlflow\]'"
+    ):
         quiet(tmp_path, logger=MLFlowLogger()).fit(Line(), loader(8))
 
 
 def test_names_that_users_know_from_elsewhere_are_explained() -> None:
     """save_dir and run_id are Lightning's; the message names the alternative."""
-    with pytest.raises(ConfigError, match="MLFlowLogger.save_dir is 'here', .*tracking_uri='file:FOLDER'"):
+    with pytest.raises(
+        ConfigError, match="MLFlowLogger.save_dir is 'here', .*tracking_uri='file:FOLDER'"
+    ):
         MLFlowLogger(save_dir="here")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"logger\.mlflow\.tags is 'a'; it must be"):
         MLFlowLogger(tags="a")  # type: ignore[arg-type]

@@ -46,8 +46,14 @@ def test_a_run_exports_where_it_is(tmp_path: Path) -> None:
     assert one(first, "trainkit_metric", name="lr") == pytest.approx(0.1)
     assert one(first, "trainkit_metric", name="train/loss") == one(first, "trainkit_loss")
     assert one(first, "trainkit_metric", name="val/loss") == pytest.approx(0.5086, abs=1e-3)
-    assert before < one(first, "trainkit_last_step_timestamp_seconds") < one(second, "trainkit_last_step_timestamp_seconds")
-    assert one(first, "trainkit_last_progress_timestamp_seconds") > one(first, "trainkit_last_step_timestamp_seconds")
+    assert (
+        before
+        < one(first, "trainkit_last_step_timestamp_seconds")
+        < one(second, "trainkit_last_step_timestamp_seconds")
+    )
+    assert one(first, "trainkit_last_progress_timestamp_seconds") > one(
+        first, "trainkit_last_step_timestamp_seconds"
+    )
     info = {"version": __version__, "task": "Line", "engine": "single", "world_size": "1"}
     assert one(first, "trainkit_info", **info) == 1
 
@@ -68,7 +74,9 @@ def test_a_run_exports_where_its_time_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["train/loss", "train/loss_step"])
 def test_the_loss_is_found_by_either_name(name: str) -> None:
-    """A value logged by step and by epoch, as the recipes' loss, has a suffix; the epoch's value is separate."""
+    """A value logged by step and by epoch, as the recipes' loss, has a suffix;
+    the epoch's value is separate.
+    """
     board = Board({}, {}, DeviceStats(torch.device("cpu")), "train/loss")
     board.take_metrics({name: 0.5})
     board.take_metrics({"train/loss_epoch": 9.0, "val/loss": 8.0})
@@ -79,7 +87,11 @@ def test_a_run_exports_its_host(tmp_path: Path) -> None:
     """Memory and load are exported; without GPUs there are no GPU series."""
     pytest.importorskip("psutil", reason="psutil is not installed")
     (samples,) = exported(tmp_path, max_epochs=1)
-    assert 0 < one(samples, "trainkit_process_memory_bytes") < one(samples, "trainkit_host_memory_total_bytes")
+    assert (
+        0
+        < one(samples, "trainkit_process_memory_bytes")
+        < one(samples, "trainkit_host_memory_total_bytes")
+    )
     assert 0 <= one(samples, "trainkit_cpu_utilization_ratio") <= 1
     assert not [name for name in samples if "gpu" in name]
 
@@ -113,7 +125,9 @@ def test_restarts_are_counted_over_processes(tmp_path: Path) -> None:
     """A run resumed twice has two; a run from the start has none."""
     counts = []
     for epochs, path in ((1, None), (2, "last"), (3, "last"), (1, None)):
-        samples = exported(tmp_path, None, path, max_epochs=epochs, callbacks=[ModelCheckpoint()])[-1]
+        samples = exported(tmp_path, None, path, max_epochs=epochs, callbacks=[ModelCheckpoint()])[
+            -1
+        ]
         counts.append(one(samples, "trainkit_restarts"))
     assert counts == [0, 1, 2, 0]
 
@@ -127,7 +141,9 @@ def test_a_disk_that_takes_nothing_does_not_keep_it_from_exporting(tmp_path: Pat
 
 
 def test_a_run_that_goes_on_begins_where_it_was(tmp_path: Path) -> None:
-    """Its counters are this process's, its steps the run's; earlier samples are not added at once."""
+    """Its counters are this process's, its steps the run's;
+    earlier samples are not added at once.
+    """
     exported(tmp_path, max_epochs=1, callbacks=[ModelCheckpoint()])
     (samples,) = exported(tmp_path, None, "last", max_epochs=2, callbacks=[ModelCheckpoint()])
     assert one(samples, "trainkit_global_step") == 4
@@ -141,7 +157,9 @@ def test_the_first_rank_of_a_host_exports_alone(tmp_path: Path) -> None:
     def work(engine: ThreadEngine) -> tuple[Any, list[Samples]]:
         logger = PrometheusLogger(port=0)
         scrapes = Scrapes(logger)
-        quiet(tmp_path, engine=engine, logger=logger, log_every_n_steps=1, callbacks=[scrapes]).fit(Line(), loader(16))
+        quiet(tmp_path, engine=engine, logger=logger, log_every_n_steps=1, callbacks=[scrapes]).fit(
+            Line(), loader(16)
+        )
         return logger.address, scrapes.seen
 
     (address, (samples,)), (other, nothing) = World(2).run(work)
@@ -151,7 +169,9 @@ def test_the_first_rank_of_a_host_exports_alone(tmp_path: Path) -> None:
     assert one(samples, "trainkit_info", world_size="2") == 1
 
 
-def test_a_port_in_use_is_told_and_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_told_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The message has the remedy."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -164,7 +184,9 @@ def test_a_port_in_use_is_told_and_the_run_goes_on(tmp_path: Path, capsys: pytes
     assert "another logger.prometheus.port, or 0 for a free one" in told
 
 
-def test_the_address_is_printed_and_closed_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_address_is_printed_and_closed_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The printed address of a free port works, and after the fit nothing listens there."""
     logger = PrometheusLogger(port=0)
     quiet(tmp_path, logger=logger).fit(Line(), loader(8))
@@ -179,11 +201,16 @@ def test_it_serves_this_host_alone_unless_told_otherwise() -> None:
     assert PrometheusLogger().addr == "127.0.0.1"
 
 
-def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The message names the extra."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
-    with pytest.raises(ConfigError, match=r"PrometheusLogger needs prometheus_client .*pip install 'trainkit\[prometheus\]'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"PrometheusLogger needs prometheus_client .*pip install 'trainkit\[prometheus\]'",
+    ):
         quiet(tmp_path, logger=PrometheusLogger()).fit(Line(), loader(8))
 
 

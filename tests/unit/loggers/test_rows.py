@@ -6,7 +6,9 @@ from trainkit.loggers.rows import flatten
 
 
 def test_nesting_becomes_dots_and_values_stay_plain() -> None:
-    """Numbers, texts and booleans stay unchanged; lists and null become their JSON, other objects their text."""
+    """Numbers, texts and booleans stay unchanged;
+    lists and null become their JSON, other objects their text.
+    """
     settings = {
         "seed": 0,
         "optimizer": {"lr": 0.1, "betas": [0.9, 0.999], "fused": True},

@@ -33,18 +33,28 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_offline_files_hold_the_run(tmp_path: Path) -> None:
-    """With WANDB_MODE=offline a run leaves its own file: names, settings, each step's values, and how it ended."""
+    """With WANDB_MODE=offline a run leaves its own file:
+    names, settings, each step's values, and how it ended.
+    """
     task = Line()
     task.hparams |= {"width": 7654, "net": {"act": "relu"}}
     logger = WandbLogger(project="toys", tags=["tiny"], group="small")
     quiet(tmp_path / "mine", logger=logger, log_every_n_steps=1).fit(task, loader(8), loader(4))
-    (run, *_) = wandb_file.of_kind(tmp_path / "mine", "run")
-    assert (run.project, run.display_name, run.run_group, list(run.tags)) == ("toys", "mine", "small", ["tiny"])
+    run, *_ = wandb_file.of_kind(tmp_path / "mine", "run")
+    assert (run.project, run.display_name, run.run_group, list(run.tags)) == (
+        "toys",
+        "mine",
+        "small",
+        ["tiny"],
+    )
     assert run.run_id == logger.state_dict()["id"]
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert (config["width"], config["net"]) == (7654, {"act": "relu"})
     rows = wandb_file.history(tmp_path / "mine")
-    assert [(row["_step"], row["step"], row["epoch"], row["lr"]) for row in rows] == [(1, 1, 0, 0.1), (2, 2, 0, 0.1)]
+    assert [(row["_step"], row["step"], row["epoch"], row["lr"]) for row in rows] == [
+        (1, 1, 0, 0.1),
+        (2, 2, 0, 0.1),
+    ]
     assert "val/loss" in rows[1]
     assert rows[0]["train/loss"] == pytest.approx(8.8514, abs=1e-3)
     (end,) = wandb_file.of_kind(tmp_path / "mine", "exit")
@@ -54,10 +64,14 @@ def test_offline_files_hold_the_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("offline")
 def test_secrets_in_labels_are_masked(tmp_path: Path) -> None:
     """A value that the config took from the environment is in no tag, group or name."""
-    trainer = quiet(tmp_path, logger=WandbLogger(name="n S3CRET-env", tags=["t S3CRET-env"], group="S3CRET-env"), max_steps=1)
+    trainer = quiet(
+        tmp_path,
+        logger=WandbLogger(name="n S3CRET-env", tags=["t S3CRET-env"], group="S3CRET-env"),
+        max_steps=1,
+    )
     trainer.options = replace(trainer.options, masked_values=("S3CRET-env",))
     trainer.fit(Line(), loader(8))
-    (run, *_) = wandb_file.of_kind(tmp_path, "run")
+    run, *_ = wandb_file.of_kind(tmp_path, "run")
     assert (run.display_name, list(run.tags), run.run_group) == ("n ***", ["t ***"], "***")
 
 
@@ -66,16 +80,26 @@ def test_a_run_that_goes_on_keeps_its_id(tmp_path: Path) -> None:
     """The second part uses the id stored in the checkpoint."""
     for epochs, options in ((1, {}), (2, {"ckpt_path": "last"})):
         logger = WandbLogger()
-        trainer = quiet(tmp_path, logger=logger, max_epochs=epochs, log_every_n_steps=1, callbacks=ModelCheckpoint())
+        trainer = quiet(
+            tmp_path,
+            logger=logger,
+            max_epochs=epochs,
+            log_every_n_steps=1,
+            callbacks=ModelCheckpoint(),
+        )
         trainer.fit(Line(), loader(8), loader(4), **options)
-    files = sorted(path.name.split("-")[-1] for path in (tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    files = sorted(
+        path.name.split("-")[-1] for path in (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    )
     assert len(set(files)) == 1
     assert files[0] == f"{logger.state_dict()['id']}.wandb"
 
 
 @pytest.mark.parametrize(("wish", "expected"), [(True, [4]), ("all", [2, 4]), (False, [])])
 @pytest.mark.usefixtures("offline")
-def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, expected: list[int]) -> None:
+def test_checkpoints_are_artifacts_on_request(
+    tmp_path: Path, wish: Any, expected: list[int]
+) -> None:
     """With their files, and their aliases: the last and the best, or each."""
     logger, keep = WandbLogger(log_model=wish), ModelCheckpoint(save_top_k=-1)
 
@@ -85,7 +109,9 @@ def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, expecte
                 self.trainer.checkpoints.wait()
 
     task = Waits()
-    quiet(tmp_path, logger=logger, max_epochs=2, log_every_n_steps=1, callbacks=keep).fit(task, loader(8), loader(4))
+    quiet(tmp_path, logger=logger, max_epochs=2, log_every_n_steps=1, callbacks=keep).fit(
+        task, loader(8), loader(4)
+    )
     found = wandb_file.of_kind(tmp_path, "artifact")
     names = [json.loads(item.metadata)["checkpoint"] for item in found]
     # one that was there before the links led to it is told again, with its aliases
@@ -119,7 +145,9 @@ class Fake:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_run_is_named_logged_and_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_a_run_is_named_logged_and_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
     """The run is named like its folder unless it has a name, and a failed one is marked."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, "wandb", fake)
@@ -141,22 +169,34 @@ def test_a_run_is_named_logged_and_finished(tmp_path: Path, monkeypatch: pytest.
         "g",
         str(tmp_path / "mine"),
     )
-    assert logged == [(step, ["_timestamp", "epoch", "lr", "step", "train/loss"]) for step in (1, 2)]
+    assert logged == [
+        (step, ["_timestamp", "epoch", "lr", "step", "train/loss"]) for step in (1, 2)
+    ]
     assert exit_code == int(fails)
 
 
-def test_without_wandb_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_wandb_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without wandb, the message names the extra."""
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match=r"WandbLogger needs wandb .*pip install 'trainkit\[wandb\]'"):
+    with pytest.raises(
+        ConfigError, match=r"WandbLogger needs wandb .*pip install 'trainkit\[wandb\]'"
+    ):
         quiet(tmp_path, logger=WandbLogger()).fit(Line(), loader(8))
 
 
 @pytest.mark.parametrize(
     ("given", "legal"),
     [
-        ({"mode": "off"}, r"logger\.wandb\.mode is 'off'; it must be one of 'online', 'offline', 'disabled'"),
-        ({"log_model": "best"}, r"logger\.wandb\.log_model is 'best'; it must be true or false or 'all'"),
+        (
+            {"mode": "off"},
+            r"logger\.wandb\.mode is 'off'; it must be one of 'online', 'offline', 'disabled'",
+        ),
+        (
+            {"log_model": "best"},
+            r"logger\.wandb\.log_model is 'best'; it must be true or false or 'all'",
+        ),
         ({"finish_timeout_s": 0}, r"logger\.wandb\.finish_timeout_s is 0; it must be"),
     ],
 )
@@ -174,7 +214,9 @@ def start(fake: Fake, folder: Path, epochs: int, **options: Any) -> tuple[Any, A
     return fake.told[0]["id"], fake.told[0]["resume"]
 
 
-def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_is_the_same_run_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From its own checkpoint; a run that starts from another run's checkpoint is a new run."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, "wandb", fake)
@@ -182,12 +224,16 @@ def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path, monkeypatch: p
     first, resumes = start(fake, tmp_path / "a", 1)
     assert resumes is None
     assert start(fake, tmp_path / "a", 2, ckpt_path="last") == (first, "allow")
-    other, resumes = start(fake, tmp_path / "b", 3, ckpt_path=str(tmp_path / "a" / "checkpoints" / "last"))
+    other, resumes = start(
+        fake, tmp_path / "b", 3, ckpt_path=str(tmp_path / "a" / "checkpoints" / "last")
+    )
     assert other != first
     assert resumes is None
 
 
-def test_the_name_that_a_sweep_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_that_a_sweep_gives_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """W&B's agent names the run of each trial by WANDB_RUN_ID."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, "wandb", fake)
@@ -206,19 +252,31 @@ print("trained", flush=True)
 
 
 def test_a_server_that_nobody_reaches_stops_nothing(tmp_path: Path) -> None:
-    """Training ends as usual, within the time limit; lost data is reported. W&B reads its address once per process."""
+    """Training ends as usual, within the time limit; lost data is reported.
+    W&B reads its address once per process.
+    """
     pytest.importorskip("wandb", reason="wandb is not installed")
     with socket.socket() as nobody:  # bound, and does not listen: a connection is refused
         nobody.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        own = {"WANDB_BASE_URL": address, "WANDB_API_KEY": 40 * "0", "WANDB_INIT_TIMEOUT": "1", "WANDB_SILENT": "true"}
+        own = {
+            "WANDB_BASE_URL": address,
+            "WANDB_API_KEY": 40 * "0",
+            "WANDB_INIT_TIMEOUT": "1",
+            "WANDB_SILENT": "true",
+        }
         command = [sys.executable, "-c", ALONE, str(tmp_path)]
         pipe, root = subprocess.PIPE, Path(__file__).parents[3]
-        with subprocess.Popen(command, env=os.environ | own, stdout=pipe, text=True, cwd=root) as process:
+        with subprocess.Popen(
+            command, env=os.environ | own, stdout=pipe, text=True, cwd=root
+        ) as process:
             assert process.stdout is not None
             told = list(itertools.takewhile(lambda line: line != "trained\n", process.stdout))
             process.kill()  # W&B's own exit would wait a little longer
     assert any(
-        line.startswith(("WandbLogger did not finish within 0.5 s", "WandbLogger failed while opening")) for line in told
+        line.startswith(
+            ("WandbLogger did not finish within 0.5 s", "WandbLogger failed while opening")
+        )
+        for line in told
     )
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 4

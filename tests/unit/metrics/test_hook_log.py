@@ -1,4 +1,6 @@
-"""Values logged in hooks: any hook of Task and Callback, the same on all ranks, seen by what monitors them."""
+"""Values logged in hooks: any hook of Task and Callback, the same on all ranks,
+seen by what monitors them.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,17 @@ class Writes(Callback):
 
 
 class Epochs(Line):
-    """Logs as Lightning's templates do: metric objects updated in steps, computed and reset in the epoch's hooks."""
+    """Logs as Lightning's templates do:
+    metric objects updated in steps, computed and reset in the epoch's hooks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.error, self.train_error, self.best = tm.MeanSquaredError(), tm.MeanSquaredError(), tm.MinMetric()
+        self.error, self.train_error, self.best = (
+            tm.MeanSquaredError(),
+            tm.MeanSquaredError(),
+            tm.MinMetric(),
+        )
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Update the metric of training."""
@@ -63,7 +71,9 @@ class Epochs(Line):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_metrics_computed_in_an_epochs_hook_are_of_all_ranks(ranks: int, tmp_path: Path) -> None:
-    """`compute()` sees the samples of all ranks, also if a rank has none, and each epoch begins at nothing."""
+    """`compute()` sees the samples of all ranks, also if a rank has none,
+    and each epoch begins at nothing.
+    """
 
     def work(engine: ThreadEngine) -> dict[str, float]:
         trainer = quiet(tmp_path, engine=engine, max_epochs=2)
@@ -119,7 +129,9 @@ def test_a_value_of_a_hook_is_rank_0s_or_reduced(tmp_path: Path) -> None:
 
 
 def test_what_hooks_log_is_monitored(tmp_path: Path) -> None:
-    """EarlyStopping and ModelCheckpoint see a value that the Task or a callback logs in the same hook."""
+    """EarlyStopping and ModelCheckpoint see a value that the Task
+    or a callback logs in the same hook.
+    """
 
     class Scores(Callback):
         def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
@@ -133,7 +145,9 @@ def test_what_hooks_log_is_monitored(tmp_path: Path) -> None:
 
 
 def test_any_hook_may_log(tmp_path: Path) -> None:
-    """Values of a step's hooks are written if the step is logged; those of the run's hooks at once."""
+    """Values of a step's hooks are written if the step is logged;
+    those of the run's hooks at once.
+    """
 
     class Everywhere(Line):
         def on_fit_start(self) -> None:
@@ -153,14 +167,19 @@ def test_any_hook_may_log(tmp_path: Path) -> None:
 
     writes = Writes()
     quiet(tmp_path, callbacks=writes, log_every_n_steps=2).fit(Everywhere(), loader(16))
-    written = {name: [step for step, row in writes.rows if name in row] for name in ("fit", "epoch", "batch", "norm", "end")}
+    written = {
+        name: [step for step, row in writes.rows if name in row]
+        for name in ("fit", "epoch", "batch", "norm", "end")
+    }
     assert written == {"fit": [0], "epoch": [0], "batch": [2, 4], "norm": [2, 4], "end": [4]}
 
 
 def test_values_of_the_sanity_check_are_not_kept(tmp_path: Path) -> None:
     """What is logged while a few batches are tried is no value of the run."""
     writes = Writes()
-    quiet(tmp_path, callbacks=writes, max_epochs=1, num_sanity_val_steps=1).fit(Epochs(), loader(8), loader(4))
+    quiet(tmp_path, callbacks=writes, max_epochs=1, num_sanity_val_steps=1).fit(
+        Epochs(), loader(8), loader(4)
+    )
     assert [step for step, row in writes.rows if "val/error" in row] == [2]
 
 
@@ -198,7 +217,9 @@ def test_the_sanity_check_tries_what_is_no_number(tmp_path: Path) -> None:
 
 
 def test_several_numbers_are_logged_by_name(tmp_path: Path) -> None:
-    """Dicts, vectors, matrices, collections, class-wise and tracked metrics give a value for each number."""
+    """Dicts, vectors, matrices, collections,
+    class-wise and tracked metrics give a value for each number.
+    """
 
     class Many(Line):
         def __init__(self) -> None:
@@ -206,7 +227,9 @@ def test_several_numbers_are_logged_by_name(tmp_path: Path) -> None:
             accuracy = tm.classification.MulticlassAccuracy(2, average=None)
             self.by_class = tm.ClasswiseWrapper(accuracy, labels=["cat", "dog"])
             self.matrix = tm.classification.BinaryConfusionMatrix()
-            self.both = tm.MetricCollection({"mse": tm.MeanSquaredError(), "mae": tm.MeanAbsoluteError()})
+            self.both = tm.MetricCollection(
+                {"mse": tm.MeanSquaredError(), "mae": tm.MeanAbsoluteError()}
+            )
             self.range = tm.MinMaxMetric(tm.MeanSquaredError())
             self.tracked = tm.MetricTracker(tm.MeanSquaredError())
 
@@ -235,7 +258,16 @@ def test_several_numbers_are_logged_by_name(tmp_path: Path) -> None:
     assert pair == [pytest.approx(alone)] * 2
     assert {f"matrix/{i}/{j}" for i in range(2) for j in range(2)} < alone.keys()
     assert sum(value for name, value in alone.items() if name.startswith("matrix/")) == 12
-    assert {"vector/0", "vector/1", "vector/2", "dict/a", "dict/b", "both/mse", "both/mae", "tracked"} < alone.keys()
+    assert {
+        "vector/0",
+        "vector/1",
+        "vector/2",
+        "dict/a",
+        "dict/b",
+        "both/mse",
+        "both/mae",
+        "tracked",
+    } < alone.keys()
     assert alone["vector/1"] == pytest.approx(float(rows(12).tensors[0][:, 1].mean()))
     assert {name for name in alone if name.startswith(("acc/", "range/"))} == {
         "acc/multiclassaccuracy_cat",

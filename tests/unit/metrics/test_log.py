@@ -38,7 +38,9 @@ def test_means_are_weighted_by_samples(kind: Any) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "min", "max"])
 @given(
-    st.lists(st.tuples(st.floats(-1e3, 1e3, width=32), st.integers(1, 9)), min_size=1, max_size=200),
+    st.lists(
+        st.tuples(st.floats(-1e3, 1e3, width=32), st.integers(1, 9)), min_size=1, max_size=200
+    ),
     st.integers(1, 4),
     st.booleans(),
 )
@@ -51,7 +53,9 @@ def test_any_split_over_ranks_gives_the_same_value(
         held[i % ranks].add(torch.tensor(value) if as_tensor else value, weight)
     values, weights = [v for v, _ in pairs], [w for _, w in pairs]
     mean = math.fsum(v * w for v, w in pairs) / sum(weights)
-    expected = {"mean": mean, "sum": math.fsum(values), "min": min(values), "max": max(values)}[reduction]
+    expected = {"mean": mean, "sum": math.fsum(values), "min": min(values), "max": max(values)}[
+        reduction
+    ]
     read = list(read_all({str(i): one for i, one in enumerate(held) if i < len(pairs)}).values())
     assert combine(read) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
@@ -76,7 +80,9 @@ def test_ranks_without_a_value_take_no_part() -> None:
 
 
 def test_names_on_step_and_epoch() -> None:
-    """A value logged for both gets the suffixes _step and _epoch; for one alone it keeps its name."""
+    """A value logged for both gets the suffixes _step and _epoch;
+    for one alone it keeps its name.
+    """
     both = log((1.0, 1), on_step=True, on_epoch=True, prog_bar=True)
     assert both.step_values() == {"m_step": 1.0}
     assert both.prog_bar == {"m_step", "m_epoch"}
@@ -109,28 +115,43 @@ def test_an_epoch_is_read_once() -> None:
 
 
 def test_a_logged_tensor_is_a_copy_without_graph() -> None:
-    """Writing to a tensor after logging it does not change the log, and the log does not keep its graph alive."""
+    """Writing to a tensor after logging it does not change the log,
+    and the log does not keep its graph alive.
+    """
     value = torch.tensor([1.0], requires_grad=True) * 1
     table = log((value, 1))
     with torch.no_grad():
         value += 5
-    assert not any(v.requires_grad for held in table._epoch.values() for vs in held._pending.values() for v in vs)
+    assert not any(
+        v.requires_grad
+        for held in table._epoch.values()
+        for vs in held._pending.values()
+        for v in vs
+    )
     assert table.epoch_values(alone) == {"m": 1.0}
 
 
 def test_halves_are_summed_in_double() -> None:
     """Values of half precision lose nothing in the sum of a long epoch."""
     table = log(*[(torch.tensor(0.1, dtype=torch.bfloat16), 1)] * 5000, reduction="sum")
-    assert table.epoch_values(alone)["m"] == pytest.approx(5000 * float(torch.tensor(0.1, dtype=torch.bfloat16)))
+    assert table.epoch_values(alone)["m"] == pytest.approx(
+        5000 * float(torch.tensor(0.1, dtype=torch.bfloat16))
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(torch.zeros(2000), r"tensor of shape \[2000\]; a logged value is"), ("0.5", "got a str"), (None, "got a NoneType")],
+    [
+        (torch.zeros(2000), r"tensor of shape \[2000\]; a logged value is"),
+        ("0.5", "got a str"),
+        (None, "got a NoneType"),
+    ],
 )
 def test_only_one_number_can_be_logged(value: Any, words: str) -> None:
     """A value that is not one number is refused by name."""
-    with pytest.raises(TaskError, match=rf"log\('m', \.\.\.\) got a {words.removeprefix('got a ')}"):
+    with pytest.raises(
+        TaskError, match=rf"log\('m', \.\.\.\) got a {words.removeprefix('got a ')}"
+    ):
         log((value, 1))
 
 
@@ -143,12 +164,16 @@ def test_a_name_keeps_its_reduction() -> None:
 
 def test_an_unknown_reduction_is_refused() -> None:
     """A reduction that does not exist is refused, with those that do."""
-    with pytest.raises(TaskError, match=r"reduce_fx is 'median'; it must be one of 'mean', 'sum', 'min', 'max'"):
+    with pytest.raises(
+        TaskError, match=r"reduce_fx is 'median'; it must be one of 'mean', 'sum', 'min', 'max'"
+    ):
         log((1.0, 1), reduction="median")
 
 
 def test_values_of_an_unread_step_are_not_collected() -> None:
-    """Between two logs a step value costs nothing; an epoch's value is collected in each step; errors are raised in each."""
+    """Between two logs a step value costs nothing; an epoch's value is collected in each step;
+    errors are raised in each.
+    """
     log = MetricLog()
     log.new_step(is_read=False)
     log.add("step", torch.tensor(1.0), weight=1, on_step=True, on_epoch=False)
@@ -178,7 +203,9 @@ def test_all_values_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("reduction", ["min", "max", "sum", "mean"])
 def test_nan_does_not_vanish(reduction: Any) -> None:
-    """Wherever it comes among plain numbers, tensors and ranks; infinities that cancel out are NaN too."""
+    """Wherever it comes among plain numbers, tensors and ranks;
+    infinities that cancel out are NaN too.
+    """
     for values in ([1.0, math.nan, 2.0], [math.nan, 1.0], [1.0, math.nan]):
         for kind in (float, torch.tensor):
             held = Accumulator(reduction)
@@ -192,7 +219,10 @@ def test_nan_does_not_vanish(reduction: Any) -> None:
 
 @pytest.mark.parametrize(
     ("option", "words"),
-    [("sync_dist_group", "leave it out: an epoch's value is always"), ("on_epochs", "Did you mean 'on_epoch'?")],
+    [
+        ("sync_dist_group", "leave it out: an epoch's value is always"),
+        ("on_epochs", "Did you mean 'on_epoch'?"),
+    ],
 )
 def test_what_log_does_not_take_is_told(tmp_path: Path, option: str, words: str) -> None:
     """Lightning's arguments with what to do, others with what there is."""

@@ -23,14 +23,19 @@ from trainkit.metrics.log import MetricLog
 def samples(count: int = 50) -> tuple[Tensor, Tensor]:
     """Return scores of 3 classes and targets, always the same."""
     generator = torch.Generator().manual_seed(4)
-    return torch.rand(count, 3, generator=generator), torch.randint(0, 3, (count,), generator=generator)
+    return torch.rand(count, 3, generator=generator), torch.randint(
+        0, 3, (count,), generator=generator
+    )
 
 
 # metric, and what of the samples it takes
 METRICS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], tuple[Tensor, ...]]]] = {
     "accuracy": (lambda: MulticlassAccuracy(3), lambda s, t: (s, t)),
     "macro f1": (lambda: MulticlassF1Score(3), lambda s, t: (s, t)),
-    "auroc, which keeps all samples": (lambda: BinaryAUROC(thresholds=None), lambda s, t: (s[:, 0], (t > 0).long())),
+    "auroc, which keeps all samples": (
+        lambda: BinaryAUROC(thresholds=None),
+        lambda s, t: (s[:, 0], (t > 0).long()),
+    ),
     "pearson, with a reduction of its own": (tm.PearsonCorrCoef, lambda s, t: (s[:, 0], s[:, 1])),
     "mean": (tm.MeanMetric, lambda s, t: (s[:, 0], t + 1.0)),
     "max": (tm.MaxMetric, lambda s, t: (s,)),
@@ -38,7 +43,9 @@ METRICS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], tuple[Ten
 }
 
 
-def on_ranks(shares: list[list[slice]], make: Callable[[], Any], take: Any) -> list[dict[str, float]]:
+def on_ranks(
+    shares: list[list[slice]], make: Callable[[], Any], take: Any
+) -> list[dict[str, float]]:
     """Log a metric on as many ranks (threads) as there are shares; return the value on each."""
     barrier, box = threading.Barrier(len(shares)), [None] * len(shares)
     results: list[dict[str, float]] = [{} for _ in shares]
@@ -117,7 +124,9 @@ def test_a_collection_is_logged_by_its_names(tmp_path: Path) -> None:
     class Many(Line):
         def __init__(self) -> None:
             super().__init__()
-            self.many = tm.MetricCollection([tm.MeanSquaredError(), tm.MeanAbsoluteError()], prefix="val/")
+            self.many = tm.MetricCollection(
+                [tm.MeanSquaredError(), tm.MeanAbsoluteError()], prefix="val/"
+            )
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.many.update(self(batch[0]), batch[1])
@@ -164,7 +173,9 @@ def test_splitting_a_step_refuses_objects_in_training(tmp_path: Path) -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return loss
 
-    with pytest.raises(TaskError, match=r"Tight\.training_step logs train/object_epoch as metric objects"):
+    with pytest.raises(
+        TaskError, match=r"Tight\.training_step logs train/object_epoch as metric objects"
+    ):
         quiet(tmp_path, halve_batch_on_oom=True).fit(Tight(), loader(8))
 
 

@@ -104,7 +104,9 @@ def test_an_update_reads_nothing_off_the_device(decay: float | None) -> None:
 
 @pytest.mark.parametrize("shown", [False, True])
 def test_a_state_comes_back(shown: bool) -> None:
-    """With the model as it was saved, weights and average are both found again, whichever the model held."""
+    """With the model as it was saved, weights and average are both found again,
+    whichever the model held.
+    """
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     average = WeightAverage(model, buffers=False)
     average.update(None)
@@ -133,4 +135,6 @@ def test_another_models_state_is_refused() -> None:
     """State that does not fit is refused."""
     average = WeightAverage(nn.Linear(2, 2), buffers=False)
     with pytest.raises(CheckpointError, match="averaged weights are of another model"):
-        WeightAverage(nn.Linear(2, 2, bias=False), buffers=False).load_state_dict(average.state_dict())
+        WeightAverage(nn.Linear(2, 2, bias=False), buffers=False).load_state_dict(
+            average.state_dict()
+        )

@@ -1,4 +1,6 @@
-"""The contract of batch and learning rate: accumulation, factor, warm-up, and the words for them."""
+"""The contract of batch and learning rate:
+accumulation, factor, warm-up, and the words for them.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,24 @@ def contract(**changes: Any) -> BatchPlan:
     ],
 )
 def test_the_factor_follows_the_global_batch(changes: dict[str, Any], factor: float) -> None:
-    """The factor is global batch / reference, its root, or 1; without a reference it is the number of ranks."""
+    """The factor is global batch / reference, its root, or 1;
+    without a reference it is the number of ranks.
+    """
     assert contract(**changes).lr_factor == factor
 
 
 def test_a_reference_needs_a_known_batch() -> None:
     """A reference has no effect if the batch size is unknown, so it is refused."""
-    with pytest.raises(ConfigError, match=r"trainer\.lr_reference_batch_size is 256, but .* unknown size"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.lr_reference_batch_size is 256, but .* unknown size"
+    ):
         contract(batch_size=None, lr_reference_batch_size=256)
 
 
 def test_warmup_goes_from_the_users_rate_to_the_scaled_one() -> None:
-    """With a factor above 1 the multiplier rises in equal parts from 1 / factor, and reaches 1 at the last step."""
+    """With a factor above 1 the multiplier rises in equal parts from 1 / factor,
+    and reaches 1 at the last step.
+    """
     rates = [contract(warmup_steps=3).warmup(step) for step in range(5)]
     assert rates == pytest.approx([0.5, 0.75, 1.0, 1.0, 1.0])
 
@@ -66,7 +74,8 @@ def test_no_warmup_is_no_multiplier() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "wish", "expected"), [(None, None, 1), (3, None, 3), (None, 64, 2), (2, 64, 2), (None, 32, 1)]
+    ("accumulate", "wish", "expected"),
+    [(None, None, 1), (3, None, 3), (None, 64, 2), (2, 64, 2), (None, 32, 1)],
 )
 def test_accumulation_is_derived(accumulate: int | None, wish: int | None, expected: int) -> None:
     """The accumulation is as given, or derived from the global batch at 4 ranks of 8."""
@@ -74,14 +83,28 @@ def test_accumulation_is_derived(accumulate: int | None, wish: int | None, expec
 
 
 def test_accumulation_by_epoch() -> None:
-    """A mapping gives the first epochs; the contract of an epoch has its own global batch and factor."""
+    """A mapping gives the first epochs;
+    the contract of an epoch has its own global batch and factor.
+    """
     assert derive_accumulation(8, 4, {5: 1, 2: 4}, None) == [(0, 1), (2, 4), (5, 1)]
     whole = contract(accumulate=1, later=((2, 4), (5, 1)), lr_reference_batch_size=16)
-    assert [whole.at(epoch).global_batch_size for epoch in (0, 1, 2, 4, 5, 9)] == [32, 32, 128, 128, 32, 32]
+    assert [whole.at(epoch).global_batch_size for epoch in (0, 1, 2, 4, 5, 9)] == [
+        32,
+        32,
+        128,
+        128,
+        32,
+        32,
+    ]
     assert [whole.at(epoch).lr_factor for epoch in (0, 2, 5)] == [2.0, 8.0, 2.0]
-    assert dict(whole.describe([0.1]))["batch"].endswith("= 32 samples a step; from epoch 3: x 4 = 128; from epoch 6: x 1 = 32")
+    assert dict(whole.describe([0.1]))["batch"].endswith(
+        "= 32 samples a step; from epoch 3: x 4 = 128; from epoch 6: x 1 = 32"
+    )
     with pytest.raises(
-        ConfigError, match=r"accumulate_grad_batches is \{0: 2\}, and trainer\.global_batch_size=64 requests one"
+        ConfigError,
+        match=(
+            r"accumulate_grad_batches is \{0: 2\}, and trainer\.global_batch_size=64 requests one"
+        ),
     ):
         derive_accumulation(8, 4, {0: 2}, 64)
 
@@ -90,20 +113,30 @@ def test_contracts_tell_their_differences() -> None:
     """Differences to a checkpoint's contract are reported by name."""
     assert contract().differences(contract()) == []
     said = contract(world_size=4, accumulate=2).differences(contract(world_size=2, accumulate=2))
-    assert said == ["world_size was 4, is 2", "global_batch_size was 64, is 32", "lr_factor was 4, is 2"]
+    assert said == [
+        "world_size was 4, is 2",
+        "global_batch_size was 64, is 32",
+        "lr_factor was 4, is 2",
+    ]
 
 
 @pytest.mark.parametrize(("wish", "nearest"), [(50, "32 or 64"), (31, "32"), (65, "64 or 96")])
 def test_a_global_batch_that_cannot_be_met_names_the_nearest(wish: int, nearest: str) -> None:
     """A global batch that is no multiple is refused with the nearest ones that can be met."""
-    words = rf"global_batch_size is {wish}, .* data\.batch_size x ranks = 8 x 4 = 32\. Nearest: {nearest};"
+    words = (
+        rf"global_batch_size is {wish}, .* data\.batch_size x ranks = 8 x 4 = 32\. Nearest:"
+        rf" {nearest};"
+    )
     with pytest.raises(ConfigError, match=words):
         derive_accumulation(8, 4, None, wish)
 
 
 def test_two_answers_that_disagree_are_refused() -> None:
     """Accumulation and global batch may both be given only if they agree."""
-    with pytest.raises(ConfigError, match=r"accumulate_grad_batches is 3, but trainer\.global_batch_size=64 needs 2"):
+    with pytest.raises(
+        ConfigError,
+        match=r"accumulate_grad_batches is 3, but trainer\.global_batch_size=64 needs 2",
+    ):
         derive_accumulation(8, 4, 3, 64)
 
 
@@ -115,9 +148,17 @@ def test_a_global_batch_needs_a_known_batch() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "epochs", "per_epoch", "expected"),
-    [(None, None, 10, 0), (7, None, None, 7), (None, 2.0, 10, 20), (None, 0.25, 10, 2), (None, 0.0, None, 0)],
+    [
+        (None, None, 10, 0),
+        (7, None, None, 7),
+        (None, 2.0, 10, 20),
+        (None, 0.25, 10, 2),
+        (None, 0.0, None, 0),
+    ],
 )
-def test_warmup_is_counted_in_steps(steps: int | None, epochs: float | None, per_epoch: int | None, expected: int) -> None:
+def test_warmup_is_counted_in_steps(
+    steps: int | None, epochs: float | None, per_epoch: int | None, expected: int
+) -> None:
     """Warm-up in epochs becomes steps of the epoch's length."""
     assert derive_warmup(steps, epochs, lambda epoch: per_epoch) == expected
 
@@ -128,8 +169,12 @@ def test_warmup_over_epochs_of_different_lengths(epochs: float, expected: int) -
     assert derive_warmup(None, epochs, lambda epoch: 8 if epoch == 0 else 2) == expected
 
 
-@pytest.mark.parametrize(("steps", "epochs", "words"), [(3, 1.0, "set only one"), (None, 1.0, "has no length")])
-def test_a_warmup_that_cannot_be_counted_is_refused(steps: int | None, epochs: float, words: str) -> None:
+@pytest.mark.parametrize(
+    ("steps", "epochs", "words"), [(3, 1.0, "set only one"), (None, 1.0, "has no length")]
+)
+def test_a_warmup_that_cannot_be_counted_is_refused(
+    steps: int | None, epochs: float, words: str
+) -> None:
     """Two forms at once, and epochs of unknown length, are refused."""
     with pytest.raises(ConfigError, match=words):
         derive_warmup(steps, epochs, lambda epoch: None)

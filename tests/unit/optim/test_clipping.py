@@ -11,14 +11,21 @@ from trainkit.optim.clipping import clip
 
 
 def gradients(sparse: bool) -> tuple[list[torch.optim.Optimizer], list[nn.Parameter]]:
-    """Return optimizers over a table, of which two rows were used and one of them twice, and a dense layer."""
+    """Return optimizers over a table, of which two rows were used and one of them twice,
+    and a dense layer.
+    """
     table, dense = nn.Embedding(4, 2, sparse=sparse), nn.Linear(2, 1)
     with torch.no_grad():
         for i, parameter in enumerate((table.weight, dense.weight, dense.bias)):
-            parameter.copy_(torch.arange(1.0, 1 + parameter.numel()).reshape(parameter.shape) * (i + 1))
+            parameter.copy_(
+                torch.arange(1.0, 1 + parameter.numel()).reshape(parameter.shape) * (i + 1)
+            )
     dense(table(torch.tensor([1, 3, 1]))).square().sum().backward()
     parameters = [table.weight, dense.weight, dense.bias]
-    return [torch.optim.SGD([table.weight], 0.1), torch.optim.SGD([dense.weight, dense.bias], 0.1)], parameters
+    return [
+        torch.optim.SGD([table.weight], 0.1),
+        torch.optim.SGD([dense.weight, dense.bias], 0.1),
+    ], parameters
 
 
 def dense_gradients(parameters: list[nn.Parameter]) -> Tensor:
@@ -44,7 +51,9 @@ def test_sparse_gradients_are_clipped_as_dense_ones(algorithm: str, value: float
     elif algorithm == "norm":
         assert results[1].norm().item() == pytest.approx(min(value, before.norm().item()), rel=1e-5)
     else:
-        assert results[1].abs().max().item() == pytest.approx(min(value, before.abs().max().item()), rel=1e-6)
+        assert results[1].abs().max().item() == pytest.approx(
+            min(value, before.abs().max().item()), rel=1e-6
+        )
 
 
 def test_no_value_clips_nothing() -> None:

@@ -31,14 +31,20 @@ def test_cosine_goes_from_the_rate_to_its_end() -> None:
 
 
 def test_polynomial_falls_with_its_power() -> None:
-    """Power 2 is the square of the remaining share of the run; power 1 a straight line down to `end`."""
+    """Power 2 is the square of the remaining share of the run;
+    power 1 a straight line down to `end`.
+    """
     assert rates(polynomial, 4) == pytest.approx([2.0, 2 * 9 / 16, 0.5, 2 / 16, 0.0])
     assert rates(polynomial, 2, power=1.0, end=0.1) == pytest.approx([2.0, 1.1, 0.2])
 
 
 def test_step_falls_at_the_milestones() -> None:
-    """At each milestone, a share of the run, the rate falls by gamma; by default at epochs 30, 60 and 80 of 90."""
-    assert rates(step, 4, milestones=[0.5, 0.75], gamma=0.5) == pytest.approx([2.0, 2.0, 1.0, 0.5, 0.5])
+    """At each milestone, a share of the run, the rate falls by gamma;
+    by default at epochs 30, 60 and 80 of 90.
+    """
+    assert rates(step, 4, milestones=[0.5, 0.75], gamma=0.5) == pytest.approx(
+        [2.0, 2.0, 1.0, 0.5, 0.5]
+    )
     seen = rates(step, 90)
     assert [i for i in range(1, 90) if seen[i] != pytest.approx(seen[i - 1])] == [30, 60, 80]
 

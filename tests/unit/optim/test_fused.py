@@ -31,8 +31,8 @@ def momentum(kind: type[Optimizer]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_makes_the_same_update(kind: type[Optimizer]) -> None:
-    """The later choice makes the same update as the constructor's fused=True, and as the loop over parameters except for
-    rounding.
+    """The later choice makes the same update as the constructor's fused=True, and as the loop over
+    parameters except for rounding.
     """
     updated = []
     for options in ({"fused": True}, {}, {"foreach": False}):
@@ -49,7 +49,9 @@ def test_it_makes_the_same_update(kind: type[Optimizer]) -> None:
     torch.testing.assert_close(updated[1], updated[2])
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": False}, {"differentiable": True}])
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"foreach": False}, {"fused": False}, {"differentiable": True}]
+)
 def test_what_the_user_chose_stays(options: dict[str, bool]) -> None:
     """A choice at the constructor is one, also the choice against it."""
     assert not is_fused(SGD(nn.Linear(2, 2).parameters(), lr=0.1, **options))
@@ -60,7 +62,9 @@ class Own(SGD):
 
 
 def test_others_have_none() -> None:
-    """Optimizers without it, subclasses, rates that are tensors, dampened momenta and complex weights stay as they are."""
+    """Optimizers without it, subclasses, rates that are tensors,
+    dampened momenta and complex weights stay as they are.
+    """
     model = nn.Linear(2, 2)
     assert not is_fused(RMSprop(model.parameters()))
     assert not is_fused(Adagrad(model.parameters()))
@@ -72,7 +76,9 @@ def test_others_have_none() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_elements_are_not_mixed_up(kind: type[Optimizer]) -> None:
-    """Gradients and loaded states that lie in memory otherwise than the weights are laid out as these."""
+    """Gradients and loaded states that lie in memory otherwise
+    than the weights are laid out as these.
+    """
     updated = []
     for options in ({}, {"fused": True}, {"foreach": False}):
         torch.manual_seed(0)
@@ -84,8 +90,13 @@ def test_elements_are_not_mixed_up(kind: type[Optimizer]) -> None:
             optimizer.step()
             if i == 1:
                 state = optimizer.state_dict()
-                own = {k: v.contiguous() if isinstance(v, Tensor) else v for k, v in state["state"][0].items()}
-                optimizer.load_state_dict({"state": {0: own}, "param_groups": state["param_groups"]})
+                own = {
+                    k: v.contiguous() if isinstance(v, Tensor) else v
+                    for k, v in state["state"][0].items()
+                }
+                optimizer.load_state_dict(
+                    {"state": {0: own}, "param_groups": state["param_groups"]}
+                )
         updated.append(weight.detach())
     torch.testing.assert_close(updated[0], updated[2])
     torch.testing.assert_close(updated[1], updated[2])
@@ -94,7 +105,9 @@ def test_elements_are_not_mixed_up(kind: type[Optimizer]) -> None:
 @pytest.mark.parametrize("more", [{}, {"dampening": 0.5, "nesterov": False}], ids=["", "dampened"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_may_begin_to_learn_later(kind: type[Optimizer], more: dict[str, Any]) -> None:
-    """A part that has its first gradient after others (unfrozen, or not reached before) begins then, as in the loop."""
+    """A part that has its first gradient after others (unfrozen, or not
+    reached before) begins then, as in the loop.
+    """
     if kind is not SGD:
         more = {}
     updated = []

@@ -52,26 +52,44 @@ def test_each_kind_is_chosen_by_itself() -> None:
     """Norm, bias and embedding of a transformer are separate; all other weights always decay."""
     model = GPT(context=8, width=8, depth=1, heads=2)
     assert without_decay(model) == set()
-    assert without_decay(model, "embedding") == {"tokens.weight", "places.weight"}  # the tied head is the first of these
-    assert without_decay(model, "norm") == {"blocks.0.norm1.weight", "blocks.0.norm2.weight", "norm.weight"}
+    # the tied head is the first of these
+    assert without_decay(model, "embedding") == {"tokens.weight", "places.weight"}
+    assert without_decay(model, "norm") == {
+        "blocks.0.norm1.weight",
+        "blocks.0.norm2.weight",
+        "norm.weight",
+    }
     biases = {name for name, _ in model.named_parameters() if name.endswith("bias")}
     assert without_decay(model, "bias") == biases and len(biases) == 7
-    assert without_decay(model, "bias", "norm") == {name for name, p in model.named_parameters() if p.dim() == 1}
+    assert without_decay(model, "bias", "norm") == {
+        name for name, p in model.named_parameters() if p.dim() == 1
+    }
 
 
 def test_positions_and_class_tokens_are_embeddings() -> None:
-    """Bare parameters of a vision transformer count as embeddings, and biases of its attention as biases."""
+    """Bare parameters of a vision transformer count as embeddings,
+    and biases of its attention as biases.
+    """
     model = torchvision.models.VisionTransformer(32, 16, 1, 2, 8, 16, num_classes=3)
     assert without_decay(model, "embedding") == {"class_token", "encoder.pos_embedding"}
-    assert "encoder.layers.encoder_layer_0.self_attention.in_proj_bias" in without_decay(model, "bias")
+    assert "encoder.layers.encoder_layer_0.self_attention.in_proj_bias" in without_decay(
+        model, "bias"
+    )
 
 
 def test_a_norm_of_several_dimensions_does_not_decay() -> None:
-    """A norm is known by its class, not by its shape: LayerNorm over [3, 3] has a matrix of scales."""
-    assert without_decay(nn.Sequential(nn.LayerNorm([3, 3]), nn.Linear(3, 3)), "norm") == {"0.weight"}
+    """A norm is known by its class, not by its shape:
+    LayerNorm over [3, 3] has a matrix of scales.
+    """
+    assert without_decay(nn.Sequential(nn.LayerNorm([3, 3]), nn.Linear(3, 3)), "norm") == {
+        "0.weight"
+    }
 
 
 def test_another_kind_is_refused() -> None:
     """The error names the kinds, and the nearest."""
-    with pytest.raises(ConfigError, match=r"has 'norms'; it is a list of norm, bias, embedding: .* Did you mean 'norm'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has 'norms'; it is a list of norm, bias, embedding: .* Did you mean 'norm'\?",
+    ):
         decay_groups(MODEL, no_weight_decay=["norms"])

@@ -37,7 +37,9 @@ MAKERS: dict[str, Callable[[Optimizer], Any]] = {
     "sequential": lambda o: sched.SequentialLR(
         o, [sched.LinearLR(o, 0.1, 1.0, 2), sched.CosineAnnealingLR(o, 4, eta_min=0.01)], [2]
     ),
-    "chained": lambda o: sched.ChainedScheduler([sched.LambdaLR(o, lambda t: 1.0), sched.ExponentialLR(o, 0.9)]),
+    "chained": lambda o: sched.ChainedScheduler(
+        [sched.LambdaLR(o, lambda t: 1.0), sched.ExponentialLR(o, 0.9)]
+    ),
 }
 
 
@@ -76,21 +78,32 @@ def run(optimizer: Optimizer, rates: LearningRates, start: int, steps: int) -> l
 
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize(("factor", "warmup_steps"), [(1, 0), (4, 0), (4, 3)])
-def test_rate_is_factor_times_schedule_times_warmup(name: str, factor: int, warmup_steps: int) -> None:
-    """For each scheduler of torch, the optimizer's rate is factor x the scheduler's rate x warm-up."""
+def test_rate_is_factor_times_schedule_times_warmup(
+    name: str, factor: int, warmup_steps: int
+) -> None:
+    """For each scheduler of torch, the optimizer's rate is
+    factor x the scheduler's rate x warm-up.
+    """
     optimizer, agreed = sgd(), contract(factor, warmup_steps)
     schedule = ScheduleConfig(MAKERS[name](optimizer), interval="step")
     seen = run(optimizer, LearningRates([optimizer], [schedule], agreed), 0, 7)
     alone = plain_rates(MAKERS[name], 7)
     for step, (ours, torchs) in enumerate(zip(seen, alone, strict=True)):
-        assert ours == pytest.approx([factor * agreed.warmup(step) * lr for lr in torchs], rel=1e-12)
+        assert ours == pytest.approx(
+            [factor * agreed.warmup(step) * lr for lr in torchs], rel=1e-12
+        )
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_schedule_resumes_where_it_was(name: str) -> None:
-    """State taken after three steps and loaded into new objects gives the rates of the run that never stopped."""
+    """State taken after three steps and loaded into new objects gives
+    the rates of the run that never stopped.
+    """
     first, second, whole = sgd(), sgd(), sgd()
-    rates = [LearningRates([o], [ScheduleConfig(MAKERS[name](o), "step")], contract(4, 5)) for o in (first, second, whole)]
+    rates = [
+        LearningRates([o], [ScheduleConfig(MAKERS[name](o), "step")], contract(4, 5))
+        for o in (first, second, whole)
+    ]
     expected = run(whole, rates[2], 0, 7)
     assert run(first, rates[0], 0, 3) == expected[:3]
     second.load_state_dict(first.state_dict())
@@ -102,14 +115,18 @@ def test_a_schedule_resumes_where_it_was(name: str) -> None:
 def test_a_saved_schedule_holds_plain_values_alone(name: str, tmp_path: Any) -> None:
     """The saved state of a schedule can be read without running code."""
     optimizer = sgd()
-    rates = LearningRates([optimizer], [ScheduleConfig(MAKERS[name](optimizer), "step")], contract(2))
+    rates = LearningRates(
+        [optimizer], [ScheduleConfig(MAKERS[name](optimizer), "step")], contract(2)
+    )
     torch.save(rates.state_dict(), tmp_path / "rates")
     assert torch.load(tmp_path / "rates", weights_only=True)["factor"] == 2
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_another_factor_scales_what_is_left(name: str) -> None:
-    """A schedule that resumes at another number of ranks has the rates of that number from there on."""
+    """A schedule that resumes at another number of ranks has the
+    rates of that number from there on.
+    """
     before, after, whole = sgd(), sgd(), sgd()
     old, new, other = (
         LearningRates([o], [ScheduleConfig(MAKERS[name](o), "step")], contract(factor))
@@ -139,17 +156,25 @@ def test_epoch_schedules_move_at_epochs() -> None:
 def test_step_schedules_keep_their_frequency() -> None:
     """A scheduler of interval "step" moves each `frequency` steps, and not at epochs."""
     optimizer = sgd()
-    rates = LearningRates([optimizer], [ScheduleConfig(sched.ExponentialLR(optimizer, 0.5), "step", 3)], contract(1))
-    assert [lrs[0] for lrs in run(optimizer, rates, 0, 5)] == pytest.approx([0.1, 0.1, 0.1, 0.05, 0.05])
+    rates = LearningRates(
+        [optimizer], [ScheduleConfig(sched.ExponentialLR(optimizer, 0.5), "step", 3)], contract(1)
+    )
+    assert [lrs[0] for lrs in run(optimizer, rates, 0, 5)] == pytest.approx(
+        [0.1, 0.1, 0.1, 0.05, 0.05]
+    )
     rates.after_epoch(1, 5, {})
     assert rates.current()[0] == pytest.approx(0.05)
 
 
 def test_plateau_sees_the_scheduled_rate_under_warmup() -> None:
-    """ReduceLROnPlateau cuts the scheduled rate, not the one that warm-up has lowered; its minimum is scaled too."""
+    """ReduceLROnPlateau cuts the scheduled rate, not the one that warm-up has lowered;
+    its minimum is scaled too.
+    """
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     plateau = sched.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, min_lr=0.02)
-    rates = LearningRates([optimizer], [ScheduleConfig(plateau, monitor="loss")], contract(4, warmup_steps=4))
+    rates = LearningRates(
+        [optimizer], [ScheduleConfig(plateau, monitor="loss")], contract(4, warmup_steps=4)
+    )
     for epoch, loss in enumerate([1.0, 2.0]):
         rates.after_epoch(epoch + 1, epoch + 1, {"loss": loss})
     assert rates.current() == pytest.approx([0.08 * contract(4, 4).warmup(2)])
@@ -158,13 +183,19 @@ def test_plateau_sees_the_scheduled_rate_under_warmup() -> None:
 
 
 def test_plateau_without_its_value() -> None:
-    """A monitored value that was not logged is an error with those that were; strict=False waits for it."""
+    """A monitored value that was not logged is an error with those that were;
+    strict=False waits for it.
+    """
     optimizer = sgd()
     plateau = sched.ReduceLROnPlateau(optimizer)
     strict = LearningRates([optimizer], [ScheduleConfig(plateau, monitor="loss")], contract(1))
-    with pytest.raises(TaskError, match=r"monitors 'loss', which was not logged for an epoch; there are a, b\."):
+    with pytest.raises(
+        TaskError, match=r"monitors 'loss', which was not logged for an epoch; there are a, b\."
+    ):
         strict.after_epoch(1, 1, {"b": 1.0, "a": 1.0})
-    LearningRates([optimizer], [ScheduleConfig(plateau, monitor="loss", strict=False)], contract(1)).after_epoch(1, 1, {})
+    LearningRates(
+        [optimizer], [ScheduleConfig(plateau, monitor="loss", strict=False)], contract(1)
+    ).after_epoch(1, 1, {})
 
 
 def test_other_schedules_do_not_fit() -> None:
@@ -200,14 +231,23 @@ PLATEAU = sched.ReduceLROnPlateau(ONE)
         ({"optimizer": ONE, "lr_scheduler": None}, [ONE], []),
         ({"optimizer": ONE, "lr_scheduler": STEP}, [ONE], [ScheduleConfig(STEP)]),
         (
-            {"optimizer": ONE, "lr_scheduler": {"scheduler": PLATEAU, "monitor": "a", "reduce_on_plateau": True}},
+            {
+                "optimizer": ONE,
+                "lr_scheduler": {"scheduler": PLATEAU, "monitor": "a", "reduce_on_plateau": True},
+            },
             [ONE],
             [ScheduleConfig(PLATEAU, monitor="a")],
         ),
-        ([{"optimizer": ONE, "lr_scheduler": STEP}, {"optimizer": ONE}], [ONE, ONE], [ScheduleConfig(STEP)]),
+        (
+            [{"optimizer": ONE, "lr_scheduler": STEP}, {"optimizer": ONE}],
+            [ONE, ONE],
+            [ScheduleConfig(STEP)],
+        ),
     ],
 )
-def test_all_forms_of_lightning_are_read(returned: Any, optimizers: list[Any], schedules: list[Any]) -> None:
+def test_all_forms_of_lightning_are_read(
+    returned: Any, optimizers: list[Any], schedules: list[Any]
+) -> None:
     """Each form that Lightning takes from configure_optimizers is taken here."""
     assert read_optimizers(returned) == (optimizers, schedules)
 
@@ -222,13 +262,28 @@ def test_all_forms_of_lightning_are_read(returned: Any, optimizers: list[Any], s
         ({"optim": ONE}, r"dict with the keys \['optim'\]; it must have 'optimizer'"),
         ({"optimizer": ONE, "monitor": "a"}, r"keys \['monitor', 'optimizer'\]"),
         ({"optimizer": STEP}, r"it must have 'optimizer' \(a torch optimizer\)"),
-        ({"optimizer": ONE, "lr_scheduler": 3}, "lr_scheduler is of type int; it must be a torch scheduler"),
-        ({"optimizer": ONE, "lr_scheduler": {"sched": STEP}}, r"keys \['sched'\]; it must have 'scheduler'"),
-        ({"optimizer": ONE, "lr_scheduler": {"scheduler": STEP, "interval": "batch"}}, "'batch'; it must be 'epoch' or"),
-        ({"optimizer": ONE, "lr_scheduler": {"scheduler": STEP, "frequency": 0}}, "frequency is 0; it must be"),
+        (
+            {"optimizer": ONE, "lr_scheduler": 3},
+            "lr_scheduler is of type int; it must be a torch scheduler",
+        ),
+        (
+            {"optimizer": ONE, "lr_scheduler": {"sched": STEP}},
+            r"keys \['sched'\]; it must have 'scheduler'",
+        ),
+        (
+            {"optimizer": ONE, "lr_scheduler": {"scheduler": STEP, "interval": "batch"}},
+            "'batch'; it must be 'epoch' or",
+        ),
+        (
+            {"optimizer": ONE, "lr_scheduler": {"scheduler": STEP, "frequency": 0}},
+            "frequency is 0; it must be",
+        ),
         ({"optimizer": ONE, "lr_scheduler": PLATEAU}, "ReduceLROnPlateau needs 'monitor'"),
         (
-            {"optimizer": ONE, "lr_scheduler": {"scheduler": PLATEAU, "monitor": "a", "interval": "step"}},
+            {
+                "optimizer": ONE,
+                "lr_scheduler": {"scheduler": PLATEAU, "monitor": "a", "interval": "step"},
+            },
             "ReduceLROnPlateau has interval 'step'; it must be 'epoch'",
         ),
     ],
@@ -240,18 +295,26 @@ def test_other_forms_are_refused(returned: Any, words: str) -> None:
 
 
 def test_rates_can_be_held() -> None:
-    """Held rates are scaled and warmed up, the schedulers let go of them, and a restart remembers."""
+    """Held rates are scaled and warmed up, the schedulers let go of them,
+    and a restart remembers.
+    """
     optimizer = sgd()
-    rates = LearningRates([optimizer], [ScheduleConfig(sched.StepLR(optimizer, 1, 0.5), "step")], contract(2, 4))
+    rates = LearningRates(
+        [optimizer], [ScheduleConfig(sched.StepLR(optimizer, 1, 0.5), "step")], contract(2, 4)
+    )
     optimizer.step()
     rates.after_step(1)
     assert rates.unscaled() == pytest.approx([0.05, 0.01])
     rates.hold([0.3, 0.4], 1)
-    assert rates.current() == pytest.approx([0.6 * contract(2, 4).warmup(1), 0.8 * contract(2, 4).warmup(1)])
+    assert rates.current() == pytest.approx(
+        [0.6 * contract(2, 4).warmup(1), 0.8 * contract(2, 4).warmup(1)]
+    )
     rates.after_step(9)
     assert rates.current() == pytest.approx([0.6, 0.8])
     other = sgd()
-    again = LearningRates([other], [ScheduleConfig(sched.StepLR(other, 1, 0.5), "step")], contract(2))
+    again = LearningRates(
+        [other], [ScheduleConfig(sched.StepLR(other, 1, 0.5), "step")], contract(2)
+    )
     again.load_state_dict(rates.state_dict(), 9)
     other.step()
     again.after_step(10)
@@ -259,9 +322,13 @@ def test_rates_can_be_held() -> None:
 
 
 def test_a_group_can_have_a_share_of_its_rate() -> None:
-    """A share stays while the schedulers move on, until it is set again; schedulers do not see it."""
+    """A share stays while the schedulers move on, until it is set again;
+    schedulers do not see it.
+    """
     optimizer = sgd()
-    rates = LearningRates([optimizer], [ScheduleConfig(sched.StepLR(optimizer, 1, 0.5), "step")], contract(1))
+    rates = LearningRates(
+        [optimizer], [ScheduleConfig(sched.StepLR(optimizer, 1, 0.5), "step")], contract(1)
+    )
     rates.set_shares({1: 0.25}, 0)
     assert rates.current() == pytest.approx([0.1, 0.005])
     optimizer.step()
@@ -272,20 +339,26 @@ def test_a_group_can_have_a_share_of_its_rate() -> None:
 
 
 def test_plateau_waits_for_the_validations(tmp_path: Path) -> None:
-    """ReduceLROnPlateau with check_val_every_n_epoch=2 moves with each validation and not between."""
+    """ReduceLROnPlateau with check_val_every_n_epoch=2 moves
+    with each validation and not between.
+    """
 
     class Plateau(Line):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
             schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "const"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": schedule, "monitor": "const"},
+            }
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.log("const", 1.0)
 
     trainer = quiet(tmp_path, max_epochs=6, check_val_every_n_epoch=2)
     trainer.fit(Plateau(), loader(8), loader(8))
-    assert trainer.run.rates.current() == [0.25]  # three validations: the first sets the mark, two do not improve
+    # three validations: the first sets the mark, two do not improve
+    assert trainer.run.rates.current() == [0.25]
 
 
 class Ramp:
@@ -316,5 +389,7 @@ def test_schedulers_within_schedulers_go_on(tmp_path: Path, stop: int) -> None:
     whole, rest = Sequence(), Sequence()
     quiet(tmp_path / "whole", max_steps=17).fit(whole, loader(23))
     quiet(tmp_path / "parts", max_steps=stop, enable_checkpointing=True).fit(Sequence(), loader(23))
-    quiet(tmp_path / "parts", max_steps=17, enable_checkpointing=True).fit(rest, loader(23), ckpt_path="last")
+    quiet(tmp_path / "parts", max_steps=17, enable_checkpointing=True).fit(
+        rest, loader(23), ckpt_path="last"
+    )
     assert torch.equal(weights(rest), weights(whole))

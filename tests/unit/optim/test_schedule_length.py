@@ -1,4 +1,6 @@
-"""A run that is resumed with another length: the rates are those of the new schedule, from the first step on."""
+"""A run that is resumed with another length:
+the rates are those of the new schedule, from the first step on.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,28 @@ Make = Callable[[Any, Any], Any]
 STEPS = 2  # of an epoch
 
 MADE: dict[str, Make] = {
-    "ours": lambda optimizer, trainer: {"scheduler": cosine(optimizer, trainer.estimated_stepping_batches), "interval": "step"},
-    "cosine": lambda optimizer, trainer: lr_scheduler.CosineAnnealingLR(optimizer, trainer.max_epochs),
-    "milestones": lambda optimizer, trainer: lr_scheduler.MultiStepLR(optimizer, [trainer.max_epochs // 2]),
+    "ours": lambda optimizer, trainer: {
+        "scheduler": cosine(optimizer, trainer.estimated_stepping_batches),
+        "interval": "step",
+    },
+    "cosine": lambda optimizer, trainer: lr_scheduler.CosineAnnealingLR(
+        optimizer, trainer.max_epochs
+    ),
+    "milestones": lambda optimizer, trainer: lr_scheduler.MultiStepLR(
+        optimizer, [trainer.max_epochs // 2]
+    ),
     "one cycle": lambda optimizer, trainer: {
-        "scheduler": lr_scheduler.OneCycleLR(optimizer, 0.1, trainer.estimated_stepping_batches, cycle_momentum=False),
+        "scheduler": lr_scheduler.OneCycleLR(
+            optimizer, 0.1, trainer.estimated_stepping_batches, cycle_momentum=False
+        ),
         "interval": "step",
     },
     "in a sequence": lambda optimizer, trainer: lr_scheduler.SequentialLR(
         optimizer,
-        [lr_scheduler.ConstantLR(optimizer, 0.5, 1), lr_scheduler.CosineAnnealingLR(optimizer, trainer.max_epochs - 1)],
+        [
+            lr_scheduler.ConstantLR(optimizer, 0.5, 1),
+            lr_scheduler.CosineAnnealingLR(optimizer, trainer.max_epochs - 1),
+        ],
         [1],
     ),
 }
@@ -42,7 +56,12 @@ def rates(folder: Path, make: Make, max_epochs: int, **settings: Any) -> list[fl
             return {"optimizer": optimizer, "lr_scheduler": make(optimizer, self.trainer)}
 
     recorder = Recorder()
-    trainer = quiet(folder, max_epochs=max_epochs, callbacks=[recorder, ModelCheckpoint()], enable_checkpointing=True)
+    trainer = quiet(
+        folder,
+        max_epochs=max_epochs,
+        callbacks=[recorder, ModelCheckpoint()],
+        enable_checkpointing=True,
+    )
     trainer.fit(Scheduled(), loader(8), **settings)
     return recorder.lrs
 
@@ -51,7 +70,9 @@ def rates(folder: Path, make: Make, max_epochs: int, **settings: Any) -> list[fl
 def test_a_longer_run_goes_on_as_one_that_was_longer_from_the_start(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ended at 4 epochs and resumed to 8, its last 4 epochs have the rates of a run of 8; the end of the old curve is left."""
+    """Ended at 4 epochs and resumed to 8, its last 4 epochs have the rates of a run of 8;
+    the end of the old curve is left.
+    """
     whole = rates(tmp_path / "whole", MADE[name], 8)
     rates(tmp_path / "parts", MADE[name], 4)
     capsys.readouterr()
@@ -61,7 +82,9 @@ def test_a_longer_run_goes_on_as_one_that_was_longer_from_the_start(
 
 
 def test_an_unchanged_schedule_keeps_its_bits(tmp_path: Path) -> None:
-    """What the formula gives is not put in place of what the scheduler has computed, if nothing was changed."""
+    """What the formula gives is not put in place of what the scheduler has computed,
+    if nothing was changed.
+    """
     make: Make = lambda optimizer, trainer: lr_scheduler.CosineAnnealingLR(optimizer, 8)  # noqa: E731
     whole = rates(tmp_path / "whole", make, 8)
     rates(tmp_path / "parts", make, 4)

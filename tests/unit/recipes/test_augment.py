@@ -1,4 +1,6 @@
-"""recipes/augment.py: what a sample is drawn as, how copies are dealt, and what a batch is mixed to."""
+"""recipes/augment.py: what a sample is drawn as, how copies are dealt,
+and what a batch is mixed to.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def images(num: int = 6) -> torch.Tensor:
 
 
 def test_mixup_is_a_weighted_mean_of_neighbours() -> None:
-    """Samples 0 and 1 become s x own + (1 - s) x the other, with one s; the last of an odd batch stays as it is."""
+    """Samples 0 and 1 become s x own + (1 - s) x the other, with one s;
+    the last of an odd batch stays as it is.
+    """
     found, partner, share = Mix(mixup_alpha=1.0)(images(5), seed=0, step=3)
     assert partner.tolist() == [1, 0, 3, 2, 4]
     expected = [share * i + (1 - share) * partner[i].item() for i in range(5)]
@@ -38,13 +42,21 @@ def test_mixup_is_a_weighted_mean_of_neighbours() -> None:
 
 @pytest.mark.parametrize("step", range(12))
 def test_cutmix_shares_are_those_of_the_pixels(step: int) -> None:
-    """The share that targets get is that of the pixels that are a sample's own, at the border too."""
+    """The share that targets get is that of the pixels that are a sample's own,
+    at the border too.
+    """
     found, _, share = Mix(cutmix_alpha=1.0)(images(2), seed=0, step=step)
-    assert share == (found[0, 0] == 0).float().mean().item() == (found[1, 2] == 1).float().mean().item()
+    assert (
+        share
+        == (found[0, 0] == 0).float().mean().item()
+        == (found[1, 2] == 1).float().mean().item()
+    )
 
 
 def test_a_step_mixes_by_seed_and_number_only() -> None:
-    """The same step draws the same, whatever was drawn before it; other steps and seeds draw others, of both methods."""
+    """The same step draws the same, whatever was drawn before it;
+    other steps and seeds draw others, of both methods.
+    """
     mix = Mix(mixup_alpha=1.0, cutmix_alpha=1.0)
     first = mix(images(), 0, 7)
     torch.rand(5)
@@ -56,7 +68,9 @@ def test_a_step_mixes_by_seed_and_number_only() -> None:
 
 @pytest.mark.parametrize("options", [{"repeats": 4}, {"repeats": 3}])
 def test_copies_are_in_one_group_apart(options: dict[str, int]) -> None:
-    """Each group has its samples as often as asked (one copy less for some, if k does not divide it); neighbours differ."""
+    """Each group has its samples as often as asked (one copy less for some,
+    if k does not divide it); neighbours differ.
+    """
     torch.manual_seed(0)
     order = list(RepeatedOrder(64, within=16, **options))
     assert len(order) == len(set(order)) == 64
@@ -64,14 +78,26 @@ def test_copies_are_in_one_group_apart(options: dict[str, int]) -> None:
     k = options["repeats"]
     for group in groups:
         counts = Counter(group)
-        assert len(counts) == -(-16 // k) and set(counts.values()) <= {k, k - 1} and (16 % k or set(counts.values()) == {k})
+        assert (
+            len(counts) == -(-16 // k)
+            and set(counts.values()) <= {k, k - 1}
+            and (16 % k or set(counts.values()) == {k})
+        )
         assert all(a != b for a, b in zip(group[::2], group[1::2], strict=True))
-    assert sum(len(set(group)) for group in groups) == len({sample for group in groups for sample in group})
+    assert sum(len(set(group)) for group in groups) == len(
+        {sample for group in groups for sample in group}
+    )
 
 
 def test_copies_are_augmented_each_for_itself() -> None:
-    """The copies of a sample in one epoch differ, and are the same again if the epoch is repeated."""
-    data = Synthetic(image_size=16, num_samples=8, augment=Augment(policy="trivialaugment", random_erasing=1.0, repeats=2))
+    """The copies of a sample in one epoch differ,
+    and are the same again if the epoch is repeated.
+    """
+    data = Synthetic(
+        image_size=16,
+        num_samples=8,
+        augment=Augment(policy="trivialaugment", random_erasing=1.0, repeats=2),
+    )
     loader = data.train_dataloader()
     seeded = SeededDataset(loader.dataset, seed=0)
     (one, label), (two, same) = seeded[(0, 3)], seeded[(0, 3 + 8)]
@@ -81,12 +107,18 @@ def test_copies_are_augmented_each_for_itself() -> None:
 
 def test_an_augment_without_transforms_leaves_tensors_alone() -> None:
     """By default digits stay a TensorDataset, which needs no seed for each sample."""
-    plain, varied = Digits(), Digits(augment=Augment(policy="randaugment", magnitude=6, magnitude_std=0.5))
+    plain, varied = (
+        Digits(),
+        Digits(augment=Augment(policy="randaugment", magnitude=6, magnitude_std=0.5)),
+    )
     for data in (plain, varied):
         data.setup("fit")
     assert type(plain.train) is TensorDataset
     image, _ = varied.train[0]
-    assert (image.shape, image.dtype) == ((3, 32, 32), torch.float32) and -1 <= image.min() < image.max() <= 1
+    assert (image.shape, image.dtype) == (
+        (3, 32, 32),
+        torch.float32,
+    ) and -1 <= image.min() < image.max() <= 1
 
 
 def test_magnitudes_vary_around_the_mean_within_the_scale() -> None:
@@ -101,10 +133,19 @@ def test_magnitudes_vary_around_the_mean_within_the_scale() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Augment(policy="autoaugment"), "data.augment.policy is 'autoaugment'; it must be one of 'randaugment'"),
+        (
+            lambda: Augment(policy="autoaugment"),
+            "data.augment.policy is 'autoaugment'; it must be one of 'randaugment'",
+        ),
         (lambda: Augment(magnitude=11), "data.augment.magnitude is 11; it must be 10 or less"),
-        (lambda: Augment(test_crop_ratio=1.2), "data.augment.test_crop_ratio is 1.2; it must be 1 or less"),
-        (lambda: Augment(repeats=0), "data.augment.repeats is 0; it must be a whole number, 1 or more"),
+        (
+            lambda: Augment(test_crop_ratio=1.2),
+            "data.augment.test_crop_ratio is 1.2; it must be 1 or less",
+        ),
+        (
+            lambda: Augment(repeats=0),
+            "data.augment.repeats is 0; it must be a whole number, 1 or more",
+        ),
         (Mix, "nothing is mixed"),
         (lambda: Mix(mixup=0.1), "task.mix.mixup is not a setting"),
     ],
@@ -118,39 +159,59 @@ def test_a_setting_without_meaning_is_refused(make: Any, text: str) -> None:
 def classifier(**options: Any) -> ImageClassifier:
     """Return a tiny classifier of 5 classes."""
     torch.manual_seed(1)
-    return ImageClassifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), partial(torch.optim.SGD, lr=0.1), **options)
+    return ImageClassifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), partial(torch.optim.SGD, lr=0.1), **options
+    )
 
 
 def some(num: int = 20) -> TensorDataset:
     """Return images of noise with labels."""
     generator = torch.Generator().manual_seed(0)
-    return TensorDataset(torch.randn(num, 3, 8, 8, generator=generator), torch.randint(5, (num,), generator=generator))
+    return TensorDataset(
+        torch.randn(num, 3, 8, 8, generator=generator),
+        torch.randint(5, (num,), generator=generator),
+    )
 
 
 def test_soft_targets_of_a_mixed_batch(tmp_path: Path) -> None:
-    """The loss is share x that of the own labels + the rest x that of the partners', as timm and torchvision have it."""
+    """The loss is share x that of the own labels + the rest x that of the partners',
+    as timm and torchvision have it.
+    """
     mix, (batch, labels) = Mix(mixup_alpha=1.0), some(4).tensors
     task = classifier(mix=mix, label_smoothing=0.1, log_train_acc=True)
     mixed, partner, share = mix(batch, 0, 0)
     logits = task(mixed)
-    losses = [nn.functional.cross_entropy(logits, y, label_smoothing=0.1).item() for y in (labels, labels[partner])]
+    losses = [
+        nn.functional.cross_entropy(logits, y, label_smoothing=0.1).item()
+        for y in (labels, labels[partner])
+    ]
     right = [(logits.argmax(1) == y).float().mean().item() for y in (labels, labels[partner])]
     trainer = quiet(tmp_path, max_steps=1)
     trainer.fit(task, torch.utils.data.DataLoader(some(4), 4))
     found = trainer.callback_metrics
-    assert found["train/loss_epoch"] == pytest.approx(share * losses[0] + (1 - share) * losses[1], rel=1e-5)
+    assert found["train/loss_epoch"] == pytest.approx(
+        share * losses[0] + (1 - share) * losses[1], rel=1e-5
+    )
     assert found["train/acc"] == pytest.approx(share * right[0] + (1 - share) * right[1], abs=1e-6)
 
 
 def test_bce_takes_each_class_for_itself(tmp_path: Path) -> None:
-    """Both classes of a mixed image are present; the loss is the sum over classes, the mean over samples."""
+    """Both classes of a mixed image are present;
+    the loss is the sum over classes, the mean over samples.
+    """
     mix, (batch, labels) = Mix(mixup_alpha=1.0), some(4).tensors
     step = next(step for step in range(99) if 0.3 < mix(batch, 0, step)[2] < 0.7)
     mixed, partner, _ = mix(batch, 0, step)
     task = classifier(mix=mix, loss="bce")
-    present = torch.zeros(4, 5).scatter(1, labels[:, None], 1).scatter(1, labels[partner][:, None], 1)
+    present = (
+        torch.zeros(4, 5).scatter(1, labels[:, None], 1).scatter(1, labels[partner][:, None], 1)
+    )
     logits = task(mixed)
-    expected = -(present * logits.sigmoid().log() + (1 - present) * (-logits).sigmoid().log()).sum(1).mean()
+    expected = (
+        -(present * logits.sigmoid().log() + (1 - present) * (-logits).sigmoid().log())
+        .sum(1)
+        .mean()
+    )
     targets = nn.functional.one_hot(labels, 5).float()
     torch.testing.assert_close(task._loss(logits, targets.lerp(targets[partner], 0.5)), expected)
 

@@ -1,4 +1,6 @@
-"""recipes/bert.py: transformers' mathematics, and its weights in and out; the test against transformers needs it."""
+"""recipes/bert.py: transformers' mathematics, and its weights in and out;
+the test against transformers needs it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ V, T, D, DEPTH, HEADS = 61, 16, 24, 2, 4
 def task(token_types: int = 2) -> MaskedLanguageModel:
     """Return a tiny BERT with large random weights, so that each of them matters."""
     torch.manual_seed(5)
-    made = MaskedLanguageModel(BERT(V, T, D, DEPTH, HEADS, token_types=token_types), partial(torch.optim.AdamW, lr=1e-3))
+    made = MaskedLanguageModel(
+        BERT(V, T, D, DEPTH, HEADS, token_types=token_types), partial(torch.optim.AdamW, lr=1e-3)
+    )
     with torch.no_grad():
         for parameter in made.parameters():
             nn.init.normal_(parameter, std=0.3)
@@ -35,7 +39,11 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     mask = torch.ones(3, T, dtype=torch.int64)
     mask[1, 10:] = 0
-    return torch.randint(V, (3, T), generator=generator), mask, torch.randint(2, (3, T), generator=generator)
+    return (
+        torch.randint(V, (3, T), generator=generator),
+        mask,
+        torch.randint(2, (3, T), generator=generator),
+    )
 
 
 @pytest.fixture
@@ -44,7 +52,12 @@ def theirs() -> Any:
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(3)
-    sizes = {"vocab_size": V, "max_position_embeddings": T, "hidden_size": D, "num_hidden_layers": DEPTH}
+    sizes = {
+        "vocab_size": V,
+        "max_position_embeddings": T,
+        "hidden_size": D,
+        "num_hidden_layers": DEPTH,
+    }
     config = transformers.BertConfig(**sizes, num_attention_heads=HEADS, intermediate_size=4 * D)
     model = transformers.BertForMaskedLM(config).eval()
     for parameter in model.parameters():
@@ -53,12 +66,16 @@ def theirs() -> Any:
 
 
 def same(ours: MaskedLanguageModel, theirs: Any) -> None:
-    """Assert that both compute the same, of padded windows with two kinds of tokens, and of tokens alone."""
+    """Assert that both compute the same, of padded windows with two kinds of tokens,
+    and of tokens alone.
+    """
     tokens, mask, types = inputs()
     with torch.no_grad():
         expected = theirs(input_ids=tokens, attention_mask=mask, token_type_ids=types).logits
         assert expected.abs().max() > 1
-        torch.testing.assert_close(ours.model(tokens, mask, types)[mask > 0], expected[mask > 0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            ours.model(tokens, mask, types)[mask > 0], expected[mask > 0], rtol=0, atol=1e-5
+        )
         torch.testing.assert_close(ours(tokens), theirs(input_ids=tokens).logits, rtol=0, atol=1e-5)
 
 
@@ -66,16 +83,25 @@ def test_weights_of_transformers_give_its_logits(theirs: Any, tmp_path: Path) ->
     """A folder of save_pretrained loads whole, and the forward is that of BertForMaskedLM."""
     ours = task()
     theirs.save_pretrained(tmp_path / "theirs")
-    assert load_into(ours, ours.translate_weights(read_weights(str(tmp_path / "theirs"))), "theirs") == []
+    assert (
+        load_into(ours, ours.translate_weights(read_weights(str(tmp_path / "theirs"))), "theirs")
+        == []
+    )
     same(ours, theirs)
 
 
 def test_files_of_the_first_bert_load_too(theirs: Any) -> None:
     """With other names of the norms, and with the task of the next sentence, which is left out."""
     ours = task()
-    state = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): t for name, t in theirs.state_dict().items()}
+    state = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma"): t
+        for name, t in theirs.state_dict().items()
+    }
     state = {name.replace("LayerNorm.bias", "LayerNorm.beta"): t for name, t in state.items()}
-    state |= {"bert.pooler.dense.weight": torch.ones(D, D), "cls.seq_relationship.bias": torch.ones(2)}
+    state |= {
+        "bert.pooler.dense.weight": torch.ones(D, D),
+        "cls.seq_relationship.bias": torch.ones(2),
+    }
     assert load_into(ours, ours.translate_weights(state), "theirs") == []
     same(ours, theirs)
 
@@ -90,7 +116,9 @@ def test_an_export_is_opened_by_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("token_types", [2, 0])
 def test_the_translation_leads_back(token_types: int, tmp_path: Path) -> None:
-    """Without transformers: the exported file has its names, and a second task reads the same bits from it."""
+    """Without transformers: the exported file has its names,
+    and a second task reads the same bits from it.
+    """
     ours, again = task(token_types), task(token_types)
     with torch.no_grad():
         again.model.tokens.weight.zero_()
@@ -99,7 +127,10 @@ def test_the_translation_leads_back(token_types: int, tmp_path: Path) -> None:
     assert len(state) == 5 + 16 * DEPTH + 5
     assert state["bert.encoder.layer.1.attention.self.key.weight"].shape == (D, D)
     assert state["bert.embeddings.token_type_embeddings.weight"].shape == (token_types or 1, D)
-    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), ours.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(again.state_dict().values(), ours.state_dict().values(), strict=True)
+    )
 
 
 def test_without_kinds_the_first_one_is_everywhere(theirs: Any) -> None:
@@ -117,7 +148,9 @@ def test_own_weights_are_not_translated() -> None:
 
 
 def test_a_window_beyond_the_context_is_refused() -> None:
-    """The model has places for `context` tokens; its default is BERT-base without pooler: 109,514,298 weights."""
+    """The model has places for `context` tokens;
+    its default is BERT-base without pooler: 109,514,298 weights.
+    """
     with pytest.raises(ConfigError, match=r"task\.model\.context is 16; it must be 17 or more"):
         task()(torch.zeros(1, T + 1, dtype=torch.int64))
     with torch.device("meta"):

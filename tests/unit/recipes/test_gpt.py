@@ -29,7 +29,9 @@ def text(length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("place", [1, 7, 15])
 def test_a_later_byte_changes_no_earlier_answer(place: int) -> None:
-    """Logits before a byte that is changed stay as they were, bit for bit; those from it on do not."""
+    """Logits before a byte that is changed stay as they were, bit for bit;
+    those from it on do not.
+    """
     model, bytes_BT = small(), text(16)[None]
     changed_BT = bytes_BT.clone()
     changed_BT[0, place] = (bytes_BT[0, place] + 1) % 256
@@ -39,22 +41,32 @@ def test_a_later_byte_changes_no_earlier_answer(place: int) -> None:
 
 
 def test_an_untrained_model_knows_nothing() -> None:
-    """Its first loss is near that of a uniform prediction, ln 256, so training starts without a jump."""
+    """Its first loss is near that of a uniform prediction, ln 256,
+    so training starts without a jump.
+    """
     bytes_BT = text(17 * 8).view(8, 17)
-    loss = functional.cross_entropy(small()(bytes_BT[:, :-1]).flatten(0, 1), bytes_BT[:, 1:].flatten())
+    loss = functional.cross_entropy(
+        small()(bytes_BT[:, :-1]).flatten(0, 1), bytes_BT[:, 1:].flatten()
+    )
     assert loss.item() == pytest.approx(math.log(256), abs=0.3)
 
 
 def test_a_text_beyond_the_context_is_refused() -> None:
     """The model has places for `context` bytes; a longer text raises."""
     assert small()(text(16)[None]).shape == (1, 16, 256)
-    with pytest.raises(ConfigError, match=r"^task\.model\.context is 16; it must be 17 or more, for a text of 17 bytes\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^task\.model\.context is 16; it must be 17 or more, for a text of 17 bytes\.$",
+    ):
         small()(text(17)[None])
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
     """The heads share the width evenly."""
-    with pytest.raises(ConfigError, match=r"^task\.model\.heads is 3; it must divide task\.model\.width=32\. Change one\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^task\.model\.heads is 3; it must divide task\.model\.width=32\. Change one\.$",
+    ):
         GPT(width=32, heads=3)
 
 
@@ -65,14 +77,20 @@ def test_too_little_text_is_refused(files: int, tmp_path: Path) -> None:
         (tmp_path / f"{i}.txt").write_text("x" * 100)
     data = TextBytes(str(tmp_path), context=16)
     with pytest.raises(
-        DataError, match=rf"data\.root is {tmp_path}: the {files} files that .* have {100 * files} bytes, too few"
+        DataError,
+        match=(
+            rf"data\.root is {tmp_path}: the {files} files that .* have {100 * files} bytes,"
+            r" too few"
+        ),
     ):
         data.setup("fit")
 
 
 @pytest.mark.parametrize("length", [17, 18, 32, 33, 34, 100])
 def test_windows_cover_the_text(length: int) -> None:
-    """Each byte but the first is predicted in some window, none of them more often than the last window needs."""
+    """Each byte but the first is predicted in some window,
+    none of them more often than the last window needs.
+    """
     places = torch.arange(length)
     windows = [window.tolist() for window in Windows(places, 17)]
     assert all(len(window) == 17 for window in windows)
@@ -95,7 +113,10 @@ def test_validation_text_is_held_out(tmp_path: Path) -> None:
 def test_predictions_follow_each_window(tmp_path: Path) -> None:
     """predict returns the likeliest byte after each window of the validation text."""
     (tmp_path / "a.txt").write_bytes(bytes(range(200)))
-    task, data = LanguageModel(small(4), partial(torch.optim.AdamW, lr=1e-3)), TextBytes(str(tmp_path), "*.txt", context=4)
+    task, data = (
+        LanguageModel(small(4), partial(torch.optim.AdamW, lr=1e-3)),
+        TextBytes(str(tmp_path), "*.txt", context=4),
+    )
     predicted = torch.cat(quiet(tmp_path).predict(task, datamodule=data) or [])
     expected = [task.model(window[None, -4:])[0, -1].argmax().item() for window in data.val]
     assert predicted.tolist() == expected
@@ -108,9 +129,13 @@ def test_a_file_is_read_alone(tmp_path: Path) -> None:
     data = TextBytes(file=str(tmp_path / "a.txt"), context=4)
     data.setup("fit")
     assert (data.train.text.tolist(), len(data.val.text)) == ([*range(180)], 20)
-    with pytest.raises(ConfigError, match=r"data\.file is 'a\.txt', and data\.root or data\.pattern is set too"):
+    with pytest.raises(
+        ConfigError, match=r"data\.file is 'a\.txt', and data\.root or data\.pattern is set too"
+    ):
         TextBytes(str(tmp_path), file="a.txt")
-    with pytest.raises(DataError, match=r"data\.file is .*b\.txt: it has 5 bytes, too few for windows of 4"):
+    with pytest.raises(
+        DataError, match=r"data\.file is .*b\.txt: it has 5 bytes, too few for windows of 4"
+    ):
         TextBytes(file=str(tmp_path / "b.txt"), context=4).setup("fit")
 
 
@@ -124,7 +149,9 @@ def test_a_folder_is_read_for_its_texts(tmp_path: Path) -> None:
 
 
 def test_text_is_generated_from_a_seed() -> None:
-    """The same seed draws the same text; temperature 0 takes the likeliest byte; bytes of a letter come together."""
+    """The same seed draws the same text; temperature 0 takes the likeliest byte;
+    bytes of a letter come together.
+    """
     task = LanguageModel(small(8), partial(torch.optim.AdamW, lr=1e-3)).eval()
 
     def made(**options: Any) -> str:
@@ -138,4 +165,6 @@ def test_text_is_generated_from_a_seed() -> None:
         task.model.head.weight.zero_()
         task.model.head.bias.zero_()[0xC3] = 9.0  # the first byte of a letter of two
     assert task(last).shape == (1, 8, 256)
-    assert "".join(task.generate("x", max_new_tokens=3, temperature=0.0)).endswith("\N{REPLACEMENT CHARACTER}")
+    assert "".join(task.generate("x", max_new_tokens=3, temperature=0.0)).endswith(
+        "\N{REPLACEMENT CHARACTER}"
+    )

@@ -1,4 +1,6 @@
-"""recipes/gpt2.py: transformers' mathematics, and its weights in and out; the test against transformers needs it."""
+"""recipes/gpt2.py: transformers' mathematics, and its weights in and out;
+the test against transformers needs it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ V, T, D, DEPTH, HEADS = 61, 16, 24, 3, 4
 def task(vocab_size: int = V, depth: int = DEPTH, **options: Any) -> LanguageModel:
     """Return a tiny GPT-2 with large random weights, so that each of them matters."""
     torch.manual_seed(5)
-    made = LanguageModel(GPT2(vocab_size, T, D, depth, HEADS, **options), partial(torch.optim.AdamW, lr=1e-3))
+    made = LanguageModel(
+        GPT2(vocab_size, T, D, depth, HEADS, **options), partial(torch.optim.AdamW, lr=1e-3)
+    )
     with torch.no_grad():
         for parameter in made.parameters():
             nn.init.normal_(parameter, std=0.3)
@@ -44,7 +48,9 @@ def theirs(tmp_path: Path) -> Any:
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(3)
     sizes = {"vocab_size": V, "n_positions": T, "n_embd": D, "n_layer": DEPTH, "n_head": HEADS}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    ).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(tmp_path / "theirs")
@@ -63,12 +69,16 @@ def test_weights_of_transformers_give_its_logits(theirs: Any, tmp_path: Path) ->
 
 
 def test_files_without_the_head_load_too(theirs: Any) -> None:
-    """Those of GPT2Model have no prefix, and old ones the constants of the mask: as those of the hub."""
+    """Those of GPT2Model have no prefix, and old ones the constants of the mask:
+    as those of the hub.
+    """
     ours, state = task(), dict(theirs.transformer.state_dict())
     masks = {"h.0.attn.bias": torch.ones(1, 1, T, T), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     assert load_into(ours, ours.translate_weights(state | masks), "theirs") == []
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens()), theirs(input_ids=tokens()).logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            ours(tokens()), theirs(input_ids=tokens()).logits, rtol=0, atol=1e-5
+        )
 
 
 def test_an_export_is_opened_by_transformers(tmp_path: Path) -> None:
@@ -78,12 +88,16 @@ def test_an_export_is_opened_by_transformers(tmp_path: Path) -> None:
     trainkit.export(ours, tmp_path / "ours", format="huggingface")
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "ours").eval()
     with torch.no_grad():
-        torch.testing.assert_close(theirs(input_ids=tokens()).logits, ours(tokens()), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            theirs(input_ids=tokens()).logits, ours(tokens()), rtol=0, atol=1e-5
+        )
     assert theirs.config.resid_pdrop == theirs.config.attn_pdrop == theirs.config.embd_pdrop == 0.1
 
 
 def test_the_translation_leads_back(tmp_path: Path) -> None:
-    """Without transformers: the exported file has its names and shapes, and a second task reads the same bits from it."""
+    """Without transformers: the exported file has its names and shapes,
+    and a second task reads the same bits from it.
+    """
     ours, again = task(), task()
     trainkit.export(ours, tmp_path / "ours", format="huggingface", rebuilt=again)
     state = safetensors.torch.load_file(tmp_path / "ours" / "model.safetensors")
@@ -93,7 +107,10 @@ def test_the_translation_leads_back(tmp_path: Path) -> None:
     assert state["transformer.wpe.weight"].shape == (T, D) and "lm_head.weight" not in state
     config = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert (config["model_type"], config["n_head"], config["dtype"]) == ("gpt2", HEADS, "float32")
-    assert all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), ours.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(again.state_dict().values(), ours.state_dict().values(), strict=True)
+    )
 
 
 def test_own_weights_are_not_translated() -> None:
@@ -102,17 +119,26 @@ def test_own_weights_are_not_translated() -> None:
     assert task().translate_weights(state) is state
 
 
-@pytest.mark.parametrize(("options", "said"), [({"vocab_size": 60}, "tokens.weight is"), ({"depth": 2}, "h.2.ln_1.weight")])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"vocab_size": 60}, "tokens.weight is"), ({"depth": 2}, "h.2.ln_1.weight")],
+)
 def test_weights_of_another_size_are_refused(options: dict[str, int], said: str) -> None:
     """The error names them."""
     state = {f"transformer.{name}": t for name, t in task().model.to_huggingface()[1].items()}
     other = task(**options)
     with pytest.raises(CheckpointError, match=said):
-        load_into(other, other.translate_weights({n.removeprefix("transformer."): t for n, t in state.items()}), "theirs")
+        load_into(
+            other,
+            other.translate_weights({n.removeprefix("transformer."): t for n, t in state.items()}),
+            "theirs",
+        )
 
 
 def test_heads_are_the_outer_dimension() -> None:
-    """Half of the rows of qkv, and of the columns of out, are half of the heads: their sum is the whole attention."""
+    """Half of the rows of qkv, and of the columns of out, are half of the heads:
+    their sum is the whole attention.
+    """
     torch.manual_seed(0)
     whole, x = Attention(D, HEADS, 0.0, causal=True), torch.randn(2, T, D)
     parts = []
@@ -120,14 +146,20 @@ def test_heads_are_the_outer_dimension() -> None:
         part = Attention(D, HEADS // 2, 0.0, causal=True)
         part.qkv, part.out = nn.Linear(D, 3 * D // 2), nn.Linear(D // 2, D, bias=False)
         rows = slice(3 * half.start, 3 * half.stop)
-        part.qkv.weight, part.qkv.bias = (nn.Parameter(p[rows]) for p in (whole.qkv.weight, whole.qkv.bias))
+        part.qkv.weight, part.qkv.bias = (
+            nn.Parameter(p[rows]) for p in (whole.qkv.weight, whole.qkv.bias)
+        )
         part.out.weight = nn.Parameter(whole.out.weight[:, half])
         q, k, v = part.qkv(x).view(2, T, HEADS // 2, 3, -1).transpose(1, 2).unbind(3)
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         parts.append(part.out(y.transpose(1, 2).reshape(2, T, D // 2)))
     torch.testing.assert_close(sum(parts) + whole.out.bias, whole(x))
     rows = torch.arange(3 * D)
-    assert by_heads(rows, HEADS).tolist()[: 3 * D // HEADS] == [*range(6), *range(D, D + 6), *range(2 * D, 2 * D + 6)]
+    assert by_heads(rows, HEADS).tolist()[: 3 * D // HEADS] == [
+        *range(6),
+        *range(D, D + 6),
+        *range(2 * D, 2 * D + 6),
+    ]
     assert torch.equal(by_kinds(by_heads(rows, HEADS), HEADS), rows)
 
 
@@ -138,7 +170,9 @@ def test_the_default_is_gpt2_small() -> None:
 
 
 def test_the_first_weights_are_gpt2s() -> None:
-    """Std 0.02, and less where a layer's output is added up; biases 0, no text beyond the context."""
+    """Std 0.02, and less where a layer's output is added up;
+    biases 0, no text beyond the context.
+    """
     torch.manual_seed(0)
     model = GPT2(V, T, 96, 8, 4)
     block = model.blocks[3]
@@ -148,7 +182,9 @@ def test_the_first_weights_are_gpt2s() -> None:
     assert block.attention.qkv.bias.abs().max() == 0 and model.head.weight is model.tokens.weight
     with pytest.raises(ConfigError, match=r"task\.model\.context is 16; it must be 17 or more"):
         model(torch.zeros(1, T + 1, dtype=torch.int64))
-    with pytest.raises(ConfigError, match=r"task\.model\.heads is 5; it must divide task\.model\.width=24"):
+    with pytest.raises(
+        ConfigError, match=r"task\.model\.heads is 5; it must divide task\.model\.width=24"
+    ):
         GPT2(V, T, D, 1, 5)
 
 
@@ -158,5 +194,7 @@ def test_ranks_share_attention_by_heads() -> None:
     plan = plan_of_blocks(4, 2)
     assert {pattern.replace("*", "0") for pattern in plan} <= names
     assert list(plan.values()) == ["colwise", "rowwise"] * 2
-    with pytest.raises(ConfigError, match=r"engine\.tensor is 3; it must divide task\.model\.heads=4"):
+    with pytest.raises(
+        ConfigError, match=r"engine\.tensor is 3; it must divide task\.model\.heads=4"
+    ):
         plan_of_blocks(4, 3)

@@ -1,4 +1,6 @@
-"""recipes/hf.py and hf_data.py: models of transformers from types and folders, exact over ranks, and the folder they leave."""
+"""recipes/hf.py and hf_data.py:
+models of transformers from types and folders, exact over ranks, and the folder they leave.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,20 @@ BERT: dict[str, Any] = {
     "intermediate_size": 8,
     "max_position_embeddings": 64,
 }
-GPT2: dict[str, Any] = {"vocab_size": 258, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64}
-GPT2 |= {"bos_token_id": 257, "eos_token_id": 257, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GPT2: dict[str, Any] = {
+    "vocab_size": 258,
+    "n_embd": 8,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_positions": 64,
+}
+GPT2 |= {
+    "bos_token_id": 257,
+    "eos_token_id": 257,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
 
 
 def lm(**options: Any) -> HFCausalLM:
@@ -53,7 +67,9 @@ def weights(task: nn.Module) -> torch.Tensor:
 
 
 def test_a_step_is_that_of_the_mean_over_its_tokens(tmp_path: Path) -> None:
-    """One process, two ranks, and a plain loop over the step's 8 texts end with the same weights: texts differ in length."""
+    """One process, two ranks, and a plain loop over the step's 8 texts end with the same weights:
+    texts differ in length.
+    """
     file = tmp_path / "texts.txt"
     file.write_text("\n".join("word " * (1 + i * i % 11) for i in range(20)))
 
@@ -62,22 +78,42 @@ def test_a_step_is_that_of_the_mean_over_its_tokens(tmp_path: Path) -> None:
 
     def train(engine: ThreadEngine, batch_size: int) -> torch.Tensor:
         task, data = copy.deepcopy(begun), texts(file=str(file), batch_size=batch_size)
-        options = {"precision": "64-true", "lr_scaling": "none", "enable_checkpointing": False, "logger": False}
-        options |= {"enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
-        trainkit.Trainer(engine=engine, max_steps=2, run_dir=str(tmp_path / "run"), **options).fit(task, datamodule=data)
+        options = {
+            "precision": "64-true",
+            "lr_scaling": "none",
+            "enable_checkpointing": False,
+            "logger": False,
+        }
+        options |= {
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "limit_val_batches": 0,
+        }
+        trainkit.Trainer(engine=engine, max_steps=2, run_dir=str(tmp_path / "run"), **options).fit(
+            task, datamodule=data
+        )
         return weights(task)
 
     data.setup("fit")
     optimizer = SGD(plain.parameters())
     for step in range(2):
-        batch = data.collate([data.train[int(i)] for i in shuffled(len(data.train), 0, 0)[step * 8 : step * 8 + 8]])
-        logits_BTV = plain.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        batch = data.collate(
+            [data.train[int(i)] for i in shuffled(len(data.train), 0, 0)[step * 8 : step * 8 + 8]]
+        )
+        logits_BTV = plain.model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).logits
         counted = batch["attention_mask"][:, 1:].bool()
-        losses = nn.functional.cross_entropy(logits_BTV[:, :-1].transpose(1, 2), batch["input_ids"][:, 1:], reduction="none")
+        losses = nn.functional.cross_entropy(
+            logits_BTV[:, :-1].transpose(1, 2), batch["input_ids"][:, 1:], reduction="none"
+        )
         optimizer.zero_grad()
         losses[counted].mean().backward()
         optimizer.step()
-    (alone,), pair = World(1).run(partial(train, batch_size=8)), World(2).run(partial(train, batch_size=4))
+    (alone,), pair = (
+        World(1).run(partial(train, batch_size=8)),
+        World(2).run(partial(train, batch_size=4)),
+    )
     for found in (alone, *pair):
         torch.testing.assert_close(found, weights(plain), rtol=0, atol=1e-6)
 
@@ -96,13 +132,17 @@ def test_a_step_is_that_of_the_mean_over_its_tokens(tmp_path: Path) -> None:
 def test_the_folder_of_a_fit_is_read_by_transformers(
     make: Callable[[], Any], auto: Any, data: Callable[[], Texts], tmp_path: Path
 ) -> None:
-    """`from_pretrained` of run_dir/pretrained gives the same logits; and so does the recipe itself, from the folder."""
+    """`from_pretrained` of run_dir/pretrained gives the same logits;
+    and so does the recipe itself, from the folder.
+    """
     task, held = make(), data()
     quiet(tmp_path, max_steps=2).fit(task, datamodule=held)
     ids = torch.arange(20).reshape(2, 10)
     folder = str(tmp_path / "pretrained")
     other = auto.from_pretrained(folder)
-    again = HFClassifier(2, SGD, model=folder) if held.num_classes else HFCausalLM(SGD, model=folder)
+    again = (
+        HFClassifier(2, SGD, model=folder) if held.num_classes else HFCausalLM(SGD, model=folder)
+    )
     with torch.no_grad():
         expected = task.eval()(ids)
         assert torch.equal(other.eval()(input_ids=ids).logits, expected)
@@ -118,7 +158,9 @@ def test_a_run_is_exported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [lm, lambda: HFClassifier(2, SGD, model_type="bert", config=BERT)])
 def test_a_run_becomes_a_folder_of_transformers(make: Callable[[], Any], tmp_path: Path) -> None:
-    """format=huggingface calls the model's own save_pretrained; the folder's weights start another run."""
+    """format=huggingface calls the model's own save_pretrained;
+    the folder's weights start another run.
+    """
     task, other = make(), make()
     with torch.no_grad():
         next(task.parameters()).add_(1.0)
@@ -134,7 +176,10 @@ def test_a_head_for_another_number_of_classes_is_new(tmp_path: Path) -> None:
     first.model.save_pretrained(tmp_path)
     other = HFClassifier(5, SGD, model=str(tmp_path))
     assert other.model.classifier.weight.shape == (5, 8)
-    assert torch.equal(other.model.bert.embeddings.word_embeddings.weight, first.model.bert.embeddings.word_embeddings.weight)
+    assert torch.equal(
+        other.model.bert.embeddings.word_embeddings.weight,
+        first.model.bert.embeddings.word_embeddings.weight,
+    )
 
 
 def test_validation_weighs_tokens(tmp_path: Path) -> None:
@@ -143,7 +188,10 @@ def test_validation_weighs_tokens(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in task.parameters():
             parameter.mul_(20)  # so that texts differ in their loss
-    found = [quiet(tmp_path).validate(task, datamodule=texts(batch_size=size))["val/loss"] for size in (1, 7, 72)]
+    found = [
+        quiet(tmp_path).validate(task, datamodule=texts(batch_size=size))["val/loss"]
+        for size in (1, 7, 72)
+    ]
     assert found == pytest.approx([found[0]] * 3, rel=1e-5)
 
 
@@ -164,18 +212,24 @@ def test_a_folder_of_a_tokenizer(tmp_path: Path) -> None:
     words = {"[PAD]": 0, "[UNK]": 1, "a": 2, "b": 3}
     own = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=own, pad_token="[PAD]", unk_token="[UNK]")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, pad_token="[PAD]", unk_token="[UNK]"
+    )
     fast.save_pretrained(tmp_path / "words")
     data = texts(tokenizer=str(tmp_path / "words"))
     assert (data.vocab_size, data.tokens("b a c").tolist()) == (4, [3, 2, 1])
     quiet(tmp_path / "run", max_steps=1).fit(lm(), datamodule=data)
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "pretrained")("b")["input_ids"] == [3]
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "pretrained")("b")[
+        "input_ids"
+    ] == [3]
 
 
 def test_files_of_all_kinds(tmp_path: Path) -> None:
     """A .csv and a .jsonl have texts and labels, a .txt texts."""
     (tmp_path / "a.csv").write_text('text,label\n"one, two",x\nthree,y\n')
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t, "label": n}) + "\n" for t, n in (("one", 1), ("two", 0))))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": t, "label": n}) + "\n" for t, n in (("one", 1), ("two", 0)))
+    )
     (tmp_path / "a.txt").write_text("one\n\ntwo\n")
     assert read_texts(str(tmp_path / "a.csv"), True) == [("one, two", "x"), ("three", "y")]
     assert read_texts(str(tmp_path / "a.jsonl"), True) == [("one", "1"), ("two", "0")]
@@ -192,7 +246,9 @@ def test_files_of_all_kinds(tmp_path: Path) -> None:
         ("a.txt", "x\ny\n", "it must be a .csv or .jsonl with text and label"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_explained(name: str, content: str, text: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_explained(
+    name: str, content: str, text: str, tmp_path: Path
+) -> None:
     """The error names the file and the row."""
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=text):
@@ -202,7 +258,10 @@ def test_a_file_that_cannot_be_read_is_explained(name: str, content: str, text: 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"model_type": "bret"}, "task.model_type is 'bret', which transformers lacks. Did you mean 'bert'"),
+        (
+            {"model_type": "bret"},
+            "task.model_type is 'bret', which transformers lacks. Did you mean 'bert'",
+        ),
         (
             {"model_type": "gpt2", "config": {"n_layers": 2}},
             "n_layers is not a setting of GPT2Config. Did you mean 'n_layer'",
@@ -214,7 +273,9 @@ def test_a_file_that_cannot_be_read_is_explained(name: str, content: str, text: 
     ],
 )
 def test_a_model_that_cannot_be_made_is_explained(options: Any, text: str) -> None:
-    """The error names the key, the value, and what to do; transformers itself accepts any name in a config."""
+    """The error names the key, the value, and what to do;
+    transformers itself accepts any name in a config.
+    """
     with pytest.raises(ConfigError, match=text):
         HFCausalLM(SGD, **options)
 
@@ -222,12 +283,16 @@ def test_a_model_that_cannot_be_made_is_explained(options: Any, text: str) -> No
 @pytest.mark.parametrize(("key", "value"), [("vocab_size", 100), ("n_positions", 32)])
 def test_a_model_too_small_for_the_data_is_named(key: str, value: int, tmp_path: Path) -> None:
     """The first step would end in an index out of range."""
-    task = HFCausalLM(SGD, model_type="gpt2", config=GPT2 | {key: value, "bos_token_id": 0, "eos_token_id": 0})
+    task = HFCausalLM(
+        SGD, model_type="gpt2", config=GPT2 | {key: value, "bos_token_id": 0, "eos_token_id": 0}
+    )
     with pytest.raises(ConfigError, match=f"is {value}; it must be"):
         quiet(tmp_path, max_steps=1).fit(task, datamodule=texts())
 
 
 def test_labels_are_counted() -> None:
     """Another number of labels than that of the model's head is an error with the right one."""
-    with pytest.raises(ConfigError, match=r"data.num_classes is 3, but the texts have 2 labels \(bad, good\)"):
+    with pytest.raises(
+        ConfigError, match=r"data.num_classes is 3, but the texts have 2 labels \(bad, good\)"
+    ):
         texts(num_classes=3).setup("fit")

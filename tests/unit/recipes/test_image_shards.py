@@ -33,7 +33,13 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shards(root: Path | None = None, **options: Any) -> ImageShards:
     """Return the data module, for small images without workers."""
-    own = {"batch_size": 4, "num_classes": 4, "image_size": 16, "num_workers": 0, "shuffle_shards": 2}
+    own = {
+        "batch_size": 4,
+        "num_classes": 4,
+        "image_size": 16,
+        "num_workers": 0,
+        "shuffle_shards": 2,
+    }
     return ImageShards(None if root is None else str(root), **{**own, **options})
 
 
@@ -51,7 +57,11 @@ def test_batches_are_normalised_crops(packed: Path) -> None:
         batches = list(loader)
         assert sum(len(labels) for _, labels in batches) == count
         images, labels = batches[0]
-        assert (images.shape, images.dtype, labels.dtype) == ((4, 3, 16, 16), torch.float32, torch.int64)
+        assert (images.shape, images.dtype, labels.dtype) == (
+            (4, 3, 16, 16),
+            torch.float32,
+            torch.int64,
+        )
         assert images.abs().max() < 3
     assert made.describe_input()["classes"] == [f"class{i}" for i in range(4)]
 
@@ -62,7 +72,9 @@ def test_the_shuffle_is_described(packed: Path, capsys: pytest.CaptureFixture[st
     assert "data     shuffle: 2 of " in capsys.readouterr().out
 
 
-def test_tars_by_name_need_no_index(packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tars_by_name_need_no_index(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is made once, and kept in the cache's folder."""
     for part in ("train", "val"):
         shutil.copytree(packed / part, tmp_path / part, ignore=shutil.ignore_patterns("index.json"))
@@ -75,25 +87,33 @@ def test_tars_by_name_need_no_index(packed: Path, tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.count("are read once to make it") == 1  # of val/
 
 
-def test_another_order_on_resuming_is_said(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_order_on_resuming_is_said(
+    packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And the same one is not."""
     state = ready(shards(packed)).state_dict()
     ready(shards(packed)).load_state_dict(state)
     assert "another order" not in capsys.readouterr().out
     ready(shards(packed, shuffle_shards=3, lanes=2)).load_state_dict(state)
     said = capsys.readouterr().out
-    assert "another order: shuffle_shards=2 (now 3), lanes=1 (now 2), batch_size=any (now 4)" in said
+    assert (
+        "another order: shuffle_shards=2 (now 3), lanes=1 (now 2), batch_size=any (now 4)" in said
+    )
 
 
 def test_copies_of_a_sample_come_in_one_step() -> None:
-    """With 3 copies and 12 samples a step: 4 samples, each as three indices; the last step is short."""
+    """With 3 copies and 12 samples a step: 4 samples, each as three indices;
+    the last step is short.
+    """
     index = Index(tuple(Shard(f"{i}", 10, 1) for i in range(5)))
     order = RepeatedShards(ShardOrder(index, 2), 3, 12).order_of(0, 0)
     assert len(order) == 50
     base = ShardOrder(index, 2).order_of(0, 0)
     for step in range(4):
         places = order[12 * step : 12 * step + 12]
-        assert sorted(places) == sorted(50 * copy + base[4 * step + i] for copy in range(3) for i in range(4))
+        assert sorted(places) == sorted(
+            50 * copy + base[4 * step + i] for copy in range(3) for i in range(4)
+        )
     assert [i % 50 for i in order[48:50]] == [base[16], base[16]]
 
 
@@ -111,15 +131,26 @@ def test_repeats_are_copies_augmented_for_themselves(packed: Path) -> None:
     [
         ({}, r"data\.root and data\.urls are both null; set one"),
         ({"root": "a", "urls": "b"}, r"data\.root and data\.urls are both set"),
-        ({"root": "{packed}", "num_classes": 7}, r"data\.num_classes is 7, but the shards of val/ have 4 classes \(class0"),
+        (
+            {"root": "{packed}", "num_classes": 7},
+            r"data\.num_classes is 7, but the shards of val/ have 4 classes \(class0",
+        ),
         ({"root": "{packed}/none"}, r"none/train has neither index\.json nor tars"),
         ({"urls": "{packed}/*.zip"}, r"data\.urls is '.*\.zip', which no file matches"),
-        ({"urls": "{packed}/{{0..3}}.tar"}, r"/0\.tar does not exist. Check data\.root or data\.urls"),
+        (
+            {"urls": "{packed}/{{0..3}}.tar"},
+            r"/0\.tar does not exist. Check data\.root or data\.urls",
+        ),
     ],
 )
-def test_wrong_settings_are_explained(options: dict[str, Any], said: str, packed: Path, tmp_path: Path) -> None:
+def test_wrong_settings_are_explained(
+    options: dict[str, Any], said: str, packed: Path, tmp_path: Path
+) -> None:
     """By the setting, the value and what to do."""
-    filled = {key: value.format(packed=packed) if isinstance(value, str) else value for key, value in options.items()}
+    filled = {
+        key: value.format(packed=packed) if isinstance(value, str) else value
+        for key, value in options.items()
+    }
     with pytest.raises((ConfigError, DataError), match=said):
         ready(shards(**{"cache_dir": str(tmp_path), **filled}))
 
@@ -137,10 +168,16 @@ def test_a_cache_too_small_for_the_shuffle_is_refused(tmp_path: Path) -> None:
     made = shards(Path("unused"), cache_dir=str(tmp_path), cache_size_gb=1, shuffle_shards=16)
     index = Index(tuple(Shard(f"s3://a/{i}.tar", 10, 10**8) for i in range(100)))
     with pytest.raises(
-        ConfigError, match=r"data\.cache_size_gb is 1, but .* Set data\.cache_size_gb=3\.3 or data\.shuffle_shards=4\."
+        ConfigError,
+        match=(
+            r"data\.cache_size_gb is 1, but .* Set data\.cache_size_gb=3\.3 or"
+            r" data\.shuffle_shards=4\."
+        ),
     ):
         made._check_cache(index)
-    shards(Path("unused"), cache_dir=str(tmp_path), cache_size_gb=1, shuffle_shards=4)._check_cache(index)
+    shards(Path("unused"), cache_dir=str(tmp_path), cache_size_gb=1, shuffle_shards=4)._check_cache(
+        index
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,13 +185,20 @@ def test_a_cache_too_small_for_the_shuffle_is_refused(tmp_path: Path) -> None:
     [
         ({"0.txt": b"", "0.cls": b"1"}, r"0\.tar: 0 has no file of an image"),
         ({"0.jpg": b""}, r"0\.tar: 0 has no file cls, the label \(data\.label\); it has jpg"),
-        ({"0.jpg": b"", "0.cls": b"9"}, r"0\.tar: 0: its label is b'9'; it must be a number from 0 to 3"),
+        (
+            {"0.jpg": b"", "0.cls": b"9"},
+            r"0\.tar: 0: its label is b'9'; it must be a number from 0 to 3",
+        ),
         ({"0.jpg": b"", "0.cls": b"cat"}, r"its label is b'cat'"),
         ({"0.jpg": b"\xff\xd8", "0.cls": b"1"}, r"0\.tar: 0 cannot be decoded as an image"),
     ],
 )
 def test_a_bad_sample_is_named(
-    files: dict[str, bytes], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    files: dict[str, bytes],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By its shard and key; `data check` lists it."""
     monkeypatch.chdir(tmp_path)
@@ -166,6 +210,13 @@ def test_a_bad_sample_is_named(
     made = ready(shards(urls=str(tmp_path / "0.tar"), cache_dir=str(tmp_path)))
     with pytest.raises(DataError, match=said):
         next(iter(made.train_dataloader()))
-    typed = ["check", "conf=resnet18", "data=webdataset", f"data.urls={tmp_path}/0.tar", "data.num_classes=4", "workers=0"]
+    typed = [
+        "check",
+        "conf=resnet18",
+        "data=webdataset",
+        f"data.urls={tmp_path}/0.tar",
+        "data.num_classes=4",
+        "workers=0",
+    ]
     assert data.main("data", [*typed, "data.num_workers=0", f"data.cache_dir={tmp_path}"]) == 1
     assert "bad sample of train: index 0" in capsys.readouterr().out

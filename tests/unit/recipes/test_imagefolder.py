@@ -24,7 +24,14 @@ def picture(mode: str) -> Image.Image:
 
 @pytest.mark.parametrize(
     ("mode", "name"),
-    [("RGB", "a.jpg"), ("L", "a.jpg"), ("CMYK", "a.jpg"), ("RGBA", "a.png"), ("P", "a.gif"), ("RGB", "png.jpg")],
+    [
+        ("RGB", "a.jpg"),
+        ("L", "a.jpg"),
+        ("CMYK", "a.jpg"),
+        ("RGBA", "a.png"),
+        ("P", "a.gif"),
+        ("RGB", "png.jpg"),
+    ],
 )
 def test_an_image_is_what_pil_makes_of_it(mode: str, name: str, tmp_path: Path) -> None:
     """Colours, gray and CMYK, JPEG or not, under any file name: the same RGB values as PIL's."""
@@ -61,15 +68,27 @@ def test_batches_are_normalised_crops(tmp_path: Path) -> None:
 
 
 def test_augment_has_sizes_of_its_own_and_repeats(tmp_path: Path) -> None:
-    """Training images have `train_image_size`, those of validation `image_size`; copies of an image differ."""
+    """Training images have `train_image_size`, those of validation `image_size`;
+    copies of an image differ.
+    """
     for part in ("train", "val"):
         for label in ("cat", "dog"):
             (tmp_path / part / label).mkdir(parents=True)
             picture("RGB").save(tmp_path / part / label / "a.jpg")
-    augment = Augment(policy="randaugment", random_erasing=1.0, train_image_size=8, test_crop_ratio=0.95, repeats=2)
-    data = ImageFolder(str(tmp_path), batch_size=2, num_classes=2, image_size=16, num_workers=0, augment=augment)
+    augment = Augment(
+        policy="randaugment",
+        random_erasing=1.0,
+        train_image_size=8,
+        test_crop_ratio=0.95,
+        repeats=2,
+    )
+    data = ImageFolder(
+        str(tmp_path), batch_size=2, num_classes=2, image_size=16, num_workers=0, augment=augment
+    )
     data.setup("fit")
-    (images, labels), (val_images, _) = (next(iter(loader)) for loader in (data.train_dataloader(), data.val_dataloader()))
+    (images, labels), (val_images, _) = (
+        next(iter(loader)) for loader in (data.train_dataloader(), data.val_dataloader())
+    )
     assert (images.shape, val_images.shape) == ((2, 3, 8, 8), (2, 3, 16, 16))
     assert labels[0] == labels[1] and not torch.equal(images[0], images[1])
     assert file_of(data.train_dataloader().dataset, 3) == str(tmp_path / "train" / "dog" / "a.jpg")
@@ -80,7 +99,9 @@ def test_without_crop_and_flip_training_sees_what_validation_sees(tmp_path: Path
     for part in ("train", "val"):
         (tmp_path / part / "cat").mkdir(parents=True)
         picture("RGB").save(tmp_path / part / "cat" / "a.png")
-    data = ImageFolder(str(tmp_path), 1, 1, image_size=16, num_workers=0, augment=Augment(crop_and_flip=False))
+    data = ImageFolder(
+        str(tmp_path), 1, 1, image_size=16, num_workers=0, augment=Augment(crop_and_flip=False)
+    )
     data.setup("fit")
     assert torch.equal(data.train[0][0], data.val[0][0])
 
@@ -88,18 +109,34 @@ def test_without_crop_and_flip_training_sees_what_validation_sees(tmp_path: Path
 @pytest.mark.parametrize(
     ("train", "val", "num_classes", "error", "words"),
     [
-        ("abc", "ab", 3, DataError, r"val has no folder for the classes that train/ has: c\. .*add it"),
+        (
+            "abc",
+            "ab",
+            3,
+            DataError,
+            r"val has no folder for the classes that train/ has: c\. .*add it",
+        ),
         ("ab", "abc", 3, DataError, r"train has no folder for the classes that val/ has: c\."),
-        ("ab", "ab", 3, ConfigError, r"train has 2 class folders \(a, b\)\. If none is missing, set data\.num_classes=2\."),
+        (
+            "ab",
+            "ab",
+            3,
+            ConfigError,
+            r"train has 2 class folders \(a, b\)\. If none is missing, set data\.num_classes=2\.",
+        ),
     ],
 )
 def test_a_missing_class_folder_is_named(
     train: str, val: str, num_classes: int, error: type[Exception], words: str, tmp_path: Path
 ) -> None:
-    """The other part's folders show what is missing; the number of classes is doubted only if both have the same."""
+    """The other part's folders show what is missing;
+    the number of classes is doubted only if both have the same.
+    """
     for part, labels in (("train", train), ("val", val)):
         for label in labels:
             (tmp_path / part / label).mkdir(parents=True)
             picture("RGB").save(tmp_path / part / label / "a.jpg")
     with pytest.raises(error, match=words):
-        ImageFolder(str(tmp_path), batch_size=2, num_classes=num_classes, image_size=16, num_workers=0).setup("fit")
+        ImageFolder(
+            str(tmp_path), batch_size=2, num_classes=num_classes, image_size=16, num_workers=0
+        ).setup("fit")

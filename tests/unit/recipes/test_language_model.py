@@ -1,4 +1,6 @@
-"""recipes/language_model.py: masked tokens are weighed exactly over ranks, vocabularies are compared, text is decoded."""
+"""recipes/language_model.py: masked tokens are weighed exactly over ranks,
+vocabularies are compared, text is decoded.
+"""
 
 from __future__ import annotations
 
@@ -55,19 +57,31 @@ def gpt2(vocab_size: int = 400, context: int = 16) -> LanguageModel:
 
 
 def test_a_step_is_that_of_the_mean_over_its_masked_tokens(tmp_path: Path) -> None:
-    """One process, two ranks, and a plain loop over the step's 8 windows end alike: the windows' counts of masks differ."""
+    """One process, two ranks, and a plain loop over the step's 8 windows end alike:
+    the windows' counts of masks differ.
+    """
     data = MaskedTokens(context=24)
     data.setup("fit")
-    seeded = SeededDataset(data.train, 0)  # drawn once: ranks are threads, and share the random numbers
-    rows = TensorDataset(*(torch.stack(part) for part in zip(*(seeded[(0, i)] for i in range(40)), strict=True)))
+    # drawn once: ranks are threads, and share the random numbers
+    seeded = SeededDataset(data.train, 0)
+    rows = TensorDataset(
+        *(torch.stack(part) for part in zip(*(seeded[(0, i)] for i in range(40)), strict=True))
+    )
     plain = bert().double()
     begun = copy.deepcopy(plain)
 
     def train(engine: ThreadEngine, batch_size: int) -> torch.Tensor:
         task, loader = copy.deepcopy(begun), DataLoader(rows, batch_size, shuffle=True)
-        options = {"precision": "64-true", "lr_scaling": "none", "enable_checkpointing": False, "logger": False}
+        options = {
+            "precision": "64-true",
+            "lr_scaling": "none",
+            "enable_checkpointing": False,
+            "logger": False,
+        }
         options |= {"enable_progress_bar": False, "enable_model_summary": False}
-        trainkit.Trainer(engine=engine, max_steps=2, run_dir=str(tmp_path / "run"), **options).fit(task, loader)
+        trainkit.Trainer(engine=engine, max_steps=2, run_dir=str(tmp_path / "run"), **options).fit(
+            task, loader
+        )
         return weights(task)
 
     optimizer, counts = SGD(plain.parameters()), set()
@@ -75,16 +89,23 @@ def test_a_step_is_that_of_the_mean_over_its_masked_tokens(tmp_path: Path) -> No
         inputs, labels = rows[shuffled(40, 0, 0)[step * 8 : step * 8 + 8]]
         counts |= {int((row != -100).sum()) for row in labels}
         optimizer.zero_grad()
-        nn.functional.cross_entropy(plain(inputs)[labels != -100], labels[labels != -100]).backward()
+        nn.functional.cross_entropy(
+            plain(inputs)[labels != -100], labels[labels != -100]
+        ).backward()
         optimizer.step()
     assert len(counts) > 2
-    (alone,), pair = World(1).run(partial(train, batch_size=8)), World(2).run(partial(train, batch_size=4))
+    (alone,), pair = (
+        World(1).run(partial(train, batch_size=8)),
+        World(2).run(partial(train, batch_size=4)),
+    )
     for found in (alone, *pair):
         torch.testing.assert_close(found, weights(plain), rtol=0, atol=1e-6)
 
 
 def test_validation_weighs_masked_tokens(tmp_path: Path) -> None:
-    """val/loss and val/acc are means over all masked tokens, whatever the batches; a window without any counts nothing."""
+    """val/loss and val/acc are means over all masked tokens, whatever the batches;
+    a window without any counts nothing.
+    """
     task = bert()
     with torch.no_grad():
         for parameter in task.parameters():
@@ -92,7 +113,8 @@ def test_validation_weighs_masked_tokens(tmp_path: Path) -> None:
     options: dict[str, Any] = {"context": 24, "mask_share": 0.05}
     trainer = [quiet(tmp_path, limit_val_batches=n) for n in (12, 4)]
     found = [
-        t.validate(task, datamodule=MaskedTokens(batch_size=size, **options)) for t, size in zip(trainer, (1, 3), strict=True)
+        t.validate(task, datamodule=MaskedTokens(batch_size=size, **options))
+        for t, size in zip(trainer, (1, 3), strict=True)
     ]
     assert found[0]["val/loss"] == pytest.approx(found[1]["val/loss"], rel=1e-5)
     assert found[0]["val/acc"] == pytest.approx(found[1]["val/acc"], abs=1e-6)
@@ -100,11 +122,20 @@ def test_validation_weighs_masked_tokens(tmp_path: Path) -> None:
     assert task._evaluated(nothing)[0] == 0 and task.batch_weight(nothing) == 0
 
 
-@pytest.mark.parametrize("task", [gpt2(256), LanguageModel(GPT(context=16, width=16, depth=1, heads=2), SGD)])
-def test_a_vocabulary_too_small_for_the_data_is_named(task: LanguageModel, tokens: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "task", [gpt2(256), LanguageModel(GPT(context=16, width=16, depth=1, heads=2), SGD)]
+)
+def test_a_vocabulary_too_small_for_the_data_is_named(
+    task: LanguageModel, tokens: str, tmp_path: Path
+) -> None:
     """The first step would end in an index out of range."""
-    with pytest.raises(ConfigError, match=r"task\.model\.vocab_size is 256; it must be 400 or more, the data's\. Set task"):
-        quiet(tmp_path / "run", max_steps=1).fit(task, datamodule=TokenFiles(tokens, vocab_size=400, context=16))
+    with pytest.raises(
+        ConfigError,
+        match=r"task\.model\.vocab_size is 256; it must be 400 or more, the data's\. Set task",
+    ):
+        quiet(tmp_path / "run", max_steps=1).fit(
+            task, datamodule=TokenFiles(tokens, vocab_size=400, context=16)
+        )
 
 
 def test_data_of_ones_own_needs_no_vocabulary(tokens: str, tmp_path: Path) -> None:
@@ -119,12 +150,16 @@ def test_data_of_ones_own_needs_no_vocabulary(tokens: str, tmp_path: Path) -> No
 def test_a_small_gpt_trains_on_tokens_too(tokens: str, tmp_path: Path) -> None:
     """conf=gpt's model takes a vocabulary; and conf=gpt_124m's trains on bytes of a text file."""
     data = TokenFiles(tokens, vocab_size=400, context=16)
-    quiet(tmp_path / "a", max_steps=1).fit(LanguageModel(GPT(16, 16, 1, 2, vocab_size=400), SGD), datamodule=data)
+    quiet(tmp_path / "a", max_steps=1).fit(
+        LanguageModel(GPT(16, 16, 1, 2, vocab_size=400), SGD), datamodule=data
+    )
     quiet(tmp_path / "b", max_steps=1).fit(gpt2(256), datamodule=TextBytes(context=16))
 
 
 def test_a_run_keeps_its_tokenizer_and_decodes(tokens: str, tmp_path: Path) -> None:
-    """Text goes in and comes out; a seed repeats it; a vocabulary larger than the tokenizer's draws no unknown number."""
+    """Text goes in and comes out; a seed repeats it;
+    a vocabulary larger than the tokenizer's draws no unknown number.
+    """
     task = gpt2(500)
     data = TokenFiles(tokens, vocab_size=400, context=16)
     trainer = quiet(tmp_path / "run", max_steps=1)
@@ -158,7 +193,11 @@ def test_the_end_of_a_text_ends_it(tokens: str) -> None:
 
 def test_a_tokenizer_of_another_model_is_refused(tokens: str) -> None:
     """Without one the numbers of tokens would be taken for bytes."""
-    with pytest.raises(ConfigError, match="The model has 400 tokens, but there is no tokenizer. Give the tokenizer"):
+    with pytest.raises(
+        ConfigError, match="The model has 400 tokens, but there is no tokenizer. Give the tokenizer"
+    ):
         next(gpt2(400).generate("x"))
-    with pytest.raises(ConfigError, match=r"The model has 256 tokens, but .*tokenizer\.json has \d+\."):
+    with pytest.raises(
+        ConfigError, match=r"The model has 256 tokens, but .*tokenizer\.json has \d+\."
+    ):
         next(gpt2(256).generate("x", tokenizer=f"{tokens}/tokenizer.json"))

@@ -32,7 +32,9 @@ def held(cache: Path) -> dict[str, torch.Tensor]:
     """Put weights of a ResNet-18 in the cache, as if they were downloaded; return them."""
     weights = torchvision.models.resnet18().state_dict()
     cache.mkdir(parents=True)
-    torch.save(weights, cache / torchvision.models.ResNet18_Weights.IMAGENET1K_V1.url.rpartition("/")[2])
+    torch.save(
+        weights, cache / torchvision.models.ResNet18_Weights.IMAGENET1K_V1.url.rpartition("/")[2]
+    )
     return weights
 
 
@@ -42,11 +44,17 @@ def test_weights_by_name_and_a_head_for_the_classes(num_classes: int, cache: Pat
     weights, model = held(cache), image_model("resnet18", num_classes, "IMAGENET1K_V1")
     found = model.state_dict()
     assert found["fc.weight"].shape == (num_classes, 512)
-    same = {name for name in weights if found[name].shape == weights[name].shape and torch.equal(found[name], weights[name])}
+    same = {
+        name
+        for name in weights
+        if found[name].shape == weights[name].shape and torch.equal(found[name], weights[name])
+    }
     assert {*weights} - same == (set() if num_classes == 1000 else {"fc.weight", "fc.bias"})
 
 
-def test_one_rank_of_a_host_downloads_at_a_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_of_a_host_downloads_at_a_time(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others wait until the first is done, and then find its file."""
     inside, most = [0], [0]
 
@@ -72,7 +80,9 @@ def test_one_rank_of_a_host_downloads_at_a_time(cache: Path, monkeypatch: pytest
     for thread in threads:
         thread.join()
     assert most == [1]
-    assert len(errors) == 3 and all("cannot be downloaded" in text and "init_weights=FILE" in text for text in errors)
+    assert len(errors) == 3 and all(
+        "cannot be downloaded" in text and "init_weights=FILE" in text for text in errors
+    )
 
 
 @pytest.mark.parametrize("name", ["squeezenet1_0", "mobilenet_v3_small", "vit_b_32"])
@@ -87,7 +97,13 @@ def test_a_head_is_replaced_wherever_it_is(name: str) -> None:
 def test_resnets_begin_as_the_identity() -> None:
     """With random weights the last norm of each block is zero, unless an option says otherwise."""
     assert image_model("resnet18", 3).layer1[0].bn2.weight.abs().sum() == 0
-    assert image_model("resnet18", 3, options={"zero_init_residual": False}).layer1[0].bn2.weight.abs().sum() > 0
+    assert (
+        image_model("resnet18", 3, options={"zero_init_residual": False})
+        .layer1[0]
+        .bn2.weight.abs()
+        .sum()
+        > 0
+    )
 
 
 def test_a_model_of_timm() -> None:
@@ -110,7 +126,10 @@ def test_a_model_of_timm() -> None:
             ("timm:resnet50", 3, "a4_in1k"),
             "'a4_in1k', which timm:resnet50 does not have: there are DEFAULT, a1_in1k",
         ),
-        (("timm:test_resnet", 3, None, {"depth": 3}), r"refuses task\.model_options \(.*\): .*depth"),
+        (
+            ("timm:test_resnet", 3, None, {"depth": 3}),
+            r"refuses task\.model_options \(.*\): .*depth",
+        ),
     ],
 )
 def test_a_name_that_does_not_exist_is_explained(arguments: Any, text: str) -> None:

@@ -41,19 +41,28 @@ class Look(Recommender):
 
 def ratings(**options: Any) -> Ratings:
     """Return few ratings."""
-    return Ratings(**{"batch_size": 16, "num_users": USERS, "num_items": ITEMS, "num_ratings": 1000} | options)
+    return Ratings(
+        **{"batch_size": 16, "num_users": USERS, "num_items": ITEMS, "num_ratings": 1000} | options
+    )
 
 
 def test_the_tables_gradients_are_sparse(tmp_path: Path) -> None:
-    """In each step the tables' gradients hold only the rows of the batch, and SparseAdam takes the tables."""
+    """In each step the tables' gradients hold only the rows of the batch,
+    and SparseAdam takes the tables.
+    """
     task = Look()
     quiet(tmp_path, max_steps=3).fit(task, datamodule=ratings())
     assert [type(opt).__name__ for opt in task.optimizers] == ["SparseAdam", "AdamW"] * 3
-    assert [p.shape for p in task.optimizers[0].param_groups[0]["params"]] == [task.users.weight.shape, task.items.weight.shape]
+    assert [p.shape for p in task.optimizers[0].param_groups[0]["params"]] == [
+        task.users.weight.shape,
+        task.items.weight.shape,
+    ]
 
 
 def test_rows_that_no_step_used_stay_bit_for_bit(tmp_path: Path) -> None:
-    """SparseAdam moves the rows of users with a rating in one of the steps, and no other row, even with momentum."""
+    """SparseAdam moves the rows of users with a rating in one of the steps, and no other row,
+    even with momentum.
+    """
     task, before = Look(), Look().users.weight.detach().clone()
     quiet(tmp_path, max_steps=3).fit(task, datamodule=ratings())
     moved = (task.users.weight.detach() != before).any(1).nonzero().flatten().tolist()
@@ -71,7 +80,9 @@ def test_a_rating_is_that_of_its_pair() -> None:
 
 
 def test_the_ratings_are_as_they_are_described() -> None:
-    """The tastes' part has a standard deviation of 1, a tenth is held out, and the same numbers come each time."""
+    """The tastes' part has a standard deviation of 1, a tenth is held out,
+    and the same numbers come each time.
+    """
     data, again = ratings(num_ratings=50_000, noise=0.0), ratings(num_ratings=50_000, noise=0.0)
     data.setup("fit")
     again.setup("fit")

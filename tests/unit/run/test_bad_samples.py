@@ -1,4 +1,6 @@
-"""`on_bad_sample=skip`: a sample that cannot be loaded is left out, reported, and the step's weights stay exact."""
+"""`on_bad_sample=skip`: a sample that cannot be loaded is left out, reported,
+and the step's weights stay exact.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, SequentialSampler, Subset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    SequentialSampler,
+    Subset,
+)
 
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet, rows, weights
@@ -32,7 +41,9 @@ class Broken(Dataset[Any]):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_sample_that_cannot_be_read_is_named_with_the_remedy(num_workers: int, tmp_path: Path) -> None:
+def test_a_sample_that_cannot_be_read_is_named_with_the_remedy(
+    num_workers: int, tmp_path: Path
+) -> None:
     """Index, file and error, in one sentence from a loader's worker too, and what to do."""
     data = DataLoader(Broken(8, 5), batch_size=4, num_workers=num_workers)
     with pytest.raises(DataError) as raised:
@@ -58,7 +69,9 @@ class ByTokens(Line):
         return {"loss": super().training_step(batch, batch_idx), "num_samples": len(batch[0])}
 
 
-def fit(folder: Path, data: Any, ranks: int = 1, task: type[Line] = Counting, **settings: Any) -> Any:
+def fit(
+    folder: Path, data: Any, ranks: int = 1, task: type[Line] = Counting, **settings: Any
+) -> Any:
     """Fit an epoch on threads; return rank 0's weights, logged values and samples seen."""
 
     def one(engine: Any) -> Any:
@@ -73,12 +86,24 @@ def fit(folder: Path, data: Any, ranks: int = 1, task: type[Line] = Counting, **
 
 @pytest.mark.parametrize("task", [Counting, ByTokens])
 @pytest.mark.parametrize(("ranks", "accumulate"), [(1, 1), (2, 1), (2, 2)])
-def test_a_step_weighs_the_samples_that_it_has(ranks: int, accumulate: int, task: type[Line], tmp_path: Path) -> None:
-    """One step of all samples, some bad: the weights, the epoch's mean and the counter are those of the good ones alone."""
-    good = Subset(rows(16), [i for i in range(16) if i not in (1, 4, 5, 6, 7)])  # of a rank's microbatch nothing is left
+def test_a_step_weighs_the_samples_that_it_has(
+    ranks: int, accumulate: int, task: type[Line], tmp_path: Path
+) -> None:
+    """One step of all samples, some bad:
+    the weights, the epoch's mean and the counter are those of the good ones alone.
+    """
+    # of a rank's microbatch nothing is left
+    good = Subset(rows(16), [i for i in range(16) if i not in (1, 4, 5, 6, 7)])
     size = 16 // ranks // accumulate
     settings = {"accumulate_grad_batches": accumulate, "lr_scaling": "none"}
-    found = fit(tmp_path / "a", loader(Broken(16, 1, 4, 5, 6, 7), size), ranks, task, on_bad_sample="skip", **settings)
+    found = fit(
+        tmp_path / "a",
+        loader(Broken(16, 1, 4, 5, 6, 7), size),
+        ranks,
+        task,
+        on_bad_sample="skip",
+        **settings,
+    )
     known = fit(tmp_path / "b", loader(good, 11), task=task, lr_scaling="none")
     torch.testing.assert_close(found[0], known[0])
     assert found[1] == pytest.approx(known[1])
@@ -93,17 +118,25 @@ def test_loader_workers_skip_too(tmp_path: Path) -> None:
 
 
 def test_a_batch_sampler_of_the_users_own_skips_too(tmp_path: Path) -> None:
-    """Batches of unknown sizes are dealt without their bad samples; one without a good sample leaves its step empty."""
+    """Batches of unknown sizes are dealt without their bad samples;
+    one without a good sample leaves its step empty.
+    """
 
     class Batches(BatchSampler):
         pass
 
     data = Broken(12, 1, 4, 5, 6, 7)
-    found = fit(tmp_path, DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 4, False)), on_bad_sample="skip")
+    found = fit(
+        tmp_path,
+        DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 4, False)),
+        on_bad_sample="skip",
+    )
     assert found[2] == 7
 
 
-def test_each_bad_sample_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_bad_sample_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rank 0 prints index, file, error and the count, over all ranks and epochs."""
     fit(tmp_path, loader(Broken(12, 3, 8), 3), 2, on_bad_sample="skip", max_epochs=3)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Skipped")]
@@ -115,7 +148,10 @@ def test_each_bad_sample_is_reported_once(tmp_path: Path, capsys: pytest.Capture
 
 def test_more_than_the_limit_ends_all_ranks(tmp_path: Path) -> None:
     """The error names the limit, the last sample and what to do."""
-    with pytest.raises(DataError, match=r"on_bad_sample_limit is 1, and 2 samples .*index 8, part/8.jpg.*data check"):
+    with pytest.raises(
+        DataError,
+        match=r"on_bad_sample_limit is 1, and 2 samples .*index 8, part/8.jpg.*data check",
+    ):
         fit(tmp_path, loader(Broken(12, 3, 8), 3), 2, on_bad_sample="skip", on_bad_sample_limit=1)
 
 
@@ -126,11 +162,15 @@ def test_without_the_setting_a_bad_sample_raises(tmp_path: Path) -> None:
     assert isinstance(raised.value.__cause__, OSError)
 
 
-def test_validation_counts_the_samples_that_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validation_counts_the_samples_that_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A value of the validation is the mean over the good samples of all ranks."""
 
     def evaluate(data: Any, ranks: int, **settings: Any) -> dict[str, float]:
-        return World(ranks).run(lambda engine: quiet(tmp_path, engine=engine, **settings).validate(Line(), data))[0]
+        return World(ranks).run(
+            lambda engine: quiet(tmp_path, engine=engine, **settings).validate(Line(), data)
+        )[0]
 
     found = evaluate(loader(Broken(11, 0, 1, 2, 3, 9)), 2, on_bad_sample="skip")
     assert found == pytest.approx(evaluate(loader(Subset(rows(11), [4, 5, 6, 7, 8, 10])), 1))
@@ -158,14 +198,23 @@ def test_a_step_without_a_good_sample_changes_nothing_but_the_count(tmp_path: Pa
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_data_without_a_good_sample_is_an_error(ranks: int, tmp_path: Path) -> None:
-    """A fault of the data set's own is not trained on in silence, if it has fewer samples than the limit."""
-    with pytest.raises(DataError, match="none of its samples could be loaded; the last: index 7, part/7.jpg: OSError"):
+    """A fault of the data set's own is not trained on in silence,
+    if it has fewer samples than the limit.
+    """
+    with pytest.raises(
+        DataError,
+        match="none of its samples could be loaded; the last: index 7, part/7.jpg: OSError",
+    ):
         fit(tmp_path, loader(Broken(8, *range(8))), ranks, on_bad_sample="skip")
 
 
 def test_a_file_is_found_through_parts_of_data_sets() -> None:
     """Subset and ConcatDataset lead to the file of the data set below them."""
     whole = ConcatDataset([Broken(3), Subset(Broken(5), [4, 2])])
-    assert [file_of(whole, index) for index in (2, 3, 4)] == ["part/2.jpg", "part/4.jpg", "part/2.jpg"]
+    assert [file_of(whole, index) for index in (2, 3, 4)] == [
+        "part/2.jpg",
+        "part/4.jpg",
+        "part/2.jpg",
+    ]
     assert file_of(rows(2), 0) == ""
     assert class_names_of(whole) is None

@@ -35,8 +35,12 @@ class Own(nn.Linear):
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, Own])
-def test_many_modules_are_all_compiled(kind: type[nn.Linear], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of modules that are compiled in place torch would leave all but eight as they are, or those of its own classes."""
+def test_many_modules_are_all_compiled(
+    kind: type[nn.Linear], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of modules that are compiled in place torch would leave all but eight as they are,
+    or those of its own classes.
+    """
 
     class Blocks(Line):
         def __init__(self) -> None:
@@ -55,7 +59,9 @@ def test_many_modules_are_all_compiled(kind: type[nn.Linear], monkeypatch: pytes
 
 @pytest.mark.skipif(not _ALONE, reason="this torch counts modules of one class together")
 def test_endless_compiling_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module that is another one at each call is given up after torch's limit, however many others there are."""
+    """A module that is another one at each call is given up after torch's limit,
+    however many others there are.
+    """
 
     class Counting(nn.Module):
         def __init__(self) -> None:
@@ -74,7 +80,10 @@ def test_endless_compiling_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = CompileCounter()
     compile_with(monkeypatch, counter)
     task = Many()
-    with compiled(task, True), torch._dynamo.config.patch(automatic_dynamic_shapes=False, assume_static_by_default=True):
+    with (
+        compiled(task, True),
+        torch._dynamo.config.patch(automatic_dynamic_shapes=False, assume_static_by_default=True),
+    ):
         for _ in range(20):
             task.blocks[0](torch.ones(1))
     assert counter.frame_count <= torch._dynamo.config.recompile_limit + 1

@@ -31,7 +31,9 @@ class Clock:
 
 
 class Counted:
-    """An engine of several ranks that all act like this one; counts messages, and waits for them."""
+    """An engine of several ranks that all act like this one;
+    counts messages, and waits for them.
+    """
 
     def __init__(self) -> None:
         self.ranks, self.comm = SimpleNamespace(world_size=2, is_main=True, is_elastic=False), self
@@ -49,7 +51,9 @@ class Counted:
         return wait
 
 
-def exchanges(clock: Clock, coordinator: Coordinator, engine: Counted, rounds: int, seconds: float) -> list[int]:
+def exchanges(
+    clock: Clock, coordinator: Coordinator, engine: Counted, rounds: int, seconds: float
+) -> list[int]:
     """Go through rounds that take so long each; return those in which something was sent."""
     sent = []
     for i in range(rounds):
@@ -74,7 +78,9 @@ def engine() -> Counted:
 
 
 def test_fast_rounds_send_seldom(clock: Clock, engine: Counted) -> None:
-    """Over 10 s of rounds of 10 ms about two collectives a second are made, each a number of the host."""
+    """Over 10 s of rounds of 10 ms about two collectives a second are made,
+    each a number of the host.
+    """
     sent = exchanges(clock, Coordinator(engine, Signals()), engine, 1000, 0.01)  # type: ignore[arg-type]
     assert len(sent) <= 10 / INTERVAL_S + 8  # it starts with each round, and doubles the distance
     assert {b - a for a, b in zip(sent[-10:], sent[-9:], strict=False)} <= {49, 50, 51}
@@ -82,12 +88,20 @@ def test_fast_rounds_send_seldom(clock: Clock, engine: Counted) -> None:
 
 def test_slow_rounds_send_in_each(clock: Clock, engine: Counted) -> None:
     """If a round takes longer than the interval, every round has an exchange."""
-    assert exchanges(clock, Coordinator(engine, Signals()), engine, 9, 2 * INTERVAL_S) == list(range(9))  # type: ignore[arg-type]
+    assert exchanges(clock, Coordinator(engine, Signals()), engine, 9, 2 * INTERVAL_S) == list(
+        range(9)
+    )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("seconds", "waits"), [(0.01, False), (0.3, False), (1.9, False), (2.1, True)])
-def test_only_long_rounds_wait_for_an_exchange(clock: Clock, engine: Counted, seconds: float, waits: bool) -> None:
-    """Once the duration of a round is known, an exchange is read a round after it was sent; in long rounds at once."""
+@pytest.mark.parametrize(
+    ("seconds", "waits"), [(0.01, False), (0.3, False), (1.9, False), (2.1, True)]
+)
+def test_only_long_rounds_wait_for_an_exchange(
+    clock: Clock, engine: Counted, seconds: float, waits: bool
+) -> None:
+    """Once the duration of a round is known, an exchange is read a round after it was sent;
+    in long rounds at once.
+    """
     coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
     while engine.sent < 2:
         clock.pass_(seconds)
@@ -103,8 +117,12 @@ def test_only_long_rounds_wait_for_an_exchange(clock: Clock, engine: Counted, se
 
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.1, 7), (1.0, 2), (3.0, 1)])
-def test_a_signal_is_noticed_soon(clock: Clock, engine: Counted, seconds: float, rounds: int) -> None:
-    """In short rounds within an interval and a round; in longer ones, a round after its own; in long ones, in it."""
+def test_a_signal_is_noticed_soon(
+    clock: Clock, engine: Counted, seconds: float, rounds: int
+) -> None:
+    """In short rounds within an interval and a round; in longer ones, a round after its own;
+    in long ones, in it.
+    """
     signals = Signals()
     coordinator = Coordinator(engine, signals)  # type: ignore[arg-type]
     exchanges(clock, coordinator, engine, 40, seconds)
@@ -118,7 +136,9 @@ def test_a_signal_is_noticed_soon(clock: Clock, engine: Counted, seconds: float,
 
 
 def test_a_signal_behind_the_beat_is_of_the_next_one(clock: Clock, engine: Counted) -> None:
-    """A rank signalled while an exchange is in flight is not among those that the exchange reports."""
+    """A rank signalled while an exchange is in flight is not
+    among those that the exchange reports.
+    """
     signals = Signals()
     coordinator = Coordinator(engine, signals)  # type: ignore[arg-type]
     exchanges(clock, coordinator, engine, 3, 1.0)
@@ -127,12 +147,16 @@ def test_a_signal_behind_the_beat_is_of_the_next_one(clock: Clock, engine: Count
     seen = []
     for _ in range(2):
         clock.pass_(1.0)
-        seen.append((coordinator.count_round(), coordinator.num_signalled, coordinator.includes_this_rank))
+        seen.append(
+            (coordinator.count_round(), coordinator.num_signalled, coordinator.includes_this_rank)
+        )
     assert seen == [(False, 0, False), (True, 1, True)]
 
 
 def test_settle_reads_what_is_under_way(clock: Clock, engine: Counted) -> None:
-    """At the end of a run, and when rounds change, no exchange stays in flight; its time is known then."""
+    """At the end of a run, and when rounds change, no exchange stays in flight;
+    its time is known then.
+    """
     for end in (Coordinator.settle, Coordinator.expect_new_pace):
         coordinator = Coordinator(engine, Signals())  # type: ignore[arg-type]
         clock.pass_(100.0)
@@ -177,8 +201,11 @@ def test_one_rank_sends_nothing_and_knows_at_once(clock: Clock) -> None:
     assert coordinator.count_round()
 
 
-def on_ranks(clock: Clock, rounds: int, signalled: dict[int, int], quickened: int | None = None) -> list[list[Any]]:
-    """Exchange on 3 ranks, the last one slow; return for each its (round, now, came) at each change of `now` or signal.
+def on_ranks(
+    clock: Clock, rounds: int, signalled: dict[int, int], quickened: int | None = None
+) -> list[list[Any]]:
+    """Exchange on 3 ranks, the last one slow; return for each its (round, now, came) at each change
+    of `now` or signal.
 
     Args:
         clock: gets other times on other ranks.
@@ -209,17 +236,26 @@ def on_ranks(clock: Clock, rounds: int, signalled: dict[int, int], quickened: in
 
 
 def test_all_ranks_beat_at_the_same_round_and_read_rank_0s_clock(clock: Clock) -> None:
-    """A rank with a clock 25 times as fast has the same exchanges, at the same time of rank 0's clock."""
+    """A rank with a clock 25 times as fast has the same exchanges,
+    at the same time of rank 0's clock.
+    """
     first, second, third = on_ranks(clock, 200, {})
     assert first == second == third
-    sent = [i if beat < 2 else i - 1 for beat, (i, _, _) in enumerate(first)]  # but for the first two, read a round later
+    # but for the first two, read a round later
+    sent = [i if beat < 2 else i - 1 for beat, (i, _, _) in enumerate(first)]
     assert [now for _, now, _ in first] == pytest.approx([0.02 * (i + 1) for i in sent], abs=0.011)
     assert len(first) < 16
 
 
-@pytest.mark.parametrize("signalled", [{0: 40}, {1: 40}, {2: 40}, {1: 30, 2: 40}, {0: 31, 1: 35, 2: 40}])
-def test_a_signal_is_noticed_by_all_at_the_same_round(clock: Clock, signalled: dict[int, int]) -> None:
-    """For any signalled ranks in any rounds, all ranks learn of it at the same exchange soon after."""
+@pytest.mark.parametrize(
+    "signalled", [{0: 40}, {1: 40}, {2: 40}, {1: 30, 2: 40}, {0: 31, 1: 35, 2: 40}]
+)
+def test_a_signal_is_noticed_by_all_at_the_same_round(
+    clock: Clock, signalled: dict[int, int]
+) -> None:
+    """For any signalled ranks in any rounds,
+    all ranks learn of it at the same exchange soon after.
+    """
     first, second, third = on_ranks(clock, 200, signalled)
     assert first[-1] == second[-1] == third[-1]
     assert first[-1][2]

@@ -1,4 +1,6 @@
-"""Elastic training, with workers that are threads: the training and its samples do not depend on deaths of workers."""
+"""Elastic training, with workers that are threads:
+the training and its samples do not depend on deaths of workers.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,16 @@ class Journal(Callback):
     lock = threading.Lock()
 
     def __init__(
-        self, engine: ElasticThreadEngine, events: dict[tuple[str, int], Callable[[], None]], book: dict[Any, Any]
+        self,
+        engine: ElasticThreadEngine,
+        events: dict[tuple[str, int], Callable[[], None]],
+        book: dict[Any, Any],
     ) -> None:
         self._engine, self._events, self.book = engine, events, book
 
-    def on_train_batch_start(self, trainer: RunView, task: Line, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Line, batch: Any, batch_idx: int
+    ) -> None:
         """Note a microbatch under (epoch, step), with the generation that it belongs to."""
         key, generation = (trainer.current_epoch, trainer.global_step), len(self._engine.job.sizes)
         with self.lock:
@@ -67,18 +74,27 @@ def run(
     make_callbacks: Callable[[], list[Callback]] = list,
     **settings: Any,
 ) -> tuple[Job, dict[Any, Any], dict[str, Tensor], Trainer]:
-    """Fit with these workers; return the job, the journal, the last weights of each, and a surviving Trainer."""
+    """Fit with these workers; return the job, the journal, the last weights of each,
+    and a surviving Trainer.
+    """
     book: dict[Any, Any] = {}
     trainers: dict[str, Trainer] = {}
     weights: dict[str, Tensor] = {}
 
     def work(engine: ElasticThreadEngine) -> None:
-        task, own = (make_task or Numbers)(), {key: (lambda e=event: e(job)) for key, event in (events or {}).items()}
+        task, own = (
+            (make_task or Numbers)(),
+            {key: lambda e=event: e(job) for key, event in (events or {}).items()},
+        )
         trainer = Trainer(
             engine=engine,
             max_epochs=EPOCHS,
             run_dir=str(tmp_path / "run"),
-            callbacks=[Journal(engine, own, book), Elastic(commit_every_n_steps=commit), *make_callbacks()],
+            callbacks=[
+                Journal(engine, own, book),
+                Elastic(commit_every_n_steps=commit),
+                *make_callbacks(),
+            ],
             logger=[CSVLogger()],
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -87,8 +103,13 @@ def run(
         )
         trainers[engine.worker] = trainer
         data = DataLoader(Numbered(SAMPLES), batch_size=batch_size, shuffle=True)
-        batches = [torch.utils.data.default_collate([Numbered(SAMPLES)[i] for i in range(n, n + 4)]) for n in range(0, 48, 4)]
-        trainer.fit(task, stream(batches) if stream else data, DataLoader(Numbered(SAMPLES), batch_size=4))
+        batches = [
+            torch.utils.data.default_collate([Numbered(SAMPLES)[i] for i in range(n, n + 4)])
+            for n in range(0, 48, 4)
+        ]
+        trainer.fit(
+            task, stream(batches) if stream else data, DataLoader(Numbered(SAMPLES), batch_size=4)
+        )
         weights[engine.worker] = torch.cat([p.detach().flatten() for p in task.parameters()])
 
     job = Job(work, len(workers))
@@ -102,14 +123,19 @@ def check_exactly_once(book: dict[Any, Any], samples: int = SAMPLES) -> None:
         seen: list[int] = []
         for (of, _), parts in book.items():
             last = max(generation for generation, _ in parts)
-            seen += [i for generation, ids in parts if of == epoch and generation == last for i in ids]
+            seen += [
+                i for generation, ids in parts if of == epoch and generation == last for i in ids
+            ]
         assert sorted(seen) == list(range(samples)), f"epoch {epoch}"
 
 
 def read_rows(tmp_path: Path) -> list[str]:
     """Return metrics.csv without the rate's rounding."""
     lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
-    return [",".join(f"{float(cell):.5f}" if "." in cell else cell for cell in line.split(",")) for line in lines]
+    return [
+        ",".join(f"{float(cell):.5f}" if "." in cell else cell for cell in line.split(","))
+        for line in lines
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +152,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, list[
 def test_ranks_that_die_change_nothing_of_what_is_trained(
     tmp_path: Path, undisturbed: tuple[Tensor, list[str]], victims: str, step: int
 ) -> None:
-    """If any worker dies at any step, the others train each sample once, to the same weights and epoch values."""
-    job, book, weights, _ = run(tmp_path, "abc", {(victim, step): lambda job: kill() for victim in victims})
+    """If any worker dies at any step, the others train each sample once,
+    to the same weights and epoch values.
+    """
+    job, book, weights, _ = run(
+        tmp_path, "abc", {(victim, step): lambda job: kill() for victim in victims}
+    )
     assert job.sizes[0] == 3 and job.sizes[-1] == 3 - len(victims)
     check_exactly_once(book)
     assert set(weights) == set("abc") - set(victims)
@@ -136,20 +166,32 @@ def test_ranks_that_die_change_nothing_of_what_is_trained(
     assert read_rows(tmp_path) == undisturbed[1]
 
 
-def test_ranks_that_come_take_part_from_the_next_step_on(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
-    """A worker that comes while the others train gets all of their state, and no step is lost or trained twice."""
+def test_ranks_that_come_take_part_from_the_next_step_on(
+    tmp_path: Path, undisturbed: tuple[Tensor, list[str]]
+) -> None:
+    """A worker that comes while the others train gets all of their state,
+    and no step is lost or trained twice.
+    """
     job, book, weights, _ = run(tmp_path, "abc", {("b", 4): lambda job: job.add("d")})
     assert job.sizes == [3, 4]
     check_exactly_once(book)
-    assert all(len({generation for generation, _ in parts}) == 1 for parts in book.values()), "a step was trained twice"
+    assert all(len({generation for generation, _ in parts}) == 1 for parts in book.values()), (
+        "a step was trained twice"
+    )
     assert set(weights) == set("abcd")
     for held in weights.values():
         torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_rank_that_dies_and_one_that_comes(tmp_path: Path, undisturbed: tuple[Tensor, list[str]]) -> None:
+def test_a_rank_that_dies_and_one_that_comes(
+    tmp_path: Path, undisturbed: tuple[Tensor, list[str]]
+) -> None:
     """Rank 0 dies, a new one comes later, another dies: one history in the files."""
-    events = {("a", 2): lambda job: kill(), ("b", 6): lambda job: job.add("d"), ("c", 9): lambda job: kill()}
+    events = {
+        ("a", 2): lambda job: kill(),
+        ("b", 6): lambda job: job.add("d"),
+        ("c", 9): lambda job: kill(),
+    }
     job, book, weights, _ = run(tmp_path, "abc", events)
     assert job.sizes == [3, 2, 3, 2]
     check_exactly_once(book)
@@ -160,15 +202,25 @@ def test_a_rank_that_dies_and_one_that_comes(tmp_path: Path, undisturbed: tuple[
 
 
 def test_the_contract_is_that_of_the_beginning(tmp_path: Path) -> None:
-    """Learning rate, samples of a step and schedule stay those of three ranks if one trains alone."""
-    job, _, _, trainer = run(tmp_path, "abc", {("b", 3): lambda job: kill(), ("a", 3): lambda job: kill()})
+    """Learning rate, samples of a step and schedule stay those
+    of three ranks if one trains alone.
+    """
+    job, _, _, trainer = run(
+        tmp_path, "abc", {("b", 3): lambda job: kill(), ("a", 3): lambda job: kill()}
+    )
     assert job.sizes[-1] == 1
-    assert (trainer.batch_plan.world_size, trainer.batch_plan.global_batch_size, trainer.batch_plan.lr_factor) == (3, 12, 3.0)
+    assert (
+        trainer.batch_plan.world_size,
+        trainer.batch_plan.global_batch_size,
+        trainer.batch_plan.lr_factor,
+    ) == (3, 12, 3.0)
     assert trainer.global_step == EPOCHS * 5
 
 
 def test_rank_0_continues_the_checkpoints_of_a_dead_one(tmp_path: Path) -> None:
-    """Checkpoints pass to the new rank 0; the last one is of the last step, and nothing else is left."""
+    """Checkpoints pass to the new rank 0;
+    the last one is of the last step, and nothing else is left.
+    """
     keep = {"enable_checkpointing": True, "make_callbacks": lambda: [ModelCheckpoint(save_top_k=1)]}
     run(tmp_path, "abc", {("a", 7): lambda job: kill()}, **keep)
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
@@ -176,7 +228,9 @@ def test_rank_0_continues_the_checkpoints_of_a_dead_one(tmp_path: Path) -> None:
 
 
 def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> None:
-    """Ranks that fail at the same step each time, although none is lost, end with an error that reports it."""
+    """Ranks that fail at the same step each time, although none is lost,
+    end with an error that reports it.
+    """
 
     class Sender(Callback):
         def on_before_optimizer_step(self, trainer: RunView, task: Line, optimizer: Any) -> None:
@@ -188,7 +242,9 @@ def test_an_error_that_comes_again_and_again_ends_the_run(tmp_path: Path) -> Non
 
 
 def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
-    """Validation, and the values that monitors compare, cover the same set at any number of ranks."""
+    """Validation, and the values that monitors compare,
+    cover the same set at any number of ranks.
+    """
     values = []
     for events in ({}, {("b", 3): lambda job: kill()}):
         folder = tmp_path / str(len(events))
@@ -200,7 +256,10 @@ def test_a_limit_in_batches_stays_that_of_the_beginning(tmp_path: Path) -> None:
 def test_more_ranks_than_samples_of_a_step_are_no_error(tmp_path: Path) -> None:
     """A rank that has come and has no sample in a step takes part with nothing."""
     job, book, _, trainer = run(
-        tmp_path, "a", {("a", 2): lambda job: job.add("b"), ("a", 4): lambda job: job.add("c")}, batch_size=2
+        tmp_path,
+        "a",
+        {("a", 2): lambda job: job.add("b"), ("a", 4): lambda job: job.add("c")},
+        batch_size=2,
     )
     assert job.sizes == [1, 2, 3] and trainer.batch_plan.global_batch_size == 2
     check_exactly_once(book)
@@ -241,7 +300,9 @@ class Best(Callback):
 
 def test_what_rank_0_alone_knows_passes_to_the_next_rank_0(tmp_path: Path) -> None:
     """Plain values, and tensors too."""
-    _, _, _, trainer = run(tmp_path, "abc", {("a", 5): lambda job: kill()}, make_callbacks=lambda: [Best()])
+    _, _, _, trainer = run(
+        tmp_path, "abc", {("a", 5): lambda job: kill()}, make_callbacks=lambda: [Best()]
+    )
     (best,) = [c for c in trainer.callbacks if isinstance(c, Best)]
     assert [b.item() for b in best.loaded] == [4.0]
 
@@ -252,12 +313,27 @@ def test_a_dealt_stream_continues_exactly(tmp_path: Path) -> None:
     check_exactly_once(book, 48)
 
 
-def test_a_stream_of_each_ranks_own_continues_approximately(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Parts that the user sharded cannot be sharded again; a step takes as many batches as before, up to rounding."""
+def test_a_stream_of_each_ranks_own_continues_approximately(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts that the user sharded cannot be sharded again;
+    a step takes as many batches as before, up to rounding.
+    """
     _, book, _, _ = run(tmp_path, "ab", {("b", 6): lambda job: kill()}, stream=sharded)
-    assert "of its own: for the 1 microbatches of each of 2 ranks a step takes 2 of each of 1" in capsys.readouterr().out
-    (last,) = {max(generation for generation, _ in parts) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
-    sizes = {sum(len(ids) for of, ids in parts if of == last) for (epoch, _), parts in book.items() if epoch == EPOCHS - 1}
+    assert (
+        "of its own: for the 1 microbatches of each of 2 ranks a step takes 2 of each of 1"
+        in capsys.readouterr().out
+    )
+    (last,) = {
+        max(generation for generation, _ in parts)
+        for (epoch, _), parts in book.items()
+        if epoch == EPOCHS - 1
+    }
+    sizes = {
+        sum(len(ids) for of, ids in parts if of == last)
+        for (epoch, _), parts in book.items()
+        if epoch == EPOCHS - 1
+    }
     assert sizes == {8}, "a step stays 8 samples"
 
 
@@ -265,7 +341,9 @@ def test_an_elastic_job_without_the_callback_is_refused(tmp_path: Path) -> None:
     """Its fit would end with the first rank that goes."""
 
     def work(engine: ElasticThreadEngine) -> None:
-        Trainer(engine=engine, max_epochs=1, run_dir=str(tmp_path)).fit(Numbers(), DataLoader(Numbered(SAMPLES), batch_size=4))
+        Trainer(engine=engine, max_epochs=1, run_dir=str(tmp_path)).fit(
+            Numbers(), DataLoader(Numbered(SAMPLES), batch_size=4)
+        )
 
     job = Job(work, 1)
     with pytest.raises(ConfigError, match=r"elastically .*Add callbacks=elastic"):
@@ -289,7 +367,9 @@ class Ends(Numbers):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(tmp_path: Path, fails: bool) -> None:
+def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(
+    tmp_path: Path, fails: bool
+) -> None:
     """Also if the fit ends between two attempts; on_exception reports the error."""
     tasks: list[Ends] = []
     said: list[str] = []
@@ -323,11 +403,15 @@ class Prepared(DataModule):
 
     def prepare_data(self) -> None:
         """Note it."""
-        self.book.append((self.engine.worker, "prepare", self.engine.worker in self.engine.job.seated))
+        self.book.append(
+            (self.engine.worker, "prepare", self.engine.worker in self.engine.job.seated)
+        )
 
     def setup(self, stage: str) -> None:
         """Note it."""
-        self.book.append((self.engine.worker, "setup", self.engine.worker in self.engine.job.seated))
+        self.book.append(
+            (self.engine.worker, "setup", self.engine.worker in self.engine.job.seated)
+        )
 
     def train_dataloader(self) -> Any:
         """Return numbered rows."""
@@ -335,7 +419,9 @@ class Prepared(DataModule):
 
 
 def test_a_late_rank_has_its_data_before_the_others_wait_for_it(tmp_path: Path) -> None:
-    """A download on a new host must not stop all ranks; the continuing ones prepare nothing again."""
+    """A download on a new host must not stop all ranks;
+    the continuing ones prepare nothing again.
+    """
     seen: list[tuple[str, str, bool]] = []
 
     class Grow(Callback):
@@ -349,15 +435,27 @@ def test_a_late_rank_has_its_data_before_the_others_wait_for_it(tmp_path: Path) 
         engine.ranks.joins_late = engine.worker == "c"
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         options: dict[str, Any] = dict.fromkeys(quiet, False)
-        trainer = Trainer(engine=engine, max_epochs=2, run_dir=str(tmp_path), callbacks=[Grow(), Elastic()], **options)
+        trainer = Trainer(
+            engine=engine,
+            max_epochs=2,
+            run_dir=str(tmp_path),
+            callbacks=[Grow(), Elastic()],
+            **options,
+        )
         trainer.fit(Numbers(), datamodule=Prepared(engine, seen))
 
     job = Job(work, 2)
     job.run("ab")
     assert job.sizes == [2, 3]
-    assert [entry for entry in seen if entry[0] == "c"] == [("c", "prepare", False), ("c", "setup", False)]
+    assert [entry for entry in seen if entry[0] == "c"] == [
+        ("c", "prepare", False),
+        ("c", "setup", False),
+    ]
     others = sorted(entry[:2] for entry in seen if entry[0] != "c")
-    assert others in ([("a", "prepare"), ("a", "setup"), ("b", "setup")], [("a", "setup"), ("b", "prepare"), ("b", "setup")])
+    assert others in (
+        [("a", "prepare"), ("a", "setup"), ("b", "setup")],
+        [("a", "setup"), ("b", "prepare"), ("b", "setup")],
+    )
 
 
 class Told(Numbers):
@@ -369,18 +467,29 @@ class Told(Numbers):
 
     def setup(self, stage: str) -> None:
         """Note it."""
-        self.book.append((self.engine.worker, "setup", self.engine.worker in self.engine.job.seated))
+        self.book.append(
+            (self.engine.worker, "setup", self.engine.worker in self.engine.job.seated)
+        )
 
     def configure_optimizers(self) -> Any:
         """Note it."""
         assert self.trainer.estimated_stepping_batches == 2 * -(-SAMPLES // 8)
-        self.book.append((self.engine.worker, "optimizers", self.engine.worker in self.engine.job.seated))
+        self.book.append(
+            (self.engine.worker, "optimizers", self.engine.worker in self.engine.job.seated)
+        )
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step"}]
+        return [optimizer], [
+            {
+                "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+                "interval": "step",
+            }
+        ]
 
 
 def test_a_late_rank_sets_up_its_task_before_the_others_wait_for_it(tmp_path: Path) -> None:
-    """Each process sets up once and makes its optimizers once, and what is trained does not change."""
+    """Each process sets up once and makes its optimizers once,
+    and what is trained does not change.
+    """
     seen: list[tuple[str, str, bool]] = []
     weights: dict[bool, Tensor] = {}
 
@@ -388,7 +497,12 @@ def test_a_late_rank_sets_up_its_task_before_the_others_wait_for_it(tmp_path: Pa
         def on_train_step_end(self, trainer: RunView, task: Line) -> None:
             engine = trainer.engine
             assert isinstance(engine, ElasticThreadEngine)
-            if grows and engine.worker == "a" and trainer.global_step == 3 and len(engine.job.sizes) == 1:
+            if (
+                grows
+                and engine.worker == "a"
+                and trainer.global_step == 3
+                and len(engine.job.sizes) == 1
+            ):
                 engine.job.add("c")
 
     def work(engine: ElasticThreadEngine) -> None:
@@ -396,26 +510,37 @@ def test_a_late_rank_sets_up_its_task_before_the_others_wait_for_it(tmp_path: Pa
         quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         options: dict[str, Any] = dict.fromkeys(quiet, False)
         folder = str(tmp_path / str(grows))
-        trainer = Trainer(engine=engine, max_epochs=2, run_dir=folder, callbacks=[Grow(), Elastic()], **options)
+        trainer = Trainer(
+            engine=engine, max_epochs=2, run_dir=folder, callbacks=[Grow(), Elastic()], **options
+        )
         task = Told(engine, seen)
         trainer.fit(task, DataLoader(Numbered(SAMPLES), batch_size=4, shuffle=True))
         if engine.worker == "a":
-            weights[grows] = torch.cat([parameter.detach().flatten() for parameter in task.parameters()])
+            weights[grows] = torch.cat(
+                [parameter.detach().flatten() for parameter in task.parameters()]
+            )
 
     for grows in (False, True):
         seen.clear()
         job = Job(work, 2)
         job.run("ab")
         assert job.sizes == ([2, 3] if grows else [2])
-    assert [entry for entry in seen if entry[0] == "c"] == [("c", "setup", False), ("c", "optimizers", False)]
+    assert [entry for entry in seen if entry[0] == "c"] == [
+        ("c", "setup", False),
+        ("c", "optimizers", False),
+    ]
     assert sorted(entry[:2] for entry in seen if entry[0] != "c") == [
         (w, what) for w in "ab" for what in ("optimizers", "setup")
     ]
     torch.testing.assert_close(weights[True], weights[False], rtol=0, atol=1e-12)
 
 
-def test_ranks_are_formed_again_while_a_checkpoint_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow disk does not hold up a recovery: here it is done only once the other ranks train again."""
+def test_ranks_are_formed_again_while_a_checkpoint_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow disk does not hold up a recovery:
+    here it is done only once the other ranks train again.
+    """
     formed, in_time = threading.Event(), list[bool]()
     write = LocalStore.write
 
@@ -431,14 +556,21 @@ def test_ranks_are_formed_again_while_a_checkpoint_is_being_written(tmp_path: Pa
     monkeypatch.setattr(LocalStore, "write", slow_write)
     save = {
         "enable_checkpointing": True,
-        "make_callbacks": lambda: [Formed(), ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1)],
+        "make_callbacks": lambda: [
+            Formed(),
+            ModelCheckpoint(every_n_train_steps=2, every_n_epochs=1),
+        ],
     }
     # At step 2, after which no checkpoint is due: the next save waits for the one before it.
     job, book, weights, _ = run(tmp_path, "ab", {("b", 2): lambda job: kill()}, **save)
     assert in_time and all(in_time), "the recovery waited for the disk"
     assert job.sizes == [2, 1] and set(weights) == {"a"}
     check_exactly_once(book)
-    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["best", "epoch=2-step=21", "last"]
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == [
+        "best",
+        "epoch=2-step=21",
+        "last",
+    ]
 
 
 @pytest.mark.parametrize("during", ["start", "commit"])
@@ -452,7 +584,9 @@ def test_a_rank_lost_before_the_first_commit_changes_nothing_either(
         def on_fit_start(self, trainer: RunView, task: Line) -> None:
             self._die(trainer, "start")
 
-        def on_save_checkpoint(self, trainer: RunView, task: Line, checkpoint: dict[str, Any]) -> None:
+        def on_save_checkpoint(
+            self, trainer: RunView, task: Line, checkpoint: dict[str, Any]
+        ) -> None:
             self._die(trainer, "commit")
 
         def _die(self, trainer: RunView, here: str) -> None:
@@ -493,13 +627,17 @@ class Opened(Callback):
 
 
 @pytest.mark.parametrize(
-    ("victims", "settings"), [("", {}), ("", {"max_steps": 4, "limit_val_batches": 0}), ("b", {}), ("a", {})]
+    ("victims", "settings"),
+    [("", {}), ("", {"max_steps": 4, "limit_val_batches": 0}), ("b", {}), ("a", {})],
 )
 def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victims: str, settings: dict[str, Any]
 ) -> None:
-    """After the loss of a rank, and at the end of training, each attempt is torn down, and the last leaves nothing unread."""
-    monkeypatch.setattr("trainkit.run.coordinator.INTERVAL_S", 0.0)  # each round has an exchange, which is read in the next
+    """After the loss of a rank, and at the end of training, each attempt is torn down,
+    and the last leaves nothing unread.
+    """
+    # each round has an exchange, which is read in the next
+    monkeypatch.setattr("trainkit.run.coordinator.INTERVAL_S", 0.0)
     under_way: dict[str, int] = {}
 
     def start_sum(comm: ThreadCollectives, number: int) -> Callable[[], int]:

@@ -40,10 +40,14 @@ def test_a_value_is_the_mean_over_all_samples(tmp_path: Path, entry: str) -> Non
     task = Line()
     values = getattr(quiet(tmp_path, precision="64-true"), entry)(task, loader(23))
     x_NI, y_NO = (t.double() for t in rows(23).tensors)
-    assert values == {"val/loss": pytest.approx(functional.mse_loss(task(x_NI), y_NO).item(), rel=1e-14)}
+    assert values == {
+        "val/loss": pytest.approx(functional.mse_loss(task(x_NI), y_NO).item(), rel=1e-14)
+    }
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"drop_last": True}, {"batch_size": 7}, {"num_workers": 1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"shuffle": True}, {"drop_last": True}, {"batch_size": 7}, {"num_workers": 1}]
+)
 def test_evaluation_sees_each_sample_once(tmp_path: Path, options: dict[str, Any]) -> None:
     """Whatever the loader's options, each sample is evaluated once: nothing is dropped."""
     seen: list[float] = []
@@ -58,13 +62,17 @@ def test_evaluation_sees_each_sample_once(tmp_path: Path, options: dict[str, Any
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"batch_size": 7}, {"num_workers": 2}])
 def test_predictions_come_in_the_data_sets_order(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Predictions of all batches come in the order of the data set, with any options of the loader."""
+    """Predictions of all batches come in the order of the data set,
+    with any options of the loader.
+    """
     predictions = quiet(tmp_path).predict(Echo(), loader(23, **options))
     assert torch.cat(predictions).tolist() == rows(23).tensors[0][:, 0].tolist()
 
 
 def test_predictions_are_written_as_they_come(tmp_path: Path) -> None:
-    """Each batch is on the disk before the next is computed; read back they are in order, and none stays in memory."""
+    """Each batch is on the disk before the next is computed;
+    read back they are in order, and none stays in memory.
+    """
     there: list[int] = []
     folder = tmp_path / "run" / "predictions"
 
@@ -76,17 +84,28 @@ def test_predictions_are_written_as_they_come(tmp_path: Path) -> None:
     trainer = quiet(tmp_path / "run")
     for count in (23, 9):  # the second run leaves nothing of the first
         there.clear()
-        assert trainer.predict(Look(), loader(count), return_predictions=False, write_to=True) is None
+        assert (
+            trainer.predict(Look(), loader(count), return_predictions=False, write_to=True) is None
+        )
         assert there == list(range(-(-count // 4)))
-        assert torch.cat(list(trainkit.read_predictions(folder))).tolist() == rows(count).tensors[0][:, 0].tolist()
+        assert (
+            torch.cat(list(trainkit.read_predictions(folder))).tolist()
+            == rows(count).tensors[0][:, 0].tolist()
+        )
     kept = trainer.predict(Echo(), loader(9), write_to=tmp_path / "other")
-    assert torch.equal(torch.cat(kept), torch.cat(list(trainkit.read_predictions(tmp_path / "other"))))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"nothing holds no predictions\. `python -m trainkit predict"):
+    assert torch.equal(
+        torch.cat(kept), torch.cat(list(trainkit.read_predictions(tmp_path / "other")))
+    )  # type: ignore[arg-type]
+    with pytest.raises(
+        DataError, match=r"nothing holds no predictions\. `python -m trainkit predict"
+    ):
         list(trainkit.read_predictions(tmp_path / "nothing"))
 
 
 def test_predictions_are_of_the_forward_pass_by_default(tmp_path: Path) -> None:
-    """Without a predict_step the model's answer to the inputs is predicted, from batches and from bare tensors."""
+    """Without a predict_step the model's answer to the inputs is predicted,
+    from batches and from bare tensors.
+    """
     task = Line()
     x_NI = rows(6).tensors[0]
     for data in (rows(6), [x_NI[:4], x_NI[4:]]):
@@ -97,8 +116,13 @@ def test_predictions_are_of_the_forward_pass_by_default(tmp_path: Path) -> None:
 def test_a_stream_is_evaluated_to_its_end(tmp_path: Path) -> None:
     """A stream without length is evaluated and predicted on until it ends."""
     trainer = quiet(tmp_path)
-    assert torch.cat(trainer.predict(Echo(), DataLoader(Rows(), 4))).tolist() == rows(10).tensors[0][:, 0].tolist()
-    assert trainer.validate(Line(), DataLoader(Rows(), 4)) == pytest.approx(trainer.validate(Line(), loader(10)), rel=1e-6)
+    assert (
+        torch.cat(trainer.predict(Echo(), DataLoader(Rows(), 4))).tolist()
+        == rows(10).tensors[0][:, 0].tolist()
+    )
+    assert trainer.validate(Line(), DataLoader(Rows(), 4)) == pytest.approx(
+        trainer.validate(Line(), loader(10)), rel=1e-6
+    )
 
 
 def test_several_loaders_have_values_of_their_own(tmp_path: Path) -> None:
@@ -106,7 +130,9 @@ def test_several_loaders_have_values_of_their_own(tmp_path: Path) -> None:
     trainer = quiet(tmp_path)
     values = trainer.validate(Line(), [loader(8), loader(23)])
     for place, data in enumerate((loader(8), loader(23))):
-        assert values[f"val/loss/dataloader_idx_{place}"] == trainer.validate(Line(), data)["val/loss"]
+        assert (
+            values[f"val/loss/dataloader_idx_{place}"] == trainer.validate(Line(), data)["val/loss"]
+        )
 
 
 def test_hooks_receive_the_number_of_the_loader(tmp_path: Path) -> None:
@@ -116,7 +142,9 @@ def test_hooks_receive_the_number_of_the_loader(tmp_path: Path) -> None:
     places: list[tuple[int, int]] = []
 
     class Look(Callback):
-        def on_test_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+        def on_test_batch_start(
+            self, trainer: Any, task: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        ) -> None:
             places.append((batch_idx, dataloader_idx))
 
     quiet(tmp_path, callbacks=Look()).test(Line(), [loader(8), loader(4)])
@@ -168,10 +196,15 @@ def test_limits_are_counts_or_shares(tmp_path: Path, limit: float, seen: int) ->
     assert sum(counted) == 2 * seen
 
 
-@pytest.mark.parametrize(("entry", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
+@pytest.mark.parametrize(
+    ("entry", "kind"), [("validate", "val"), ("test", "test"), ("predict", "predict")]
+)
 def test_no_data_raises(tmp_path: Path, entry: str, kind: str) -> None:
     """Without data an entry point raises; the error says what to pass or define."""
-    with pytest.raises(ConfigError, match=rf"There is no data to {entry} on: pass dataloaders, or define {kind}_dataloader"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"There is no data to {entry} on: pass dataloaders, or define {kind}_dataloader",
+    ):
         getattr(quiet(tmp_path), entry)(Line())
 
 
@@ -213,7 +246,9 @@ def test_a_step_that_asks_for_the_loader_is_told(tmp_path: Path) -> None:
 
 
 def test_a_fit_after_a_prediction_trains(tmp_path: Path) -> None:
-    """predict and validate leave each module in the mode that it was in, also where they end with an error."""
+    """predict and validate leave each module in the mode that it was in,
+    also where they end with an error.
+    """
 
     class Breaks(Net):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -232,7 +267,9 @@ def test_loaders_of_a_dict_have_names(tmp_path: Path) -> None:
     """A dict of validation loaders names the values of each, in a fit too."""
     trainer, data = quiet(tmp_path, max_epochs=1), {"near": loader(6), "far": loader(9)}
     values = trainer.validate(Line(), data)
-    assert values == {f"val/loss/{name}": trainer.validate(Line(), own)["val/loss"] for name, own in data.items()}
+    assert values == {
+        f"val/loss/{name}": trainer.validate(Line(), own)["val/loss"] for name, own in data.items()
+    }
     trainer.fit(Line(), loader(8), data)
     assert {"val/loss/near", "val/loss/far"} <= trainer.callback_metrics.keys()
 

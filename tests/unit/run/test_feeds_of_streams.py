@@ -1,4 +1,6 @@
-"""Streams of several ranks with different batches: one contract for all, or a refusal, but never one for each."""
+"""Streams of several ranks with different batches:
+one contract for all, or a refusal, but never one for each.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ UNLIKE: dict[str, list[list[Any]]] = {
 
 @pytest.mark.parametrize("data", UNLIKE.values(), ids=UNLIKE)
 def test_ranks_of_unlike_streams_share_one_contract(data: list[list[Any]], tmp_path: Path) -> None:
-    """The batch is unknown then: the factor is that of the ranks, and all ranks keep the same weights."""
+    """The batch is unknown then: the factor is that of the ranks,
+    and all ranks keep the same weights.
+    """
 
     def work(engine: ThreadEngine) -> tuple[torch.Tensor, float, int | None]:
         task, trainer = Line(), quiet(tmp_path, engine=engine)
@@ -36,7 +40,9 @@ def test_ranks_of_unlike_streams_share_one_contract(data: list[list[Any]], tmp_p
 
 @pytest.mark.parametrize("data", UNLIKE.values(), ids=UNLIKE)
 @pytest.mark.parametrize("setting", ["global_batch_size", "lr_reference_batch_size"])
-def test_what_needs_a_known_batch_is_refused(data: list[list[Any]], setting: str, tmp_path: Path) -> None:
+def test_what_needs_a_known_batch_is_refused(
+    data: list[list[Any]], setting: str, tmp_path: Path
+) -> None:
     """A setting that needs a known batch size is refused on all ranks alike."""
 
     def work(engine: ThreadEngine) -> str:
@@ -50,7 +56,9 @@ def test_what_needs_a_known_batch_is_refused(data: list[list[Any]], setting: str
 
 
 def test_different_streams_are_not_dealt(tmp_path: Path) -> None:
-    """If the ranks' first batches differ, the batches of one stream cannot be dealt: refused on all ranks alike."""
+    """If the ranks' first batches differ, the batches of one stream cannot be dealt:
+    refused on all ranks alike.
+    """
 
     def work(engine: ThreadEngine) -> str:
         with pytest.raises(ConfigError) as error:
@@ -65,7 +73,9 @@ def test_different_streams_are_not_dealt(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_dealt_batches_train_as_those_of_one_rank(ranks: int, tmp_path: Path) -> None:
-    """A list of batches on N ranks gives the weights of one rank that accumulates N of them in a step."""
+    """A list of batches on N ranks gives the weights of one rank
+    that accumulates N of them in a step.
+    """
     batches = [(x_NI[i : i + 2], y_NO[i : i + 2]) for i in range(0, 20, 2)]
 
     def work(engine: ThreadEngine) -> torch.Tensor:

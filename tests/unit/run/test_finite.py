@@ -28,12 +28,17 @@ def poisoned(value: float, *indices: int) -> TensorDataset:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_the_run_ends_before_the_update(tmp_path: Path, value: float) -> None:
-    """Step, rank and the samples of the microbatch are named; the weights are those of the step before."""
+    """Step, rank and the samples of the microbatch are named;
+    the weights are those of the step before.
+    """
     task, before = Line(), Line()
     data = poisoned(value, 13)
     with pytest.raises(DivergenceError) as error:
         quiet(tmp_path, stop_on_nonfinite=True, accumulate_grad_batches=2).fit(task, loader(data))
-    assert f"not finite at step 1 (epoch 0): {value} on rank 0, samples 12, 13, 14, 15 of the data set" in str(error.value)
+    assert (
+        f"not finite at step 1 (epoch 0): {value} on rank 0, samples 12, 13, 14, 15 of the data set"
+        in str(error.value)
+    )
     quiet(tmp_path, accumulate_grad_batches=2, max_steps=1).fit(before, loader(data))
     assert torch.equal(weights(task), weights(before))
 
@@ -86,16 +91,24 @@ def test_a_loss_that_is_written_over_is_looked_at_as_it_was() -> None:
     assert float(looked._seen[0][0]) == 1.0
 
 
-def test_by_default_a_loss_that_is_not_finite_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The run continues, and rank 0 says so when it next logs a step; nothing is read in the steps between."""
-    quiet(tmp_path, max_epochs=3, log_every_n_steps=4).fit(Line(), loader(poisoned(float("nan"), 5)))
+def test_by_default_a_loss_that_is_not_finite_is_reported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run continues, and rank 0 says so when it next logs a step;
+    nothing is read in the steps between.
+    """
+    quiet(tmp_path, max_epochs=3, log_every_n_steps=4).fit(
+        Line(), loader(poisoned(float("nan"), 5))
+    )
     said = capsys.readouterr().out
     assert said.count("WARNING: the loss is nan at step 4 (epoch 0)") == 1
     assert said.count("WARNING") == 1
     assert "trainer.stop_on_nonfinite=true" in said
 
 
-def test_a_short_run_reports_at_the_epochs_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_short_run_reports_at_the_epochs_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run without a logged step reports too; one with finite losses prints nothing."""
     quiet(tmp_path).fit(Line(), loader(poisoned(float("inf"), 19)))
     assert "WARNING: the loss is" in capsys.readouterr().out

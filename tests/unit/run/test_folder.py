@@ -1,4 +1,6 @@
-"""A run's folder that hosts do not share is found before training. Ranks are threads; each has a path of its own for it."""
+"""A run's folder that hosts do not share is found before training.
+Ranks are threads; each has a path of its own for it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def checked(
         engine.ranks.assign(rank, len(folders), 0, local_size)
         engine.ranks.committed_step = 7 if trains[rank] else -1
         engine.splits_weights = splits_weights
-        policy = SimpleNamespace(role="checkpoints", store_of=lambda run_dir: SimpleNamespace(place=store))
+        policy = SimpleNamespace(
+            role="checkpoints", store_of=lambda run_dir: SimpleNamespace(place=store)
+        )
         monkeypatch.setattr(engine.ranks, "say", said.append)
         try:
             check_shared(folders[rank], engine, cast(Any, [policy]), needed)
@@ -61,10 +65,15 @@ def test_a_shared_folder_passes(monkeypatch: pytest.MonkeyPatch, places: list[Pa
     assert list(places[0].iterdir()) == []
 
 
-def test_a_folder_of_one_host_alone_ends_all_ranks(monkeypatch: pytest.MonkeyPatch, places: list[Path]) -> None:
+def test_a_folder_of_one_host_alone_ends_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, places: list[Path]
+) -> None:
     """All raise the same, which names folder, hosts and what to do; nothing is left on any host."""
     first, *others = checked(monkeypatch, places)
-    pattern = r"run_dir is '\S+/run', and node2 does not see it: it is not shared between the hosts.*run_dir=.*dirpath=s3://"
+    pattern = (
+        r"run_dir is '\S+/run', and node2 does not see it: it is not shared between the"
+        r" hosts.*run_dir=.*dirpath=s3://"
+    )
     assert all(re.search(pattern, text) for text in [first, *others])
     assert not places[0].exists() and not places[2].parent.exists()
 
@@ -78,7 +87,9 @@ def test_files_of_others_stay(monkeypatch: pytest.MonkeyPatch, places: list[Path
     assert all([path.name for path in place.iterdir()] == ["mine"] for place in places)
 
 
-def test_ranks_of_a_new_host_end_alone_if_the_others_train(monkeypatch: pytest.MonkeyPatch, places: list[Path]) -> None:
+def test_ranks_of_a_new_host_end_alone_if_the_others_train(
+    monkeypatch: pytest.MonkeyPatch, places: list[Path]
+) -> None:
     """Those that hold a commit continue, though one of them has lost its disk since."""
     found = checked(monkeypatch, [places[0], places[2], places[2]], trains=[True, True, False])
     assert found[:2] == ["", ""] and "does not see it" in found[2]
@@ -95,7 +106,9 @@ def test_ranks_of_a_new_host_end_alone_if_the_others_train(monkeypatch: pytest.M
 def test_a_run_that_rank_0_alone_writes_is_reported(
     monkeypatch: pytest.MonkeyPatch, places: list[Path], settings: dict[str, Any], is_error: bool
 ) -> None:
-    """It trains, as does one with checkpoints at a URL; one with ranks that write parts does not."""
+    """It trains, as does one with checkpoints at a URL;
+    one with ranks that write parts does not.
+    """
     found = checked(monkeypatch, places, **settings)
     assert all("node2 does not see it" in text for text in found)
     assert all(("the run's files are on node0 alone" in text) is not is_error for text in found)

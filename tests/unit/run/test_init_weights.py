@@ -1,4 +1,6 @@
-"""fit(init_weights=...): a run that starts from weights from anywhere; and validate from a file of weights."""
+"""fit(init_weights=...): a run that starts from weights from anywhere;
+and validate from a file of weights.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,22 @@ class Translating(Net):
         """Return them by this Task's names."""
         if not any(name.startswith("net/") for name in weights):
             return weights
-        return {name.replace("net/", "model."): t.T if t.dim() == 2 else t for name, t in weights.items()}
+        return {
+            name.replace("net/", "model."): t.T if t.dim() == 2 else t
+            for name, t in weights.items()
+        }
 
 
 def foreign(folder: Path, task: Net) -> Path:
-    """Write the weights of a task as another library would, into a folder of transformers' layout; return the folder."""
+    """Write the weights of a task as another library would, into a folder of transformers' layout;
+    return the folder.
+    """
     folder.mkdir()
     state = {name.replace("model.", "net/"): tensor for name, tensor in task.state_dict().items()}
-    theirs = {name: tensor.T.contiguous() if tensor.dim() == 2 else tensor for name, tensor in state.items()}
+    theirs = {
+        name: tensor.T.contiguous() if tensor.dim() == 2 else tensor
+        for name, tensor in state.items()
+    }
     safetensors.torch.save_file(theirs, folder / "model.safetensors")
     return folder
 
@@ -72,14 +82,18 @@ def begin(run_dir: Path, task: Any, source: Any, **options: Any) -> Start:
     """Train two steps from weights; return the initial weights."""
     start = Start()
     settings = {name: options.pop(name) for name in ("engine", "max_steps") if name in options}
-    quiet(run_dir, callbacks=start, **({"max_steps": 2} | settings)).fit(task, loader(8), init_weights=str(source), **options)
+    quiet(run_dir, callbacks=start, **({"max_steps": 2} | settings)).fit(
+        task, loader(8), init_weights=str(source), **options
+    )
     return start
 
 
 def as_checkpoint(tmp_path: Path, task: Net) -> Path:
     """Write a trainkit checkpoint."""
     task.sgd = {"lr": 0.0}
-    quiet(tmp_path / "first", max_steps=1, callbacks=ModelCheckpoint(save_weights_only=True)).fit(task, loader(8))
+    quiet(tmp_path / "first", max_steps=1, callbacks=ModelCheckpoint(save_weights_only=True)).fit(
+        task, loader(8)
+    )
     return newest(tmp_path / "first")
 
 
@@ -101,8 +115,12 @@ FILES = ["safetensors", "state dict", "lightning"]
 
 
 @pytest.mark.parametrize("write", SOURCES.values(), ids=SOURCES)
-def test_a_run_starts_from_weights_from_anywhere(tmp_path: Path, write: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint, safetensors, a state dict and a Lightning checkpoint give the weights of a new run, at step 0."""
+def test_a_run_starts_from_weights_from_anywhere(
+    tmp_path: Path, write: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint, safetensors, a state dict and a Lightning checkpoint
+    give the weights of a new run, at step 0.
+    """
     task = trained()
     source = write(tmp_path, task)
     capsys.readouterr()
@@ -120,7 +138,9 @@ def test_statistics_come_with_the_weights(tmp_path: Path) -> None:
 
 
 def test_weights_that_do_not_match_are_refused_by_name(tmp_path: Path) -> None:
-    """If not all weights match, the run does not start; the error names each mismatch, and the way out."""
+    """If not all weights match, the run does not start;
+    the error names each mismatch, and the way out.
+    """
     with pytest.raises(CheckpointError) as caught:
         begin(tmp_path / "run", Wider(), as_safetensors(tmp_path, trained()))
     said = str(caught.value)
@@ -130,8 +150,12 @@ def test_weights_that_do_not_match_are_refused_by_name(tmp_path: Path) -> None:
     assert "strict=false loads the matching weights." in said
 
 
-def test_what_fits_is_loaded_and_the_rest_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """strict=False loads weights that match by name and shape, lists the rest, and leaves it unchanged."""
+def test_what_fits_is_loaded_and_the_rest_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """strict=False loads weights that match by name and shape, lists the rest,
+    and leaves it unchanged.
+    """
     task, new = Wider(), Wider()
     source = as_safetensors(tmp_path, trained())
     start = begin(tmp_path / "run", task, source, strict=False)
@@ -139,18 +163,25 @@ def test_what_fits_is_loaded_and_the_rest_listed(tmp_path: Path, capsys: pytest.
     assert torch.equal(start.weights[:fitting], weights(trained())[:fitting])
     assert torch.equal(start.weights[fitting:], weights(new)[fitting:])
     said = capsys.readouterr().out
-    assert f"Weights from {source}, without those that do not match:\n  missing in the file: model.5.bias [1]\n" in said
+    assert (
+        f"Weights from {source}, without those that do not match:\n  missing in the file:"
+        " model.5.bias [1]\n" in said
+    )
     assert said.count("\n  ") == 4
 
 
 def test_no_matching_weight_is_refused_with_any_strict(tmp_path: Path) -> None:
     """Weights of another model altogether are refused, with strict=False too."""
     with pytest.raises(CheckpointError, match=r"Nothing in \S+ fits Net, by name and shape"):
-        begin(tmp_path / "run", Net(), saved(tmp_path, {"other": torch.ones(2)}, "w.pt"), strict=False)
+        begin(
+            tmp_path / "run", Net(), saved(tmp_path, {"other": torch.ones(2)}, "w.pt"), strict=False
+        )
 
 
 def test_a_resumed_checkpoint_takes_precedence(tmp_path: Path) -> None:
-    """With "auto", the first start takes the weights and each later one resumes from the run's own checkpoint."""
+    """With "auto", the first start takes the weights and each later
+    one resumes from the run's own checkpoint.
+    """
     source = as_safetensors(tmp_path, trained())
     task = Net()
     start, keeper = Start(), ModelCheckpoint()
@@ -166,7 +197,9 @@ def test_a_resumed_checkpoint_takes_precedence(tmp_path: Path) -> None:
 def test_a_resumed_run_does_not_read_the_weights(tmp_path: Path) -> None:
     """A file that is gone by the time of a restart does not matter."""
     source = as_safetensors(tmp_path, trained())
-    quiet(tmp_path / "run", max_steps=2, enable_checkpointing=True).fit(Net(), loader(8), init_weights=str(source))
+    quiet(tmp_path / "run", max_steps=2, enable_checkpointing=True).fit(
+        Net(), loader(8), init_weights=str(source)
+    )
     source.unlink()
     trainer = quiet(tmp_path / "run", max_steps=3)
     trainer.fit(Net(), loader(16), ckpt_path="auto", init_weights=str(source))
@@ -207,11 +240,15 @@ def test_a_file_of_weights_is_validated(tmp_path: Path, write: Any) -> None:
 def test_a_file_that_does_not_fit_is_not_validated(tmp_path: Path) -> None:
     """All of a file must fit the task that is validated."""
     with pytest.raises(CheckpointError, match="does not fit Line|Nothing in"):
-        quiet(tmp_path).validate(Line(), loader(11), ckpt_path=str(as_safetensors(tmp_path, trained())))
+        quiet(tmp_path).validate(
+            Line(), loader(11), ckpt_path=str(as_safetensors(tmp_path, trained()))
+        )
 
 
 def test_a_task_translates_foreign_weights(tmp_path: Path) -> None:
-    """`translate_weights` renames and turns them; checkpoints of the Task's own pass through it unchanged."""
+    """`translate_weights` renames and turns them;
+    checkpoints of the Task's own pass through it unchanged.
+    """
     start = begin(tmp_path / "run", Translating(), foreign(tmp_path / "theirs", trained()))
     assert torch.equal(start.weights, weights(trained()))
     again = begin(tmp_path / "again", Translating(), as_checkpoint(tmp_path, trained()))
@@ -230,5 +267,7 @@ def test_foreign_weights_are_evaluated_and_loaded(tmp_path: Path) -> None:
 
 def test_weights_at_a_url_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> None:
     """Without a traceback of the URL's library."""
-    with pytest.raises(CheckpointError, match="'memory://nowhere/x' cannot be read: FileNotFoundError"):
+    with pytest.raises(
+        CheckpointError, match="'memory://nowhere/x' cannot be read: FileNotFoundError"
+    ):
         begin(tmp_path, Net(), "memory://nowhere/x")

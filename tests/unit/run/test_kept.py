@@ -26,7 +26,9 @@ class Making:
         self.times += 1
         optimizer = self.kind(self.task.parameters(), lr=0.1)  # type: ignore[call-arg]
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10, eta_min=0.01)
-        return read_optimizers({"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}})
+        return read_optimizers(
+            {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        )
 
 
 def used(made: Made, task: Line) -> list[float]:

@@ -42,7 +42,9 @@ with lease.StoreLease(RemoteStore(sys.argv[1]), Path("/runs/theirs")) as held:
     os.read(0, 1)
 """
 # What another run at the URL has written.
-THEIRS = json.dumps({"host": "elsewhere", "pid": 7, "started": "then", "id": "theirs", "run_dir": "/b"}).encode()
+THEIRS = json.dumps(
+    {"host": "elsewhere", "pid": 7, "started": "then", "id": "theirs", "run_dir": "/b"}
+).encode()
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,11 @@ def memory() -> str:
 @pytest.fixture(params=["memory", "file"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A URL of each kind: an object store's, and one with folders, which have to be made."""
-    return str(request.getfixturevalue("memory")) if request.param == "memory" else f"file://{tmp_path}/not/there"
+    return (
+        str(request.getfixturevalue("memory"))
+        if request.param == "memory"
+        else f"file://{tmp_path}/not/there"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +102,9 @@ class Second(Callback):
 
 
 def test_a_second_run_at_a_url_is_refused_and_the_holder_named(url: str, tmp_path: Path) -> None:
-    """Also one that resumes from what is there; URL, host, process, folder, time and both ways out are named."""
+    """Also one that resumes from what is there;
+    URL, host, process, folder, time and both ways out are named.
+    """
     second = Second(url, tmp_path / "second")
     fit(url, tmp_path / "first", second)
     assert f"ModelCheckpoint.dirpath is '{url}'" in second.error
@@ -112,13 +120,20 @@ def test_a_second_run_at_a_url_is_refused_and_the_holder_named(url: str, tmp_pat
 def test_at_s3_a_run_of_another_process_is_refused_until_it_is_killed(
     bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A conditional write makes the file; after SIGKILL on this machine the next run takes over at once, and says so."""
+    """A conditional write makes the file;
+    after SIGKILL on this machine the next run takes over at once, and says so.
+    """
     url = f"{bucket}/{uuid.uuid4().hex}"
-    with subprocess.Popen([sys.executable, "-c", HOLDER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"held\n"
         with pytest.raises(OSError, match="already exists|[Pp]re-?condition"):
             RemoteStore(url).write_file(LOCK, b"mine", is_new=True)
-        with pytest.raises(ConfigError, match=rf"another run is going on: process {process.pid} on .*run_dir=/runs/theirs"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"another run is going on: process {process.pid} on .*run_dir=/runs/theirs",
+        ):
             fit(url, tmp_path)
         assert names(url) == []
         process.send_signal(signal.SIGKILL)
@@ -128,11 +143,15 @@ def test_at_s3_a_run_of_another_process_is_refused_until_it_is_killed(
     assert RemoteStore(url).read_file(LOCK) is None
 
 
-@pytest.mark.parametrize("content", [json.dumps({"host": "elsewhere", "pid": 1, "started": "then"}), "torn"])
+@pytest.mark.parametrize(
+    "content", [json.dumps({"host": "elsewhere", "pid": 1, "started": "then"}), "torn"]
+)
 def test_a_lease_of_another_host_ends_with_its_heartbeat(
     content: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A description that does not change for the time of a lease refuses no run, whatever its clock says."""
+    """A description that does not change for the time of a lease refuses no run,
+    whatever its clock says.
+    """
     monkeypatch.setattr(lease_module, "_EXPIRES_S", 0.1)
     RemoteStore(url).write_file(LOCK, content.encode(), is_new=True)
     fit(url, tmp_path)
@@ -140,7 +159,9 @@ def test_a_lease_of_another_host_ends_with_its_heartbeat(
 
 
 class Replaces(Callback):
-    """Another run takes the URL after the first epoch, as if this one had been suspended for long."""
+    """Another run takes the URL after the first epoch,
+    as if this one had been suspended for long.
+    """
 
     def __init__(self, url: str, content: bytes | None) -> None:
         self.url, self.content = url, content
@@ -155,13 +176,17 @@ class Replaces(Callback):
 
 
 @pytest.mark.parametrize(
-    ("content", "why"), [(THEIRS, "is of another run now: process 7 on .*run_dir=/b"), (None, "was deleted")]
+    ("content", "why"),
+    [(THEIRS, "is of another run now: process 7 on .*run_dir=/b"), (None, "was deleted")],
 )
 def test_a_run_that_lost_its_lease_changes_nothing_and_ends(
     content: bytes | None, why: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It neither writes its next checkpoint nor removes its last, and its error names the other run."""
-    monkeypatch.setattr(lease_module, "_BEAT_S", 60.0)  # none falls between the reading and the writing of the other
+    """It neither writes its next checkpoint nor removes its last,
+    and its error names the other run.
+    """
+    # none falls between the reading and the writing of the other
+    monkeypatch.setattr(lease_module, "_BEAT_S", 60.0)
     with pytest.raises(LeaseLost, match=why):
         fit(url, tmp_path, Replaces(url, content))
     assert names(url) == ["epoch=0-step=6"]
@@ -189,7 +214,9 @@ def test_the_heartbeat_of_a_run_that_lost_its_lease_ends(url: str, tmp_path: Pat
     assert RemoteStore(url).read_file(LOCK) == THEIRS
 
 
-def test_a_store_without_conditional_writes_is_leased(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_conditional_writes_is_leased(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file system whose pipe_file takes no mode is written to plainly."""
     pipe = MemoryFileSystem.pipe_file
 
@@ -208,7 +235,9 @@ def test_a_store_without_conditional_writes_is_leased(memory: str, tmp_path: Pat
 def test_a_later_attempt_of_an_elastic_job_takes_its_own_lease(
     memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its rank 0 may be another process, and a checkpoint of the attempt before may still be on its way."""
+    """Its rank 0 may be another process,
+    and a checkpoint of the attempt before may still be on its way.
+    """
     monkeypatch.setenv("TRAINKIT_JOB_STARTED", "2030-01-01_00-00-00")
     with StoreLease(RemoteStore(memory), tmp_path) as first:
         first.take()
@@ -219,14 +248,18 @@ def test_a_later_attempt_of_an_elastic_job_takes_its_own_lease(
     assert capsys.readouterr().out == ""
 
 
-def test_a_url_that_cannot_be_written_is_refused(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_that_cannot_be_written_is_refused(
+    memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before training, with the store's own reason; a later attempt of an elastic job continues."""
 
     def refuses(*_: object, **__: object) -> None:
         raise PermissionError("Access Denied")
 
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuses)
-    with pytest.raises(ConfigError, match=rf"dirpath is '{memory}', which cannot be written: Access Denied"):
+    with pytest.raises(
+        ConfigError, match=rf"dirpath is '{memory}', which cannot be written: Access Denied"
+    ):
         fit(memory, tmp_path)
     with StoreLease(RemoteStore(memory), tmp_path) as lease:
         lease.take(is_later_attempt=True)

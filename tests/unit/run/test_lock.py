@@ -21,7 +21,8 @@ from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError
 from trainkit.run.lock import LOCK, RunLock
 
-# A process that takes the folder, says so, and holds it until its input ends; `fork` leaves it a child, as loaders do.
+# A process that takes the folder, says so, and holds it until its input ends; `fork` leaves it a
+# child, as loaders do.
 HOLDER = """
 import os, sys
 from pathlib import Path
@@ -58,7 +59,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def holder(*flags: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", HOLDER, str(tmp_path), *flags]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         started.append(process)
         assert process.stdout is not None
         if not flags:
@@ -78,7 +81,9 @@ def take(folder: Path) -> None:
 
 
 def test_a_second_run_is_refused_and_the_holder_named(start: Start, tmp_path: Path) -> None:
-    """While a run is alive the next one is refused; host, process, command, time and both ways out are named."""
+    """While a run is alive the next one is refused;
+    host, process, command, time and both ways out are named.
+    """
     process = start()
     since = json.loads((tmp_path / LOCK).read_text())["started"]
     with pytest.raises(ConfigError) as caught:
@@ -88,12 +93,17 @@ def test_a_second_run_is_refused_and_the_holder_named(start: Start, tmp_path: Pa
     assert f"{tmp_path}`, since {since})" in said  # the command line ends with the folder
     assert "run_dir=..." in said
     assert "end that process" in said
-    with pytest.raises(ConfigError, match="another run is going on"):  # being refused has not loosened the lock
+    # being refused has not loosened the lock
+    with pytest.raises(ConfigError, match="another run is going on"):
         take(tmp_path)
 
 
-def test_an_ended_run_leaves_an_empty_file(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A successful run releases the lock, the file stays and is empty, and the next run starts without a message."""
+def test_an_ended_run_leaves_an_empty_file(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A successful run releases the lock, the file stays and is empty,
+    and the next run starts without a message.
+    """
     process = start()
     process.communicate("x")
     assert (tmp_path / LOCK).read_bytes() == b""
@@ -101,7 +111,9 @@ def test_an_ended_run_leaves_an_empty_file(start: Start, tmp_path: Path, capsys:
     assert capsys.readouterr().out == ""
 
 
-def test_a_killed_run_is_followed_at_once(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_run_is_followed_at_once(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """After SIGKILL the next run takes over, and names the former holder in one line."""
     process = start()
     process.kill()
@@ -112,8 +124,12 @@ def test_a_killed_run_is_followed_at_once(start: Start, tmp_path: Path, capsys: 
     assert said.count("\n") == 1
 
 
-def test_a_worker_that_outlives_its_killed_run_does_not_hold_the_folder(start: Start, tmp_path: Path) -> None:
-    """A forked child of the dead run, still alive with the file open, does not keep the next run out."""
+def test_a_worker_that_outlives_its_killed_run_does_not_hold_the_folder(
+    start: Start, tmp_path: Path
+) -> None:
+    """A forked child of the dead run, still alive with the file open,
+    does not keep the next run out.
+    """
     process = start("fork")
     assert process.stdout is not None
     lines = [process.stdout.readline().strip() for _ in range(2)]
@@ -122,7 +138,9 @@ def test_a_worker_that_outlives_its_killed_run_does_not_hold_the_folder(start: S
     process.wait()
     os.kill(child, 0)  # it lives, or this would raise
     assert any(
-        os.path.samestat((tmp_path / LOCK).stat(), fd.stat()) for fd in Path(f"/proc/{child}/fd").iterdir() if fd.exists()
+        os.path.samestat((tmp_path / LOCK).stat(), fd.stat())
+        for fd in Path(f"/proc/{child}/fd").iterdir()
+        if fd.exists()
     )
     try:
         take(tmp_path)
@@ -130,7 +148,9 @@ def test_a_worker_that_outlives_its_killed_run_does_not_hold_the_folder(start: S
         os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("content", [b'{"host": "a", "pi', b"\xff\xfe\x00garbage", b"[1, 2]", b'{"pid": "x"}'])
+@pytest.mark.parametrize(
+    "content", [b'{"host": "a", "pi', b"\xff\xfe\x00garbage", b"[1, 2]", b'{"pid": "x"}']
+)
 def test_a_damaged_description_of_a_dead_run_does_no_harm(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +161,9 @@ def test_a_damaged_description_of_a_dead_run_does_no_harm(
 
 
 def test_a_damaged_description_of_a_live_run_admits_no_other(start: Start, tmp_path: Path) -> None:
-    """The lock decides, not the text: the next run is refused, and its error says how to find the live one."""
+    """The lock decides, not the text:
+    the next run is refused, and its error says how to find the live one.
+    """
     start()
     (tmp_path / LOCK).write_bytes(b"\x00\x01 torn")
     with pytest.raises(ConfigError, match=r"unidentified run.*fuser .*\.lock"):
@@ -149,12 +171,19 @@ def test_a_damaged_description_of_a_live_run_admits_no_other(start: Start, tmp_p
 
 
 def test_one_process_takes_a_folder_once(start: Start, tmp_path: Path) -> None:
-    """A second fit of the same process is refused, and the first one's lock stands: other processes are still refused."""
+    """A second fit of the same process is refused, and the first one's lock stands:
+    other processes are still refused.
+    """
     with RunLock() as first:
         first.take(tmp_path)
         with pytest.raises(ConfigError, match="a fit of this same process"):
             take(tmp_path)
-        other = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path)], capture_output=True, text=True, check=False)
+        other = subprocess.run(
+            [sys.executable, "-c", HOLDER, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert f"process {os.getpid()} on" in other.stderr
     take(tmp_path)
 
@@ -177,13 +206,20 @@ def test_a_forked_child_does_not_release_its_parents_lock(tmp_path: Path) -> Non
             os._exit(0)
         os.waitpid(child, 0)
         # Asked of another process: reading the file in this one would drop the lock.
-        other = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path)], capture_output=True, text=True, check=False)
+        other = subprocess.run(
+            [sys.executable, "-c", HOLDER, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert f"another run is going on: process {os.getpid()} on" in other.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_refused() -> None:
     """In a read-only folder the error names it and the way out, in place of a traceback."""
-    with pytest.raises(ConfigError, match=r"run_dir is '/proc/self'.*cannot be written.*run_dir=\.\.\."):
+    with pytest.raises(
+        ConfigError, match=r"run_dir is '/proc/self'.*cannot be written.*run_dir=\.\.\."
+    ):
         take(Path("/proc/self"))
 
 
@@ -193,9 +229,14 @@ def no_locks(*_: Any) -> None:
 
 
 def test_without_locks_a_live_process_of_this_host_is_believed(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    start: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """On a filesystem without locks a described process excludes others while it lives, and no longer."""
+    """On a filesystem without locks a described process excludes
+    others while it lives, and no longer.
+    """
     process = start()
     monkeypatch.setattr(fcntl, "lockf", no_locks)
     with pytest.raises(ConfigError, match=f"process {process.pid} on"):
@@ -211,7 +252,13 @@ def test_without_locks_another_process_of_that_number_is_not_the_holder(
 ) -> None:
     """A process number that was reused since (here: by init) refuses no run."""
     monkeypatch.setattr(fcntl, "lockf", no_locks)
-    about = {"host": socket.gethostname(), "pid": 1, "command": "fit", "started": "then", "birth": "another boot 1"}
+    about = {
+        "host": socket.gethostname(),
+        "pid": 1,
+        "command": "fit",
+        "started": "then",
+        "birth": "another boot 1",
+    }
     (tmp_path / LOCK).write_text(json.dumps(about))
     take(tmp_path)
 
@@ -223,14 +270,20 @@ def test_without_locks_what_cannot_be_looked_up_is_refused(
     """Another host's process cannot be looked up: it is refused, with the way to override."""
     monkeypatch.setattr(fcntl, "lockf", no_locks)
     (tmp_path / LOCK).write_text(content)
-    with pytest.raises(ConfigError, match=rf"if you know that it does not, delete {tmp_path / LOCK}"):
+    with pytest.raises(
+        ConfigError, match=rf"if you know that it does not, delete {tmp_path / LOCK}"
+    ):
         take(tmp_path)
     (tmp_path / LOCK).unlink()
     take(tmp_path)
 
 
-def test_processes_enter_one_at_a_time_and_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However the deleting of the file and the waiting for it interleave, one process is inside; then no file is left."""
+def test_processes_enter_one_at_a_time_and_leave_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the deleting of the file and the waiting for it interleave, one process is inside;
+    then no file is left.
+    """
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     (tmp_path / "journal").touch()
@@ -242,18 +295,28 @@ def test_processes_enter_one_at_a_time_and_leave_no_file(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("joins_late", [False, True])
-def test_a_rank_that_joins_later_waits_for_the_lock(joins_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank 0 that it replaces may hang, and hold the folder until it is killed; a new run is refused at once."""
+def test_a_rank_that_joins_later_waits_for_the_lock(
+    joins_late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank 0 that it replaces may hang, and hold the folder until it is killed;
+    a new run is refused at once.
+    """
     waited: list[float] = []
-    monkeypatch.setattr(RunLock, "take", lambda lock, run_dir, patience_s: waited.append(patience_s))
+    monkeypatch.setattr(
+        RunLock, "take", lambda lock, run_dir, patience_s: waited.append(patience_s)
+    )
     engine = SingleEngine()
     engine.ranks.joins_late = joins_late
     toy.quiet(tmp_path, engine=engine, max_steps=1).fit(toy.Line(), toy.loader())
     assert waited == [60.0 if joins_late else 0.0]
 
 
-def test_a_full_disk_keeps_no_run_out(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lock is the operating system's; what it says of its holder is for the message of a refused run."""
+def test_a_full_disk_keeps_no_run_out(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock is the operating system's;
+    what it says of its holder is for the message of a refused run.
+    """
 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

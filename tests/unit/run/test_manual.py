@@ -1,4 +1,6 @@
-"""Manual optimization: Tasks that run their optimizers themselves, on any number of ranks as on one."""
+"""Manual optimization: Tasks that run their optimizers themselves,
+on any number of ranks as on one.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from trainkit.errors import ConfigError, TaskError
 
 
 class Gan(Task):
-    """Two networks that are trained in turns, in double precision; the noise is a function of the samples."""
+    """Two networks that are trained in turns, in double precision;
+    the noise is a function of the samples.
+    """
 
     def __init__(self, penalty: bool = False, critic_steps: int = 1, toggles: bool = True) -> None:
         super().__init__()
@@ -71,7 +75,9 @@ class Gan(Task):
 
 
 class Sam(torch.optim.Optimizer):
-    """Sharpness-aware minimization over SGD (Foret et al. 2021), with the usual two steps and a closure."""
+    """Sharpness-aware minimization over SGD (Foret et al. 2021),
+    with the usual two steps and a closure.
+    """
 
     def __init__(self, params: Any, lr: float, rho: float = 0.05) -> None:
         super().__init__(params, {"lr": lr, "rho": rho})
@@ -139,8 +145,14 @@ class Regression(Line):
     def configure_optimizers(self) -> Any:
         """Return the optimizer of the kind."""
         if self.kind == "lbfgs":
-            return torch.optim.LBFGS(self.parameters(), lr=0.5, max_iter=3, line_search_fn="strong_wolfe")
-        return Sam(self.parameters(), 0.05) if "sam" in self.kind else torch.optim.SGD(self.parameters(), lr=0.05)
+            return torch.optim.LBFGS(
+                self.parameters(), lr=0.5, max_iter=3, line_search_fn="strong_wolfe"
+            )
+        return (
+            Sam(self.parameters(), 0.05)
+            if "sam" in self.kind
+            else torch.optim.SGD(self.parameters(), lr=0.05)
+        )
 
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -158,12 +170,19 @@ TASKS: dict[str, Callable[[], Task]] = {
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_train_as_one_process_with_all_samples(kind: str, ranks: int, tmp_path: Path) -> None:
-    """N ranks with batches of 12 / N give the weights of one with 12, through a short last step too."""
+    """N ranks with batches of 12 / N give the weights of one with 12,
+    through a short last step too.
+    """
 
     def work(engine: ThreadEngine) -> tuple[Tensor, int]:
         task = TASKS[kind]()
         trainer = quiet(tmp_path, engine=engine, lr_scaling="none", max_epochs=2)
-        trainer.fit(task, loader(43, 12 // engine.ranks.world_size if engine.ranks.world_size > 1 else 12 // ranks))
+        trainer.fit(
+            task,
+            loader(
+                43, 12 // engine.ranks.world_size if engine.ranks.world_size > 1 else 12 // ranks
+            ),
+        )
         return weights(task), trainer.state.global_step
 
     alone = TASKS[kind]()
@@ -171,7 +190,9 @@ def test_ranks_train_as_one_process_with_all_samples(kind: str, ranks: int, tmp_
     assert not torch.equal(weights(alone), weights(TASKS[kind]()))
     for found, steps in World(ranks).run(work):
         torch.testing.assert_close(found, weights(alone), rtol=0, atol=1e-10)
-        assert steps == {"gan": 16, "gan without toggling": 16, "wgan-gp": 32}.get(kind, 8), "calls of optimizer.step()"
+        assert steps == {"gan": 16, "gan without toggling": 16, "wgan-gp": 32}.get(kind, 8), (
+            "calls of optimizer.step()"
+        )
 
 
 def test_one_rank_trains_as_a_hand_written_loop(tmp_path: Path) -> None:
@@ -191,7 +212,9 @@ def test_one_rank_trains_as_a_hand_written_loop(tmp_path: Path) -> None:
 
 
 def test_hooks_schedules_and_clipping_keep_their_meaning(tmp_path: Path) -> None:
-    """Each update calls the hooks; schedulers move if the Task moves them; gradient_clip_val clips the sum over ranks."""
+    """Each update calls the hooks; schedulers move if the Task moves them;
+    gradient_clip_val clips the sum over ranks.
+    """
     calls: list[str] = []
 
     class Spy(Callback):
@@ -201,7 +224,9 @@ def test_hooks_schedules_and_clipping_keep_their_meaning(tmp_path: Path) -> None
         def on_before_optimizer_step(self, trainer: Any, task: Any, optimizer: Any) -> None:
             self.note(task)
 
-        def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             self.note(task)
 
     class Scheduled(Regression):
@@ -251,12 +276,17 @@ def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"accumulate_grad_batches": 2}, "trainer.accumulate_grad_batches needs automatic optimization"),
+        (
+            {"accumulate_grad_batches": 2},
+            "trainer.accumulate_grad_batches needs automatic optimization",
+        ),
         ({"stop_on_nonfinite": True}, "trainer.stop_on_nonfinite needs automatic optimization"),
         ({"halve_batch_on_oom": True}, "trainer.halve_batch_on_oom needs automatic optimization"),
     ],
 )
-def test_what_needs_one_update_a_step_is_refused(setting: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_what_needs_one_update_a_step_is_refused(
+    setting: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     """A setting that has no meaning is refused, with what to do."""
     with pytest.raises(ConfigError, match=words):
         quiet(tmp_path, **setting).fit(Gan(), loader(8))
@@ -266,7 +296,10 @@ def test_each_rank_needs_a_sample(tmp_path: Path) -> None:
     """If the last step has fewer samples than ranks, some rank would not call the optimizers."""
 
     def work(engine: ThreadEngine) -> None:
-        with pytest.raises(ConfigError, match=r"last step of an epoch has 1 samples for 2 ranks.*pad_last_step=true"):
+        with pytest.raises(
+            ConfigError,
+            match=r"last step of an epoch has 1 samples for 2 ranks.*pad_last_step=true",
+        ):
             quiet(tmp_path, engine=engine).fit(Gan(), loader(9))
         quiet(tmp_path, engine=engine, pad_last_step=True).fit(Gan(), loader(9))
 
@@ -277,14 +310,19 @@ def test_methods_of_manual_optimization_say_where_they_belong(tmp_path: Path) ->
     """Without the switch, or outside of a fit, they name what to do."""
     with pytest.raises(TaskError, match="no Trainer runs this Task yet"):
         Line().optimizers()
-    with pytest.raises(TaskError, match=r"manual_backward.*Set self\.automatic_optimization = False in Line\.__init__"):
+    with pytest.raises(
+        TaskError,
+        match=r"manual_backward.*Set self\.automatic_optimization = False in Line\.__init__",
+    ):
         Line().manual_backward(torch.zeros(()))
 
     class Steps(Line):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             self.optimizers().step()
 
-    with pytest.raises(TaskError, match=r"optimizers\(\)\.step\(\) is for manual optimization: the Trainer updates"):
+    with pytest.raises(
+        TaskError, match=r"optimizers\(\)\.step\(\) is for manual optimization: the Trainer updates"
+    ):
         quiet(tmp_path).fit(Steps(), loader(8))
     with pytest.raises(TaskError, match="outside of a fit"):
         Gan().manual_backward(torch.zeros(()))

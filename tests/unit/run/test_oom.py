@@ -35,9 +35,18 @@ class Small(Line):
 
 
 @pytest.mark.parametrize(("room", "pieces"), [(3, 2), (2, 2), (1, 4)])
-def test_the_step_is_retried_in_pieces(tmp_path: Path, room: int, pieces: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Weights, logged values and counts are those of a run with enough memory; the split is reported, and stays."""
-    settings = {"max_epochs": 2, "accumulate_grad_batches": 2, "precision": "64-true", "gradient_clip_val": 1.0}
+def test_the_step_is_retried_in_pieces(
+    tmp_path: Path, room: int, pieces: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights, logged values and counts are those of a run with enough memory;
+    the split is reported, and stays.
+    """
+    settings = {
+        "max_epochs": 2,
+        "accumulate_grad_batches": 2,
+        "precision": "64-true",
+        "gradient_clip_val": 1.0,
+    }
     roomy, tight = Small(99, momentum=0.9), Small(room, momentum=0.9)
     runs = [quiet(tmp_path, halve_batch_on_oom=True, **settings) for _ in range(2)]
     plain = quiet(tmp_path, **settings)
@@ -78,7 +87,12 @@ class Pair(NamedTuple):
 
 def test_batches_of_any_nesting_are_split() -> None:
     """Tensors and lists of the samples are split; other values go to each part."""
-    batch = {"pair": Pair(torch.arange(5), list("abcde")), "scale": torch.tensor(2.0), "k": 3, "both": [torch.arange(5)] * 2}
+    batch = {
+        "pair": Pair(torch.arange(5), list("abcde")),
+        "scale": torch.tensor(2.0),
+        "k": 3,
+        "both": [torch.arange(5)] * 2,
+    }
     first, second = split(batch, 5, 2)
     assert first["pair"].x.tolist() == [0, 1, 2]
     assert (first["pair"].text, second["pair"].text) == (["a", "b", "c"], ["d", "e"])
@@ -128,7 +142,9 @@ def test_a_piece_knows_its_samples(tmp_path: Path) -> None:
             if len(batch[0]) > 2:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             loss = super().training_step(batch, batch_idx)
-            return loss * float("nan") if rows(8).tensors[0][6].tolist() in batch[0].tolist() else loss
+            return (
+                loss * float("nan") if rows(8).tensors[0][6].tolist() in batch[0].tolist() else loss
+            )
 
     with pytest.raises(TrainkitError, match=r"nan on rank 0, samples 6, 7 of the data set"):
         quiet(tmp_path, halve_batch_on_oom=True, stop_on_nonfinite=True).fit(Bad(), loader(8))

@@ -1,4 +1,6 @@
-"""What a task holds, when it is placed on a rank: what ranks could not send to one another is refused."""
+"""What a task holds, when it is placed on a rank:
+what ranks could not send to one another is refused.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_a_parameter_outside_the_task_is_refused(tmp_path: Path) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD([*self.parameters(), nn.Parameter(torch.zeros(3))], lr=0.1)
 
-    with pytest.raises(TaskError, match=r"updates 1 parameters \(one of shape \[3\]\) that are not among Small's"):
+    with pytest.raises(
+        TaskError, match=r"updates 1 parameters \(one of shape \[3\]\) that are not among Small's"
+    ):
         quiet(tmp_path).fit(Small(), loader(8))
 
 

@@ -1,4 +1,6 @@
-"""The table of predictions: a row for each sample in order, with file, label, prediction and probabilities."""
+"""The table of predictions: a row for each sample in order, with file, label,
+prediction and probabilities.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def table(folder: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_each_sample_has_a_row(ranks: int, tmp_path: Path) -> None:
     """In the data set's order, on any number of ranks; nothing else is left behind."""
-    World(ranks).run(lambda e: quiet(tmp_path, engine=e).predict(Classifier(), loader(Pets(), 3), write_to=True))
+    World(ranks).run(
+        lambda e: quiet(tmp_path, engine=e).predict(Classifier(), loader(Pets(), 3), write_to=True)
+    )
     found = table(tmp_path)
     assert [row["index"] for row in found] == [str(i) for i in range(10)]
     assert found[7] == {
@@ -66,7 +70,9 @@ def test_each_sample_has_a_row(ranks: int, tmp_path: Path) -> None:
 
 
 def test_indices_are_those_of_the_given_data(tmp_path: Path) -> None:
-    """A part of a data set has its own indices, and the files of the whole; a skipped sample has no row."""
+    """A part of a data set has its own indices, and the files of the whole;
+    a skipped sample has no row.
+    """
 
     class Broken(Pets):
         def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -76,7 +82,10 @@ def test_indices_are_those_of_the_given_data(tmp_path: Path) -> None:
 
     data = Subset(Broken(), [9, 8, 7])
     quiet(tmp_path, on_bad_sample="skip").predict(Classifier(), loader(data, 2), write_to=True)
-    assert [(row["index"], row["file"]) for row in table(tmp_path)] == [("0", "pets/9.jpg"), ("2", "pets/7.jpg")]
+    assert [(row["index"], row["file"]) for row in table(tmp_path)] == [
+        ("0", "pets/9.jpg"),
+        ("2", "pets/7.jpg"),
+    ]
 
 
 def test_a_later_run_replaces_the_table(tmp_path: Path) -> None:
@@ -90,14 +99,22 @@ def test_a_later_run_replaces_the_table(tmp_path: Path) -> None:
     ("outputs", "columns"),
     [
         (torch.tensor([2, 0]), {"prediction": [2, 0]}),
-        ({"score": torch.tensor([[0.5], [0.25]]), "text": ["a", "b"]}, {"score": [0.5, 0.25], "text": ["a", "b"]}),
-        (torch.tensor([[0.25, 0.75]]), {"prediction": [1], "probability": ["0.75"], "p:0": ["0.25"], "p:1": ["0.75"]}),
+        (
+            {"score": torch.tensor([[0.5], [0.25]]), "text": ["a", "b"]},
+            {"score": [0.5, 0.25], "text": ["a", "b"]},
+        ),
+        (
+            torch.tensor([[0.25, 0.75]]),
+            {"prediction": [1], "probability": ["0.75"], "p:0": ["0.25"], "p:1": ["0.75"]},
+        ),
         (torch.zeros(2, 3, 4), {}),
         ([1, 2], {}),
     ],
 )
 def test_columns_follow_from_the_outputs(outputs: Any, columns: Any) -> None:
-    """Values, mappings of values, and scores of classes: probabilities are taken as they are, logits through a softmax."""
+    """Values, mappings of values, and scores of classes:
+    probabilities are taken as they are, logits through a softmax.
+    """
     assert columns_of(outputs, None) == columns
 
 
@@ -118,18 +135,43 @@ def test_parquet_holds_the_same_table(tmp_path: Path) -> None:
     """Numbers are numbers, names are texts, and the CSV is replaced."""
     quiet(tmp_path).predict(Classifier(), loader(Pets(), 3), write_to=True, table="parquet")
     found = parquet.read_table(tmp_path / "predictions" / "predictions.parquet")
-    assert found.column_names == ["index", "file", "label", "prediction", "probability", "p:cat", "p:dog"]
-    assert [str(kind) for kind in found.schema.types] == ["int64", "string", "string", "string", "double", "double", "double"]
+    assert found.column_names == [
+        "index",
+        "file",
+        "label",
+        "prediction",
+        "probability",
+        "p:cat",
+        "p:dog",
+    ]
+    assert [str(kind) for kind in found.schema.types] == [
+        "int64",
+        "string",
+        "string",
+        "string",
+        "double",
+        "double",
+        "double",
+    ]
     row = found.to_pylist()[7]
-    assert (row["index"], row["file"], row["label"], row["p:cat"]) == (7, "pets/7.jpg", "dog", 0.0758582)
+    assert (row["index"], row["file"], row["label"], row["p:cat"]) == (
+        7,
+        "pets/7.jpg",
+        "dog",
+        0.0758582,
+    )
     assert not (tmp_path / "predictions" / "predictions.csv").exists()
 
 
 def test_parquet_takes_texts(tmp_path: Path) -> None:
-    """A text may have several lines, and a column that begins with megabytes of numbers may end with words."""
+    """A text may have several lines,
+    and a column that begins with megabytes of numbers may end with words.
+    """
     texts = ["7" * 18] * 100_000 + [f"two,{i}\n" * 20 for i in range(20_000)]
     part = tmp_path / ".table-00000.csv"
     with part.open("w", newline="") as file:
-        csv.writer(file).writerows([["place", "rank", "row", "text"], *([0, 0, i, text] for i, text in enumerate(texts))])
+        csv.writer(file).writerows(
+            [["place", "rank", "row", "text"], *([0, 0, i, text] for i, text in enumerate(texts))]
+        )
     assert merge(tmp_path, "parquet") == tmp_path / "predictions.parquet"
     assert parquet.read_table(tmp_path / "predictions.parquet")["text"].to_pylist() == texts

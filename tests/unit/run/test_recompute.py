@@ -45,15 +45,22 @@ def train(tmp_path: Path, **settings: Any) -> Deep:
 @pytest.mark.parametrize("blocks", [True, ["Block"], ["model.0", "model.2"]])
 def test_weights_are_the_same_bits(blocks: Any, tmp_path: Path) -> None:
     """Dropout is drawn again as it was."""
-    assert torch.equal(weights(train(tmp_path / "a", activation_checkpointing=blocks)), weights(train(tmp_path / "b")))
+    assert torch.equal(
+        weights(train(tmp_path / "a", activation_checkpointing=blocks)),
+        weights(train(tmp_path / "b")),
+    )
 
 
 def test_blocks_run_again_in_backward_only(tmp_path: Path) -> None:
-    """One more forward for each of training, none for validation; afterwards the Task is as it was."""
+    """One more forward for each of training, none for validation;
+    afterwards the Task is as it was.
+    """
     plain, again = train(tmp_path / "a"), train(tmp_path / "b", activation_checkpointing=True)
     steps = 2 * 6
     assert again.model[0].forwards == plain.model[0].forwards + steps
-    assert "forward" not in vars(again.model[0]) and list(again.state_dict()) == list(plain.state_dict())
+    assert "forward" not in vars(again.model[0]) and list(again.state_dict()) == list(
+        plain.state_dict()
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""trainer.reload_dataloaders_every_n_epochs: loaders that are made again, in a fit and after resuming."""
+"""trainer.reload_dataloaders_every_n_epochs:
+loaders that are made again, in a fit and after resuming.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Growing(DataModule):
         """Return 8 samples, and 8 more for each epoch that has passed."""
         epoch = self.trainer.current_epoch
         self.made.append(("train", epoch))
-        return loader(8 * (1 + epoch), self.batch_size if self.batch_size and epoch else 4, shuffle=True)
+        return loader(
+            8 * (1 + epoch), self.batch_size if self.batch_size and epoch else 4, shuffle=True
+        )
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return as many samples as the epoch's number, and one."""
@@ -46,17 +50,29 @@ class Counting(Line):
 
 
 def fit(
-    folder: Path, data: DataModule, engine: Any = "auto", ckpt_path: str | None = None, **settings: Any
+    folder: Path,
+    data: DataModule,
+    engine: Any = "auto",
+    ckpt_path: str | None = None,
+    **settings: Any,
 ) -> tuple[Tensor, Any]:
     """Return the weights and the history."""
     task = Counting()
-    given = {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 4, "num_sanity_val_steps": 0} | settings
-    return quiet(folder, engine=engine, **given).fit(task, datamodule=data, ckpt_path=ckpt_path), weights(task)
+    given = {
+        "reload_dataloaders_every_n_epochs": 1,
+        "max_epochs": 4,
+        "num_sanity_val_steps": 0,
+    } | settings
+    return quiet(folder, engine=engine, **given).fit(
+        task, datamodule=data, ckpt_path=ckpt_path
+    ), weights(task)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("every", "epochs"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (0, [0])])
-def test_loaders_are_made_again_before_each_nth_epoch(every: int, epochs: list[int], ranks: int, tmp_path: Path) -> None:
+def test_loaders_are_made_again_before_each_nth_epoch(
+    every: int, epochs: list[int], ranks: int, tmp_path: Path
+) -> None:
     """Training and validation both; an epoch's steps are those of its data."""
     data = [Growing() for _ in range(ranks)]
 
@@ -70,7 +86,9 @@ def test_loaders_are_made_again_before_each_nth_epoch(every: int, epochs: list[i
         of_epoch = [max(e for e in epochs if e <= epoch) for epoch in range(4)]
         assert [values["val/count"] for values in history] == [1 + e for e in of_epoch]
         steps = [0, *(values["step"] for values in history)]
-        assert [b - a for a, b in zip(steps, steps[1:], strict=False)] == [2 * (1 + e) // ranks for e in of_epoch]
+        assert [b - a for a, b in zip(steps, steps[1:], strict=False)] == [
+            2 * (1 + e) // ranks for e in of_epoch
+        ]
 
 
 def test_a_resumed_run_reads_the_data_of_its_epoch(tmp_path: Path) -> None:
@@ -87,7 +105,13 @@ def test_a_resumed_run_reads_the_data_of_its_epoch(tmp_path: Path) -> None:
 
 def test_what_cannot_be_made_again(tmp_path: Path) -> None:
     """Loaders that were passed to fit; and another batch size is no data of the same run."""
-    with pytest.raises(ConfigError, match=r"is 2, but the loaders were passed to fit .* of a DataModule, or of Line"):
+    with pytest.raises(
+        ConfigError,
+        match=r"is 2, but the loaders were passed to fit .* of a DataModule, or of Line",
+    ):
         quiet(tmp_path, reload_dataloaders_every_n_epochs=2).fit(Line(), loader(8))
-    with pytest.raises(ConfigError, match="in epoch 1 train_dataloader.. returned batches of 8; before, they were of 4"):
+    with pytest.raises(
+        ConfigError,
+        match="in epoch 1 train_dataloader.. returned batches of 8; before, they were of 4",
+    ):
         fit(tmp_path, Growing(batch_size=8))

@@ -19,7 +19,14 @@ from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, Numbered, loader, quiet, weights
 from trainkit import callbacks
 from trainkit.api.callback import Callback
-from trainkit.callbacks import EMA, DeviceStatsMonitor, Elastic, LambdaCallback, ModelCheckpoint, Stragglers
+from trainkit.callbacks import (
+    EMA,
+    DeviceStatsMonitor,
+    Elastic,
+    LambdaCallback,
+    ModelCheckpoint,
+    Stragglers,
+)
 from trainkit.data.streams import sharded
 from trainkit.errors import DivergenceError
 from trainkit.extension import public_names
@@ -88,18 +95,28 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
         lambda rank, book: (Watched(book), loader(16), {"gradient_clip_val": 1.0 + rank}),
         "trainer.gradient_clip_val is 1.0 on rank 0 and 2.0 on rank 1",
     ),
-    "seed": (lambda rank, book: (Watched(book), loader(16), {"seed": rank}), "trainer.seed is 0 on rank 0 and 1 on rank 1"),
+    "seed": (
+        lambda rank, book: (Watched(book), loader(16), {"seed": rank}),
+        "trainer.seed is 0 on rank 0 and 1 on rank 1",
+    ),
     "shape": (
         lambda rank, book: (Wide(book, 3 + rank), loader(16), {}),
         "shape of more is [3] torch.float32 on rank 0",
     ),
-    "kind": (lambda rank, book: ([Watched, Line][rank](*[book] * (1 - rank)), loader(16), {}), "task is Watched on rank 0"),
+    "kind": (
+        lambda rank, book: ([Watched, Line][rank](*[book] * (1 - rank)), loader(16), {}),
+        "task is Watched on rank 0",
+    ),
     "hparams": (
         lambda rank, book: (Saving(book, dropout=0.1 * rank), loader(16), {}),
         "hparams.dropout is 0.0 on rank 0 and 0.1 on rank 1",
     ),
     "callback": (
-        lambda rank, book: (Watched(book), loader(16), {"callbacks": ModelCheckpoint(every_n_train_steps=1 + rank)}),
+        lambda rank, book: (
+            Watched(book),
+            loader(16),
+            {"callbacks": ModelCheckpoint(every_n_train_steps=1 + rank)},
+        ),
         "ModelCheckpoint.every_n_train_steps is 1 on rank 0 and 2 on rank 1",
     ),
     "interval": (
@@ -111,8 +128,15 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
         "ModelCheckpoint.train_time_interval is 0:01:00 on rank 0 and 0:02:00 on rank 1",
     ),
     "number of callbacks": (
-        lambda rank, book: (Watched(book), loader(16), {"callbacks": [Stragglers()] * rank, "enable_checkpointing": False}),
-        "the list of callbacks is DivergenceGuard on rank 0 and Stragglers, DivergenceGuard on rank 1",
+        lambda rank, book: (
+            Watched(book),
+            loader(16),
+            {"callbacks": [Stragglers()] * rank, "enable_checkpointing": False},
+        ),
+        (
+            "the list of callbacks is DivergenceGuard on rank 0 and Stragglers, DivergenceGuard on"
+            " rank 1"
+        ),
     ),
     "callback of the user's": (
         lambda rank, book: (Watched(book), loader(16), {"callbacks": Averages(0.9 + 0.01 * rank)}),
@@ -149,18 +173,26 @@ def test_what_only_shows_and_the_users_own_may_differ(tmp_path: Path) -> None:
 
     def work(engine: Any) -> None:
         is_main = engine.place == 0
-        shows: list[Callback] = [DeviceStatsMonitor(), LambdaCallback(on_fit_end=lambda *_: None)] if is_main else []
+        shows: list[Callback] = (
+            [DeviceStatsMonitor(), LambdaCallback(on_fit_end=lambda *_: None)] if is_main else []
+        )
         policy = ModelCheckpoint(dirpath=str(tmp_path / f"of rank {engine.place}"))
         callbacks = [*shows, policy, Own(f"rank {engine.place}")]
-        quiet(tmp_path, engine=engine, callbacks=callbacks, enable_progress_bar=is_main, logger=is_main).fit(
-            Watched(book), loader(16)
-        )
+        quiet(
+            tmp_path,
+            engine=engine,
+            callbacks=callbacks,
+            enable_progress_bar=is_main,
+            logger=is_main,
+        ).fit(Watched(book), loader(16))
 
     World(2).run(work)
     assert book
 
 
-def test_shapes_are_compared_before_an_engine_splits_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_are_compared_before_an_engine_splits_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broadcast or a split of weights of other shapes would abort the processes (engine=fsdp)."""
     split: list[int] = []
     monkeypatch.setattr(ThreadEngine, "shard", lambda engine, task: split.append(engine.place))
@@ -183,14 +215,23 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 def test_all_settings_of_our_callbacks_are_compared() -> None:
     """Each argument of a callback that ranks must share is an attribute of its name."""
-    every = {**vars(callbacks), **{name: getattr(callbacks, name) for name in public_names("trainkit.callbacks")}}
-    kinds = [kind for kind in every.values() if isinstance(kind, type) and issubclass(kind, Callback)]
+    every = {
+        **vars(callbacks),
+        **{name: getattr(callbacks, name) for name in public_names("trainkit.callbacks")},
+    }
+    kinds = [
+        kind for kind in every.values() if isinstance(kind, type) and issubclass(kind, Callback)
+    ]
     compared = [kind for kind in kinds if not kind.may_differ and kind is not Callback]
     assert len(compared) >= 20
     for kind in compared:
-        names = [name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")]
+        names = [
+            name for name in inspect.signature(kind).parameters if name not in ("args", "kwargs")
+        ]
         made = kind(**GIVEN.get(kind.__name__, {}))
-        assert [name for name in names if not hasattr(made, name) and not hasattr(made, f"_{name}")] == [], kind
+        assert [
+            name for name in names if not hasattr(made, name) and not hasattr(made, f"_{name}")
+        ] == [], kind
 
 
 def test_other_code_on_a_rank_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +241,11 @@ def test_other_code_on_a_rank_is_found(tmp_path: Path, monkeypatch: pytest.Monke
     module = sys.modules[Watched.__module__]
     texts = iter([b"a", b"b"])
     real = Path.read_bytes
-    monkeypatch.setattr(replicas.Path, "read_bytes", lambda path: next(texts) if str(path) == module.__file__ else real(path))
+    monkeypatch.setattr(
+        replicas.Path,
+        "read_bytes",
+        lambda path: next(texts) if str(path) == module.__file__ else real(path),
+    )
 
     def work(engine: Any) -> None:
         quiet(tmp_path, engine=engine).fit(Watched([]), loader(16))

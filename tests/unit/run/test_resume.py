@@ -39,12 +39,20 @@ class Noisy(Dataset[Any]):
         return x_I + 0.1 * torch.randn(3) + float(np.random.rand()), y_O
 
 
-def train(folder: Path, steps: int, ckpt_path: str | None = None, data: Any = None, **settings: Any) -> tuple[Any, Any]:
+def train(
+    folder: Path, steps: int, ckpt_path: str | None = None, data: Any = None, **settings: Any
+) -> tuple[Any, Any]:
     """Train up to a step, with a validation after each epoch; return task and trainer."""
     task = Scheduled()
     recorder = Recorder()
-    known: dict[str, Any] = {"lr_warmup_steps": 8, "gradient_clip_val": 1.0, "accumulate_grad_batches": 2}
-    trainer = quiet(folder, max_steps=steps, enable_checkpointing=True, callbacks=recorder, **(known | settings))
+    known: dict[str, Any] = {
+        "lr_warmup_steps": 8,
+        "gradient_clip_val": 1.0,
+        "accumulate_grad_batches": 2,
+    }
+    trainer = quiet(
+        folder, max_steps=steps, enable_checkpointing=True, callbacks=recorder, **(known | settings)
+    )
     data = loader(Noisy(), 3, shuffle=True) if data is None else data
     trainer.fit(task, data, loader(5), ckpt_path=ckpt_path)
     return task, recorder
@@ -52,7 +60,9 @@ def train(folder: Path, steps: int, ckpt_path: str | None = None, data: Any = No
 
 @pytest.mark.parametrize("stop_at", [1, 4, 6, 7, 12, 15])
 def test_stop_and_resume_change_no_bit(tmp_path: Path, stop_at: int) -> None:
-    """Stopped at any step, inside or at the end of an epoch, and resumed in new objects, the run ends the same."""
+    """Stopped at any step, inside or at the end of an epoch, and resumed in new objects,
+    the run ends the same.
+    """
     whole, all_steps = train(tmp_path / "whole", 16)
     _, first = train(tmp_path / "parts", stop_at)
     torch.rand(9)  # whatever happened in between
@@ -66,7 +76,9 @@ def test_a_checkpoint_inside_an_epoch_is_enough(tmp_path: Path) -> None:
     """A checkpoint of every n steps, taken by a run that went on, leads to the same end."""
     keeper = ModelCheckpoint(every_n_train_steps=4, every_n_epochs=None, save_top_k=-1)
     whole = Scheduled()
-    quiet(tmp_path / "whole", max_epochs=2, callbacks=keeper).fit(whole, loader(23, shuffle=True), loader(5))
+    quiet(tmp_path / "whole", max_epochs=2, callbacks=keeper).fit(
+        whole, loader(23, shuffle=True), loader(5)
+    )
     for step in (4, 8):
         (folder,) = (tmp_path / "whole" / "checkpoints").glob(f"*step={step}")
         task = Scheduled()
@@ -104,7 +116,9 @@ def test_adam_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop_at", [5, 6, 12])
 def test_a_schedule_of_epochs_resumes(tmp_path: Path, stop_at: int) -> None:
-    """A schedule that moves at the ends of epochs moves once an epoch, also if the run was stopped at one."""
+    """A schedule that moves at the ends of epochs moves once an epoch,
+    also if the run was stopped at one.
+    """
 
     class Epochs(Line):
         def configure_optimizers(self) -> Any:
@@ -121,7 +135,9 @@ def test_a_schedule_of_epochs_resumes(tmp_path: Path, stop_at: int) -> None:
 
 
 def test_resuming_an_ended_run_trains_nothing(tmp_path: Path) -> None:
-    """A run that had reached its limit ends at once, and retains its checkpoints and the best one."""
+    """A run that had reached its limit ends at once,
+    and retains its checkpoints and the best one.
+    """
     monitor: dict[str, Any] = {"monitor": "val/loss", "save_top_k": 2}
     first = ModelCheckpoint(**monitor)
     quiet(tmp_path, max_epochs=3, callbacks=first).fit(Line(), loader(23), loader(5))
@@ -133,7 +149,10 @@ def test_resuming_an_ended_run_trains_nothing(tmp_path: Path) -> None:
     assert trainer.global_step == 18
     assert (tmp_path / "checkpoints" / "best").resolve() == best
     assert sorted(path.name for path in best.parent.iterdir()) == kept
-    assert (second.best_model_path, second.best_model_score) == (first.best_model_path, first.best_model_score)
+    assert (second.best_model_path, second.best_model_score) == (
+        first.best_model_path,
+        first.best_model_score,
+    )
 
 
 def test_more_epochs_can_be_added(tmp_path: Path) -> None:
@@ -151,7 +170,9 @@ def test_callbacks_resume(tmp_path: Path) -> None:
     quiet(tmp_path / "whole", max_epochs=9, callbacks=whole).fit(Net(), loader(23), loader(5))
     for epochs in (2, 9):
         stopping = EarlyStopping(**settings)
-        trainer = quiet(tmp_path / "parts", max_epochs=epochs, enable_checkpointing=True, callbacks=stopping)
+        trainer = quiet(
+            tmp_path / "parts", max_epochs=epochs, enable_checkpointing=True, callbacks=stopping
+        )
         trainer.fit(Net(), loader(23), loader(5), ckpt_path="last" if epochs == 9 else None)
     assert (stopping.wait_count, stopping.best_score) == (whole.wait_count, whole.best_score)
 
@@ -176,11 +197,15 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, entry: str) ->
             model[0] = torch.nn.Linear(3, 9)
             return model
 
-    with pytest.raises(CheckpointError, match=r"(?s)do not fit this model:\n.*model\.0\.(weight|bias)"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)do not fit this model:\n.*model\.0\.(weight|bias)"
+    ):
         getattr(quiet(tmp_path), entry)(Wider(), loader(5), ckpt_path="last")
 
 
-def test_a_stream_with_another_accumulation_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stream_with_another_accumulation_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Where the batches are of unknown size, microbatches are counted: none is left out."""
     x_NI, y_NO = rows(40).tensors
     seen: list[int] = []
@@ -197,7 +222,10 @@ def test_a_stream_with_another_accumulation_goes_on_where_it_was(tmp_path: Path,
     quiet(tmp_path, max_steps=6, callbacks=ModelCheckpoint()).fit(Line(), Stream())
     quiet(tmp_path, accumulate_grad_batches=4).fit(Keep(), Stream(), ckpt_path="last")
     assert seen == list(range(4, 20))
-    assert "step 1 of the epoch comes next, 2 microbatches of each rank of it for the second time" in capsys.readouterr().out
+    assert (
+        "step 1 of the epoch comes next, 2 microbatches of each rank of it for the second time"
+        in capsys.readouterr().out
+    )
 
 
 class Decaying(Line):
@@ -212,13 +240,18 @@ class Decaying(Line):
 def test_other_settings_of_the_optimizer_hold_from_the_checkpoint_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that resumes with another rate and weight decay trains with them, continues the schedule, and says so."""
+    """A run that resumes with another rate and weight decay trains with them,
+    continues the schedule, and says so.
+    """
     saved = quiet(tmp_path, callbacks=ModelCheckpoint(), max_epochs=2)
     saved.fit(Decaying(lr=0.1, weight_decay=0.01), loader(8))
     recorder, task = Recorder(), Decaying(lr=0.01, weight_decay=0.02)
     quiet(tmp_path, callbacks=recorder, max_epochs=4).fit(task, loader(8), ckpt_path="last")
     assert recorder.lrs == pytest.approx([0.0025, 0.0025, 0.00125, 0.00125])
-    assert "Changed since the checkpoint: lr 0.1 -> 0.01; weight_decay 0.01 -> 0.02." in capsys.readouterr().out
+    assert (
+        "Changed since the checkpoint: lr 0.1 -> 0.01; weight_decay 0.01 -> 0.02."
+        in capsys.readouterr().out
+    )
     before, same = Decaying(lr=0.1, weight_decay=0.01), Recorder()
     quiet(tmp_path, callbacks=same, max_epochs=3).fit(before, loader(8), ckpt_path="last")
     assert same.lrs == pytest.approx([0.025, 0.025])

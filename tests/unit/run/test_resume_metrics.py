@@ -1,4 +1,6 @@
-"""Resuming inside an epoch restores logged values, counts and random numbers: the same bits, the same rows."""
+"""Resuming inside an epoch restores logged values, counts and random numbers:
+the same bits, the same rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from trainkit.trainer import Trainer
 
 
 class Logs(Net):
-    """Dropout and batch norm, and all kinds of logged values; of two metric objects one stores all samples."""
+    """Dropout and batch norm, and all kinds of logged values;
+    of two metric objects one stores all samples.
+    """
 
     def __init__(self) -> None:
         super().__init__(lr=0.05, momentum=0.9)
@@ -40,7 +44,9 @@ class Logs(Net):
         self.auroc.update(out[:, 0].sigmoid(), (y[:, 0] > 0).long())
         self.log("train/both", loss, on_step=True, on_epoch=True)
         for reduction in ("mean", "sum", "min", "max"):
-            self.log(f"train/{reduction}", out.mean(), on_step=False, on_epoch=True, reduce_fx=reduction)
+            self.log(
+                f"train/{reduction}", out.mean(), on_step=False, on_epoch=True, reduce_fx=reduction
+            )
         self.log("train/samples", float(len(x)), on_step=False, on_epoch=True, reduce_fx="sum")
         self.log("train/number", float(y[0]), on_step=False, on_epoch=True)
         self.log("train/error", self.error, on_step=True, on_epoch=True)
@@ -55,15 +61,28 @@ class PlainLogs(Logs):
 
 
 def begin(
-    folder: Path, make: Callable[[], Any] = Logs, breaks: BreaksOff | None = None, data: Any = None, **settings: Any
+    folder: Path,
+    make: Callable[[], Any] = Logs,
+    breaks: BreaksOff | None = None,
+    data: Any = None,
+    **settings: Any,
 ) -> Trainer:
-    """Train two epochs of 11 microbatches and 6 steps, with a checkpoint each third step, from "auto"; return the trainer."""
+    """Train two epochs of 11 microbatches and 6 steps, with a checkpoint each third step,
+    from "auto"; return the trainer.
+    """
     keeper = ModelCheckpoint(every_n_train_steps=settings.pop("every", 3), every_n_epochs=None)
     own = settings.pop("callbacks", [])
     callbacks = [*own, keeper] if breaks is None else [*own, breaks, keeper]
-    known: dict[str, Any] = {"max_epochs": 2, "log_every_n_steps": 1, "accumulate_grad_batches": 2, "logger": CSVLogger()}
+    known: dict[str, Any] = {
+        "max_epochs": 2,
+        "log_every_n_steps": 1,
+        "accumulate_grad_batches": 2,
+        "logger": CSVLogger(),
+    }
     trainer = quiet(folder, callbacks=callbacks, **(known | settings))
-    trainer.fit(make(), loader(32, 3, shuffle=True) if data is None else data(), loader(5), ckpt_path="auto")
+    trainer.fit(
+        make(), loader(32, 3, shuffle=True) if data is None else data(), loader(5), ckpt_path="auto"
+    )
     return trainer
 
 
@@ -88,29 +107,49 @@ def broken_off(folder: Path, breaks: BreaksOff, *args: Any, **settings: Any) -> 
 def test_an_epochs_values_are_the_same_bits_over_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: tuple[int, str], fold_at: int
 ) -> None:
-    """Means, sums, minima, maxima and metric objects of an epoch do not depend on an interruption; no row is written twice."""
+    """Means, sums, minima, maxima and metric objects of an epoch do not depend on an interruption;
+    no row is written twice.
+    """
     monkeypatch.setattr("trainkit.metrics.log._FOLD_AT", fold_at)
     whole = begin(tmp_path / "whole")
     parts = broken_off(tmp_path / "parts", BreaksOff(*breaks))
     assert parts.callback_metrics == whole.callback_metrics
-    assert {"train/both_epoch", "train/sum", "train/error_epoch", "train/auroc"} < whole.callback_metrics.keys()
+    assert {
+        "train/both_epoch",
+        "train/sum",
+        "train/error_epoch",
+        "train/auroc",
+    } < whole.callback_metrics.keys()
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (2, 3)])
-def test_an_epochs_values_survive_another_number_of_ranks(tmp_path: Path, before: int, after: int) -> None:
-    """Gone on with at another number of ranks, an epoch's values are those of the run that was not interrupted."""
-    settings: dict[str, Any] = {"global_batch_size": 12, "lr_scaling": "none", "accumulate_grad_batches": None}
+def test_an_epochs_values_survive_another_number_of_ranks(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    """Gone on with at another number of ranks,
+    an epoch's values are those of the run that was not interrupted.
+    """
+    settings: dict[str, Any] = {
+        "global_batch_size": 12,
+        "lr_scaling": "none",
+        "accumulate_grad_batches": None,
+    }
     settings |= {"max_epochs": 1, "logger": False}
 
     def at(ranks: int, folder: Path, breaks: BreaksOff | None = None) -> dict[str, float]:
         def work(engine: ThreadEngine) -> dict[str, float]:
             data = loader(46, 2, shuffle=True)
-            return begin(folder, PlainLogs, breaks, lambda: data, engine=engine, **settings).callback_metrics
+            return begin(
+                folder, PlainLogs, breaks, lambda: data, engine=engine, **settings
+            ).callback_metrics
 
         first, *others = World(ranks).run(work)
         assert all(values == first for values in others)
-        return {name: first.get(f"train/{name}", 0.0) for name in ("mean", "both_epoch", "samples", "error_epoch", "auroc")}
+        return {
+            name: first.get(f"train/{name}", 0.0)
+            for name in ("mean", "both_epoch", "samples", "error_epoch", "auroc")
+        }
 
     whole = at(1, tmp_path / "whole")
     with pytest.raises(BrokenOffError):
@@ -121,13 +160,20 @@ def test_an_epochs_values_survive_another_number_of_ranks(tmp_path: Path, before
 
 @pytest.mark.parametrize("after", [4, 5, 6])
 def test_a_plateau_remembers_the_validation_inside_the_epoch(tmp_path: Path, after: int) -> None:
-    """Between an epoch's last validation and its end, a checkpoint holds the value for ReduceLROnPlateau."""
+    """Between an epoch's last validation and its end,
+    a checkpoint holds the value for ReduceLROnPlateau.
+    """
 
     class Plateau(Net):
         def configure_optimizers(self) -> Any:
             optimizer = super().configure_optimizers()
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val/loss"}}
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, patience=0, threshold=0.5
+            )
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": plateau, "monitor": "val/loss"},
+            }
 
     settings: dict[str, Any] = {"val_check_interval": 4, "every": 1, "max_epochs": 4}
     first, second, third = Recorder(), Recorder(), Recorder()
@@ -153,8 +199,12 @@ class Shuffled(IterableDataset[Any]):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("after", [2, 4, 8])
-def test_a_shuffled_stream_resumes_with_the_same_batches(tmp_path: Path, after: int, workers: int) -> None:
-    """A stream that draws its order and its noise resumes at the same batch, inside the first epoch and the second."""
+def test_a_shuffled_stream_resumes_with_the_same_batches(
+    tmp_path: Path, after: int, workers: int
+) -> None:
+    """A stream that draws its order and its noise resumes at the same batch,
+    inside the first epoch and the second.
+    """
 
     def data() -> Any:
         return DataLoader(Shuffled(), 2, num_workers=workers)
@@ -177,14 +227,21 @@ def test_what_the_task_does_at_an_epochs_end_is_saved(tmp_path: Path) -> None:
 
     keeper = ModelCheckpoint(save_top_k=-1)
     quiet(tmp_path, max_epochs=2, callbacks=keeper).fit(Tallies(), loader(8))
-    assert [float(ckpt.read_state(tmp_path / "checkpoints" / f"epoch={e}-step={2 * e + 2}")["epochs"]) for e in (0, 1)] == [
+    assert [
+        float(ckpt.read_state(tmp_path / "checkpoints" / f"epoch={e}-step={2 * e + 2}")["epochs"])
+        for e in (0, 1)
+    ] == [
         1,
         2,
     ]
 
 
-def test_a_metric_that_is_no_part_of_the_task_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The counts of a metric object outside the Task are lost, which a run that resumes inside an epoch reports."""
+def test_a_metric_that_is_no_part_of_the_task_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The counts of a metric object outside the Task are lost,
+    which a run that resumes inside an epoch reports.
+    """
 
     class Loose(Line):
         def __init__(self) -> None:
@@ -198,7 +255,8 @@ def test_a_metric_that_is_no_part_of_the_task_is_reported(tmp_path: Path, capsys
 
     broken_off(tmp_path, BreaksOff(4), Loose)
     said = (
-        "states that this run has no place for: the metric 'train/count' (make it an attribute of the Task, and it is saved)."
+        "states that this run has no place for: the metric 'train/count' (make it an attribute of"
+        " the Task, and it is saved)."
     )
     assert said in capsys.readouterr().out
 
@@ -208,15 +266,20 @@ def test_a_checkpoint_of_an_older_trainkit_is_refused_in_words(tmp_path: Path) -
     quiet(tmp_path, callbacks=ModelCheckpoint()).fit(Line(), loader(8))
     path = newest(tmp_path) / ckpt.MANIFEST
     about = json.loads(path.read_text())
-    path.write_text(json.dumps({key: value for key, value in about.items() if key != "sha256_of_this_file"}))
+    path.write_text(
+        json.dumps({key: value for key, value in about.items() if key != "sha256_of_this_file"})
+    )
     with pytest.raises(
-        CheckpointError, match=r"step=2 is no whole checkpoint: .*it has no sha256_of_this_file.*ckpt_path=PATH"
+        CheckpointError,
+        match=r"step=2 is no whole checkpoint: .*it has no sha256_of_this_file.*ckpt_path=PATH",
     ):
         quiet(tmp_path, max_epochs=2).fit(Line(), loader(8), ckpt_path=str(path.parent))
 
 
 def test_a_metric_object_resumes_after_a_limit_inside_an_epoch(tmp_path: Path) -> None:
-    """After max_steps inside an epoch and a resume, a metric object has counted all of the epoch's samples."""
+    """After max_steps inside an epoch and a resume,
+    a metric object has counted all of the epoch's samples.
+    """
 
     class Counts(Line):
         def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""A checkpoint with right hashes, and with content that no run could have written, is passed over as a damaged one is."""
+"""A checkpoint with right hashes, and with content that no run could have written,
+is passed over as a damaged one is.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def with_newest(before: LocalStore, run_dir: Path, training: Any) -> LocalStore:
 
 
 def put(place: str, value: Any) -> Callable[[Saved], Saved]:
-    """Return a function that replaces what is at a place, as a/b, of a saved state; `...` removes it."""
+    """Return a function that replaces what is at a place, as a/b, of a saved state;
+    `...` removes it.
+    """
 
     def change(saved: Saved) -> Saved:
         *outer, last = [int(key) if key.isdigit() else key for key in place.split("/")]
@@ -67,20 +71,41 @@ STRANGE: dict[str, tuple[Callable[[Saved], Any], str]] = {
     "a list": (lambda saved: [saved], "it is of type list, not a mapping"),
     "a number": (lambda saved: 7, "it is of type int, not a mapping"),
     "no optimizers": (put("optimizers", ...), "'optimizers' is missing"),
-    "optimizers of another type": (put("optimizers", {"adam": 1}), "'optimizers' is of type dict, not a list"),
-    "an optimizer of another type": (put("optimizers/0", "sgd"), "'optimizers/0' is of type str, not a mapping"),
+    "optimizers of another type": (
+        put("optimizers", {"adam": 1}),
+        "'optimizers' is of type dict, not a list",
+    ),
+    "an optimizer of another type": (
+        put("optimizers/0", "sgd"),
+        "'optimizers/0' is of type str, not a mapping",
+    ),
     "no groups": (put("optimizers/0/param_groups", ...), "'optimizers/0/param_groups' is missing"),
-    "a counter as text": (put("state/global_step", "2"), "'state/global_step' is of type str, not int"),
+    "a counter as text": (
+        put("state/global_step", "2"),
+        "'state/global_step' is of type str, not int",
+    ),
     "a counter less": (put("state/current_epoch", ...), "'state/current_epoch' is missing"),
-    "other random numbers": (put("random/0/torch", torch.zeros(3)), "'random/0' is no state of random numbers"),
+    "other random numbers": (
+        put("random/0/torch", torch.zeros(3)),
+        "'random/0' is no state of random numbers",
+    ),
     "random numbers of no rank": (put("random", []), "'random' is empty"),
     "another plan": (put("contract/batch_sizes", 4), "'contract' has batch_sizes"),
     "a plan without ranks": (put("contract/world_size", ...), "'contract/world_size' is missing"),
     "rates of another type": (put("rates", 0.1), "'rates' is of type float, not a mapping"),
-    "values of another type": (put("values/metrics", [1.0]), "'values/metrics' is of type list, not a mapping"),
+    "values of another type": (
+        put("values/metrics", [1.0]),
+        "'values/metrics' is of type list, not a mapping",
+    ),
     "no means": (put("metrics/0/log", ...), "'metrics/0/log' is missing"),
-    "no count of validations": (put("validations", None), "'validations' is of type NoneType, not int"),
-    "callbacks of another type": (put("callbacks", []), "'callbacks' is of type list, not a mapping"),
+    "no count of validations": (
+        put("validations", None),
+        "'validations' is of type NoneType, not int",
+    ),
+    "callbacks of another type": (
+        put("callbacks", []),
+        "'callbacks' is of type list, not a mapping",
+    ),
     "what hooks added as text": (put("extra", ""), "'extra' is of type str, not a mapping"),
 }
 
@@ -100,14 +125,22 @@ def test_the_checkpoint_before_a_strange_one_is_taken(
     """`auto` resumes from the checkpoint before it, and prints what is strange."""
     store = with_newest(before, tmp_path, put("optimizers", ...))
     trainer = fit(tmp_path, 3, "auto")
-    assert trainer.run.checkpoints.resumed_from == store.path_of("epoch=0-step=1") and trainer.global_step == 3
+    assert (
+        trainer.run.checkpoints.resumed_from == store.path_of("epoch=0-step=1")
+        and trainer.global_step == 3
+    )
     said = " ".join(capsys.readouterr().out.split())
     newest = store.path_of("epoch=0-step=2")
-    assert f"{newest} cannot be resumed from: in its training.pt 'optimizers' is missing. The one before it is taken." in said
+    assert (
+        f"{newest} cannot be resumed from: in its training.pt 'optimizers' is missing. The one"
+        " before it is taken." in said
+    )
 
 
 def test_a_whole_state_is_taken(before: LocalStore, tmp_path: Path) -> None:
-    """The newest checkpoint is taken if nothing in it was changed: the comparison refuses nothing that a run writes."""
+    """The newest checkpoint is taken if nothing in it was changed:
+    the comparison refuses nothing that a run writes.
+    """
     store = with_newest(before, tmp_path, lambda saved: saved)
     assert fit(tmp_path, 3, "auto").run.checkpoints.resumed_from == store.path_of("epoch=0-step=2")
 
@@ -116,6 +149,7 @@ def test_a_strange_state_that_was_requested_is_refused(before: LocalStore, tmp_p
     """A checkpoint that was requested by its path is refused in words; no other is taken."""
     store = with_newest(before, tmp_path, put("optimizers", ...))
     with pytest.raises(
-        CheckpointError, match=r"in its training\.pt 'optimizers' is missing\. Take another one: ckpt_path=PATH"
+        CheckpointError,
+        match=r"in its training\.pt 'optimizers' is missing\. Take another one: ckpt_path=PATH",
     ):
         fit(tmp_path, 3, store.path_of("epoch=0-step=2"))

@@ -1,4 +1,6 @@
-"""What ranks that hold parts of the weights cannot do is refused before training, with what to do."""
+"""What ranks that hold parts of the weights cannot do is refused before training,
+with what to do.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,33 @@ def check(features: Sequence[Feature] = (), task: Line | None = None, splits: bo
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"features": [ElasticFit(ElasticState(print))]}, r"the job is elastic: .*torchrun --max-restarts 3, with resume=auto"),
-        ({"features": [HalveOnOom()]}, r"trainer\.halve_batch_on_oom is true: .*engine\.cpu_offload=true"),
-        ({"features": [StopOnNonfinite(), SkipBadSamples(3, print)]}, r"on_bad_sample is 'skip': .*Leave it out"),
-        ({"features": [ManualUpdates(cast(Any, None), Features())]}, r"automatic_optimization=False\)\. Use engine=ddp"),
+        (
+            {"features": [ElasticFit(ElasticState(print))]},
+            r"the job is elastic: .*torchrun --max-restarts 3, with resume=auto",
+        ),
+        (
+            {"features": [HalveOnOom()]},
+            r"trainer\.halve_batch_on_oom is true: .*engine\.cpu_offload=true",
+        ),
+        (
+            {"features": [StopOnNonfinite(), SkipBadSamples(3, print)]},
+            r"on_bad_sample is 'skip': .*Leave it out",
+        ),
+        (
+            {"features": [ManualUpdates(cast(Any, None), Features())]},
+            r"automatic_optimization=False\)\. Use engine=ddp",
+        ),
         ({"features": [SyncNorms(print)]}, r"trainer\.sync_batchnorm is true: .*GroupNorm"),
         ({"task": Tables()}, r"'table' has sparse gradients .*Use sparse=False"),
     ],
 )
 def test_what_needs_whole_weights_is_refused(given: dict[str, Any], words: str) -> None:
-    """The message names the engine, the setting, the reason and what to use; engines of whole weights take it."""
-    with pytest.raises(ConfigError, match=rf"engine is fsdp, and its ranks hold parts of the weights; .*{words}"):
+    """The message names the engine, the setting, the reason and what to use;
+    engines of whole weights take it.
+    """
+    with pytest.raises(
+        ConfigError, match=rf"engine is fsdp, and its ranks hold parts of the weights; .*{words}"
+    ):
         check(**given)
     check(**given, splits=False)
 

@@ -1,4 +1,6 @@
-"""A signal ends a fit at a step with a checkpoint and the code 75, and the run resumes bit for bit."""
+"""A signal ends a fit at a step with a checkpoint and the code 75,
+and the run resumes bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Noisy(Net):
 class Asked(BreaksOff):
     """Sends a signal to this very process, once."""
 
-    def __init__(self, after: int, hook: str = "step", number: signal.Signals = signal.SIGTERM) -> None:
+    def __init__(
+        self, after: int, hook: str = "step", number: signal.Signals = signal.SIGTERM
+    ) -> None:
         super().__init__(after, hook)
         self.number = number
 
@@ -61,17 +65,29 @@ class Asked(BreaksOff):
 
 @pytest.fixture(autouse=True)
 def seen() -> Iterator[list[str]]:
-    """The names of the signals that reach the handlers which were there before; a signal that goes astray ends no test run."""
+    """The names of the signals that reach the handlers which were there before;
+    a signal that goes astray ends no test run.
+    """
     names: list[str] = []
-    before = {number: signal.signal(number, lambda n, _: names.append(signal.Signals(n).name)) for number in HANDLED}
+    before = {
+        number: signal.signal(number, lambda n, _: names.append(signal.Signals(n).name))
+        for number in HANDLED
+    }
     yield names
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 def begin(folder: Path, *callbacks: Callback, **settings: Any) -> Trainer:
-    """Train two epochs of 6 steps, each followed by a validation of 3 batches, from "auto"; return the trainer."""
-    known: dict[str, Any] = {"max_epochs": 2, "log_every_n_steps": 1, "logger": CSVLogger(), "enable_checkpointing": True}
+    """Train two epochs of 6 steps, each followed by a validation of 3 batches, from "auto";
+    return the trainer.
+    """
+    known: dict[str, Any] = {
+        "max_epochs": 2,
+        "log_every_n_steps": 1,
+        "logger": CSVLogger(),
+        "enable_checkpointing": True,
+    }
     trainer = quiet(folder, callbacks=list(callbacks), **(known | settings))
     trainer.fit(Noisy(), loader(23, shuffle=True), loader(11), ckpt_path="auto")
     return trainer
@@ -89,10 +105,15 @@ def asked(folder: Path, *callbacks: Callback, **settings: Any) -> str:
 def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
     tmp_path: Path, number: signal.Signals, seen: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of the three signals ends the fit after the current step, with 75; the old handlers are restored."""
+    """Each of the three signals ends the fit after the current step, with 75;
+    the old handlers are restored.
+    """
     handlers = [signal.getsignal(n) for n in HANDLED]
     text = asked(tmp_path, Asked(3, number=number))
-    assert text == f"{number.name} on rank 0: the run ended after step 4; to resume: ckpt_path=last run_dir={tmp_path}"
+    assert (
+        text == f"{number.name} on rank 0: the run ended after step 4; to resume: ckpt_path=last"
+        f" run_dir={tmp_path}"
+    )
     assert text in capsys.readouterr().out
     assert verify(newest(tmp_path))["global_step"] == 4
     assert [signal.getsignal(n) for n in HANDLED] == handlers
@@ -101,7 +122,9 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(
 
 @pytest.mark.parametrize("after", [0, 2, 4, 5, 6, 9])
 def test_a_signalled_run_resumes_to_the_same_bits(tmp_path: Path, after: int) -> None:
-    """Asked in the first step, inside an epoch, in an epoch's last step or the first of the next: the end is the same."""
+    """Asked in the first step, inside an epoch, in an epoch's last step or the first of the next:
+    the end is the same.
+    """
     begin(tmp_path / "whole")
     asked(tmp_path / "parts", Asked(after))
     assert begin(tmp_path / "parts").global_step == 12
@@ -109,8 +132,12 @@ def test_a_signalled_run_resumes_to_the_same_bits(tmp_path: Path, after: int) ->
 
 
 @pytest.mark.parametrize(("after", "interval"), [(2, 2), (4, 2), (10, 2), (6, 3), (6, 6)])
-def test_a_validation_that_was_interrupted_is_run_again(tmp_path: Path, after: int, interval: int) -> None:
-    """After a signal during a validation, inside an epoch or at its end, the run resumes there and ends the same."""
+def test_a_validation_that_was_interrupted_is_run_again(
+    tmp_path: Path, after: int, interval: int
+) -> None:
+    """After a signal during a validation, inside an epoch or at its end,
+    the run resumes there and ends the same.
+    """
     rounds: list[int] = []
 
     class Rounds(Callback):
@@ -126,10 +153,16 @@ def test_a_validation_that_was_interrupted_is_run_again(tmp_path: Path, after: i
 
 
 def test_asked_again_and_again_the_run_ends_the_same(tmp_path: Path) -> None:
-    """A run that is signalled after each of its steps, and during each validation, ends the same."""
+    """A run that is signalled after each of its steps,
+    and during each validation, ends the same.
+    """
     begin(tmp_path / "whole", val_check_interval=2)
     for after in range(1, 11):
-        asked(tmp_path / "parts", Asked(after, "step" if after % 2 else "validation"), val_check_interval=2)
+        asked(
+            tmp_path / "parts",
+            Asked(after, "step" if after % 2 else "validation"),
+            val_check_interval=2,
+        )
     begin(tmp_path / "parts", val_check_interval=2)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
@@ -138,11 +171,15 @@ def test_asked_again_and_again_the_run_ends_the_same(tmp_path: Path) -> None:
 def test_asked_in_its_last_moments_the_run_logs_its_end_once(
     tmp_path: Path, after: int, hook: str, interval: int | None
 ) -> None:
-    """After a signal in the last epoch's last step, or its validation, the run resumes with the rest: the same rows."""
+    """After a signal in the last epoch's last step, or its validation,
+    the run resumes with the rest: the same rows.
+    """
     begin(tmp_path / "whole", val_check_interval=interval)
     asked(tmp_path / "parts", Asked(after, hook), val_check_interval=interval)
     begin(tmp_path / "parts", val_check_interval=interval)
-    assert (tmp_path / "parts" / "metrics.csv").read_text() == (tmp_path / "whole" / "metrics.csv").read_text()
+    assert (tmp_path / "parts" / "metrics.csv").read_text() == (
+        tmp_path / "whole" / "metrics.csv"
+    ).read_text()
 
 
 def test_a_signal_in_the_last_step_lets_the_run_end_well(tmp_path: Path) -> None:
@@ -160,8 +197,12 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_a_second_signal_within_a_second_is_ignored(monkeypatch: pytest.MonkeyPatch, seen: list[str]) -> None:
-    """A signal that follows at once has no effect; a later one has that of a process without a fit."""
+def test_a_second_signal_within_a_second_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, seen: list[str]
+) -> None:
+    """A signal that follows at once has no effect;
+    a later one has that of a process without a fit.
+    """
     with Signals() as signals:
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
@@ -173,9 +214,15 @@ def test_a_second_signal_within_a_second_is_ignored(monkeypatch: pytest.MonkeyPa
         assert seen == ["SIGINT", "SIGTERM"]
 
 
-@pytest.mark.parametrize("keepers", [[], [ModelCheckpoint(save_weights_only=True)]], ids=["none", "weights alone"])
-def test_without_a_checkpoint_to_resume_from_it_is_reported(tmp_path: Path, keepers: list[Callback]) -> None:
-    """A run without checkpoints, or with only weights, ends too, and reports that it cannot be resumed."""
+@pytest.mark.parametrize(
+    "keepers", [[], [ModelCheckpoint(save_weights_only=True)]], ids=["none", "weights alone"]
+)
+def test_without_a_checkpoint_to_resume_from_it_is_reported(
+    tmp_path: Path, keepers: list[Callback]
+) -> None:
+    """A run without checkpoints, or with only weights, ends too,
+    and reports that it cannot be resumed.
+    """
     text = asked(tmp_path, Asked(3), *keepers, enable_checkpointing=bool(keepers))
     assert text == "SIGTERM on rank 0: the run ended after step 4; no checkpoint was requested."
 
@@ -235,10 +282,18 @@ class Noted(BreaksOff):
 
 
 def on_ranks(folder: Path, *callbacks: Callback) -> list[tuple[str, int, torch.Tensor]]:
-    """Train on 2 ranks; return for each the message of an early end, the last step, and the weights."""
+    """Train on 2 ranks; return for each the message of an early end, the last step,
+    and the weights.
+    """
 
     def work(engine: ThreadEngine) -> tuple[str, int, torch.Tensor]:
-        trainer = quiet(folder, callbacks=list(callbacks), engine=engine, max_epochs=40, enable_checkpointing=True)
+        trainer = quiet(
+            folder,
+            callbacks=list(callbacks),
+            engine=engine,
+            max_epochs=40,
+            enable_checkpointing=True,
+        )
         task, text = Line(), ""
         try:
             trainer.fit(task, loader(24, 3), loader(12, 2), ckpt_path="auto")
@@ -251,7 +306,9 @@ def on_ranks(folder: Path, *callbacks: Callback) -> list[tuple[str, int, torch.T
 
 @pytest.mark.parametrize("hook", ["step", "validation"])
 def test_a_signal_to_one_rank_ends_all_at_the_same_step(tmp_path: Path, hook: str) -> None:
-    """All ranks leave after the same step and name the signalled rank; resumed, the run ends the same."""
+    """All ranks leave after the same step and name the signalled rank;
+    resumed, the run ends the same.
+    """
     whole = on_ranks(tmp_path / "whole")
     first, second = on_ranks(tmp_path / "parts", Noted(8, hook))
     assert first[:2] == second[:2]
@@ -273,11 +330,15 @@ def test_a_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
     assert [signal.getsignal(n) for n in HANDLED] == handlers
 
 
-@pytest.mark.parametrize(("after", "settings"), [(6, {}), (12, {}), (8, {"max_steps": 8, "max_epochs": None})])
+@pytest.mark.parametrize(
+    ("after", "settings"), [(6, {}), (12, {}), (8, {"max_steps": 8, "max_epochs": None})]
+)
 def test_a_validation_at_the_end_that_was_interrupted_is_run_again(
     tmp_path: Path, after: int, settings: dict[str, Any]
 ) -> None:
-    """After a signal during the validation at the end of an epoch or the run, the run resumes with it and ends the same."""
+    """After a signal during the validation at the end of an epoch or the run,
+    the run resumes with it and ends the same.
+    """
     rounds: list[int] = []
 
     class Rounds(Callback):
@@ -298,5 +359,7 @@ def test_what_signals_left_is_deleted_in_the_end(tmp_path: Path) -> None:
     for after in (2, 7, 8):
         asked(tmp_path / "parts", ModelCheckpoint(**wish), Asked(after))
     begin(tmp_path / "parts", ModelCheckpoint(**wish))
-    there, wanted = (LocalStore(tmp_path / run / "checkpoints").names() for run in ("parts", "whole"))
+    there, wanted = (
+        LocalStore(tmp_path / run / "checkpoints").names() for run in ("parts", "whole")
+    )
     assert there == wanted

@@ -54,7 +54,9 @@ def test_the_hooks_of_a_datamodule_come_first(tmp_path: Path) -> None:
         def train_dataloader(self) -> Any:
             return loader(4)
 
-        def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        def transfer_batch_to_device(
+            self, batch: Any, device: torch.device, dataloader_idx: int
+        ) -> Any:
             assert device == torch.device("cpu")
             return [0 * batch[0], batch[1]]
 
@@ -63,7 +65,9 @@ def test_the_hooks_of_a_datamodule_come_first(tmp_path: Path) -> None:
     assert task.seen == [0.0]
 
 
-def test_random_augmentation_after_the_transfer_is_repeated_by_a_resumed_run(tmp_path: Path) -> None:
+def test_random_augmentation_after_the_transfer_is_repeated_by_a_resumed_run(
+    tmp_path: Path,
+) -> None:
     """Its draws are those of dropout: they resume with the checkpoint."""
 
     class Noisy(Net):
@@ -73,7 +77,9 @@ def test_random_augmentation_after_the_transfer_is_repeated_by_a_resumed_run(tmp
     def fit(folder: str, steps: int, **more: Any) -> torch.Tensor:
         task = Noisy()
         saving = [ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1)]
-        quiet(tmp_path / folder, callbacks=saving, max_epochs=2, max_steps=steps).fit(task, loader(24), **more)
+        quiet(tmp_path / folder, callbacks=saving, max_epochs=2, max_steps=steps).fit(
+            task, loader(24), **more
+        )
         return weights(task)
 
     whole = fit("whole", 12)
@@ -99,7 +105,9 @@ def test_the_state_of_a_datamodule_is_in_the_checkpoint(tmp_path: Path) -> None:
             self.count = state_dict["count"]
 
     class Count(Callback):
-        def on_train_batch_end(self, trainer: RunView, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: RunView, task: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             trainer.datamodule.count += 1  # type: ignore[attr-defined]
 
     first, second = Counting(), Counting()
@@ -109,5 +117,7 @@ def test_the_state_of_a_datamodule_is_in_the_checkpoint(tmp_path: Path) -> None:
     assert (first.count, second.count) == (2, 4)
     quiet(tmp_path / "b", callbacks=[ModelCheckpoint()]).fit(Line(), loader(8))
     third = Counting()
-    quiet(tmp_path / "b", callbacks=[Count(), ModelCheckpoint()], max_epochs=2).fit(Line(), datamodule=third, ckpt_path="auto")
+    quiet(tmp_path / "b", callbacks=[Count(), ModelCheckpoint()], max_epochs=2).fit(
+        Line(), datamodule=third, ckpt_path="auto"
+    )
     assert third.count == 2

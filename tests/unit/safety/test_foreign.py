@@ -59,13 +59,24 @@ def test_a_capsule_that_leads_out_of_its_folder_is_refused(tmp_path: Path) -> No
     """Before the file is hashed."""
     file = {"bytes": 1, "sha256": ""}
     about = dict.fromkeys(("step", "epoch", "rank", "world_size", "settings", "num_samples"), 0)
-    (tmp_path / "manifest.json").write_text(json.dumps({**about, "files": {"../../secret": file, "step.pt": file}}))
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({**about, "files": {"../../secret": file, "step.pt": file}})
+    )
     with pytest.raises(CheckpointError, match="is no name of a file inside it"):
         read(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"), [("=1+1", "'=1+1"), ("@x", "'@x"), ("-x", "'-x"), ("-1.5", "-1.5"), ("+2", "+2"), (-3, -3), ("a", "a")]
+    ("value", "shown"),
+    [
+        ("=1+1", "'=1+1"),
+        ("@x", "'@x"),
+        ("-x", "'-x"),
+        ("-1.5", "-1.5"),
+        ("+2", "+2"),
+        (-3, -3),
+        ("a", "a"),
+    ],
 )
 def test_texts_of_a_table_are_no_formulas(value: object, shown: object) -> None:
     """Numbers stay numbers."""
@@ -80,12 +91,22 @@ def packed(path: Path, **records: bytes) -> Path:
     return path
 
 
-def test_records_claim_no_more_than_a_file_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small file that unpacks into a large one is refused before torch reads it: as weights, as a step, as predictions."""
+def test_records_claim_no_more_than_a_file_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file that unpacks into a large one is refused before torch reads it:
+    as weights, as a step, as predictions.
+    """
     monkeypatch.setattr(foreign, "MOST_OF_MANIFEST", 1 << 16)
     bomb = packed(tmp_path / "000000000000-00000.pt", data=bytes(1 << 20))
-    for read_it in (lambda path: read_weights(str(path)), load_plain, lambda path: list(read_predictions(path.parent))):
-        with pytest.raises(CheckpointError, match="its records claim 1,048,576 bytes, and the file has"):
+    for read_it in (
+        lambda path: read_weights(str(path)),
+        load_plain,
+        lambda path: list(read_predictions(path.parent)),
+    ):
+        with pytest.raises(
+            CheckpointError, match="its records claim 1,048,576 bytes, and the file has"
+        ):
             read_it(bomb)
 
 
@@ -121,7 +142,9 @@ def test_a_recording_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_control_characters_never_reach_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """In tables, in texts and in errors: a name of a metric, or the reason that a capsule states, may have any."""
+    """In tables, in texts and in errors:
+    a name of a metric, or the reason that a capsule states, may have any.
+    """
     evil = "\x1b]0;title\x07\x9b2J\r"
     table = Table(title=evil)
     table.add_column(evil)

@@ -8,7 +8,8 @@ import pytest
 
 from trainkit.safety.threads import printed, start_thread, start_timer
 
-# pytest warns of each exception that the interpreter's hook for threads gets, which is what is tested here.
+# pytest warns of each exception that the interpreter's hook for threads gets, which is what is
+# tested here.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
@@ -32,7 +33,10 @@ def test_an_exception_is_printed_with_its_effect(
     start_thread("bar", fail, printed("The bar is not drawn.")).join(5)
     assert [args.exc_type for args in hooked] == [KeyError] and hooked[0].thread is not None
     assert hooked[0].thread.name == "bar"
-    assert capsys.readouterr().err == "This is a mistake of trainkit in its thread 'bar'. The bar is not drawn.\n"
+    assert (
+        capsys.readouterr().err
+        == "This is a mistake of trainkit in its thread 'bar'. The bar is not drawn.\n"
+    )
 
 
 def test_work_starts_again_and_a_repeated_exception_is_printed_once(
@@ -52,13 +56,19 @@ def test_work_starts_again_and_a_repeated_exception_is_printed_once(
 
 
 def test_what_waits_for_a_thread_is_released(hooked: list[threading.ExceptHookArgs]) -> None:
-    """`then` is called after the exception was printed, so that no caller waits for a thread that has ended."""
+    """`then` is called after the exception was printed,
+    so that no caller waits for a thread that has ended.
+    """
     ended: list[int] = []
-    start_timer("kill", 0.0, fail, printed("It may still run.", then=lambda: ended.append(len(hooked)))).join(5)
+    start_timer(
+        "kill", 0.0, fail, printed("It may still run.", then=lambda: ended.append(len(hooked)))
+    ).join(5)
     assert ended == [1]
 
 
-def test_an_exception_can_be_handed_to_another_thread(hooked: list[threading.ExceptHookArgs]) -> None:
+def test_an_exception_can_be_handed_to_another_thread(
+    hooked: list[threading.ExceptHookArgs],
+) -> None:
     """Which raises it later; then it is not printed here."""
     handed: list[BaseException] = []
     start_thread("writer", fail, handed.append).join(5)

@@ -1,4 +1,6 @@
-"""A traceback of the user's code: the user's own frames, and those of trainkit in front of them as a line."""
+"""A traceback of the user's code:
+the user's own frames, and those of trainkit in front of them as a line.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,30 @@ class Wrong(Line):
 
 @pytest.mark.parametrize(("shown", "has_all"), [("", False), ("full", True)])
 def test_frames_of_trainkit_are_a_line(
-    shown: str, has_all: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shown: str,
+    has_all: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Before the user's, in which the error is; TRAINKIT_TRACEBACK=full shows all. The cause is there in both."""
+    """Before the user's, in which the error is; TRAINKIT_TRACEBACK=full shows all.
+    The cause is there in both.
+    """
     monkeypatch.setenv("TRAINKIT_TRACEBACK", shown)
-    assert guarded(lambda: quiet(tmp_path, max_epochs=1).fit(Wrong(), loader()), read_launcher()) == 1
+    assert (
+        guarded(lambda: quiet(tmp_path, max_epochs=1).fit(Wrong(), loader()), read_launcher()) == 1
+    )
     text = capsys.readouterr().err
-    for own in ("return self.loss_of(batch)", 'raise KeyError("label") from error', "The above exception was the direct cause"):
+    for own in (
+        "return self.loss_of(batch)",
+        'raise KeyError("label") from error',
+        "The above exception was the direct cause",
+    ):
         assert own in text
-    assert text.endswith("KeyError: 'label'\n") and text.count("Traceback (most recent call last)") == 2
+    assert (
+        text.endswith("KeyError: 'label'\n")
+        and text.count("Traceback (most recent call last)") == 2
+    )
     assert ("trainkit/loop.py" in text) == has_all
     assert (" frames of trainkit; TRAINKIT_TRACEBACK=full shows them)" in text) != has_all
 
@@ -47,4 +64,7 @@ def test_after_the_users_last_frame_all_are_shown() -> None:
         text_of(3)  # type: ignore[arg-type]
     except AttributeError as error:
         text = text_of(error)
-    assert "traceback.TracebackException.from_exception(error)" in text and "frames of trainkit" not in text
+    assert (
+        "traceback.TracebackException.from_exception(error)" in text
+        and "frames of trainkit" not in text
+    )

@@ -1,1 +1,3 @@
-"""Averages of weights beside training: exponential moving average and stochastic weight averaging."""
+"""Averages of weights beside training:
+exponential moving average and stochastic weight averaging.
+"""

@@ -1,4 +1,5 @@
-"""EMA: an exponential moving average of the weights; validation, checkpoints and the end of the fit use it.
+"""EMA: an exponential moving average of the weights; validation, checkpoints and the end of the fit
+use it.
 
 each update      the average is updated from the weights
 a validation     the model holds the average; the trained weights return at its end
@@ -21,7 +22,9 @@ from trainkit.optim.averaging import WeightAverage
 
 
 class WeightAveraging(Callback):
-    """Base of EMA and StochasticWeightAveraging: one average, created by each fit, and its state in a checkpoint."""
+    """Base of EMA and StochasticWeightAveraging:
+    one average, created by each fit, and its state in a checkpoint.
+    """
 
     needs_of_engine = frozenset({"weights", "equal_weights"})
     use_buffers = False
@@ -38,7 +41,10 @@ class WeightAveraging(Callback):
         """
         same = [type(c).__name__ for c in trainer.callbacks if isinstance(c, WeightAveraging)]
         if len(same) > 1:
-            raise ConfigError(f"{' and '.join(same)} would each put their own average into the model. Keep one of them.")
+            raise ConfigError(
+                f"{' and '.join(same)} would each put their own average into the model. Keep one of"
+                " them."
+            )
         if stage == "fit":
             self._average = self._loaded = None
 
@@ -57,7 +63,9 @@ class WeightAveraging(Callback):
         return {f"{type(self).__name__}'s {name}": average for name, average in held.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average, or the trained weights if the checkpoint's own weights are the average."""
+        """Return the average, or the trained weights if the
+        checkpoint's own weights are the average.
+        """
         return {"average": None if self._average is None else self._average.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -70,9 +78,12 @@ class WeightAveraging(Callback):
         self._average.update(decay)
 
     def _show(self, trainer: RunView) -> None:
-        """Put the average into the model, if there is one. A collective: broadcasts rank 0's buffers, as without averaging."""
+        """Put the average into the model, if there is one.
+        A collective: broadcasts rank 0's buffers, as without averaging.
+        """
         if self._average is not None and not self._average.shown:
-            if trainer.state.stage != "fit" or not trainer.checkpoints.saves_alone:  # after an error no other rank is here
+            # after an error no other rank is here
+            if trainer.state.stage != "fit" or not trainer.checkpoints.saves_alone:
                 trainer.engine.comm.broadcast_tensors(self._average.buffers())
             self._average.show()
 
@@ -83,17 +94,19 @@ class WeightAveraging(Callback):
 
 @checked
 class EMA(WeightAveraging):
-    """Averages the weights exponentially: average <- decay x average + (1 - decay) x weights (Polyak and Juditsky 1992).
+    """Averages the weights exponentially: average <- decay x average + (1 - decay) x weights
+    (Polyak and Juditsky 1992).
 
     The first update copies the weights. A step that fp16 skipped is no update.
 
     Args:
         decay: weight of the old average in an update; 0.999 averages over about 1000 updates.
-        warmup: begin with a smaller decay, (1 + n) / (10 + n) after n updates, as TensorFlow's ExponentialMovingAverage
-            does with `num_updates`: otherwise a short run would end near its first weights.
+        warmup: begin with a smaller decay, (1 + n) / (10 + n) after n updates, as TensorFlow's
+            ExponentialMovingAverage does with `num_updates`: otherwise a short run would end near
+            its first weights.
         update_every_n_steps: optimizer steps between two updates.
-        update_starting_at_step: optimizer steps before the first update; until then there is no average, and the trained
-            weights are validated and saved.
+        update_starting_at_step: optimizer steps before the first update; until then there is no
+            average, and the trained weights are validated and saved.
         use_buffers: average batch norm's statistics too; false takes the model's last ones.
     """
 
@@ -107,9 +120,15 @@ class EMA(WeightAveraging):
     ) -> None:
         super().__init__()
         if decay == 1:
-            raise ConfigError("EMA.decay is 1, which would keep the first weights; it must be below 1, for example 0.999.")
+            raise ConfigError(
+                "EMA.decay is 1, which would keep the first weights; it must be below 1, for"
+                " example 0.999."
+            )
         self.decay, self.warmup, self.use_buffers = decay, warmup, use_buffers
-        self.update_every_n_steps, self.update_starting_at_step = update_every_n_steps, update_starting_at_step
+        self.update_every_n_steps, self.update_starting_at_step = (
+            update_every_n_steps,
+            update_starting_at_step,
+        )
         self._seen = 0  # optimizer updates already applied to the average
         self._shown_to_save = False
 
@@ -121,13 +140,18 @@ class EMA(WeightAveraging):
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Print which weights the run's values belong to."""
         if trainer.is_global_zero:
-            info(f"EMA: validation, checkpoints and the end of the run use averaged weights (decay {self.decay:g}).")
+            info(
+                "EMA: validation, checkpoints and the end of the run use averaged weights (decay"
+                f" {self.decay:g})."
+            )
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         self._follow(trainer, task)
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Put the average into the model; a validation within an epoch comes before `on_train_step_end`."""
+        """Put the average into the model;
+        a validation within an epoch comes before `on_train_step_end`.
+        """
         if trainer.state.stage == "fit":
             self._follow(trainer, task)
             self._show(trainer)
@@ -169,6 +193,9 @@ class EMA(WeightAveraging):
         if made == self._seen:
             return
         self._seen = made
-        if made > self.update_starting_at_step and (made - self.update_starting_at_step) % self.update_every_n_steps == 0:
+        if (
+            made > self.update_starting_at_step
+            and (made - self.update_starting_at_step) % self.update_every_n_steps == 0
+        ):
             n = 0 if self._average is None else self._average.num_updates
             self._update(task, min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay)

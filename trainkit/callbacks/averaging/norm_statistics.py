@@ -1,9 +1,10 @@
 """Batch norm statistics for averaged weights: one pass over the training data of all ranks.
 
-Like torch.optim.swa_utils.update_bn for one process (Izmailov et al. 2018, section 3.2): each norm's mean and variance become
-the averages of those of the training batches. Unlike there, a batch counts by its samples; each rank processes its own share
-and the sums are combined, so that any number of ranks gets the statistics of one process with the same microbatches; and
-dropout is off, as it is when the statistics are used.
+Like torch.optim.swa_utils.update_bn for one process (Izmailov et al. 2018, section 3.2): each
+norm's mean and variance become the averages of those of the training batches. Unlike there, a batch
+counts by its samples; each rank processes its own share and the sums are combined, so that any
+number of ranks gets the statistics of one process with the same microbatches; and dropout is off,
+as it is when the statistics are used.
 """
 
 from __future__ import annotations
@@ -27,21 +28,34 @@ class _Sums:
 
     def __init__(self, norm: _BatchNorm) -> None:
         assert norm.running_mean is not None
-        self.norm, self.momentum, self.num_samples = norm, norm.momentum, 0  # the last: samples of the current batch
-        self.total = torch.zeros(2 * norm.num_features + 2, dtype=torch.float64, device=norm.running_mean.device)
+        # the last: samples of the current batch
+        self.norm, self.momentum, self.num_samples = norm, norm.momentum, 0
+        self.total = torch.zeros(
+            2 * norm.num_features + 2, dtype=torch.float64, device=norm.running_mean.device
+        )
 
     def add(self, *_: Any) -> None:
-        """Add the current batch: with a momentum of 1 the running statistics are those of the batch."""
+        """Add the current batch: with a momentum of 1 the running
+        statistics are those of the batch.
+        """
         mean, var = self.norm.running_mean, self.norm.running_var
         assert mean is not None and var is not None
-        own = torch.cat([mean.double(), var.double(), torch.ones(1, dtype=torch.float64, device=mean.device)])
+        own = torch.cat(
+            [mean.double(), var.double(), torch.ones(1, dtype=torch.float64, device=mean.device)]
+        )
         self.total[:-1].add_(own, alpha=self.num_samples)
         self.total[-1] += 1  # batches
 
     def finish(self, total: Tensor) -> None:
-        """Set the norm's statistics to the averages over all ranks; an unused norm keeps its own."""
+        """Set the norm's statistics to the averages over all ranks;
+        an unused norm keeps its own.
+        """
         weight, batches = total[-2:].tolist()
-        mean, var, count = self.norm.running_mean, self.norm.running_var, self.norm.num_batches_tracked
+        mean, var, count = (
+            self.norm.running_mean,
+            self.norm.running_var,
+            self.norm.num_batches_tracked,
+        )
         assert mean is not None and var is not None and count is not None
         if weight:
             mean.copy_(total[: self.norm.num_features] / weight)
@@ -51,12 +65,17 @@ class _Sums:
 
 @torch.no_grad()
 def recompute_norm_statistics(trainer: RunView, task: Task) -> None:
-    """Recompute the statistics of all batch norms in training mode. A collective; costs a forward pass over an epoch's data.
+    """Recompute the statistics of all batch norms in training mode. A collective; costs a forward
+    pass over an epoch's data.
 
-    It runs `training_step` without gradients. Norms with frozen statistics (in eval mode, or not tracked) are skipped. The
-    random states are restored.
+    It runs `training_step` without gradients. Norms with frozen statistics (in eval mode, or not
+    tracked) are skipped. The random states are restored.
     """
-    sums = [_Sums(m) for m in task.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+    sums = [
+        _Sums(m)
+        for m in task.modules()
+        if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None
+    ]
     if not sums:
         return
     modes = [(module, module.training) for module in task.modules()]
@@ -81,7 +100,9 @@ def recompute_norm_statistics(trainer: RunView, task: Task) -> None:
         reset_metrics(task)  # they counted this pass
         set_random_state(random)
     total = trainer.engine.data.all_reduce(torch.cat([entry.total for entry in sums]))
-    for entry, own in zip(sums, torch.split(total, [len(entry.total) for entry in sums]), strict=True):
+    for entry, own in zip(
+        sums, torch.split(total, [len(entry.total) for entry in sums]), strict=True
+    ):
         entry.finish(own)
 
 
@@ -91,7 +112,9 @@ def _pass(trainer: RunView, task: Task, sums: list[_Sums]) -> None:
         for microbatch in step.microbatches:
             for entry in sums:
                 entry.num_samples = microbatch.num_samples
-            task._log_to(LogTarget(MetricLog(), microbatch.num_samples, on_step=False, on_epoch=False))
+            task._log_to(
+                LogTarget(MetricLog(), microbatch.num_samples, on_step=False, on_epoch=False)
+            )
             with trainer.precision.autocast():
                 call_step(task, "training_step", microbatch.batch, batch_idx)
             batch_idx += 1

@@ -1,11 +1,14 @@
-"""StochasticWeightAveraging: the equal average of the weights at the ends of the last epochs (Izmailov et al. 2018).
+"""StochasticWeightAveraging: the equal average of the weights at the ends of the last epochs
+(Izmailov et al. 2018).
 
     before `swa_epoch_start`   training is unchanged
     from then on               the schedulers stop; the rate goes to `swa_lrs`; each epoch's last weights are averaged
     the run's end              the model holds the average; batch norm's statistics are recomputed; one more validation;
-                               the checkpoints of this step are written again, with the average in weights.safetensors
+                               the checkpoints of this step are written again, with the average in
+                               weights.safetensors
 
-Before the end, validation and checkpoints use the trained weights: the average has no norm statistics yet.
+Before the end, validation and checkpoints use the trained weights: the average has no norm
+statistics yet.
 """
 
 from __future__ import annotations
@@ -27,11 +30,12 @@ class StochasticWeightAveraging(WeightAveraging):
     """Averages the last epochs' weights at a rate that does not decay.
 
     Args:
-        swa_lrs: the final rate, or one per parameter group; as every rate of the user, it is multiplied by the factor of
-            trainer.lr_scaling.
-        swa_epoch_start: the epoch with which averaging begins, from 1: a number, or a fraction of trainer.max_epochs.
-        annealing_epochs: epochs over which the rate moves from the schedulers' last one to `swa_lrs`, once per epoch, as
-            torch's SWALR does.
+        swa_lrs: the final rate, or one per parameter group; as every rate of the user, it is
+            multiplied by the factor of trainer.lr_scaling.
+        swa_epoch_start: the epoch with which averaging begins, from 1: a number, or a fraction of
+            trainer.max_epochs.
+        annealing_epochs: epochs over which the rate moves from the schedulers' last one to
+            `swa_lrs`, once per epoch, as torch's SWALR does.
         annealing_strategy: along half a cosine ("cos") or a straight line ("linear").
     """
 
@@ -46,7 +50,8 @@ class StochasticWeightAveraging(WeightAveraging):
         self.swa_lrs, self.swa_epoch_start = swa_lrs, swa_epoch_start
         self.annealing_epochs, self.annealing_strategy = annealing_epochs, annealing_strategy
         self._start = 0  # the first averaged epoch
-        self._start_lrs: list[float] | None = None  # the rates at that epoch, without lr_scaling's factor
+        # the rates at that epoch, without lr_scaling's factor
+        self._start_lrs: list[float] | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         super().setup(trainer, task, stage)
@@ -57,16 +62,20 @@ class StochasticWeightAveraging(WeightAveraging):
         """Determine the first averaged epoch.
 
         Raises:
-            ConfigError: that epoch cannot be known or is never reached, or the number of rates is not that of parameter groups.
+            ConfigError: that epoch cannot be known or is never reached, or the number of rates is
+                not that of parameter groups.
         """
         super().on_fit_start(trainer, task)
         if self._start_lrs is None:  # else averaging began before the restart
-            self._start = 0 if trainer.options.fast_dev_run else self._first_epoch(trainer.max_epochs)
+            self._start = (
+                0 if trainer.options.fast_dev_run else self._first_epoch(trainer.max_epochs)
+            )
         num_groups = len(trainer.rates.unscaled())
         if isinstance(self.swa_lrs, (list, tuple)) and len(self.swa_lrs) != num_groups:
             raise ConfigError(
-                f"StochasticWeightAveraging.swa_lrs has {len(self.swa_lrs)} rates, and the optimizers have {num_groups} "
-                "parameter groups. Give one number, or one per group."
+                f"StochasticWeightAveraging.swa_lrs has {len(self.swa_lrs)} rates, and the"
+                f" optimizers have {num_groups} parameter groups. Give one number, or one per"
+                " group."
             )
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
@@ -79,7 +88,9 @@ class StochasticWeightAveraging(WeightAveraging):
             if trainer.is_global_zero:
                 info(self._describe(trainer))
         part = self._annealed(epochs)
-        lrs = [lr + (goal - lr) * part for lr, goal in zip(self._start_lrs, self._goals, strict=True)]
+        lrs = [
+            lr + (goal - lr) * part for lr, goal in zip(self._start_lrs, self._goals, strict=True)
+        ]
         rates.hold(lrs, trainer.global_step - trainer.state.skipped_steps)
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
@@ -90,7 +101,10 @@ class StochasticWeightAveraging(WeightAveraging):
         """Put the average into the model; recompute its norm statistics and validate it."""
         if self._average is None:
             if trainer.is_global_zero:
-                warning(f"SWA: the run ended before the end of epoch {self._start + 1}: there is no average.")
+                warning(
+                    f"SWA: the run ended before the end of epoch {self._start + 1}: there is no"
+                    " average."
+                )
             return
         self._show(trainer)
         recompute_norm_statistics(trainer, task)
@@ -100,7 +114,10 @@ class StochasticWeightAveraging(WeightAveraging):
             policy.renew()
         if trainer.is_global_zero:
             shown = "".join(f"  {name} {value:.4g}" for name, value in values.items())
-            info(f"SWA: the model holds the average of {self._average.num_updates} epochs' weights.{shown}")
+            info(
+                f"SWA: the model holds the average of {self._average.num_updates} epochs'"
+                f" weights.{shown}"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average's state, its first epoch, and the rates at that time."""
@@ -113,7 +130,11 @@ class StochasticWeightAveraging(WeightAveraging):
     @property
     def _goals(self) -> list[float]:
         assert self._start_lrs is not None
-        return list(self.swa_lrs) if isinstance(self.swa_lrs, (list, tuple)) else [self.swa_lrs] * len(self._start_lrs)
+        return (
+            list(self.swa_lrs)
+            if isinstance(self.swa_lrs, (list, tuple))
+            else [self.swa_lrs] * len(self._start_lrs)
+        )
 
     def _annealed(self, epochs: int) -> float:
         """Return the annealed fraction of the rate's change (torch.optim.swa_utils.SWALR)."""
@@ -125,16 +146,32 @@ class StochasticWeightAveraging(WeightAveraging):
         start = self.swa_epoch_start
         if isinstance(start, float):
             if max_epochs is None:
-                raise ConfigError(f"{key}, a fraction of trainer.max_epochs, which is not set. Set it, or give a count.")
+                raise ConfigError(
+                    f"{key}, a fraction of trainer.max_epochs, which is not set. Set it, or give a"
+                    " count."
+                )
             start = int(max_epochs * start)
         if max_epochs is not None and start > max_epochs:
-            raise ConfigError(f"{key}, and trainer.max_epochs is {max_epochs}: averaging would never begin. Use a smaller one.")
+            raise ConfigError(
+                f"{key}, and trainer.max_epochs is {max_epochs}: averaging would never begin. Use a"
+                " smaller one."
+            )
         return max(0, int(start) - 1)
 
     def _describe(self, trainer: RunView) -> str:
         assert self._start_lrs is not None
         factor = trainer.rates.factor
         pairs = dict.fromkeys(zip(self._start_lrs, self._goals, strict=True))
-        rates = ", ".join(f"{lr * factor:.4g} -> {goal:g} x {factor:g} = {goal * factor:.4g}" for lr, goal in pairs)
-        over = f"over {self.annealing_epochs} epochs ({self.annealing_strategy})" if self.annealing_epochs else "at once"
-        return f"SWA from epoch {trainer.current_epoch + 1}: learning rate {rates} {over}; the schedulers stop."
+        rates = ", ".join(
+            f"{lr * factor:.4g} -> {goal:g} x {factor:g} = {goal * factor:.4g}"
+            for lr, goal in pairs
+        )
+        over = (
+            f"over {self.annealing_epochs} epochs ({self.annealing_strategy})"
+            if self.annealing_epochs
+            else "at once"
+        )
+        return (
+            f"SWA from epoch {trainer.current_epoch + 1}: learning rate {rates} {over}; the"
+            " schedulers stop."
+        )

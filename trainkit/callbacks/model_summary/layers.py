@@ -44,19 +44,31 @@ class Layer:
 
 
 def layers_of(task: Task, max_depth: int) -> list[Layer]:
-    """Return the Task's modules down to a depth (-1 for all), in order; the Task itself comes first."""
-    chosen = [(n, m) for n, m in task.named_modules() if max_depth < 0 or not n or n.count(".") < max_depth]
-    return [layer_of(name, type(module).__name__, list(module.parameters())) for name, module in chosen]
+    """Return the Task's modules down to a depth (-1 for all), in order;
+    the Task itself comes first.
+    """
+    chosen = [
+        (n, m)
+        for n, m in task.named_modules()
+        if max_depth < 0 or not n or n.count(".") < max_depth
+    ]
+    return [
+        layer_of(name, type(module).__name__, list(module.parameters())) for name, module in chosen
+    ]
 
 
 def layer_of(name: str, kind: str, own: list[nn.Parameter]) -> Layer:
     """Return a layer with these parameters, without shapes."""
-    numbers, trainable = sum(numel_of(p) for p in own), sum(numel_of(p) for p in own if p.requires_grad)
+    numbers, trainable = (
+        sum(numel_of(p) for p in own),
+        sum(numel_of(p) for p in own if p.requires_grad),
+    )
     return Layer(name, kind, parameters=numbers, trainable=trainable)
 
 
 def run(task: Task, layers: list[Layer], args: tuple[Any, ...], precision: Precision) -> None:
-    """Run `task(*args)` in eval mode without gradients and fill in shapes and FLOPs; all state is restored afterwards.
+    """Run `task(*args)` in eval mode without gradients and fill in shapes and FLOPs; all state is
+    restored afterwards.
 
     Raises:
         Exception: any exception of forward.
@@ -64,7 +76,12 @@ def run(task: Task, layers: list[Layer], args: tuple[Any, ...], precision: Preci
     known = {layer.name: layer for layer in layers}
     counter = flop_counter()
     handles = []
-    with _as_it_was(task), torch.compiler.set_stance("force_eager"), torch.no_grad(), precision.autocast():
+    with (
+        _as_it_was(task),
+        torch.compiler.set_stance("force_eager"),
+        torch.no_grad(),
+        precision.autocast(),
+    ):
         task.eval()
         try:
             for name, module in task.named_modules():
@@ -88,7 +105,10 @@ def _watch(module: nn.Module, layer: Layer, counter: FlopCounterMode) -> list[An
         layer.flops += counter.get_total_flops() - begun.pop()
         layer.outputs = layer.outputs or _shapes(output)
 
-    return [module.register_forward_pre_hook(before, with_kwargs=True), module.register_forward_hook(after)]
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after),
+    ]
 
 
 def _shapes(value: Any) -> list[list[int]]:
@@ -120,6 +140,7 @@ def _kept(buffer: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 def flop_counter() -> FlopCounterMode:
     """Return a context manager that counts the FLOPs run in it."""
-    from torch.utils.flop_counter import FlopCounterMode  # here: it imports triton, 0.1 s at every start otherwise
+    # here: it imports triton, 0.1 s at every start otherwise
+    from torch.utils.flop_counter import FlopCounterMode
 
     return FlopCounterMode(display=False)

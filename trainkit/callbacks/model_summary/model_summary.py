@@ -25,11 +25,12 @@ _WIDTH = 120
 class ModelSummary(Callback):
     """Prints name, class, shapes, parameters and FLOPs of each layer on rank 0.
 
-    Shapes and FLOPs (per sample; matrix products, convolutions and attention) come from one additional forward in eval mode
-    without gradients. Its input is `task.example_input_array` (a tensor, or a tuple of arguments) if the Task has one,
-    otherwise the first training batch's inputs, as predict_step gets them. Random states, buffers and modes are restored, so
-    the run stays bit-identical. If this forward fails, the table has no shapes and FLOPs, and the reason is printed. The
-    banner's model line is controlled by `trainer.enable_model_summary`.
+    Shapes and FLOPs (per sample; matrix products, convolutions and attention) come from one
+    additional forward in eval mode without gradients. Its input is `task.example_input_array` (a
+    tensor, or a tuple of arguments) if the Task has one, otherwise the first training batch's
+    inputs, as predict_step gets them. Random states, buffers and modes are restored, so the run
+    stays bit-identical. If this forward fails, the table has no shapes and FLOPs, and the reason is
+    printed. The banner's model line is controlled by `trainer.enable_model_summary`.
 
     Args:
         max_depth: levels of nested modules: 1 for the Task's own, -1 for all.
@@ -39,7 +40,10 @@ class ModelSummary(Callback):
 
     def __init__(self, max_depth: int = 1) -> None:
         if max_depth < -1 or max_depth == 0:
-            raise ConfigError(f"{self.config_key}.max_depth is {max_depth}; it must be 1 or more, or -1 for all modules.")
+            raise ConfigError(
+                f"{self.config_key}.max_depth is {max_depth}; it must be 1 or more, or -1 for all"
+                " modules."
+            )
         self.max_depth = max_depth
         self.layers: list[Layer] = []
         self._printed = False
@@ -50,7 +54,8 @@ class ModelSummary(Callback):
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Print, if the Task declares its inputs."""
-        takes_part = trainer.is_global_zero or trainer.engine.splits_weights  # then a forward gathers weights on all ranks
+        # then a forward gathers weights on all ranks
+        takes_part = trainer.is_global_zero or trainer.engine.splits_weights
         self._printed = self._printed or not takes_part or trainer.checkpoints.resumed_from_memory
         example = getattr(task, "example_input_array", None)
         if example is not None and not self._printed:
@@ -62,11 +67,15 @@ class ModelSummary(Callback):
             )
             self._print(trainer, task, tuple(to_device(arg, *place) for arg in args))
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         """Print, now that a batch is available."""
         if not self._printed:
             with allowed_read():
-                self._print(trainer, task, (batch[0] if isinstance(batch, (list, tuple)) else batch,))
+                self._print(
+                    trainer, task, (batch[0] if isinstance(batch, (list, tuple)) else batch,)
+                )
 
     def _print(self, trainer: RunView, task: Task, args: tuple[Any, ...]) -> None:
         self._printed = True
@@ -75,17 +84,27 @@ class ModelSummary(Callback):
             run(task, self.layers, args, trainer.precision)
         except Exception as error:  # a forward not written for such inputs may raise anything
             first = (str(error).splitlines() or [""])[0]
-            why = f"No shapes: {type(task).__name__}.forward failed on {_describe(args)} ({type(error).__name__}: {first})."
+            why = (
+                f"No shapes: {type(task).__name__}.forward failed on {_describe(args)}"
+                f" ({type(error).__name__}: {first})."
+            )
             for layer in self.layers:
                 layer.inputs, layer.outputs, layer.flops = [], [], 0
         if not trainer.is_global_zero:
             return
         others = layer_of("(its own)", type(task).__name__, list(task.parameters(recurse=False)))
-        show([*self.layers, *([others] if others.parameters else [])], max(1, _rows(args)), _bytes(task), why)
+        show(
+            [*self.layers, *([others] if others.parameters else [])],
+            max(1, _rows(args)),
+            _bytes(task),
+            why,
+        )
 
 
 def show(layers: list[Layer], rows: int, num_bytes: int, why: str) -> None:
-    """Print a table of layers, the Task first, after a forward of `rows` samples; `why`: why there are no shapes, or ""."""
+    """Print a table of layers, the Task first, after a forward of `rows` samples;
+    `why`: why there are no shapes, or "".
+    """
     total, *rest = layers
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("layer", "class", *([] if why else ["in", "out"])):
@@ -99,8 +118,13 @@ def show(layers: list[Layer], rows: int, num_bytes: int, why: str) -> None:
         table.add_row(layer.name, layer.kind, *shapes, *numbers, *flops)
     show_table(table, _WIDTH, markup=False)
     parameters = f"{total.parameters:,}, {total.trainable:,} trainable"
-    flops_text = f"; forward of a sample: {short_number(total.flops / rows)}FLOPs" if total.flops else ""
-    line = f"{total.kind}: parameters {parameters}; {short_number(num_bytes)}B with buffers{flops_text}"
+    flops_text = (
+        f"; forward of a sample: {short_number(total.flops / rows)}FLOPs" if total.flops else ""
+    )
+    line = (
+        f"{total.kind}: parameters {parameters}; {short_number(num_bytes)}B with"
+        f" buffers{flops_text}"
+    )
     show_table(line, _WIDTH, soft_wrap=True)
     if why:
         show_table(why, _WIDTH, soft_wrap=True, markup=False)
@@ -115,7 +139,12 @@ def short_number(value: float) -> str:
 
 
 def _shown(shapes: list[list[int]]) -> str:
-    return " ".join("x".join(map(str, shape)) or "()" for shape in shapes[:3]) + " ..." * (len(shapes) > 3) if shapes else "-"
+    return (
+        " ".join("x".join(map(str, shape)) or "()" for shape in shapes[:3])
+        + " ..." * (len(shapes) > 3)
+        if shapes
+        else "-"
+    )
 
 
 def _rows(args: tuple[Any, ...]) -> int:
@@ -123,7 +152,9 @@ def _rows(args: tuple[Any, ...]) -> int:
 
 
 def _bytes(task: Task) -> int:
-    return sum(numel_of(tensor) * tensor.element_size() for tensor in (*task.parameters(), *task.buffers()))
+    return sum(
+        numel_of(tensor) * tensor.element_size() for tensor in (*task.parameters(), *task.buffers())
+    )
 
 
 def _describe(args: tuple[Any, ...]) -> str:

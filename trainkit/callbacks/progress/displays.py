@@ -1,4 +1,5 @@
-"""Two displays of progress: a live bar on a terminal or in a notebook, and lines in a file, in CI and on several hosts.
+"""Two displays of progress: a live bar on a terminal or in a notebook, and lines in a file, in CI
+and on several hosts.
 
 The third, for ranks of horovodrun on one host, is in launched.py.
 """
@@ -60,13 +61,26 @@ class Lines(Screen):
         if now - self._printed >= LINE_EVERY_S:
             self._printed = now
             name, total = self._work[-1]
-            self.say("  ".join(filter(None, (f"{name} {done}{f'/{total}' if total else ''}", rate, *values))))
+            self.say(
+                "  ".join(
+                    filter(None, (f"{name} {done}{f'/{total}' if total else ''}", rate, *values))
+                )
+            )
 
     def end(self) -> None:
         self._work.pop()
 
     def epoch(self, name: str, values: Mapping[str, float], rate: str, seconds: float) -> None:
-        self.say("  ".join([name, *(f"{key} {value:.4g}" for key, value in values.items()), rate, f"{seconds:.1f} s"]))
+        self.say(
+            "  ".join(
+                [
+                    name,
+                    *(f"{key} {value:.4g}" for key, value in values.items()),
+                    rate,
+                    f"{seconds:.1f} s",
+                ]
+            )
+        )
 
     def say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
@@ -76,13 +90,20 @@ class Lines(Screen):
 
 
 class Bars(Screen):
-    """Shows a bar for the epoch, or for a validation within it, and a table with a row for each epoch.
+    """Shows a bar for the epoch, or for a validation within it, and a table with a row for each
+    epoch.
 
     rich's thread draws the bar; a step only updates a number, at most ten times a second.
     """
 
     def __init__(self, console: Console, refresh_rate: float) -> None:
-        self._bars = Progress(_RowColumn(), console=console, expand=True, transient=True, refresh_per_second=refresh_rate)
+        self._bars = Progress(
+            _RowColumn(),
+            console=console,
+            expand=True,
+            transient=True,
+            refresh_per_second=refresh_rate,
+        )
         self._bars.start()
         self._work: list[TaskID] = []
         self._drawn = 0.0
@@ -91,7 +112,9 @@ class Bars(Screen):
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
         if self._work:
             self._bars.update(self._work[-1], visible=False)
-        self._work.append(self._bars.add_task(name, total=total, completed=done, rate="", values=()))
+        self._work.append(
+            self._bars.add_task(name, total=total, completed=done, rate="", values=())
+        )
         self._drawn = 0.0
 
     def moved(self, done: int, rate: str, values: Sequence[str]) -> None:
@@ -123,7 +146,14 @@ class _RowColumn(ProgressColumn):
 
     def render(self, task: Task) -> Row:
         fields = task.fields
-        return Row(task.description, task.completed, task.total, fields["rate"], task.time_remaining, fields["values"])
+        return Row(
+            task.description,
+            task.completed,
+            task.total,
+            fields["rate"],
+            task.time_remaining,
+            fields["values"],
+        )
 
 
 class EpochTable:
@@ -132,9 +162,17 @@ class EpochTable:
     def __init__(self) -> None:
         self._columns: list[str] = []
 
-    def rows(self, name: str, values: Mapping[str, float], rate: str, seconds: float, width: int) -> list[Text | Table]:
-        """Return an epoch's row, after the header if its columns are new; values that do not fit are one per line."""
-        cells = {"": name} | {key: f"{value:.4g}" for key, value in values.items()} | {"rate": rate, "time": f"{seconds:.1f} s"}
+    def rows(
+        self, name: str, values: Mapping[str, float], rate: str, seconds: float, width: int
+    ) -> list[Text | Table]:
+        """Return an epoch's row, after the header if its columns are new;
+        values that do not fit are one per line.
+        """
+        cells = (
+            {"": name}
+            | {key: f"{value:.4g}" for key, value in values.items()}
+            | {"rate": rate, "time": f"{seconds:.1f} s"}
+        )
         widths = {key: max(len(key), len(cell), 9) for key, cell in cells.items()}
         if sum(widths.values()) + 2 * (len(widths) - 1) > width:  # too wide: one value per line
             table = Table(show_header=False, box=None, padding=(0, 2))

@@ -1,4 +1,6 @@
-"""A bar on the terminal of the launcher, whose other lines, of this rank and of others, stay readable."""
+"""A bar on the terminal of the launcher, whose other lines,
+of this rank and of others, stay readable.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,19 @@ class _Work:
 
     def row(self) -> Row:
         made, seconds = self.done - self.first, time.monotonic() - self.began
-        left = None if self.total is None or made == 0 else (self.total - self.done) * seconds / made
+        left = (
+            None if self.total is None or made == 0 else (self.total - self.done) * seconds / made
+        )
         return Row(self.name, self.done, self.total, self.rate, left, self.values)
 
 
 class LaunchedBar(Screen):
-    """Draws one line, the innermost work, below an empty one where the cursor rests: there the launcher prints others' lines.
+    """Draws one line, the innermost work, below an empty one where the cursor rests: there the
+    launcher prints others' lines.
 
-    Epochs and messages are printed above it. While the job is in the background they are lines on stdout, for the launcher to
-    print, and no bar is drawn. A thread draws, so that a step only updates numbers. The cursor is never hidden: a killed rank
-    leaves nothing to restore.
+    Epochs and messages are printed above it. While the job is in the background they are lines on
+    stdout, for the launcher to print, and no bar is drawn. A thread draws, so that a step only
+    updates numbers. The cursor is never hidden: a killed rank leaves nothing to restore.
     """
 
     def __init__(self, terminal: Terminal, refresh_rate: float) -> None:
@@ -55,7 +60,9 @@ class LaunchedBar(Screen):
         self._lock = threading.Lock()
         self._closing = threading.Event()
         draw = functools.partial(self._draw, 1 / refresh_rate)
-        self._thread = start_thread("progress", draw, printed("The bar is not moved any more; training continues."))
+        self._thread = start_thread(
+            "progress", draw, printed("The bar is not moved any more; training continues.")
+        )
 
     def begin(self, name: str, total: int | None, done: int = 0) -> None:
         self._work = [*self._work, _Work(name, total, done, done)]
@@ -97,10 +104,14 @@ class LaunchedBar(Screen):
         """Print texts, each on lines of its own, and the bar below."""
         with self._lock:
             bar = f"\n{self._rendered(self._work[-1].row())}{_BACK}" if self._work else ""
-            self._terminal.write(_CLEAR + "".join(f"{self._rendered(text)}\n" for text in above) + bar)
+            self._terminal.write(
+                _CLEAR + "".join(f"{self._rendered(text)}\n" for text in above) + bar
+            )
 
     def _rendered(self, shown: RenderableType) -> str:
         file = io.StringIO()
-        console = Console(file=file, force_terminal=True, width=self._terminal.width, highlight=False)
+        console = Console(
+            file=file, force_terminal=True, width=self._terminal.width, highlight=False
+        )
         console.print(shown, markup=False, soft_wrap=isinstance(shown, str))
         return file.getvalue().removesuffix("\n")

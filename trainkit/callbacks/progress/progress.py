@@ -1,4 +1,6 @@
-"""ProgressBar: progress of epochs, validations, tests and predictions on rank 0, and a row for each epoch."""
+"""ProgressBar: progress of epochs, validations, tests and predictions on rank 0,
+and a row for each epoch.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,17 @@ from trainkit.metrics.latest import plain_name
 
 @checked
 class ProgressBar(Callback):
-    """Shows progress: a live bar on a terminal and in a notebook (with ipywidgets), lines elsewhere.
+    """Shows progress: a live bar on a terminal and in a notebook (with ipywidgets), lines
+    elsewhere.
 
     A terminal is also that in which horovodrun was started, if all its ranks are on this host.
 
-    Values logged with `prog_bar=True` appear beside the bar, as of the last `log_every_n_steps`. The rate is in samples, or in
-    tokens if the Task has `tokens_per_sample`.
+    Values logged with `prog_bar=True` appear beside the bar, as of the last `log_every_n_steps`.
+    The rate is in samples, or in tokens if the Task has `tokens_per_sample`.
 
     Args:
-        metrics: names of the values shown beside the bar and for an epoch. Default: beside the bar those logged with
-            `prog_bar=True`, for an epoch all.
+        metrics: names of the values shown beside the bar and for an epoch. Default: beside the bar
+            those logged with `prog_bar=True`, for an epoch all.
         refresh_rate: redraws per second.
     """
 
@@ -56,7 +59,10 @@ class ProgressBar(Callback):
         self._began = self._last = time.monotonic()
         self._first_sample = trainer.state.samples_seen
         if self._screen is not None:
-            done, total = trainer.state.step_in_epoch, trainer.train_feed.num_steps_in(trainer.current_epoch)
+            done, total = (
+                trainer.state.step_in_epoch,
+                trainer.train_feed.num_steps_in(trainer.current_epoch),
+            )
             if trainer.max_steps is not None:  # training may end within the epoch
                 left = done + trainer.max_steps - trainer.global_step
                 total = left if total is None else min(total, left)
@@ -67,7 +73,9 @@ class ProgressBar(Callback):
             self._last = time.monotonic()
             self._screen.moved(trainer.state.step_in_epoch, self._rate(trainer), self._values())
 
-    def on_metrics(self, trainer: RunView, task: Task, metrics: dict[str, float], step: int) -> None:
+    def on_metrics(
+        self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
+    ) -> None:
         names = trainer.evaluator.prog_bar_names if self.metrics is None else self.metrics
         self._shown |= {name: value for name, value in metrics.items() if name in names}
 
@@ -76,7 +84,9 @@ class ProgressBar(Callback):
             return
         self._screen.end()
         values = self._chosen(trainer, trainer.callback_metrics)
-        self._screen.epoch(_epoch_name(trainer), values, self._rate(trainer), time.monotonic() - self._began)
+        self._screen.epoch(
+            _epoch_name(trainer), values, self._rate(trainer), time.monotonic() - self._began
+        )
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Close the screen, and print the reason if training was stopped."""
@@ -88,7 +98,13 @@ class ProgressBar(Callback):
         self._begin_evaluation(trainer, "validating")
 
     def on_validation_batch_end(
-        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: RunView,
+        task: Task,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         if self._screen is not None:
             self._batches += 1
@@ -97,11 +113,14 @@ class ProgressBar(Callback):
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        """End it; if it was within an epoch, print its values, which no epoch's row will contain."""
+        """End it; if it was within an epoch, print its values,
+        which no epoch's row will contain.
+        """
         self._end_evaluation()
         state = trainer.state
         within = state.step_open or not state.epoch_done
-        over = trainer.max_epochs is not None and state.current_epoch >= trainer.max_epochs  # then SWA validates its average
+        # then SWA validates its average
+        over = trainer.max_epochs is not None and state.current_epoch >= trainer.max_epochs
         if self._screen is not None and state.stage == "fit" and within and not over:
             values = self._chosen(trainer, trainer.evaluator.names)
             text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
@@ -134,14 +153,22 @@ class ProgressBar(Callback):
     on_exception = teardown = _close  # an error is readable, and a signal leaves no bar behind
 
     def _chosen(self, trainer: RunView, names: Collection[str]) -> dict[str, float]:
-        """Return the values of these names; without `metrics` those of the first loader, each under one of its two names."""
+        """Return the values of these names;
+        without `metrics` those of the first loader, each under one of its two names.
+        """
 
         def is_chosen(name: str) -> bool:
             if self.metrics is not None:
                 return name in self.metrics
-            return "dataloader_idx" not in name and (name == (plain := plain_name(name)) or plain not in names)
+            return "dataloader_idx" not in name and (
+                name == (plain := plain_name(name)) or plain not in names
+            )
 
-        return {name: value for name, value in trainer.callback_metrics.items() if name in names and is_chosen(name)}
+        return {
+            name: value
+            for name, value in trainer.callback_metrics.items()
+            if name in names and is_chosen(name)
+        }
 
     def _rate(self, trainer: RunView) -> str:
         seconds = self._last - self._began  # training only, without validation

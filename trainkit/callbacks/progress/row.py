@@ -1,4 +1,6 @@
-"""One row of progress that fits any width: the bar and its count stay; what else does not fit is cut or left out."""
+"""One row of progress that fits any width: the bar and its count stay;
+what else does not fit is cut or left out.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _SHORTEST_NAME = 8
 class Row:
     """A piece of work as one line: name, bar, count, rate, remaining time, values.
 
-    On a narrow terminal the values go first, the last ones before the others, then the rate and the time, then the name is cut.
+    On a narrow terminal the values go first, the last ones before the others, then the rate and the
+    time, then the name is cut.
     """
 
     name: str
@@ -49,9 +52,13 @@ class Row:
         bar = max(1, min(_BAR + max(room, 0), _WIDEST_BAR, width - len(count) - _GAP))
         grid = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
         cells: list[Text | RichBar] = [Text(name)] if name else []
-        cells.append(RichBar(total=self.total, completed=self.done, width=bar, pulse=self.total is None))
+        cells.append(
+            RichBar(total=self.total, completed=self.done, width=bar, pulse=self.total is None)
+        )
         styles = ["green", *["cyan"] * len(shown)]
-        cells += [Text(text, style=style) for text, style in zip([count, *shown], styles, strict=True)]
+        cells += [
+            Text(text, style=style) for text, style in zip([count, *shown], styles, strict=True)
+        ]
         for _ in cells:
             grid.add_column(no_wrap=True)
         grid.add_row(*cells)
@@ -68,7 +75,9 @@ def _cut(name: str, width: int) -> str:
 
 
 def _fitting(values: Sequence[str], width: int) -> str:
-    """Return as many whole values as fit, and a mark for the others; if not even one does, the beginning of the first."""
+    """Return as many whole values as fit, and a mark for the others;
+    if not even one does, the beginning of the first.
+    """
     for count in range(len(values), 0, -1):
         text = "  ".join([*values[:count], *["…"] * (count < len(values))])
         if cell_len(text) <= width:

@@ -1,4 +1,5 @@
-"""Errors that need more than their sentence: each has a name, and a part of errors.md with an example and the mend.
+"""Errors that need more than their sentence: each has a name, and a part of errors.md with an
+example and the mend.
 
 A part begins with its name as heading, and the pattern of its messages in a comment.
 """
@@ -34,4 +35,6 @@ def explained() -> dict[str, Explained]:
 
 def name_of(message: str) -> str | None:
     """Return the name of the error with this message; None if its sentence is all there is."""
-    return next((name for name, error in explained().items() if error.message.search(message)), None)
+    return next(
+        (name for name, error in explained().items() if error.message.search(message)), None
+    )

@@ -1,4 +1,6 @@
-"""Approximation: what an engine does in place of exact sums, from the settings of a fit to its state in a checkpoint."""
+"""Approximation: what an engine does in place of exact sums,
+from the settings of a fit to its state in a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Approximation:
         self.low_rank: LowRank | None = None
         self.words = ""
 
-    def choose(self, settings: StepSettings, engine: str, options: Mapping[str, Any], comm: Collectives) -> None:
+    def choose(
+        self, settings: StepSettings, engine: str, options: Mapping[str, Any], comm: Collectives
+    ) -> None:
         """Take the settings of a fit.
 
         Args:
@@ -59,8 +63,14 @@ class Approximation:
         elif chosen.name != "exact":
             self.words = f"exact: with one rank communication={chosen.name} changes nothing"
 
-    def start(self, task: nn.Module, optimizers: Sequence[Optimizer], sparse: AbstractSet[Tensor] = frozenset()) -> None:
-        """Begin, once all ranks hold the same weights and optimizer state; an evaluation (no optimizers) needs nothing.
+    def start(
+        self,
+        task: nn.Module,
+        optimizers: Sequence[Optimizer],
+        sparse: AbstractSet[Tensor] = frozenset(),
+    ) -> None:
+        """Begin, once all ranks hold the same weights and optimizer state; an evaluation (no
+        optimizers) needs nothing.
 
         Args:
             sparse: parameters whose gradients travel as rows.
@@ -81,7 +91,9 @@ class Approximation:
         return self._ranks.world_size > 1 and not self.steps_alone
 
     def end_step(self) -> bool:
-        """Count a step, and take the outer step that is due; return whether the next step is the first one alone."""
+        """Count a step, and take the outer step that is due;
+        return whether the next step is the first one alone.
+        """
         return self.rounds is not None and self.rounds.after_step()
 
     def close_round(self) -> None:
@@ -101,11 +113,15 @@ class Approximation:
 
     @property
     def has_met(self) -> bool:
-        """Whether the last step ended with an outer step, or summed gradients: what ranks share is as new as it can be."""
+        """Whether the last step ended with an outer step, or summed gradients:
+        what ranks share is as new as it can be.
+        """
         return self.rounds is None or self.rounds.is_met
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Return what is equal on all ranks beside the task and its optimizers, or in their place if ranks step alone."""
+        """Return what is equal on all ranks beside the task and its optimizers,
+        or in their place if ranks step alone.
+        """
         return {} if self.held is None else self.held.shared_tensors()
 
     @property

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from trainkit.arguments import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked, show
+from trainkit.arguments import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    checked,
+    show,
+)
 from trainkit.console import plural
 from trainkit.errors import ConfigError, did_you_mean
 
@@ -27,24 +35,35 @@ class Exact:
 
 @checked
 class PowerSGD:
-    """Each gradient matrix travels as two factors of a low rank, with error feedback (Vogels et al. 2019, algorithms 1 and 2).
+    """Each gradient matrix travels as two factors of a low rank, with error feedback (Vogels et al.
+    2019, algorithms 1 and 2).
 
-    What the factors leave out is added to the next step's gradient. Vectors, and matrices that would not shrink, travel
-    exactly, with the first factors. Like the exact one, the result is a sum over ranks.
+    What the factors leave out is added to the next step's gradient. Vectors, and matrices that
+    would not shrink, travel exactly, with the first factors. Like the exact one, the result is a
+    sum over ranks.
 
     Args:
-        rank: columns of a factor; at most the shorter side of a matrix is used. Higher is closer and sends more.
+        rank: columns of a factor; at most the shorter side of a matrix is used. Higher is closer
+            and sends more.
         start_after_steps: exact steps first: early gradients change direction fast.
-        min_compression: a matrix travels as factors only if they have this many times fewer elements. 0: always.
+        min_compression: a matrix travels as factors only if they have this many times fewer
+            elements. 0: always.
     """
 
     name = "powersgd"
     config_key = "communication"
 
     def __init__(
-        self, rank: PositiveInt = 4, start_after_steps: NonNegativeInt = 20, min_compression: NonNegativeFloat = 2.0
+        self,
+        rank: PositiveInt = 4,
+        start_after_steps: NonNegativeInt = 20,
+        min_compression: NonNegativeFloat = 2.0,
     ) -> None:
-        self.rank, self.start_after_steps, self.min_compression = rank, start_after_steps, min_compression
+        self.rank, self.start_after_steps, self.min_compression = (
+            rank,
+            start_after_steps,
+            min_compression,
+        )
 
     def describe(self) -> str:
         """Return it in words."""
@@ -80,7 +99,9 @@ class Alone(ABC):
 
     @property
     def is_mean(self) -> bool:
-        """Whether the outer step is the plain mean of the weights, which at one rank changes nothing."""
+        """Whether the outer step is the plain mean of the weights,
+        which at one rank changes nothing.
+        """
         return self.outer_lr == 1.0 and self.outer_momentum == 0.0
 
     @abstractmethod
@@ -90,7 +111,8 @@ class Alone(ABC):
 
 @checked
 class LocalSGD(Alone):
-    """Each rank takes steps by its own samples, then all take the mean of their weights (Stich 2019).
+    """Each rank takes steps by its own samples, then all take the mean of their weights (Stich
+    2019).
 
     With exact steps first it is post-local SGD (Lin et al. 2018).
 
@@ -102,28 +124,35 @@ class LocalSGD(Alone):
     name = "local_sgd"
     config_key = "communication"
 
-    def __init__(self, every_n_steps: PositiveInt = 8, start_after_steps: NonNegativeInt = 0) -> None:
+    def __init__(
+        self, every_n_steps: PositiveInt = 8, start_after_steps: NonNegativeInt = 0
+    ) -> None:
         self.every_n_steps, self.start_after_steps = every_n_steps, start_after_steps
 
     def describe(self) -> str:
         """Return it in words."""
         kind = "post-local SGD" if self.start_after_steps else "local SGD"
-        alone = f"the mean of weights each {plural(self.every_n_steps, 'step')} that ranks take alone"
+        alone = (
+            f"the mean of weights each {plural(self.every_n_steps, 'step')} that ranks take alone"
+        )
         return f"{alone} ({kind}){_after(self.start_after_steps)}"
 
 
 @checked
 class DiLoCo(Alone):
-    """Each rank takes steps by its own samples; then an outer SGD with Nesterov momentum takes the mean change as its gradient.
+    """Each rank takes steps by its own samples; then an outer SGD with Nesterov momentum takes the
+    mean change as its gradient.
 
-    Douillard et al. 2023, algorithm 1. With fragments each of them takes its outer step at another time, so that a message is
-    short (Douillard et al. 2025, streaming DiLoCo; here a rank waits for the message).
+    Douillard et al. 2023, algorithm 1. With fragments each of them takes its outer step at another
+    time, so that a message is short (Douillard et al. 2025, streaming DiLoCo; here a rank waits for
+    the message).
 
     Args:
         every_n_steps: steps of a rank between two outer steps of a weight.
         outer_lr: rate of the outer SGD; 1 takes the whole mean change.
         outer_momentum: its Nesterov momentum, from 0 to below 1.
-        fragments: parts of the weights, which take their outer steps in turn; at most `every_n_steps`.
+        fragments: parts of the weights, which take their outer steps in turn; at most
+            `every_n_steps`.
         start_after_steps: exact steps before the first step alone.
     """
 
@@ -139,13 +168,21 @@ class DiLoCo(Alone):
         start_after_steps: NonNegativeInt = 0,
     ) -> None:
         if outer_momentum >= 1:
-            raise ConfigError(f"communication.outer_momentum is {outer_momentum}; it must be below 1, or no change fades.")
+            raise ConfigError(
+                f"communication.outer_momentum is {outer_momentum}; it must be below 1, or no"
+                " change fades."
+            )
         if fragments > every_n_steps:
             raise ConfigError(
-                f"communication.fragments is {fragments}, but communication.every_n_steps is {every_n_steps}: each fragment "
-                "needs a step of its own. Use fewer fragments, or more steps."
+                f"communication.fragments is {fragments}, but communication.every_n_steps is"
+                f" {every_n_steps}: each fragment needs a step of its own. Use fewer fragments, or"
+                " more steps."
             )
-        self.every_n_steps, self.outer_lr, self.outer_momentum = every_n_steps, outer_lr, outer_momentum
+        self.every_n_steps, self.outer_lr, self.outer_momentum = (
+            every_n_steps,
+            outer_lr,
+            outer_momentum,
+        )
         self.fragments, self.start_after_steps = fragments, start_after_steps
 
     def describe(self) -> str:
@@ -163,7 +200,8 @@ _NAMES: dict[str, type[Exact | PowerSGD | LocalSGD | DiLoCo]] = {
 
 
 def communication_of(given: object) -> Communication:
-    """Return the settings that a Trainer's `communication` names: an object of this module, or the name of one.
+    """Return the settings that a Trainer's `communication` names: an object of this module, or the
+    name of one.
 
     Raises:
         ConfigError: it is neither.
@@ -173,7 +211,11 @@ def communication_of(given: object) -> Communication:
     if isinstance(given, str) and given in _NAMES:
         return _NAMES[given]()
     hint = did_you_mean(given, list(_NAMES)) if isinstance(given, str) else ""
-    shown = show(given) if isinstance(given, (str, int, float, bool, type(None))) else f"a {type(given).__name__}"
+    shown = (
+        show(given)
+        if isinstance(given, (str, int, float, bool, type(None)))
+        else f"a {type(given).__name__}"
+    )
     raise ConfigError(
         f"trainer.communication is {shown}; it must be one of {', '.join(_NAMES)}, or an object as "
         f"trainkit.DiLoCo(every_n_steps=50).{hint}"

@@ -48,14 +48,17 @@ class DDPCollectives(Collectives):
         atexit.register(_leave)
 
     def narrow(self, chosen: tuple[int, ...]) -> None:
-        """Make the groups of a process set, and count ranks from now on among its own. Call it on all ranks."""
+        """Make the groups of a process set, and count ranks from now on among its own.
+        Call it on all ranks.
+        """
         ranks = self.ranks
         hosts: list[int] = [0] * ranks.world_size
         with self.waiting_for("the process set"):
             dist.all_gather_object(hosts, ranks.rank - ranks.local_rank)
             if self._everyone is None:  # an engine may be entered again
                 self.group = _group_of(list(chosen))
-                self._statistics = _group_of(list(chosen))  # here, since NCCL wants all ranks for it
+                # here, since NCCL wants all ranks for it
+                self._statistics = _group_of(list(chosen))
                 # The ranks outside wait for as long as the others train.
                 self._everyone = _group_of(None, backend="gloo", timeout=timedelta(days=3650))
         ranks.narrow(chosen, hosts)
@@ -72,8 +75,9 @@ class DDPCollectives(Collectives):
 
     def statistics_all_reduce(self) -> Callable[[Tensor], Tensor]:
         """See Collectives."""
-        # torch.distributed matches collectives by their order. A layer's sums and those of gradients come in orders that
-        # may differ between ranks (if a branch is idle on one), so they go by different groups.
+        # torch.distributed matches collectives by their order. A layer's sums and those of
+        # gradients come in orders that may differ between ranks (if a branch is idle on one), so
+        # they go by different groups.
         if self._statistics is None:
             with self.waiting_for("a group for statistics"):
                 self._statistics = _group_of(None)
@@ -137,7 +141,9 @@ class DDPCollectives(Collectives):
 
     @functools.cached_property
     def _messages(self) -> Any:
-        """The store by which the ranks met, by a connection that no start of a group holds while it waits for others."""
+        """The store by which the ranks met,
+        by a connection that no start of a group holds while it waits for others.
+        """
         return dist.distributed_c10d._get_default_store().clone()
 
     def barrier(self) -> None:
@@ -158,10 +164,11 @@ def _group_of(ranks: list[int] | None, **options: Any) -> dist.ProcessGroup | No
 
 
 def _rendezvous() -> dict[str, Any]:
-    """Return the rendezvous of ranks that torchrun has restarted; nothing for a first start, for which torch's own serves.
+    """Return the rendezvous of ranks that torchrun has restarted; nothing for a first start, for
+    which torch's own serves.
 
-    With its static rendezvous torchrun keeps one store over restarts, and the ranks would read the addresses of
-    dead ones (torch 2.15).
+    With its static rendezvous torchrun keeps one store over restarts, and the ranks would read the
+    addresses of dead ones (torch 2.15).
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0":
@@ -174,23 +181,26 @@ def _rendezvous() -> dict[str, Any]:
 def _leave() -> None:
     """End the group, and with it Gloo's threads, before the interpreter ends.
 
-    A thread that lives until then may ask for Python's lock, to free a tensor, and abort the process. The threads end with
-    the last reference to the group. torch.distributed.nn.functional holds the group of the time at which it is
-    imported, as its functions' default, forever, and the first step of an optimizer imports it: hence our import of it
-    before there is a group.
+    A thread that lives until then may ask for Python's lock, to free a tensor, and abort the
+    process. The threads end with the last reference to the group. torch.distributed.nn.functional
+    holds the group of the time at which it is imported, as its functions' default, forever, and the
+    first step of an optimizer imports it: hence our import of it before there is a group.
     """
     if not dist.is_initialized():
         return
     groups = list(dist.distributed_c10d._world.pg_map)
     dist.destroy_process_group()
-    for mesh in [kept for kept in gc.get_objects() if type(kept) is DeviceMesh]:  # torch's caches keep them to the end
+    # torch's caches keep them to the end
+    for mesh in [kept for kept in gc.get_objects() if type(kept) is DeviceMesh]:
         vars(mesh).get("_pg_registry", {}).clear()
     while groups:
         _let_go(groups.pop())
 
 
 def _let_go(group: Any) -> None:
-    """Take a group from all that holds it, such as the modules of a Task that a script has as a global."""
+    """Take a group from all that holds it,
+    such as the modules of a Task that a script has as a global.
+    """
     for holder in gc.get_referrers(group):
         held = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
         for name in [name for name, value in held.items() if value is group]:

@@ -1,5 +1,5 @@
-"""torch.distributed behind the wall: the engine. Its parts: reduce.py sums gradients, collectives.py does what else ranks do
-together.
+"""torch.distributed behind the wall: the engine. Its parts: reduce.py sums gradients,
+collectives.py does what else ranks do together.
 """
 
 from __future__ import annotations
@@ -33,16 +33,22 @@ class DDPEngine(Engine):
 
     Args:
         device: "auto" takes the GPU of this rank's local rank if there are GPUs.
-        compression: "fp16" or "bf16" sends that dtype in place of wider gradients (half the bytes of float32), which is
-            what torch's fp16_compress_hook and bf16_compress_hook do; wire.py says what precision it costs.
-        op: "average": the mean over the step's samples. "sum": that times the number of ranks, which is the sum of the
-            ranks' own means if their shares are equal. "adasum" is refused: it is Horovod's.
-        gradient_predivide_factor: gradients are divided by it before the sum and multiplied after it, both in their own
-            dtype: below 1 it lifts small gradients above float16's underflow, above 1 it keeps large ones from overflowing.
-        bucket_cap_mb: size of a bucket of gradients, in MiB. Smaller buckets start earlier, larger ones cost fewer calls.
-        sparse_as_dense: sum the gradients of sparse embeddings as dense ones. Default: they travel as rows, and the
-            optimizer gets a sparse gradient as in a single process (SparseAdam needs it). See buckets.find_sparse.
-        process_set: the ranks that train, as the launcher counts them; the other ranks wait. Default: all.
+        compression: "fp16" or "bf16" sends that dtype in place of wider gradients (half the bytes
+            of float32), which is what torch's fp16_compress_hook and bf16_compress_hook do; wire.py
+            says what precision it costs.
+        op: "average": the mean over the step's samples. "sum": that times the number of ranks,
+            which is the sum of the ranks' own means if their shares are equal. "adasum" is refused:
+            it is Horovod's.
+        gradient_predivide_factor: gradients are divided by it before the sum and multiplied after
+            it, both in their own dtype: below 1 it lifts small gradients above float16's underflow,
+            above 1 it keeps large ones from overflowing.
+        bucket_cap_mb: size of a bucket of gradients, in MiB. Smaller buckets start earlier, larger
+            ones cost fewer calls.
+        sparse_as_dense: sum the gradients of sparse embeddings as dense ones. Default: they travel
+            as rows, and the optimizer gets a sparse gradient as in a single process (SparseAdam
+            needs it). See buckets.find_sparse.
+        process_set: the ranks that train, as the launcher counts them; the other ranks wait.
+            Default: all.
     """
 
     name = "ddp"
@@ -64,11 +70,13 @@ class DDPEngine(Engine):
         super().__init__(device, ranks, heartbeat, DDPCollectives(ranks, heartbeat))
         if op == "adasum":
             raise ConfigError(
-                "engine.op is 'adasum', which is Horovod's: torch.distributed has none. Start with horovodrun or mpirun, or "
-                "use engine.op=average."
+                "engine.op is 'adasum', which is Horovod's: torch.distributed has none. Start with"
+                " horovodrun or mpirun, or use engine.op=average."
             )
         self._compression, self._op, self._predivide = compression, op, gradient_predivide_factor
-        self.shown_options = changed(compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor)
+        self.shown_options = changed(
+            compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor
+        )
         self._bucket_bytes = int(bucket_cap_mb * 2**20)
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
@@ -82,7 +90,12 @@ class DDPEngine(Engine):
         if chosen is not None and len(chosen) < world_size:
             self.comm.narrow(chosen)
 
-    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
+    def prepare(
+        self,
+        task: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        precision: Precision | None = None,
+    ) -> None:
         """See Engine."""
         super().prepare(task, optimizers, precision)
         self.comm.broadcast_tensors(tensors_of(task))

@@ -1,8 +1,9 @@
 """Sums of gradients by torch.distributed.
 
-Gradients are summed in buckets of about 25 MB while backward runs, as torch's own DistributedDataParallel does (Li et
-al. 2020, section 3.2.3), but by hooks on the parameters: the user's `training_step` needs no wrapper around the model,
-and a rank without a sample in a step takes part with zeros.
+Gradients are summed in buckets of about 25 MB while backward runs, as torch's own
+DistributedDataParallel does (Li et al. 2020, section 3.2.3), but by hooks on the parameters: the
+user's `training_step` needs no wrapper around the model, and a rank without a sample in a step
+takes part with zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from trainkit.engine.sending import dense_view
 
 
 class BucketReducer(GradientReducer):
-    """Each bucket's gradients as one flat buffer and one asynchronous all_reduce; `.grad` becomes a view of it.
+    """Each bucket's gradients as one flat buffer and one asynchronous all_reduce; `.grad` becomes a
+    view of it.
 
     Args:
         buckets, frozen, wire, sparse, low_rank: see GradientReducer.
@@ -39,7 +41,9 @@ class BucketReducer(GradientReducer):
         group: dist.ProcessGroup | None,
         low_rank: LowRank | None = None,
     ) -> None:
-        super().__init__(buckets, frozen, in_order=True, wire=wire, sparse=sparse, low_rank=low_rank)
+        super().__init__(
+            buckets, frozen, in_order=True, wire=wire, sparse=sparse, low_rank=low_rank
+        )
         self._group = group
 
     def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
@@ -63,13 +67,15 @@ class BucketReducer(GradientReducer):
             start += parameter.numel()
             dense = dense_view(parameter.detach()) is not None
             parameter.grad = (
-                piece.as_strided(parameter.size(), parameter.stride()) if dense else piece.reshape(parameter.size())
+                piece.as_strided(parameter.size(), parameter.stride())
+                if dense
+                else piece.reshape(parameter.size())
             )
         return buffer[start:] if bucket is self._carrier else None
 
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
-        # all_gather wants equal shapes: first the ranks' numbers of rows, by way of the host, which knows its own. The rows
-        # follow in _end_rows, so that backward never waits.
+        # all_gather wants equal shapes: first the ranks' numbers of rows, by way of the host, which
+        # knows its own. The rows follow in _end_rows, so that backward never waits.
         counts = torch.zeros(dist.get_world_size(self._group), dtype=torch.int64)
         counts[dist.get_rank(self._group)] = len(rows)
         return dist.all_reduce(counts, group=self._group, async_op=True), counts, rows, values
@@ -82,7 +88,9 @@ class BucketReducer(GradientReducer):
         return self._gather(rows, numbers), self._gather(values, numbers)
 
     def _gather(self, own: Tensor, numbers: list[int]) -> Tensor:
-        """Return the parts of all ranks, of `numbers` rows, one after the other; on the way each is as long as the longest."""
+        """Return the parts of all ranks, of `numbers` rows, one after the other;
+        on the way each is as long as the longest.
+        """
         padded = own.new_zeros((max(numbers), *own.shape[1:]))
         padded[: len(own)] = own
         parts = [torch.empty_like(padded) for _ in numbers]

@@ -18,11 +18,31 @@ from trainkit.errors import TaskError
 # In-place operations that read nothing of what they overwrite.
 _OVERWRITE = {
     f"aten::{name}_"
-    for name in ("normal", "uniform", "zero", "fill", "copy", "random", "exponential", "log_normal", "cauchy", "geometric")
+    for name in (
+        "normal",
+        "uniform",
+        "zero",
+        "fill",
+        "copy",
+        "random",
+        "exponential",
+        "log_normal",
+        "cauchy",
+        "geometric",
+    )
 }
-_LOOPS = ("trunc_normal_", "_no_grad_trunc_normal_")  # of torch.nn.init: recorded as one, since they ask for values
-_ASK = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero", "aten::unique_dim", "aten::_unique2"}
-_ASKING = {"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__"}  # the same of Python
+# of torch.nn.init: recorded as one, since they ask for values
+_LOOPS = ("trunc_normal_", "_no_grad_trunc_normal_")
+_ASK = {
+    "aten::_local_scalar_dense",
+    "aten::equal",
+    "aten::nonzero",
+    "aten::is_nonzero",
+    "aten::unique_dim",
+    "aten::_unique2",
+}
+# the same of Python
+_ASKING = {"item", "tolist", "numpy", "__array__", "__bool__", "__int__", "__float__"}
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _IS_META, _DEVICE = Tensor.is_meta.__get__, Tensor.device.__get__  # type: ignore[attr-defined]
 
@@ -77,7 +97,11 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             TaskError: the value of a tensor without memory is needed.
         """
         at: dict[tuple[Any, str], Any] = {(torch, "manual_seed"): self._seed}
-        at |= {(nn.init, name): self._whole(getattr(nn.init, name)) for name in _LOOPS if hasattr(nn.init, name)}
+        at |= {
+            (nn.init, name): self._whole(getattr(nn.init, name))
+            for name in _LOOPS
+            if hasattr(nn.init, name)
+        }
         before = {(owner, name): getattr(owner, name) for owner, name in at}
         try:
             for (owner, name), call in at.items():
@@ -93,7 +117,9 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 setattr(owner, name, call)
 
     def _seed(self, seed: int) -> torch.Generator:
-        self.operations.append(Operation(torch.default_generator.manual_seed, (int(seed),), is_random=True))
+        self.operations.append(
+            Operation(torch.default_generator.manual_seed, (int(seed),), is_random=True)
+        )
         return torch.default_generator
 
     def _whole(self, initialize: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -102,7 +128,9 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 own = self.handle(tensor)
             covers = own.num_bytes == self.sizes[own.block]
             read = set() if covers else {own.block}
-            self.operations.append(Operation(initialize, (own, *args), kwargs, [], [own], read, True, covers))
+            self.operations.append(
+                Operation(initialize, (own, *args), kwargs, [], [own], read, True, covers)
+            )
             return tensor
 
         return record
@@ -122,7 +150,14 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not tensor.is_meta:
                 self.given[block] = tensor.detach()
         at = int(tensor.storage_offset())
-        return Handle(block, tuple(tensor.shape), tuple(tensor.stride()), at, tensor.dtype, self._devices[block])
+        return Handle(
+            block,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            at,
+            tensor.dtype,
+            self._devices[block],
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # what follows asks for true devices
@@ -138,11 +173,29 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if schema.name in _ASK:
             raise _needs_value(schema.name.removeprefix("aten::"))
         stand_ins: dict[int, Tensor] = {}  # of tensors with values
-        result = func(*_on_meta(args, stand_ins), **_on_meta(kwargs | ({"device": _META} if has_device else {}), stand_ins))
-        if not own and not is_random and not any(t.is_floating_point() or t.is_complex() for t in tree_leaves(result)):
+        result = func(
+            *_on_meta(args, stand_ins),
+            **_on_meta(kwargs | ({"device": _META} if has_device else {}), stand_ins),
+        )
+        if (
+            not own
+            and not is_random
+            and not any(t.is_floating_point() or t.is_complex() for t in tree_leaves(result))
+        ):
             return func(*args, **kwargs)
-        self._add(func, args, kwargs, own, [t for t in tree_leaves(result) if isinstance(t, Tensor)], stand_ins)
-        real = {id(stand_in): tensor for tensor in own if (stand_in := stand_ins.get(id(tensor))) is not None}
+        self._add(
+            func,
+            args,
+            kwargs,
+            own,
+            [t for t in tree_leaves(result) if isinstance(t, Tensor)],
+            stand_ins,
+        )
+        real = {
+            id(stand_in): tensor
+            for tensor in own
+            if (stand_in := stand_ins.get(id(tensor))) is not None
+        }
         return tree_map(lambda value: real.get(id(value), value), result)
 
     def _add(
@@ -157,15 +210,23 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         handles = {id(tensor): self.handle(tensor) for tensor in own}
         before = {handle.block for handle in handles.values()}
         of_stand_ins = {int(tensor.untyped_storage()._cdata) for tensor in stand_ins.values()}
-        device = torch.device(kwargs.get("device") or next((handle.device for handle in handles.values()), _CPU))
+        device = torch.device(
+            kwargs.get("device") or next((handle.device for handle in handles.values()), _CPU)
+        )
         device = _CPU if device == _META else device
-        made = [self.handle(t, device) for t in results if int(t.untyped_storage()._cdata) not in of_stand_ins]
+        made = [
+            self.handle(t, device)
+            for t in results
+            if int(t.untyped_storage()._cdata) not in of_stand_ins
+        ]
         made = [handle for handle in made if handle.block not in before]
         schema = func._schema
         written = [
             handles[id(value)]
             for argument, value in zip(schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write and id(value) in handles
+            if argument.alias_info is not None
+            and argument.alias_info.is_write
+            and id(value) in handles
         ]
         if not made and not written:
             return  # a view
@@ -174,11 +235,15 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs["dtype"] = made[0].dtype  # the default of this moment
         if "device" in names:
             kwargs["device"] = device
-        overwrites = schema.name in _OVERWRITE and written[0].num_bytes == self.sizes[written[0].block]
+        overwrites = (
+            schema.name in _OVERWRITE and written[0].num_bytes == self.sizes[written[0].block]
+        )
         read = before - {written[0].block} if overwrites else before
         kept: Any = tree_map(lambda value: handles.get(id(value), value), (args, kwargs))
         is_random = torch.Tag.nondeterministic_seeded in func.tags
-        self.operations.append(Operation(func, kept[0], kept[1], made, written, read, is_random, overwrites))
+        self.operations.append(
+            Operation(func, kept[0], kept[1], made, written, read, is_random, overwrites)
+        )
 
 
 def _on_meta(arguments: Any, stand_ins: dict[int, Tensor]) -> Any:
@@ -186,7 +251,9 @@ def _on_meta(arguments: Any, stand_ins: dict[int, Tensor]) -> Any:
         if not isinstance(value, Tensor) or value.is_meta:
             return value
         if id(value) not in stand_ins:
-            stand_ins[id(value)] = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+            stand_ins[id(value)] = torch.empty_strided(
+                value.size(), value.stride(), dtype=value.dtype, device="meta"
+            )
         return stand_ins[id(value)]
 
     return tree_map(stand_in, arguments)
@@ -194,13 +261,16 @@ def _on_meta(arguments: Any, stand_ins: dict[int, Tensor]) -> Any:
 
 def _needs_value(what: str) -> TaskError:
     return TaskError(
-        f"configure_model needs the value of a tensor ({what}), and layers are made without memory there if the engine splits "
-        "the weights. Compute such numbers with Python or numpy, or make these layers in __init__."
+        f"configure_model needs the value of a tensor ({what}), and layers are made without memory"
+        " there if the engine splits the weights. Compute such numbers with Python or numpy, or"
+        " make these layers in __init__."
     )
 
 
 class _Pretence(TorchFunctionMode):
-    """Tensors of a record have the device that they will have: initializers leave meta tensors out."""
+    """Tensors of a record have the device that they will have:
+    initializers leave meta tensors out.
+    """
 
     def __init__(self, record: Record) -> None:
         super().__init__()
@@ -208,7 +278,9 @@ class _Pretence(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _ASKING and any(tensor.device == _META for tensor in args if isinstance(tensor, Tensor)):
+        if name in _ASKING and any(
+            tensor.device == _META for tensor in args if isinstance(tensor, Tensor)
+        ):
             raise _needs_value(name)
         result = func(*args, **(kwargs or {}))
         if func == _DEVICE:

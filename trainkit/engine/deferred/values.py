@@ -22,7 +22,11 @@ class Deferred:
     def __init__(self, model: nn.Module, record: Record) -> None:
         self._record = record
         self._rng = torch.get_rng_state()
-        self._parameters = {name: record.handle(parameter) for name, parameter in model.named_parameters() if parameter.is_meta}
+        self._parameters = {
+            name: record.handle(parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.is_meta
+        }
         kept = [
             (table, name, tensor)
             for module in model.modules()
@@ -30,16 +34,22 @@ class Deferred:
             for name, tensor in table.items()
             if isinstance(tensor, Tensor) and tensor.is_meta
         ]
-        values = dict(self._run({str(i): record.handle(tensor) for i, (_, _, tensor) in enumerate(kept)}))
+        values = dict(
+            self._run({str(i): record.handle(tensor) for i, (_, _, tensor) in enumerate(kept)})
+        )
         for i, (table, name, _) in enumerate(kept):
             table[name] = values[str(i)]
 
     def values(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each parameter's name and its values on the CPU, as soon as they are complete; drop them before the next."""
+        """Yield each parameter's name and its values on the CPU, as soon as they are complete;
+        drop them before the next.
+        """
         yield from self._run(self._parameters)
 
     def _run(self, wanted: Mapping[str, Handle]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the wanted values, from the random state of the record's beginning; the caller's is as after the record."""
+        """Yield the wanted values, from the random state of the record's beginning;
+        the caller's is as after the record.
+        """
         torch.set_rng_state(self._rng)
         todo = _needed(self._record, {handle.block for handle in wanted.values()})
         last = {block: i for i, operation in enumerate(todo) for block in _blocks(operation)}
@@ -61,7 +71,9 @@ class Deferred:
 
 
 def _needed(record: Record, wanted: set[int]) -> list[Operation]:
-    """Return the operations that lead to the wanted blocks, and those that draw random numbers, in their order."""
+    """Return the operations that lead to the wanted blocks,
+    and those that draw random numbers, in their order.
+    """
     live, found = wanted | {*record.given}, []
     for operation in reversed(record.operations):
         written = {handle.block for handle in operation.written}
@@ -80,7 +92,14 @@ def _needed(record: Record, wanted: set[int]) -> list[Operation]:
 
 
 def _for_numbers(operation: Operation) -> Operation:
-    return Operation(operation.call, operation.args, operation.kwargs, read=operation.read, is_random=True, for_numbers=True)
+    return Operation(
+        operation.call,
+        operation.args,
+        operation.kwargs,
+        read=operation.read,
+        is_random=True,
+        for_numbers=True,
+    )
 
 
 def _blocks(operation: Operation) -> set[int]:
@@ -108,7 +127,10 @@ def _execute(operation: Operation, memory: dict[int, Any], sizes: Mapping[int, i
         fresh = {handle.block: handle for handle in operation.made}
         for handle, tensor in zip(operation.made, results[-len(operation.made) :], strict=True):
             if handle.block in fresh:
-                if tensor.stride() == handle.stride and tensor.untyped_storage().nbytes() == sizes[handle.block]:
+                if (
+                    tensor.stride() == handle.stride
+                    and tensor.untyped_storage().nbytes() == sizes[handle.block]
+                ):
                     memory[handle.block] = tensor.untyped_storage()
                 else:
                     _tensor(handle, memory, sizes).copy_(tensor)
@@ -116,6 +138,8 @@ def _execute(operation: Operation, memory: dict[int, Any], sizes: Mapping[int, i
 
 def _tensor(handle: Handle, memory: dict[int, Any], sizes: Mapping[int, int]) -> Tensor:
     if handle.block not in memory:
-        memory[handle.block] = torch.empty(sizes[handle.block], dtype=torch.uint8, device=handle.device).untyped_storage()
+        memory[handle.block] = torch.empty(
+            sizes[handle.block], dtype=torch.uint8, device=handle.device
+        ).untyped_storage()
     empty = torch.empty(0, dtype=handle.dtype, device=handle.device)
     return empty.set_(memory[handle.block], handle.offset, handle.size, handle.stride)

@@ -1,13 +1,16 @@
-"""torch's FSDP2 behind the wall: each rank holds a part of the weights, their gradients and the optimizer's state.
+"""torch's FSDP2 behind the wall: each rank holds a part of the weights, their gradients and the
+optimizer's state.
 
     shard       rank 0's weights to all -> each unit's parameters split over the ranks (DTensors), the rest in a last group
-                with `tensor`: layers are split by width first (tensor.py), and these parts over the data ranks
+                with `tensor`: layers are split by width first (tensor.py), and these parts over the
+                data ranks
     forward     a unit's weights are gathered before it runs, and dropped after it
     backward    they are gathered again; gradients are reduce-scattered: each rank has the *sum* of its part
 
-Zhao et al. 2023 (PyTorch FSDP) and Rajbhandari et al. 2020 (ZeRO): `reshard_after_forward` is stage 3, without it stage 2.
-FSDP2 divides gradients by the number of ranks by default; here they are summed, as on the other engines, so that the weights
-of microbatches hold: a factor of 1, and plain sums (any other factor is a premultiplied sum, which only NCCL has).
+Zhao et al. 2023 (PyTorch FSDP) and Rajbhandari et al. 2020 (ZeRO): `reshard_after_forward` is stage
+3, without it stage 2. FSDP2 divides gradients by the number of ranks by default; here they are
+summed, as on the other engines, so that the weights of microbatches hold: a factor of 1, and plain
+sums (any other factor is a premultiplied sum, which only NCCL has).
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
 
 _ENTRIES = ("training_step", "validation_step", "test_step", "predict_step")
-_LOST = ("gloo/transport", "NCCL")  # in the errors of a gather or a sum inside of a forward or a backward, if a rank is gone
+# in the errors of a gather or a sum inside of a forward or a backward, if a rank is gone
+_LOST = ("gloo/transport", "NCCL")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -59,17 +63,23 @@ class FSDPEngine(Engine):
 
     Args:
         device: "auto" takes the GPU of this rank's local rank if there are GPUs.
-        shard: names of modules, or of their classes, that are gathered one at a time. Default: repeated blocks.
-        replicas: groups of ranks that hold all weights each, and sum their gradients (HSDP); it divides the number of ranks.
-        tensor: ranks that read the same samples, and compute a part of the width of layers each (tensor parallelism). They are
-            neighbours by rank, so that one host can hold them. replicas x tensor divides the number of ranks.
-        tensor_plan: the layers to split: names or patterns of names ("model.blocks.*.up") -> "colwise" or "rowwise", see
-            tensor.py. Default: that of the Task's `parallelize`.
-        reshard_after_forward: drop a unit's weights after its forward and gather them again for its backward (ZeRO 3). False
-            keeps them from the step's first forward to its backward (ZeRO 2): more memory, a third less traffic.
-        cpu_offload: keep weights, gradients and optimizer state in host memory between uses; the optimizer runs there.
-        param_dtype: gather weights and compute in this dtype, and sum gradients in float32: half the memory and traffic of
-            gathered weights, in place of trainer.precision's autocast. Default: the weights' own.
+        shard: names of modules, or of their classes, that are gathered one at a time. Default:
+            repeated blocks.
+        replicas: groups of ranks that hold all weights each, and sum their gradients (HSDP); it
+            divides the number of ranks.
+        tensor: ranks that read the same samples, and compute a part of the width of layers each
+            (tensor parallelism). They are neighbours by rank, so that one host can hold them.
+            replicas x tensor divides the number of ranks.
+        tensor_plan: the layers to split: names or patterns of names ("model.blocks.*.up") ->
+            "colwise" or "rowwise", see tensor.py. Default: that of the Task's `parallelize`.
+        reshard_after_forward: drop a unit's weights after its forward and gather them again for its
+            backward (ZeRO 3). False keeps them from the step's first forward to its backward (ZeRO
+            2): more memory, a third less traffic.
+        cpu_offload: keep weights, gradients and optimizer state in host memory between uses; the
+            optimizer runs there.
+        param_dtype: gather weights and compute in this dtype, and sum gradients in float32: half
+            the memory and traffic of gathered weights, in place of trainer.precision's autocast.
+            Default: the weights' own.
     """
 
     name = "fsdp"
@@ -95,13 +105,28 @@ class FSDPEngine(Engine):
         self._units, self._replicas, self._tensor, self._plan = shard, replicas, tensor, tensor_plan
         if tensor_plan is not None and tensor == 1:
             raise ConfigError(
-                "engine.tensor_plan is set, and engine.tensor is 1: nothing would be split. Set engine.tensor=2, say."
+                "engine.tensor_plan is set, and engine.tensor is 1: nothing would be split. Set"
+                " engine.tensor=2, say."
             )
-        self._reshard, self._offload, self._param_dtype = reshard_after_forward, cpu_offload, param_dtype
-        given: dict[str, Any] = {"replicas": replicas, "reshard_after_forward": reshard_after_forward}
+        self._reshard, self._offload, self._param_dtype = (
+            reshard_after_forward,
+            cpu_offload,
+            param_dtype,
+        )
+        given: dict[str, Any] = {
+            "replicas": replicas,
+            "reshard_after_forward": reshard_after_forward,
+        }
         given |= {"cpu_offload": cpu_offload, "param_dtype": param_dtype}
-        defaults = {"replicas": 1, "reshard_after_forward": True, "cpu_offload": False, "param_dtype": None}
-        self.shown_options = {name: value for name, value in given.items() if value != defaults[name]}
+        defaults = {
+            "replicas": 1,
+            "reshard_after_forward": True,
+            "cpu_offload": False,
+            "param_dtype": None,
+        }
+        self.shown_options = {
+            name: value for name, value in given.items() if value != defaults[name]
+        }
         self._root: FSDPModule | None = None
 
     def _start(self) -> None:
@@ -115,10 +140,13 @@ class FSDPEngine(Engine):
         across = self.ranks.world_size // self._replicas // self._tensor
         sizes = {"replicate": self._replicas, "shard": across, "tensor": self._tensor}
         names = tuple(name for name, size in sizes.items() if size > 1 or name == "shard")
-        return init_device_mesh(self.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+        return init_device_mesh(
+            self.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
+        )
 
     def shard(self, task: nn.Module) -> None:
-        """See Engine. The task's weights are rank 0's; its parameters become DTensors, which optimizers are made of.
+        """See Engine. The task's weights are rank 0's; its parameters become DTensors, which
+        optimizers are made of.
 
         Those without memory (engine/deferred) get that of this rank's part, to be filled.
         """
@@ -126,13 +154,16 @@ class FSDPEngine(Engine):
             self.comm.broadcast_tensors(tensor for tensor in tensors_of(task) if not tensor.is_meta)
             self._split(task)
             device = torch.device("cpu") if self._offload else self.device
-            task._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)  # type: ignore[no-untyped-call]
+            task._apply(
+                lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
+            )  # type: ignore[no-untyped-call]
         self._root = cast(FSDPModule, task)
 
     def _split(self, task: nn.Module) -> None:
         mesh = self._mesh()
         if self._tensor > 1:
-            mesh._flatten("all")  # a norm is then one sum over all ranks, not one for each dimension
+            # a norm is then one sum over all ranks, not one for each dimension
+            mesh._flatten("all")
             split_widths(task, mesh["tensor"], self._plan)
             mesh = mesh["replicate", "shard"] if self._replicas > 1 else mesh["shard"]
         dtype = None if self._param_dtype is None else _DTYPES[self._param_dtype]
@@ -140,30 +171,43 @@ class FSDPEngine(Engine):
             "mesh": mesh,
             "reshard_after_forward": self._reshard,
             "mp_policy": MixedPrecisionPolicy(dtype, None if dtype is None else torch.float32),
-            "offload_policy": CPUOffloadPolicy(self.device.type == "cuda") if self._offload else OffloadPolicy(),
+            "offload_policy": (
+                CPUOffloadPolicy(self.device.type == "cuda") if self._offload else OffloadPolicy()
+            ),
         }
         blocks = blocks_of(task, self._units, "engine.shard")
         for module in [*without_shared(task, blocks), task]:
             fully_shard(module, **options)
         for module in task.modules():
             if isinstance(module, FSDPModule):
-                kind = type(module)  # made by fully_shard: FSDPModule, then the user's class; messages show its name
-                kind.__name__, kind.__qualname__ = kind.__mro__[2].__name__, kind.__mro__[2].__qualname__
+                # made by fully_shard: FSDPModule, then the user's class; messages show its name
+                kind = type(module)
+                kind.__name__, kind.__qualname__ = (
+                    kind.__mro__[2].__name__,
+                    kind.__mro__[2].__qualname__,
+                )
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-                if hasattr(module, "set_reduce_scatter_unused_params"):  # from torch 2.14; before, ranks must use the same
+                # from torch 2.14; before, ranks must use the same
+                if hasattr(module, "set_reduce_scatter_unused_params"):
                     module.set_reduce_scatter_unused_params(True)
         for entry in _ENTRIES:
             if callable(getattr(task, entry, None)):
                 register_fsdp_forward_method(task, entry)
                 setattr(task, entry, _reporting_peers(getattr(task, entry)))
 
-    def prepare(self, task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], precision: Precision | None = None) -> None:
+    def prepare(
+        self,
+        task: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        precision: Precision | None = None,
+    ) -> None:
         """See Engine: buffers are sent; the weights were in `shard`."""
         super().prepare(task, optimizers, precision)
         self.comm.broadcast_tensors(task.buffers())
         if precision is not None and self._tensor > 1:
-            precision.sum_over_ranks = self.comm.all_reduce  # torch's own sum is over the mesh of the first gradient alone
+            # torch's own sum is over the mesh of the first gradient alone
+            precision.sum_over_ranks = self.comm.all_reduce
 
     def backward(self, loss: Tensor) -> None:
         """See Engine: weights are gathered, and gradients summed, while it runs."""
@@ -185,8 +229,14 @@ class FSDPEngine(Engine):
         mesh, placements = tensor.device_mesh, tensor.placements
         shape, at = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
         place: Sequence[int] = mesh.get_coordinate() or []
-        is_first = all(i == 0 for i, placement in zip(place, placements, strict=True) if placement.is_replicate())
-        is_first = is_first and ("tensor" in (mesh.mesh_dim_names or ()) or self.ranks.counts_samples)
+        is_first = all(
+            i == 0
+            for i, placement in zip(place, placements, strict=True)
+            if placement.is_replicate()
+        )
+        is_first = is_first and (
+            "tensor" in (mesh.mesh_dim_names or ()) or self.ranks.counts_samples
+        )
         return Piece(tensor.to_local(), tuple(at), tuple(tensor.shape), is_first and 0 not in shape)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -195,7 +245,9 @@ class FSDPEngine(Engine):
 
 
 def _reporting_peers(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call in which the error of a collective is a PeerError: its cause is reported by the rank that is gone."""
+    """Return a call in which the error of a collective is a PeerError:
+    its cause is reported by the rank that is gone.
+    """
 
     @functools.wraps(call)
     def called(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Horovod behind the engine's wall. `trainkit.engine.horovod.HorovodEngine` is the name that configs use."""
+"""Horovod behind the engine's wall.
+`trainkit.engine.horovod.HorovodEngine` is the name that configs use.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine when it is first used: tools that need no torch import modules of this package."""
+    """Import the engine when it is first used:
+    tools that need no torch import modules of this package.
+    """
     if name == "HorovodEngine":
         return getattr(importlib.import_module("trainkit.engine.horovod.engine"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,7 +1,8 @@
-"""Horovod's collectives behind the wall: by name, within the process set, each with what a rank waits for in it.
+"""Horovod's collectives behind the wall: by name, within the process set, each with what a rank
+waits for in it.
 
-What Horovod 0.28 refuses is bridged: tensors that are not contiguous (channels_last) go as flat views, bfloat16 goes as
-float32, and broadcasts go as bytes.
+What Horovod 0.28 refuses is bridged: tensors that are not contiguous (channels_last) go as flat
+views, bfloat16 goes as float32, and broadcasts go as bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class HorovodCollectives(Collectives):
     process_set = hvd.global_process_set
 
     def connect(self, launcher: Launcher, chosen_ranks: list[int] | None) -> None:
-        """Start Horovod, unless it runs, make engine.process_set, and assign ranks, counted over all processes.
+        """Start Horovod, unless it runs, make engine.process_set, and assign ranks, counted over
+        all processes.
 
         Raises:
             ConfigError: the process set names ranks that were not started.
@@ -50,8 +52,8 @@ class HorovodCollectives(Collectives):
             hvd.init(process_sets=[] if self._is_everyone else [self.process_set])
         except KeyError as error:  # it started earlier in this process, without this set
             raise EngineError(
-                f"engine.process_set is {chosen_ranks}, but Horovod runs in this process already, without this set. "
-                "Give the first engine of the process this set."
+                f"engine.process_set is {chosen_ranks}, but Horovod runs in this process already,"
+                " without this set. Give the first engine of the process this set."
             ) from error
         except (ValueError, RuntimeError) as error:  # a rank that was to be met is gone
             raise PeerError(f"Horovod could not connect the ranks: {error}") from error
@@ -63,21 +65,27 @@ class HorovodCollectives(Collectives):
         """See Collectives.
 
         Raises:
-            EngineError: Horovod runs on MPI, which a process can start only once: its next start would end the process.
+            EngineError: Horovod runs on MPI, which a process can start only once: its next start
+                would end the process.
         """
         if hvd.mpi_built() and hvd.mpi_enabled():
             raise EngineError(
-                "Horovod runs on MPI here, and a process can start MPI only once; this command starts Horovod again for each "
-                "setting. Start it with `horovodrun --gloo -np N ...`, or with torchrun."
+                "Horovod runs on MPI here, and a process can start MPI only once; this command"
+                " starts Horovod again for each setting. Start it with `horovodrun --gloo -np N"
+                " ...`, or with torchrun."
             )
         hvd.shutdown()
 
     def narrow(self) -> None:
-        """Count ranks from now on among those of the process set. Call it on all ranks that were started."""
+        """Count ranks from now on among those of the process set.
+        Call it on all ranks that were started.
+        """
         if self._is_everyone:
             return
         ranks = self.ranks
-        hosts = hvd.allgather(torch.tensor([ranks.rank - ranks.local_rank]), name="trainkit.hosts").tolist()
+        hosts = hvd.allgather(
+            torch.tensor([ranks.rank - ranks.local_rank]), name="trainkit.hosts"
+        ).tolist()
         ranks.narrow(tuple(self.process_set.ranks), hosts)
 
     @property
@@ -97,7 +105,8 @@ class HorovodCollectives(Collectives):
 
     def statistics_all_reduce(self) -> Callable[[Tensor], Tensor]:
         """See Collectives."""
-        # A name for each size: Horovod remembers what it has negotiated by name, and forgets it if the shape changes.
+        # A name for each size: Horovod remembers what it has negotiated by name, and forgets it if
+        # the shape changes.
         return lambda tensor: self._sum(tensor, f"trainkit.statistics.{tensor.numel()}")
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -109,7 +118,9 @@ class HorovodCollectives(Collectives):
         if wire.dtype not in ALLREDUCE_TYPES:
             wire = wire.to(torch.float32 if wire.is_floating_point() else torch.int64)
         with self.waiting_for(name):
-            total = hvd.allreduce(wire.contiguous(), op=hvd.Sum, name=name, process_set=self.process_set)
+            total = hvd.allreduce(
+                wire.contiguous(), op=hvd.Sum, name=name, process_set=self.process_set
+            )
         result: Tensor = total.to(tensor.dtype).reshape(tensor.shape)
         return result
 
@@ -120,17 +131,23 @@ class HorovodCollectives(Collectives):
                 overwrite(tensors, self._start_broadcast)
 
     def _start_broadcast(self, number: int, own: Tensor) -> Callable[[], object]:
-        handle = hvd.broadcast_async_(own, self._root, f"trainkit.broadcast.{number}", process_set=self.process_set)
+        handle = hvd.broadcast_async_(
+            own, self._root, f"trainkit.broadcast.{number}", process_set=self.process_set
+        )
         return lambda: hvd.synchronize(handle)
 
     def broadcast_object(self, value: Any) -> Any:
         """See Collectives."""
         if self.ranks.world_size == 1:
             return value
-        # Not hvd.broadcast_object: torch.ByteTensor(bytearray) reads byte by byte, 10 s for an optimizer's 70 MB.
+        # Not hvd.broadcast_object: torch.ByteTensor(bytearray) reads byte by byte, 10 s for an
+        # optimizer's 70 MB.
         own = _bytes_of(value) if self.ranks.is_main else None
         size = torch.tensor([0 if own is None else len(own)])
-        name, given = "trainkit.broadcast_object", {"root_rank": self._root, "process_set": self.process_set}
+        name, given = (
+            "trainkit.broadcast_object",
+            {"root_rank": self._root, "process_set": self.process_set},
+        )
         with self.waiting_for("the broadcast of an object"):
             hvd.broadcast_(size, name=f"{name}.size", **given)
             sent = torch.empty(int(size), dtype=torch.uint8) if own is None else own
@@ -142,9 +159,15 @@ class HorovodCollectives(Collectives):
         # hvd.allgather_object takes no process set.
         own = _bytes_of(value)
         with self.waiting_for("the gathering of objects"):
-            sizes = hvd.allgather(torch.tensor([len(own)]), name="trainkit.gather.sizes", process_set=self.process_set)
-            everyone = hvd.allgather(own, name="trainkit.gather.bytes", process_set=self.process_set)
-        return [cloudpickle.loads(piece.numpy().tobytes()) for piece in everyone.split(sizes.tolist())]
+            sizes = hvd.allgather(
+                torch.tensor([len(own)]), name="trainkit.gather.sizes", process_set=self.process_set
+            )
+            everyone = hvd.allgather(
+                own, name="trainkit.gather.bytes", process_set=self.process_set
+            )
+        return [
+            cloudpickle.loads(piece.numpy().tobytes()) for piece in everyone.split(sizes.tolist())
+        ]
 
     def start_sum(self, number: int) -> Callable[[], int]:
         """See Collectives."""

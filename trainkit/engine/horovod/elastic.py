@@ -1,7 +1,8 @@
-"""Ranks of an elastic job under Horovod: an elastic driver assigns them again while the process lives.
+"""Ranks of an elastic job under Horovod: an elastic driver assigns them again while the process
+lives.
 
-The launcher's driver gives a process its rank (launch/elastic/client.py); Horovod reads it from the environment when it
-starts, and is shut down before the next one.
+The launcher's driver gives a process its rank (launch/elastic/client.py); Horovod reads it from the
+environment when it starts, and is shut down before the next one.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ class ElasticRanks(Ranks):
         self.joins_late = os.environ.get("TRAINKIT_LATE") == "1"
 
     def join(self, process_set: Sequence[int] | None) -> None:
-        """Wait for a place among the ranks of from now on, and write it into the environment, from which Horovod reads it.
+        """Wait for a place among the ranks of from now on, and write it into the environment, from
+        which Horovod reads it.
 
         Raises:
             ConfigError: a process set names ranks, or this host has no interface to the driver.
         """
         if process_set is not None:
             raise ConfigError(
-                f"engine.process_set is {process_set}, and this job is elastic: ranks come and go. Leave one out."
+                f"engine.process_set is {process_set}, and this job is elastic: ranks come and go."
+                " Leave one out."
             )
         os.environ |= worker_interface(os.environ)
         os.environ |= self._membership.join(self.committed_step).environment()
@@ -67,8 +70,9 @@ class ElasticRanks(Ranks):
         if (stage == "fit") == (self._membership.fits > 0):
             what = "a second fit" if stage == "fit" else f"{stage} before the fit"
             raise ConfigError(
-                f"This job is elastic, and its script does {what}. A rank that comes later starts the script from its top, and "
-                "would not find the others there: an elastic script has one fit, and begins with it. The rest is another job."
+                f"This job is elastic, and its script does {what}. A rank that comes later starts"
+                " the script from its top, and would not find the others there: an elastic script"
+                " has one fit, and begins with it. The rest is another job."
             )
         self._membership.fits += stage == "fit"
         self._membership.beat()

@@ -1,7 +1,9 @@
-"""The heartbeat of a rank under Horovod: Horovod's own timeline, and in an elastic job the driver that watches.
+"""The heartbeat of a rank under Horovod: Horovod's own timeline, and in an elastic job the driver
+that watches.
 
-On each rank and at any time, the timeline is an edit of Horovod's source that `trainkit horovod install` makes. Stock Horovod
-writes one on rank 0 alone, and only if HOROVOD_TIMELINE=DYNAMIC was set at the launch.
+On each rank and at any time, the timeline is an edit of Horovod's source that `trainkit horovod
+install` makes. Stock Horovod writes one on rank 0 alone, and only if HOROVOD_TIMELINE=DYNAMIC was
+set at the launch.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class HorovodHeartbeat(Heartbeat):
     """See the module.
 
     Args:
-        membership: this process's link to an elastic driver, which holds step and progress; None outside such a job.
+        membership: this process's link to an elastic driver, which holds step and progress; None
+            outside such a job.
         compression: engine.compression, for a timeline.
     """
 
@@ -45,12 +48,22 @@ class HorovodHeartbeat(Heartbeat):
         """See Heartbeat."""
         super().start_timeline(path)
         if os.environ.get("HOROVOD_TIMELINE", "DYNAMIC") != "DYNAMIC":
-            return "Horovod's operations, since HOROVOD_TIMELINE (horovodrun --timeline-filename) has them written elsewhere"
+            return (
+                "Horovod's operations, since HOROVOD_TIMELINE (horovodrun --timeline-filename) has"
+                " them written elsewhere"
+            )
         if not _EDITED and "HOROVOD_TIMELINE" not in os.environ:
-            return "Horovod's operations, since this Horovod was not built by `python -m trainkit horovod install`"
+            return (
+                "Horovod's operations, since this Horovod was not built by `python -m trainkit"
+                " horovod install`"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         hvd.start_timeline(str(path))
-        return "" if _EDITED else "Horovod's operations of all ranks but 0: see `python -m trainkit horovod install`"
+        return (
+            ""
+            if _EDITED
+            else "Horovod's operations of all ranks but 0: see `python -m trainkit horovod install`"
+        )
 
     def stop_timeline(self) -> None:
         """See Heartbeat."""
@@ -60,7 +73,9 @@ class HorovodHeartbeat(Heartbeat):
 
     @property
     def sum_settings(self) -> dict[str, Any]:
-        """See Heartbeat; Horovod's settings are those that it started with, its defaults included."""
+        """See Heartbeat; Horovod's settings are those that it started with,
+        its defaults included.
+        """
         fusion = int(os.environ.get("HOROVOD_FUSION_THRESHOLD", str(128 * 2**20)))
         return {
             "cycle_ms": float(os.environ.get("HOROVOD_CYCLE_TIME", "1.0")),

@@ -1,8 +1,8 @@
 """Sums of gradients by Horovod, started by trainkit's own hooks.
 
-Horovod's asynchronous allreduce takes one tensor a parameter, and Horovod fuses what is ready by itself; a group of
-parameters goes by one grouped allreduce. What Horovod 0.28 refuses is bridged here: tensors that are not contiguous
-(channels_last) go as flat views, bfloat16 goes as float32.
+Horovod's asynchronous allreduce takes one tensor a parameter, and Horovod fuses what is ready by
+itself; a group of parameters goes by one grouped allreduce. What Horovod 0.28 refuses is bridged
+here: tensors that are not contiguous (channels_last) go as flat views, bfloat16 goes as float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from trainkit.engine.reduce.reducer import Bucket, GradientReducer
 from trainkit.engine.reduce.wire import Wire, laid_out
 from trainkit.engine.sending import dense_view
 
-# What Horovod's allreduce takes; everything else travels as the wider type beside it (2.2 of its limits: no bfloat16).
+# What Horovod's allreduce takes; everything else travels as the wider type beside it (2.2 of its
+# limits: no bfloat16).
 ALLREDUCE_TYPES = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
 
 
@@ -46,7 +47,8 @@ class HookReducer(GradientReducer):
     ) -> None:
         self._carries = op != "adasum"
         self._op = hvd.Adasum if op == "adasum" else hvd.Sum
-        # In order, if a rank waits in a hook for a first message: another one may not wait for one that comes later here.
+        # In order, if a rank waits in a hook for a first message: another one may not wait for one
+        # that comes later here.
         super().__init__(buckets, frozen, low_rank is not None, wire, sparse, low_rank)
         self._ranks = ranks
 
@@ -60,8 +62,14 @@ class HookReducer(GradientReducer):
             wires.append(flags.to(wires[0].dtype, copy=True))
         name = "trainkit.grad." + bucket.entries[0][0]
         if len(wires) == 1:
-            return hvd.allreduce_async_(wires[0], op=self._op, name=name, process_set=self._ranks), wires
-        return hvd.grouped_allreduce_async_(wires, op=self._op, name=name, process_set=self._ranks), wires
+            return (
+                hvd.allreduce_async_(wires[0], op=self._op, name=name, process_set=self._ranks),
+                wires,
+            )
+        return (
+            hvd.grouped_allreduce_async_(wires, op=self._op, name=name, process_set=self._ranks),
+            wires,
+        )
 
     def _end(self, bucket: Bucket) -> Tensor | None:
         handle, wires = bucket.handle
@@ -83,10 +91,13 @@ class HookReducer(GradientReducer):
             return True
 
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
-        # Horovod has no bfloat16, but rows are only carried: their bits may travel under another name.
+        # Horovod has no bfloat16, but rows are only carried: their bits may travel under another
+        # name.
         carried = values.view(torch.int16) if values.dtype == torch.bfloat16 else values
         gather = [
-            hvd.allgather_async(tensor, name=f"trainkit.grad.{name}.{part}", process_set=self._ranks)
+            hvd.allgather_async(
+                tensor, name=f"trainkit.grad.{name}.{part}", process_set=self._ranks
+            )
             for part, tensor in (("rows", rows), ("values", carried))
         ]
         return gather, values.dtype

@@ -1,7 +1,8 @@
-"""Has Horovod's ranks meet under srun, which starts no server for them: rank 0 runs the one that horovodrun would run.
+"""Has Horovod's ranks meet under srun, which starts no server for them: rank 0 runs the one that
+horovodrun would run.
 
-Each rank writes its address there, and reads those of the others, when hvd.init() connects them; requests are signed with the
-job's secret, that all tasks have in their environment.
+Each rank writes its address there, and reads those of the others, when hvd.init() connects them;
+requests are signed with the job's secret, that all tasks have in their environment.
 """
 
 from __future__ import annotations
@@ -25,18 +26,22 @@ _SCOPE, _GO = "trainkit", "go"
 
 
 def meet(step: Step) -> dict[str, str]:
-    """Start the server on rank 0, and wait for it on the others; return the variables that hvd.init() reads.
+    """Start the server on rank 0, and wait for it on the others; return the variables that
+    hvd.init() reads.
 
     Raises:
-        EngineError: the tasks have no secret in common, the port is taken, or rank 0's server cannot be reached.
+        EngineError: the tasks have no secret in common, the port is taken, or rank 0's server
+            cannot be reached.
         ConfigError: there is no route to the other nodes.
     """
-    if os.environ.get("HOROVOD_CONTROLLER") == "mpi":  # srun --mpi=pmix with an MPI build: MPI has them meet
+    # srun --mpi=pmix with an MPI build: MPI has them meet
+    if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
         return {}
     if not os.environ.get(SECRET):
         raise EngineError(
-            f"engine=horovod under srun needs a secret that all tasks share, to sign what they send each other. Before srun: "
-            f"export {SECRET}=$(openssl rand -hex 32). launcher=slurm and horovodrun set it themselves."
+            "engine=horovod under srun needs a secret that all tasks share, to sign what they send"
+            f" each other. Before srun: export {SECRET}=$(openssl rand -hex 32). launcher=slurm and"
+            " horovodrun set it themselves."
         )
     interface = os.environ.get("HOROVOD_GLOO_IFACE")
     if interface is None:
@@ -68,7 +73,9 @@ def _serve(step: Step) -> RendezvousHTTPServer:
     server = RendezvousHTTPServer(("", step.port), RendezvousHandler, 0)
     # The server counts the ranks of each scope, by the sizes alone.
     slots = [
-        SlotInfo(host, 0, local, 0, step.world_size, tasks, sum(other > local for other in step.tasks))
+        SlotInfo(
+            host, 0, local, 0, step.world_size, tasks, sum(other > local for other in step.tasks)
+        )
         for host, tasks in zip(step.hosts, step.tasks, strict=True)
         for local in range(tasks)
     ]
@@ -78,7 +85,9 @@ def _serve(step: Step) -> RendezvousHTTPServer:
 
 
 def _wait_for_others(step: Step, server: RendezvousHTTPServer | None) -> None:
-    """Return on all ranks at nearly the same time: hvd.init() waits for 30 s, and some may import torch for minutes."""
+    """Return on all ranks at nearly the same time:
+    hvd.init() waits for 30 s, and some may import torch for minutes.
+    """
     place, end, late = (step.address, step.port, _SCOPE), time.monotonic() + _START_S, "?"
     while time.monotonic() < end:
         try:
@@ -90,11 +99,14 @@ def _wait_for_others(step: Step, server: RendezvousHTTPServer | None) -> None:
             if len(came) == step.world_size - 1:
                 put_data_into_kvstore("127.0.0.1", step.port, _SCOPE, _GO, True)
                 return
-            late = ", ".join(str(rank) for rank in range(1, step.world_size) if str(rank) not in came)
+            late = ", ".join(
+                str(rank) for rank in range(1, step.world_size) if str(rank) not in came
+            )
         except RuntimeError as error:  # rank 0 does not serve yet, or the others have not come
             late = f"0 at {step.address}:{step.port} ({error.args[-1]})"
         time.sleep(_POLL_S)
     raise EngineError(
-        f"Rank {step.rank} of this Slurm job waited for {_START_S:g} s for rank {late}. Is the first node's name that of a "
-        "network which all nodes share? export MASTER_ADDR=... before srun names another."
+        f"Rank {step.rank} of this Slurm job waited for {_START_S:g} s for rank {late}. Is the"
+        " first node's name that of a network which all nodes share? export MASTER_ADDR=... before"
+        " srun names another."
     )

@@ -1,6 +1,8 @@
-"""PowerSGD: sums of gradient matrices by two narrow factors, with error feedback (Vogels et al. 2019, algorithms 1 and 2).
+"""PowerSGD: sums of gradient matrices by two narrow factors, with error feedback (Vogels et al.
+2019, algorithms 1 and 2).
 
-For each matrix M of a bucket, of n rows and m columns (the longer side; a tall one is transposed), and r columns of a factor:
+For each matrix M of a bucket, of n rows and m columns (the longer side; a tall one is transposed),
+and r columns of a factor:
 
     M = gradient + held back         on each rank
     P = sum over ranks of M Q        first message of the bucket, [n, r]; gradients that travel exactly go with it
@@ -9,8 +11,9 @@ For each matrix M of a bucket, of n rows and m columns (the longer side; a tall 
     gradient = P Q^T                 the sum over ranks of P P^T M
     held back = M - P (own M^T P)    on each rank; over ranks these add up to what the sum lacks
 
-torch's hook of this name returns the mean; here losses are weighted by shares, so the sum is the gradient (wire.py). At r = n
-the columns of P are a basis of the whole space, so that the sum is exact up to rounding; hence the transposing.
+torch's hook of this name returns the mean; here losses are weighted by shares, so the sum is the
+gradient (wire.py). At r = n the columns of P are a basis of the whole space, so that the sum is
+exact up to rounding; hence the transposing.
 """
 
 from __future__ import annotations
@@ -54,7 +57,11 @@ class Factors:
     @property
     def num_bytes(self) -> int:
         """That this rank has handed over, in both messages."""
-        rest = 0 if self.exact is None else self.exact.numel() + sum(p.numel() for p in self.bases.values())
+        rest = (
+            0
+            if self.exact is None
+            else self.exact.numel() + sum(p.numel() for p in self.bases.values())
+        )
         return (self.message.numel() + rest) * self.message.element_size()
 
 
@@ -92,13 +99,17 @@ class LowRank:
         return self.is_on and any(self._rank_of(p) for _, p in entries)
 
     def _rank_of(self, parameter: Tensor) -> int:
-        return self._settings.rank_for(tuple(parameter.shape)) if parameter.is_floating_point() else 0
+        return (
+            self._settings.rank_for(tuple(parameter.shape)) if parameter.is_floating_point() else 0
+        )
 
     # -- a bucket's two messages ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def begin(self, entries: Sequence[NamedParameter], flags: Tensor | None) -> Factors:
-        """Return a bucket's first message: each P, then the exact gradients, then flags. `.grad` is there for all of it."""
+        """Return a bucket's first message: each P, then the exact gradients, then flags.
+        `.grad` is there for all of it.
+        """
         dtype = torch.promote_types(entries[0][1].dtype, torch.float32)
         matrices: dict[str, Tensor] = {}
         narrow, exact = [], []
@@ -109,17 +120,25 @@ class LowRank:
                 exact.append(parameter.grad.reshape(-1).to(dtype))
                 continue
             matrix = _wide(parameter.grad).to(dtype)
-            matrices[name] = matrix = matrix + self._error[name] if name in self._error else matrix.clone()
+            matrices[name] = matrix = (
+                matrix + self._error[name] if name in self._error else matrix.clone()
+            )
             if name not in self._q:
                 draw = torch.Generator().manual_seed(len(self._q))
                 self._q[name] = torch.randn(matrix.shape[1], rank, generator=draw).to(matrix)
             narrow.append(matrix @ self._q[name])
         if flags is not None:
             exact.append(flags.to(dtype))
-        return Factors(entries, torch.cat([part.reshape(-1) for part in (*narrow, *exact)]), matrices=matrices)
+        return Factors(
+            entries, torch.cat([part.reshape(-1) for part in (*narrow, *exact)]), matrices=matrices
+        )
 
-    def send_second(self, start: Callable[[Tensor, str], Any], end: Callable[[Any], Tensor]) -> None:
-        """Start the second message of the bucket before, once its first one is there; `start` and `end` sum a vector."""
+    def send_second(
+        self, start: Callable[[Tensor, str], Any], end: Callable[[Any], Tensor]
+    ) -> None:
+        """Start the second message of the bucket before, once its first one is there;
+        `start` and `end` sum a vector.
+        """
         if self.owing is not None:
             factors, self.owing = self.owing, None
             message = self.project(factors, end(factors.handle))
@@ -131,7 +150,8 @@ class LowRank:
         start = 0
         for name, matrix in factors.matrices.items():
             size = len(matrix) * self._q[name].shape[1]
-            # Householder's columns are orthonormal also for dependent or zero ones, so no direction is lost forever.
+            # Householder's columns are orthonormal also for dependent or zero ones, so no direction
+            # is lost forever.
             basis = torch.linalg.qr(total[start : start + size].view(len(matrix), -1))[0]
             factors.bases[name], factors.own[name] = basis, matrix.T @ basis
             start += size
@@ -141,7 +161,9 @@ class LowRank:
 
     @torch.no_grad()
     def finish(self, factors: Factors, total: Tensor) -> Tensor:
-        """Leave the sums in `.grad`, given the sum of the second message; return the flags' sum, or an empty tensor."""
+        """Leave the sums in `.grad`, given the sum of the second message;
+        return the flags' sum, or an empty tensor.
+        """
         assert factors.exact is not None
         at_q = at_exact = 0
         for name, parameter in factors.entries:
@@ -155,7 +177,8 @@ class LowRank:
             found = basis @ q.T
             self._write(parameter, found if _is_wide(parameter) else found.T)
             self._error[name] = factors.matrices[name].sub_(basis @ own.T)
-            # By its size: a factor's scale is that of the gradient, and it would square from step to step.
+            # By its size: a factor's scale is that of the gradient, and it would square from step
+            # to step.
             self._q[name] = q / q.norm().clamp(min=torch.finfo(q.dtype).tiny)
             self._latest[name] = basis, own
         return factors.exact[at_exact:]
@@ -167,7 +190,9 @@ class LowRank:
             parameter.grad.mul_(self._scale)
 
     def end_step(self, unused: Sequence[str]) -> None:
-        """Count a step; hold back again what was held back of parameters that no rank used: their gradient is dropped."""
+        """Count a step; hold back again what was held back of parameters that no rank used:
+        their gradient is dropped.
+        """
         self.steps += 1
         for name in unused:
             if name in self._latest:
@@ -194,7 +219,9 @@ class LowRank:
         self.steps, self._q = int(state["steps"]), dict(state["q"])
 
     def load_own(self, states: Sequence[dict[str, Any]], rank: int, world_size: int) -> None:
-        """Take back this rank's share of what all ranks that saved held back: at another number of ranks, an equal part."""
+        """Take back this rank's share of what all ranks that saved held back:
+        at another number of ranks, an equal part.
+        """
         if len(states) == world_size:
             self._error = dict(states[rank]["error"])
             return
@@ -204,37 +231,50 @@ class LowRank:
                 self._error[name] = self._error[name] + part if name in self._error else part
         if any(state["error"] for state in states):
             self.notes.append(
-                f"What {len(states)} ranks held back (PowerSGD) is dealt evenly to {world_size}: the sum is the same."
+                f"What {len(states)} ranks held back (PowerSGD) is dealt evenly to {world_size}:"
+                " the sum is the same."
             )
 
     def start(self, trained: Sequence[NamedParameter], sparse: AbstractSet[Tensor]) -> None:
-        """Take the parameters; drop restored state of those that are no longer there, or have another shape.
+        """Take the parameters; drop restored state of those that are no longer there, or have
+        another shape.
 
         Raises:
             ConfigError: no parameter shrinks, or one has sparse gradients.
         """
         if rows := [name for name, p in trained if p in sparse]:
             raise ConfigError(
-                f"communication is 'powersgd', and '{rows[0]}' has sparse gradients, which travel as rows, not as a matrix. "
-                "Set engine.sparse_as_dense=true, or use communication=exact."
+                f"communication is 'powersgd', and '{rows[0]}' has sparse gradients, which travel"
+                " as rows, not as a matrix. Set engine.sparse_as_dense=true, or use"
+                " communication=exact."
             )
         if trained and not any(self._rank_of(p) for _, p in trained):
             raise ConfigError(
-                f"communication.rank is {self._settings.rank}, and none of the Task's {len(trained)} trained parameters is a "
-                f"matrix that two factors of that rank shrink {self._settings.min_compression:g} times: all would travel "
-                "exactly. Use a lower rank or communication.min_compression, or communication=exact."
+                f"communication.rank is {self._settings.rank}, and none of the Task's"
+                f" {len(trained)} trained parameters is a matrix that two factors of that rank"
+                f" shrink {self._settings.min_compression:g} times: all would travel exactly. Use a"
+                " lower rank or communication.min_compression, or communication=exact."
             )
         places = {name: p for name, p in trained if self._rank_of(p)}
 
-        def fitting(held: dict[str, Tensor], shape_of: Callable[[Tensor], tuple[int, ...]]) -> dict[str, Tensor]:
-            kept = {name: held[name] for name, p in places.items() if name in held and held[name].shape == shape_of(p)}
+        def fitting(
+            held: dict[str, Tensor], shape_of: Callable[[Tensor], tuple[int, ...]]
+        ) -> dict[str, Tensor]:
+            kept = {
+                name: held[name]
+                for name, p in places.items()
+                if name in held and held[name].shape == shape_of(p)
+            }
             return {
-                name: t.to(places[name].device, torch.promote_types(places[name].dtype, torch.float32))
+                name: t.to(
+                    places[name].device, torch.promote_types(places[name].dtype, torch.float32)
+                )
                 for name, t in kept.items()
             }
 
         self._error = fitting(self._error, lambda p: tuple(_wide(p).shape))
-        self._q = fitting(self._q, lambda p: (_wide(p).shape[1], self._rank_of(p)))  # of another rank: drawn again
+        # of another rank: drawn again
+        self._q = fitting(self._q, lambda p: (_wide(p).shape[1], self._rank_of(p)))
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -1,21 +1,24 @@
 """Sums gradients over ranks while backward runs, beside an untouched torch optimizer.
 
-A hook on each parameter fires when its gradient of this backward is complete. When all parameters of a bucket are
-ready, the bucket's sum starts; `finish` starts what is left (parameters that took no part) and waits. The engines
-supply how a bucket's sum starts and ends; this file knows no framework. Which parameters make a bucket: buckets.py.
+A hook on each parameter fires when its gradient of this backward is complete. When all parameters
+of a bucket are ready, the bucket's sum starts; `finish` starts what is left (parameters that took
+no part) and waits. The engines supply how a bucket's sum starts and ends; this file knows no
+framework. Which parameters make a bucket: buckets.py.
 
-A sparse gradient is not summed but gathered: its rows and their values are sent to all ranks, and rows that occur twice
-count as their sum. A rank without gradient sends no rows.
+A sparse gradient is not summed but gathered: its rows and their values are sent to all ranks, and
+rows that occur twice count as their sum. A rank without gradient sends no rows.
 
-A parameter without gradient takes part with zeros, since the other ranks may have one. If no rank had one, its
-`.grad` is None again afterwards, as in a single process (momentum and weight decay then leave it alone). That needs to
-be known on the host, so it waits for the device, but only on ranks that have such a parameter.
+A parameter without gradient takes part with zeros, since the other ranks may have one. If no rank
+had one, its `.grad` is None again afterwards, as in a single process (momentum and weight decay
+then leave it alone). That needs to be known on the host, so it waits for the device, but only on
+ranks that have such a parameter.
 
-With communication=powersgd a bucket has two messages (low_rank.py): the second one starts when the next bucket does, so that
-both travel while backward runs. All ranks do so at the same places, since torch.distributed matches messages by their order.
+With communication=powersgd a bucket has two messages (low_rank.py): the second one starts when the
+next bucket does, so that both travel while backward runs. All ranks do so at the same places, since
+torch.distributed matches messages by their order.
 
-Which parameters took part travels as a vector of ones and zeros, behind the gradients of the bucket that is ready last (the
-carrier): a message of its own would be one more round trip in each step.
+Which parameters took part travels as a vector of ones and zeros, behind the gradients of the bucket
+that is ready last (the carrier): a message of its own would be one more round trip in each step.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ from trainkit.errors import TaskError
 
 @dataclass(frozen=True)
 class Summed:
-    """A sum of gradients, as this rank's main thread saw it. Times are nanoseconds of `time.perf_counter_ns`."""
+    """A sum of gradients, as this rank's main thread saw it.
+    Times are nanoseconds of `time.perf_counter_ns`.
+    """
 
     names: tuple[str, ...]  # of the parameters
     num_bytes: int  # that travelled from this rank, before any algorithm multiplies them
@@ -56,7 +61,8 @@ class Bucket:
     entries: list[NamedParameter]  # name and parameter, in the order of summing
     sparse: bool = False  # whether its one parameter's gradient travels as rows
     waiting: int = field(init=False)  # how many gradients of this step are not ready yet
-    handle: Any = field(init=False, default=None)  # what the engine returned when the sum started; None before that
+    # what the engine returned when the sum started; None before that
+    handle: Any = field(init=False, default=None)
     handed_ns: int = field(init=False, default=0)  # when that was, while sums are recorded; else 0
 
     def __post_init__(self) -> None:
@@ -70,14 +76,15 @@ class GradientReducer(ABC):
     Args:
         buckets: groups of parameters; sums start in this order when `in_order`.
         frozen: parameters that need no gradient now; each is hooked when that changes.
-        in_order: whether a bucket waits for the one before it (torch.distributed matches collectives by order; Horovod
-            by name).
+        in_order: whether a bucket waits for the one before it (torch.distributed matches
+            collectives by order; Horovod by name).
         wire: how gradients travel.
         sparse: the parameters whose gradients are gathered as rows; each has a bucket of its own.
         low_rank: sends gradients as factors; needs `in_order`.
     """
 
-    _carries = True  # whether a bucket can carry the vector of which parameters took part: if gradients are added up
+    # whether a bucket can carry the vector of which parameters took part: if gradients are added up
+    _carries = True
 
     def __init__(
         self,
@@ -102,7 +109,8 @@ class GradientReducer(ABC):
         self._next = 0
         self._sync = True
         self._used = torch.zeros(0)
-        self._carrier: Bucket | None = None  # its sum starts in `finish`: only then it is known which parameters took part
+        # its sum starts in `finish`: only then it is known which parameters took part
+        self._carrier: Bucket | None = None
         self._summed: list[Summed] | None = None
         for entries in buckets:
             self._add_bucket(entries)
@@ -123,12 +131,16 @@ class GradientReducer(ABC):
         used = self._used
         used.fill_(1.0)
         for parameter in unused:
-            parameter.grad = no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
+            parameter.grad = (
+                no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
+            )
             used[self._place[parameter]] = 0.0
         try:
             for bucket in self._buckets:
                 if bucket.handle is None:
-                    bucket.handle = self._begin(bucket, self._used if bucket is self._carrier else None)
+                    bucket.handle = self._begin(
+                        bucket, self._used if bucket is self._carrier else None
+                    )
             if self._low_rank is not None:
                 self._low_rank.send_second(self._start_flat, self._end_flat)
             alone = self._start_flat(self._used, "trainkit.used") if self._carrier is None else None
@@ -145,7 +157,8 @@ class GradientReducer(ABC):
             self.reset()
         if any(p.requires_grad for p in unused):
             with allowed_read():
-                counts = used.tolist()  # waits for the device: only if a parameter took no part on this rank
+                # waits for the device: only if a parameter took no part on this rank
+                counts = used.tolist()
             unused = [p for p in unused if counts[self._place[p]] == 0]
         for parameter in unused:
             parameter.grad = None
@@ -162,10 +175,19 @@ class GradientReducer(ABC):
         return taken
 
     def outstanding(self) -> list[str]:
-        """Return the parameters whose sums have started and are not done. May be called by another thread."""
+        """Return the parameters whose sums have started and are not done.
+        May be called by another thread.
+        """
         handles = [(bucket, bucket.handle) for bucket in list(self._buckets)]
-        under_way = [(bucket, handle.handle if isinstance(handle, Factors) else handle) for bucket, handle in handles]
-        waiting = [bucket for bucket, handle in under_way if handle is not None and not self._is_done(handle)]
+        under_way = [
+            (bucket, handle.handle if isinstance(handle, Factors) else handle)
+            for bucket, handle in handles
+        ]
+        waiting = [
+            bucket
+            for bucket, handle in under_way
+            if handle is not None and not self._is_done(handle)
+        ]
         return [name for bucket in waiting for name, _ in bucket.entries]
 
     def reset(self) -> None:
@@ -209,8 +231,9 @@ class GradientReducer(ABC):
         if parameter in self._done:
             name = _name_in(self._bucket_of[parameter], parameter)
             raise TaskError(
-                f"The gradient of '{name}' was computed twice in one synchronised backward (reentrant checkpointing, or "
-                "a second backward in training_step). Use non-reentrant checkpointing, or add the losses and return them."
+                f"The gradient of '{name}' was computed twice in one synchronised backward"
+                " (reentrant checkpointing, or a second backward in training_step). Use"
+                " non-reentrant checkpointing, or add the losses and return them."
             )
         self._done.add(parameter)
         bucket = self._bucket_of[parameter]
@@ -231,7 +254,9 @@ class GradientReducer(ABC):
             bucket.handed_ns = time.perf_counter_ns()
         if self._low_rank is not None and self._low_rank.serves(bucket.entries):
             factors = self._low_rank.begin(bucket.entries, flags)
-            factors.handle = self._start_flat(factors.message, f"trainkit.grad.{bucket.entries[0][0]}.p")
+            factors.handle = self._start_flat(
+                factors.message, f"trainkit.grad.{bucket.entries[0][0]}.p"
+            )
             self._low_rank.send_second(self._start_flat, self._end_flat)
             self._low_rank.owing = factors
             return factors
@@ -239,7 +264,9 @@ class GradientReducer(ABC):
             return self._start(bucket, flags)
         ((name, parameter),) = bucket.entries
         rows, values = rows_of(parameter)
-        return self._start_rows(name, rows.contiguous(), self._wire.pack(values, summed=False).contiguous())
+        return self._start_rows(
+            name, rows.contiguous(), self._wire.pack(values, summed=False).contiguous()
+        )
 
     def _complete(self, bucket: Bucket) -> Tensor | None:
         if isinstance(bucket.handle, Factors):
@@ -255,11 +282,15 @@ class GradientReducer(ABC):
 
     @abstractmethod
     def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
-        """Start the sum of the bucket's gradients, and of a vector of ones and zeros; return a handle that is not None."""
+        """Start the sum of the bucket's gradients, and of a vector of ones and zeros;
+        return a handle that is not None.
+        """
 
     @abstractmethod
     def _end(self, bucket: Bucket) -> Tensor | None:
-        """Wait for the bucket's sum, leave it in the parameters' `.grad`, and return the vector's, in any scale but zero."""
+        """Wait for the bucket's sum, leave it in the parameters' `.grad`, and return the vector's,
+        in any scale but zero.
+        """
 
     def _is_done(self, handle: Any) -> bool:
         """Return whether a bucket's sum is known to be done, without waiting for it."""
@@ -267,7 +298,9 @@ class GradientReducer(ABC):
 
     @abstractmethod
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
-        """Start to gather the rows [R] and values [R, ...] of all ranks (R may differ); return a handle that is not None."""
+        """Start to gather the rows [R] and values [R, ...] of all ranks (R may differ);
+        return a handle that is not None.
+        """
 
     @abstractmethod
     def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
@@ -289,6 +322,15 @@ def _name_in(bucket: Bucket, parameter: Tensor) -> str:
 def _summed(bucket: Bucket, wire: Wire) -> Summed:
     if isinstance(bucket.handle, Factors):
         size = bucket.handle.num_bytes
-        return Summed(tuple(name for name, _ in bucket.entries), size, bucket.handed_ns, time.perf_counter_ns())
-    size = sum(p.numel() * wire.dtype_of(p.dtype).itemsize for _, p in bucket.entries if not bucket.sparse)
-    return Summed(tuple(name for name, _ in bucket.entries), size, bucket.handed_ns, time.perf_counter_ns())
+        return Summed(
+            tuple(name for name, _ in bucket.entries),
+            size,
+            bucket.handed_ns,
+            time.perf_counter_ns(),
+        )
+    size = sum(
+        p.numel() * wire.dtype_of(p.dtype).itemsize for _, p in bucket.entries if not bucket.sparse
+    )
+    return Summed(
+        tuple(name for name, _ in bucket.entries), size, bucket.handed_ns, time.perf_counter_ns()
+    )

@@ -1,4 +1,6 @@
-"""Balance: faster ranks take larger microbatches, and the step stays the same (docs/unequal_ranks.md)."""
+"""Balance: faster ranks take larger microbatches,
+and the step stays the same (docs/unequal_ranks.md).
+"""
 
 from trainkit.extension import Extension
 

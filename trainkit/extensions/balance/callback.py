@@ -14,21 +14,24 @@ from trainkit.data.plan import StepPlan
 from trainkit.data.shares import Deal, Pace, Shares, deal, samples_of, words_of
 from trainkit.errors import ConfigError
 
-_WARM_STEPS = 1  # after a deal: memory is allocated, kernels are chosen, torch.compile meets new shapes
+# after a deal: memory is allocated, kernels are chosen, torch.compile meets new shapes
+_WARM_STEPS = 1
 
 
 @checked
 class Balance(Callback):
-    """Deals the samples of each step in the shares that let all ranks compute equally long: `trainer.rank_shares`, measured.
+    """Deals the samples of each step in the shares that let all ranks compute equally long:
+    `trainer.rank_shares`, measured.
 
-    Each rank adds up the seconds of forward and backward by its own clock; waiting for other ranks is no part of them. If the
-    measured paces promise more than `min_gain`, the samples are dealt again from the next step on. Gradient, order and global
-    batch stay. A checkpoint holds the shares, and a run that resumes with this callback begins with them.
+    Each rank adds up the seconds of forward and backward by its own clock; waiting for other ranks
+    is no part of them. If the measured paces promise more than `min_gain`, the samples are dealt
+    again from the next step on. Gradient, order and global batch stay. A checkpoint holds the
+    shares, and a run that resumes with this callback begins with them.
 
     Args:
         every_n_steps: steps between two looks. Default: at each epoch's last step.
-        max_microbatch: samples of a rank's microbatch at most, as its memory allows: a number for all ranks, or one for each.
-            null for no limit.
+        max_microbatch: samples of a rank's microbatch at most, as its memory allows: a number for
+            all ranks, or one for each. null for no limit.
         min_gain: deal again only if more than this share of samples per second is gained.
         damping: the part of the present shares that stays in a deal, below 1: measured times vary.
 
@@ -49,8 +52,16 @@ class Balance(Callback):
         damping: Fraction = 0.25,
     ) -> None:
         if damping == 1:
-            raise ConfigError(f"{self.config_key}.damping is {damping}; it must be below 1: at 1 no share would ever change.")
-        self.every_n_steps, self.max_microbatch, self.min_gain, self.damping = every_n_steps, max_microbatch, min_gain, damping
+            raise ConfigError(
+                f"{self.config_key}.damping is {damping}; it must be below 1: at 1 no share would"
+                " ever change."
+            )
+        self.every_n_steps, self.max_microbatch, self.min_gain, self.damping = (
+            every_n_steps,
+            max_microbatch,
+            min_gain,
+            damping,
+        )
         self.deals: list[tuple[int, Shares]] = []
         self._from: Times | None = None  # the clock at the first measured step
         self._warm, self._samples = 0, 0
@@ -71,7 +82,9 @@ class Balance(Callback):
         self._samples += sum(map(len, plan.microbatches(step, trainer.engine.ranks.data_rank)))
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        """Look before a validation within a step: a checkpoint that it leads to then holds the shares."""
+        """Look before a validation within a step:
+        a checkpoint that it leads to then holds the shares.
+        """
         self._look_if_due(trainer)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
@@ -87,7 +100,9 @@ class Balance(Callback):
         if self.every_n_steps is not None:
             due = trainer.global_step % self.every_n_steps == 0
         else:
-            due = trainer.state.step_in_epoch == trainer.train_feed.num_steps_in(trainer.current_epoch)
+            due = trainer.state.step_in_epoch == trainer.train_feed.num_steps_in(
+                trainer.current_epoch
+            )
         if due:
             self._look(trainer, step_clock_of(trainer).read() - self._from)
 
@@ -108,11 +123,16 @@ class Balance(Callback):
         trainer.deal_in_shares([part // divisor for part in found.samples])
         self.deals.append((trainer.global_step, found.samples))
         self._begin(_WARM_STEPS)
-        slow, fast = (choose(range(len(paces)), key=lambda rank: paces[rank].sample_s) for choose in (max, min))
+        slow, fast = (
+            choose(range(len(paces)), key=lambda rank: paces[rank].sample_s)
+            for choose in (max, min)
+        )
         trainer.say(
-            f"Balance: after step {trainer.global_step} samples are dealt {words_of(found.samples)} ({words_of(now)} before); "
-            f"a sample takes rank {slow} {1000 * paces[slow].sample_s:.3g} ms and rank {fast} "
-            f"{1000 * paces[fast].sample_s:.3g} ms; the best shares promise {100 * found.gain:.0f} % more samples per second."
+            f"Balance: after step {trainer.global_step} samples are dealt {words_of(found.samples)}"
+            f" ({words_of(now)} before); a sample takes rank {slow}"
+            f" {1000 * paces[slow].sample_s:.3g} ms and rank {fast}"
+            f" {1000 * paces[fast].sample_s:.3g} ms; the best shares promise {100 * found.gain:.0f}"
+            " % more samples per second."
         )
 
 
@@ -139,18 +159,22 @@ def _limits(trainer: RunView, given: int | list[int] | None) -> list[int]:
         return [sum(now)] * ranks
     limits = [given] * ranks if isinstance(given, int) else list(given)
     if len(limits) != ranks:
-        raise ConfigError(f"{key}.max_microbatch is {limits}, and there are {ranks} ranks; it must have a number for each.")
+        raise ConfigError(
+            f"{key}.max_microbatch is {limits}, and there are {ranks} ranks; it must have a number"
+            " for each."
+        )
     if sum(limits) < sum(now):
         raise ConfigError(
-            f"{key}.max_microbatch is {given}: {ranks} ranks take {sum(limits)} samples at a time at most, but their "
-            f"microbatches have {sum(now)}. Raise it, or lower data.batch_size (the global batch stays with "
-            "trainer.accumulate_grad_batches)."
+            f"{key}.max_microbatch is {given}: {ranks} ranks take {sum(limits)} samples at a time"
+            f" at most, but their microbatches have {sum(now)}. Raise it, or lower data.batch_size"
+            " (the global batch stays with trainer.accumulate_grad_batches)."
         )
     for rank, (own, limit) in enumerate(zip(now, limits, strict=True)):
         if own > limit:
             raise ConfigError(
-                f"{key}.max_microbatch is {given}, but rank {rank} begins with microbatches of {own} samples. Raise it, lower "
-                f"data.batch_size, or begin with shares within it: trainer.rank_shares={limits}."
+                f"{key}.max_microbatch is {given}, but rank {rank} begins with microbatches of"
+                f" {own} samples. Raise it, lower data.batch_size, or begin with shares within it:"
+                f" trainer.rank_shares={limits}."
             )
     return limits
 
@@ -159,19 +183,22 @@ def _check(trainer: RunView) -> None:
     key, engine = Balance.config_key, trainer.engine
     measured = "how fast a rank computes cannot be seen"
     if trainer.elastic is not None:
-        raise ConfigError(f"{key} is set, but the job is elastic: its ranks may change. Leave one of the two out.")
+        raise ConfigError(
+            f"{key} is set, but the job is elastic: its ranks may change. Leave one of the two out."
+        )
     if engine.needs_even_rounds:
         raise ConfigError(
-            f"{key} is set, but under engine={engine.name} ranks wait for each other within forward and backward, so "
-            f"{measured}. Use engine=ddp or horovod, or set trainer.rank_shares."
+            f"{key} is set, but under engine={engine.name} ranks wait for each other within forward"
+            f" and backward, so {measured}. Use engine=ddp or horovod, or set trainer.rank_shares."
         )
     if trainer.options.numerics.sync_batchnorm:
         raise ConfigError(
-            f"{key} is set, but with trainer.sync_batchnorm=true ranks wait for each other within forward and backward, so "
-            f"{measured}. Leave one of the two out, or set trainer.rank_shares."
+            f"{key} is set, but with trainer.sync_batchnorm=true ranks wait for each other within"
+            f" forward and backward, so {measured}. Leave one of the two out, or set"
+            " trainer.rank_shares."
         )
     if not isinstance(trainer.train_feed, MapFeed):
         raise ConfigError(
-            f"{key} is set, but the training data is a stream, whose batches each rank reads as they come. Use a dataset with "
-            "a length, or leave it out."
+            f"{key} is set, but the training data is a stream, whose batches each rank reads as"
+            " they come. Use a dataset with a length, or leave it out."
         )

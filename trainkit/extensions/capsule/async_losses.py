@@ -15,8 +15,8 @@ _SLOTS = 256  # maximum lead of the host over the device, in steps
 class AsyncLosses:
     """Adds up the loss of this rank's microbatches in a step, and returns it when it is available.
 
-    On the CPU it is available at once. On a GPU it is copied to pinned memory after the step's own work and arrives some steps
-    later; nothing waits for it.
+    On the CPU it is available at once. On a GPU it is copied to pinned memory after the step's own
+    work and arrives some steps later; nothing waits for it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,7 +25,11 @@ class AsyncLosses:
         self._weight, self._attempt = 0, 1
         self._pending: deque[tuple[int, int, torch.cuda.Event]] = deque()
         self._ready: deque[tuple[int, float]] = deque()
-        self._slots = torch.empty(_SLOTS, dtype=torch.float64, pin_memory=True) if self._on_gpu else torch.empty(0)
+        self._slots = (
+            torch.empty(_SLOTS, dtype=torch.float64, pin_memory=True)
+            if self._on_gpu
+            else torch.empty(0)
+        )
         self._next = 0
 
     def begin_step(self) -> None:
@@ -33,7 +37,9 @@ class AsyncLosses:
         self._sum, self._weight = None, 0
 
     def add(self, loss: Tensor, num_samples: int, attempt: int = 1) -> None:
-        """Add a microbatch's mean loss; if a step is repeated (another `attempt`), only the last attempt counts."""
+        """Add a microbatch's mean loss;
+        if a step is repeated (another `attempt`), only the last attempt counts.
+        """
         if attempt != self._attempt:
             self._attempt = attempt
             self.begin_step()

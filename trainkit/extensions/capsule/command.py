@@ -36,8 +36,14 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of `replay`, checked as far as possible without torch."""
     folders = [argument for argument in arguments if _key_of(argument) is None]
     if len(folders) != 1:
-        what = "No capsule is given." if not folders else f"{len(folders)} capsules are given ({', '.join(folders)})."
-        raise ConfigError(f"{what} Give one: python -m trainkit replay runs/mine/capsules/step=N-rank=R")
+        what = (
+            "No capsule is given."
+            if not folders
+            else f"{len(folders)} capsules are given ({', '.join(folders)})."
+        )
+        raise ConfigError(
+            f"{what} Give one: python -m trainkit replay runs/mine/capsules/step=N-rank=R"
+        )
     request: dict[str, Any] = {"capsule": folders[0]}
     overrides = []
     for argument in arguments:
@@ -51,7 +57,9 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"{key} is '{value}'; it must be true or false.")
             request[key] = value == "true"
         elif key in _KEYS:
-            modules = [module.strip(" '\"") for module in value.strip("[]").split(",") if module.strip()]
+            modules = [
+                module.strip(" '\"") for module in value.strip("[]").split(",") if module.strip()
+            ]
             request[key] = modules if key == "trust" else value
         else:
             overrides.append(argument)
@@ -59,7 +67,8 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _key_of(argument: str) -> str | None:
-    """Return the key of a setting; None for a folder, which has a "=" in its name too (step=N-rank=R).
+    """Return the key of a setting; None for a folder, which has a "=" in its name too
+    (step=N-rank=R).
 
     Raises:
         ConfigError: the setting is unknown.
@@ -70,8 +79,8 @@ def _key_of(argument: str) -> str | None:
     if key in _KEYS or key.split(".")[0] in _PARTS:
         return key
     raise ConfigError(
-        f"'{key}' is no setting of replay.{did_you_mean(key, _KEYS)} Use {', '.join(_KEYS)}, or task.X and trainer.X of the "
-        "run's config."
+        f"'{key}' is no setting of replay.{did_you_mean(key, _KEYS)} Use {', '.join(_KEYS)}, or"
+        " task.X and trainer.X of the run's config."
     )
 
 

@@ -1,5 +1,5 @@
-"""CrashCapsule: stores a failed step in a folder, to be replayed without the run and without its data:
-`python -m trainkit replay runs/mine/capsules/step=180-rank=1`.
+"""CrashCapsule: stores a failed step in a folder, to be replayed without the run and without its
+data: `python -m trainkit replay runs/mine/capsules/step=180-rank=1`.
 """
 
 from __future__ import annotations
@@ -34,21 +34,25 @@ from trainkit.extensions.capsule.step_record import (
 
 @checked
 class CrashCapsule(Callback):
-    """Writes a step of this rank to `<run_dir>/capsules/step=<n>-rank=<r>/` if its loss is not finite, if its update made
-    weights non-finite, if SpikeDetection reports it, or if an error within the step ends the run.
+    """Writes a step of this rank to `<run_dir>/capsules/step=<n>-rank=<r>/` if its loss is not
+    finite, if its update made weights non-finite, if SpikeDetection reports it, or if an error
+    within the step ends the run.
 
-    A capsule holds the microbatches, the random states before each, the loss scale, the config, and the weights if they are
-    still those of the step. They are on the CPU and with trainer.stop_on_nonfinite; on a GPU, whose losses arrive some steps
-    later, and for a step whose update is the cause, it names the last checkpoint instead. Until there is one, the host keeps a
-    copy of the weights that training started from, and the capsule holds those. `step=N` is the step after N steps, as in the
-    errors about losses.
+    A capsule holds the microbatches, the random states before each, the loss scale, the config, and
+    the weights if they are still those of the step. They are on the CPU and with
+    trainer.stop_on_nonfinite; on a GPU, whose losses arrive some steps later, and for a step whose
+    update is the cause, it names the last checkpoint instead. Until there is one, the host keeps a
+    copy of the weights that training started from, and the capsule holds those. `step=N` is the
+    step after N steps, as in the errors about losses.
 
-    No step waits for the device. The last `keep` steps' microbatches stay in memory (references: as many more batches on the
-    device), the buffers that a checkpoint contains are copied at each step's start, and the random states are recorded before
-    each microbatch, which takes about 0.1 ms. A batch that training_step changes in place is stored in its changed form.
+    No step waits for the device. The last `keep` steps' microbatches stay in memory (references: as
+    many more batches on the device), the buffers that a checkpoint contains are copied at each
+    step's start, and the random states are recorded before each microbatch, which takes about 0.1
+    ms. A batch that training_step changes in place is stored in its changed form.
 
     Args:
-        keep: steps retained in memory; on a GPU, the number of steps by which the host may be ahead when a bad loss arrives.
+        keep: steps retained in memory; on a GPU, the number of steps by which the host may be ahead
+            when a bad loss arrives.
         max_capsules: capsules that a rank writes per start of the run; 0 for none.
         on_error: write one for any error that ends the run within a step, not only for losses.
     """
@@ -56,7 +60,9 @@ class CrashCapsule(Callback):
     config_key = "callbacks.capsule"
     needs_of_engine = frozenset({"weights"})
 
-    def __init__(self, keep: PositiveInt = 4, max_capsules: NonNegativeInt = 3, on_error: bool = True) -> None:
+    def __init__(
+        self, keep: PositiveInt = 4, max_capsules: NonNegativeInt = 3, on_error: bool = True
+    ) -> None:
         self.keep, self.max_capsules, self.on_error = keep, max_capsules, on_error
         self.written: list[str] = []
         self._ring: deque[StepRecord] = deque(maxlen=keep)
@@ -70,21 +76,33 @@ class CrashCapsule(Callback):
         self._buffers = BufferCopies(task)
         self._start, self._start_step = None, trainer.global_step
         if last_checkpoint(trainer) is None:
-            self._start = {name: value.detach().to("cpu", copy=True) for name, value in _tensors(task).items()}
+            self._start = {
+                name: value.detach().to("cpu", copy=True) for name, value in _tensors(task).items()
+            }
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         state = trainer.state
         with allowed_read():  # only fp16 reads its scale, and the last update waited for it already
             scaler = trainer.precision.scaler.state_dict()
-        groups = [[_numbers(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+        groups = [
+            [_numbers(group) for group in optimizer.param_groups]
+            for optimizer in trainer.optimizers
+        ]
         record = StepRecord(
-            state.global_step, state.current_epoch, state.step_in_epoch, dict(scaler), groups, pieces=state.oom_pieces
+            state.global_step,
+            state.current_epoch,
+            state.step_in_epoch,
+            dict(scaler),
+            groups,
+            pieces=state.oom_pieces,
         )
         self._ring.append(record)
         self._losses.begin_step()
         self._buffers.update()
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         record, pieces, target = self._ring[-1], trainer.state.oom_pieces, task._log_target
         if pieces != record.pieces:  # the step is repeated
             record.pieces = pieces
@@ -98,7 +116,9 @@ class CrashCapsule(Callback):
         self._losses.add(loss, taken.num_samples, self._ring[-1].pieces)
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Check the losses available so far: on the CPU this step's is, and the weights are still the step's."""
+        """Check the losses available so far:
+        on the CPU this step's is, and the weights are still the step's.
+        """
         if optimizer is trainer.optimizers[0]:
             self._losses.end_step(trainer.global_step)
             self._look(trainer, task, self._losses.ready())
@@ -117,13 +137,17 @@ class CrashCapsule(Callback):
             self._start = None
 
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        """Write the failed step if this rank failed in it: an EngineError of the ranks or the launcher belongs to no step."""
+        """Write the failed step if this rank failed in it:
+        an EngineError of the ranks or the launcher belongs to no step.
+        """
         if isinstance(exception, Exception) and not isinstance(exception, EngineError):
             self._keep_failed(trainer, exception)
         self._ring.clear()
-        if isinstance(exception, DivergenceError) and trainer.world_size > 1:  # it is raised on all ranks at one step
+        # it is raised on all ranks at one step
+        if isinstance(exception, DivergenceError) and trainer.world_size > 1:
             with contextlib.suppress(EngineError):
-                trainer.engine.comm.barrier()  # the first exit ends all ranks: wait for ranks that still write
+                # the first exit ends all ranks: wait for ranks that still write
+                trainer.engine.comm.barrier()
 
     def _keep_failed(self, trainer: RunView, exception: Exception) -> None:
         record = self._ring[-1] if self._ring else None
@@ -141,7 +165,9 @@ class CrashCapsule(Callback):
             self.keep_step(trainer, record.step, f"{type(exception).__name__}: {exception}")
 
     def keep_step(self, trainer: RunView, step: int, why: str) -> bool:
-        """Write the step after `step` steps if it is still in memory; return whether it was written. Waits for the device."""
+        """Write the step after `step` steps if it is still in memory;
+        return whether it was written. Waits for the device.
+        """
         record = next((record for record in self._ring if record.step == step), None)
         folder = trainer.run_dir / FOLDER / f"step={step}-rank={trainer.global_rank}"
         if record is None or str(folder) in self.written or len(self.written) >= self.max_capsules:
@@ -149,15 +175,26 @@ class CrashCapsule(Callback):
         own = step == trainer.global_step and not trainer.state.half_updated
         with allowed_read():
             weights, of_step = self._weights(trainer, step, own)
-            done = self._try(lambda: write(folder, about(trainer, record, why, of_step), as_stored(record), weights))
+            done = self._try(
+                lambda: write(
+                    folder, about(trainer, record, why, of_step), as_stored(record), weights
+                )
+            )
         if done:
             self.written.append(str(folder))
             more = (
-                "" if len(self.written) < self.max_capsules else f" No more will be written (max_capsules={self.max_capsules})."
+                ""
+                if len(self.written) < self.max_capsules
+                else f" No more will be written (max_capsules={self.max_capsules})."
             )
             what = f"step {step} on rank {trainer.global_rank} is stored ({why})"
-            age = f" (with the weights of step {of_step}: there is no checkpoint yet)" * (of_step not in (None, step))
-            warning(f"Capsule: {what}. Replay it with: python -m trainkit replay {short(folder)}{age}{more}")
+            age = f" (with the weights of step {of_step}: there is no checkpoint yet)" * (
+                of_step not in (None, step)
+            )
+            warning(
+                f"Capsule: {what}. Replay it with: python -m trainkit replay"
+                f" {short(folder)}{age}{more}"
+            )
         return done
 
     @property
@@ -168,7 +205,8 @@ class CrashCapsule(Callback):
     def _look(self, trainer: RunView, task: Task, came: list[tuple[int, float]]) -> None:
         for step, loss in came:
             bad = not math.isfinite(loss)
-            if bad and not self._was_bad:  # non-finite weights stay so: report only the first step of a series
+            # non-finite weights stay so: report only the first step of a series
+            if bad and not self._was_bad:
                 if step == trainer.global_step and not are_finite(task):
                     self._keep_cause(trainer, step, loss)
                 else:
@@ -176,26 +214,39 @@ class CrashCapsule(Callback):
             self._was_bad = bad
 
     def _keep_cause(self, trainer: RunView, step: int, loss: float) -> None:
-        """Write the step whose update made weights non-finite, unless a rank has stored it for its own loss."""
+        """Write the step whose update made weights non-finite,
+        unless a rank has stored it for its own loss.
+        """
         why = f"its update made weights non-finite: the loss after it is {loss}"
         is_kept = any((trainer.run_dir / FOLDER).glob(f"step={step - 1}-rank=*"))
         if is_kept or not self.keep_step(trainer, step - 1, why):
-            text = f"The loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite."
+            text = (
+                f"The loss of rank {trainer.global_rank} is {loss} at step {step}, because weights"
+                " are not finite."
+            )
             warning(text)
 
-    def _weights(self, trainer: RunView, step: int, own: bool) -> tuple[dict[str, Tensor] | None, int | None]:
-        """Return the weights to store, and their step: the step's own, else those of the start if there is no checkpoint."""
+    def _weights(
+        self, trainer: RunView, step: int, own: bool
+    ) -> tuple[dict[str, Tensor] | None, int | None]:
+        """Return the weights to store, and their step:
+        the step's own, else those of the start if there is no checkpoint.
+        """
         if own:
             return _tensors(trainer.task) | self._buffers.copies, step
         return (self._start, self._start_step) if self._start is not None else (None, None)
 
     def _try(self, work: Callable[[], Any]) -> bool:
-        """Run `work`, which fails on a full disk, a strange batch or a broken GPU; report only the first failure."""
+        """Run `work`, which fails on a full disk, a strange batch or a broken GPU;
+        report only the first failure.
+        """
         try:
             work()
         except Exception as error:
             if not self._failed:
-                reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                reason = (
+                    str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                )
                 warning(f"A capsule could not be written: {reason}. The run continues without it.")
             self._failed = True
             return False
@@ -219,5 +270,8 @@ def _numbers(group: dict[str, Any]) -> dict[str, Any]:
         key: value
         for key, value in group.items()
         if key != "params"
-        and (isinstance(value, plain) or (isinstance(value, tuple) and all(isinstance(v, plain) for v in value)))
+        and (
+            isinstance(value, plain)
+            or (isinstance(value, tuple) and all(isinstance(v, plain) for v in value))
+        )
     }

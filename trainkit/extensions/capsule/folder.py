@@ -54,7 +54,12 @@ class Capsule:
         return 0 if of_step is None else int(step) - int(of_step)
 
 
-def write(folder: Path, about: Mapping[str, Any], step: Mapping[str, Any], weights: Mapping[str, Tensor] | None) -> None:
+def write(
+    folder: Path,
+    about: Mapping[str, Any],
+    step: Mapping[str, Any],
+    weights: Mapping[str, Tensor] | None,
+) -> None:
     """Write a capsule, as a whole or not at all; replaces one of the same name.
 
     Raises:
@@ -67,7 +72,9 @@ def write(folder: Path, about: Mapping[str, Any], step: Mapping[str, Any], weigh
         save_plain(dict(step), draft / STEP)
         if weights is not None:
             write_safetensors(draft / WEIGHTS, *find_aliases(weights))
-        (draft / MANIFEST).write_text(json.dumps({**about, "files": describe_files(draft)}, indent=2) + "\n")
+        (draft / MANIFEST).write_text(
+            json.dumps({**about, "files": describe_files(draft)}, indent=2) + "\n"
+        )
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     except BaseException:
@@ -87,14 +94,17 @@ def read(path: str | Path) -> Capsule:
     try:
         about = json.loads(read_bounded(folder / MANIFEST))
         files = {
-            str(name): {"bytes": int(file["bytes"]), "sha256": str(file["sha256"])} for name, file in about["files"].items()
+            str(name): {"bytes": int(file["bytes"]), "sha256": str(file["sha256"])}
+            for name, file in about["files"].items()
         }
         missing = {"step", "epoch", "rank", "world_size", "settings", "num_samples"} - about.keys()
         if missing or STEP not in files:
             raise ValueError(f"it lacks {', '.join(sorted(missing)) or STEP}")
         _check_numbers(about)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder} is no whole capsule: its {MANIFEST} cannot be read ({error}).") from error
+        raise CheckpointError(
+            f"{folder} is no whole capsule: its {MANIFEST} cannot be read ({error})."
+        ) from error
     check_files(folder, files, " Copy the whole folder again.")
     return Capsule(folder, about, load_plain(folder / STEP))
 
@@ -105,16 +115,31 @@ def _check_numbers(about: Mapping[str, Any]) -> None:
         number = about.get(name, 0)
         is_open = number is None and name in ("num_samples", "total_steps", "weights_step")
         if not is_open and (type(number) is not int or not 0 <= number <= limit):
-            raise ValueError(f"{name} is {printable(number)}; it must be a whole number, {limit:,} at most")
+            raise ValueError(
+                f"{name} is {printable(number)}; it must be a whole number, {limit:,} at most"
+            )
 
 
 def _missing(folder: Path) -> str:
     """Describe the fault of a path, and list capsules near it."""
-    what = f"capsule is '{folder}', and there is no such folder" if not folder.exists() else f"'{folder}' is no capsule"
-    near = sorted({path.parent for pattern in (f"*/{MANIFEST}", f"{FOLDER}/*/{MANIFEST}") for path in folder.glob(pattern)})
+    what = (
+        f"capsule is '{folder}', and there is no such folder"
+        if not folder.exists()
+        else f"'{folder}' is no capsule"
+    )
+    near = sorted(
+        {
+            path.parent
+            for pattern in (f"*/{MANIFEST}", f"{FOLDER}/*/{MANIFEST}")
+            for path in folder.glob(pattern)
+        }
+    )
     if not near:
         near = sorted({path.parent for path in folder.parent.glob(f"*/{MANIFEST}")})
     near = [path for path in near if path.name.startswith("step=")]
     if near:
         return f"{what}. There are {', '.join(map(str, near[:8]))}{', ...' * (len(near) > 8)}."
-    return f"{what}. Capsules are folders <run_dir>/{FOLDER}/step=N-rank=R, which callbacks=capsule writes; give one of them."
+    return (
+        f"{what}. Capsules are folders <run_dir>/{FOLDER}/step=N-rank=R, which callbacks=capsule"
+        " writes; give one of them."
+    )

@@ -14,14 +14,21 @@ _LEAST_DEVIATION = 1e-3  # of the median: with constant losses any change would 
 class LossBaseline:
     """The usual loss: the median of the last losses, and their spread around it.
 
-    A loss is a spike if it is worse than the median by more than each limit that is set: `atol`; `rtol` times the median's
-    magnitude; `deviations` standard deviations, estimated as 1.4826 times the median absolute deviation (Hampel 1974), and at
-    least a thousandth of the median's magnitude. Unlike a mean, the median is not moved by the spike itself. Spikes do not
-    enter the baseline; but a series of spikes as long as the window becomes the new baseline.
+    A loss is a spike if it is worse than the median by more than each limit that is set: `atol`;
+    `rtol` times the median's magnitude; `deviations` standard deviations, estimated as 1.4826 times
+    the median absolute deviation (Hampel 1974), and at least a thousandth of the median's
+    magnitude. Unlike a mean, the median is not moved by the spike itself. Spikes do not enter the
+    baseline; but a series of spikes as long as the window becomes the new baseline.
     """
 
     def __init__(
-        self, mode: str, window: int, warmup: int, atol: float | None, rtol: float | None, deviations: float | None
+        self,
+        mode: str,
+        window: int,
+        warmup: int,
+        atol: float | None,
+        rtol: float | None,
+        deviations: float | None,
     ) -> None:
         self._sign = 1.0 if mode == "min" else -1.0
         self._warmup, self._atol, self._rtol, self._deviations = warmup, atol, rtol, deviations
@@ -35,7 +42,9 @@ class LossBaseline:
         return statistics.median(self._last) if self._last else None
 
     def is_spike(self, loss: float) -> bool:
-        """Add a loss; return whether it is a spike. A loss that is not finite is neither a spike nor part of the baseline."""
+        """Add a loss; return whether it is a spike.
+        A loss that is not finite is neither a spike nor part of the baseline.
+        """
         if not math.isfinite(loss):
             return False
         self._seen += 1

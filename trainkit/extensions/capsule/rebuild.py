@@ -1,7 +1,8 @@
-"""Rebuilds a fit at the start of a capsule's step: the Task from its config, weights, random states, loss scale.
+"""Rebuilds a fit at the start of a capsule's step: the Task from its config, weights, random
+states, loss scale.
 
-The config is input from a file: it passes all checks of a config, and its own `trust` entry is ignored. No data set and no
-loader is built.
+The config is input from a file: it passes all checks of a config, and its own `trust` entry is
+ignored. No data set and no loader is built.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ from trainkit.safety.foreign import printable
 from trainkit.trainer import Trainer
 
 # Of the Trainer's arguments, those that affect a single step.
-TAKEN = ("precision", "channels_last", "deterministic", "gradient_clip_val", "gradient_clip_algorithm")
+TAKEN = (
+    "precision",
+    "channels_last",
+    "deterministic",
+    "gradient_clip_val",
+    "gradient_clip_algorithm",
+)
 MORE = ("compile", "benchmark", "detect_anomaly")
 
 
@@ -45,7 +52,11 @@ def merged(config: Any, overrides: Mapping[str, Any]) -> Any:
         return dict(overrides)
     found = dict(config)
     for key, value in overrides.items():
-        found[key] = merged(found.get(key), value) if isinstance(value, dict) and isinstance(found.get(key), dict) else value
+        found[key] = (
+            merged(found.get(key), value)
+            if isinstance(value, dict) and isinstance(found.get(key), dict)
+            else value
+        )
     return found
 
 
@@ -59,12 +70,22 @@ def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[s
     config = capsule.about.get("config")
     if not isinstance(config, dict):
         raise CheckpointError(
-            f"{capsule.folder} is from a run in Python code: it has no config to build the Task from. Replay it in Python: "
-            f"trainkit.replay('{capsule.folder}', task={capsule.about.get('task', 'MyTask').rpartition('.')[2]}(...))."
+            f"{capsule.folder} is from a run in Python code: it has no config to build the Task"
+            f" from. Replay it in Python: trainkit.replay('{capsule.folder}',"
+            f" task={capsule.about.get('task', 'MyTask').rpartition('.')[2]}(...))."
         )
     parts = {key: value for key, value in overrides.items() if key != "trainer"}
     none = dict.fromkeys(("data", "engine", "ckpt_path", "resume", "init_weights"))
-    own = {**config, **none, "trainer": {}, "callbacks": {}, "logger": {}, "run_dir": ".", "strict": True, "trust": [*trust]}
+    own = {
+        **config,
+        **none,
+        "trainer": {},
+        "callbacks": {},
+        "logger": {},
+        "run_dir": ".",
+        "strict": True,
+        "trust": [*trust],
+    }
     own = merged(own, parts)
     own.setdefault("seed", 0)
     own = from_manifest(own, bool(trust))
@@ -80,7 +101,8 @@ def trainer_of(capsule: Capsule, changes: Mapping[str, Any], watch: Watch, run_d
     """Return a single-process Trainer that computes like the run's.
 
     Raises:
-        ConfigError: `changes` has an argument that does not affect a single step, or an illegal value.
+        ConfigError: `changes` has an argument that does not affect a single step, or an illegal
+            value.
     """
     if strange := [name for name in changes if name not in (*TAKEN, *MORE)]:
         raise ConfigError(unknown(f"trainer.{strange[0]}", strange[0], [*TAKEN, *MORE]))
@@ -109,8 +131,16 @@ def trainer_of(capsule: Capsule, changes: Mapping[str, Any], watch: Watch, run_d
 def opened(trainer: Trainer, task: Task, capsule: Capsule) -> Iterator[Run]:
     """Yield a run at the start of the step, except for weights and random states."""
     about = capsule.about
-    one_batch = [torch.zeros(1, 1).expand(max(1, about["num_samples"] or 1), 1)]  # only its size is read: it has one number
-    stage = Stage("fit", task, DataSources({"train": one_batch}), trainer.callbacks, trainer.options, has_data=True)
+    # only its size is read: it has one number
+    one_batch = [torch.zeros(1, 1).expand(max(1, about["num_samples"] or 1), 1)]
+    stage = Stage(
+        "fit",
+        task,
+        DataSources({"train": one_batch}),
+        trainer.callbacks,
+        trainer.options,
+        has_data=True,
+    )
     with stage:
         run = build_run(stage, StartFrom())
         state = run.state
@@ -132,8 +162,11 @@ def _set_modes(task: nn.Module, about: Mapping[str, Any]) -> None:
         parameter.requires_grad_(name not in about.get("frozen", ()))
 
 
-def load_weights(run: Run, capsule: Capsule, requested: str | None, trusted: bool = False) -> tuple[str, int | None]:
-    """Load the step's weights, or the nearest available; return their source, and by how many steps they are older.
+def load_weights(
+    run: Run, capsule: Capsule, requested: str | None, trusted: bool = False
+) -> tuple[str, int | None]:
+    """Load the step's weights, or the nearest available; return their source, and by how many steps
+    they are older.
 
     Raises:
         CheckpointError: there are none, or they do not fit.
@@ -148,7 +181,9 @@ def load_weights(run: Run, capsule: Capsule, requested: str | None, trusted: boo
         load_into(run.task, read_weights(copy), path)
         older = _steps_older(Path(copy), capsule)
         if (Path(copy) / TRAINING).is_file():
-            for optimizer, state in zip(run.optimizers, load_training(Path(copy))["optimizers"], strict=False):
+            for optimizer, state in zip(
+                run.optimizers, load_training(Path(copy))["optimizers"], strict=False
+            ):
                 optimizer.load_state_dict(state)
     _set_groups(run, capsule)
     return path, older
@@ -158,14 +193,15 @@ def _checkpoint_of(capsule: Capsule, trusted: bool) -> str:
     path = capsule.about.get("checkpoint")
     if not path:
         raise CheckpointError(
-            f"{capsule.folder} has no weights (the update was made before the loss was known), and the run had no checkpoint "
-            "yet. Pass weights=FOLDER or FILE. With trainer.stop_on_nonfinite=true, a capsule stores the step's own weights."
+            f"{capsule.folder} has no weights (the update was made before the loss was known), and"
+            " the run had no checkpoint yet. Pass weights=FOLDER or FILE. With"
+            " trainer.stop_on_nonfinite=true, a capsule stores the step's own weights."
         )
     if "://" in str(path):
         if not trusted:
             raise CheckpointError(
-                f"{capsule.folder} names a checkpoint at the URL {printable(path)}, which is not opened without trust. If you "
-                "know it, pass weights=URL, or trust=[...]."
+                f"{capsule.folder} names a checkpoint at the URL {printable(path)}, which is not"
+                " opened without trust. If you know it, pass weights=URL, or trust=[...]."
             )
         return str(path)
     beside = capsule.folder.parent.parent / "checkpoints"  # the run's folder may have been moved
@@ -177,10 +213,12 @@ def _checkpoint_of(capsule: Capsule, trusted: bool) -> str:
                 ages[str(place)] = age
     if not ages:
         raise CheckpointError(
-            f"{capsule.folder} names the checkpoint {path}, which does not exist any more, and {beside} has no other. Pass "
-            f"weights of about step {capsule.about['step']}: weights=FOLDER or FILE."
+            f"{capsule.folder} names the checkpoint {path}, which does not exist any more, and"
+            f" {beside} has no other. Pass weights of about step {capsule.about['step']}:"
+            " weights=FOLDER or FILE."
         )
-    return min(ages, key=lambda place: (ages[place] < 0, abs(ages[place])))  # a later one may contain the bad update
+    # a later one may contain the bad update
+    return min(ages, key=lambda place: (ages[place] < 0, abs(ages[place])))
 
 
 def _steps_older(folder: Path, capsule: Capsule) -> int | None:

@@ -89,7 +89,8 @@ def replay(
         update: make the optimizer's update too, with this rank's gradient only.
         pdb: stop in the debugger before training_step ("s" steps into it).
         weights: a checkpoint's folder or a file of weights, instead of the capsule's.
-        overrides: changes of the config: {"task": {"dropout": 0.0}, "trainer": {"detect_anomaly": True}}.
+        overrides: changes of the config: {"task": {"dropout": 0.0}, "trainer": {"detect_anomaly":
+            True}}.
         trust: modules that the config may name in addition to the allowed ones.
 
     Raises:
@@ -98,7 +99,10 @@ def replay(
     """
     stored, changes = read(capsule), dict(overrides or {})
     if task is not None and changes.keys() - {"trainer"}:
-        raise ConfigError(f"overrides has {', '.join(changes.keys() - {'trainer'})}, but the task is given. Change it there.")
+        raise ConfigError(
+            f"overrides has {', '.join(changes.keys() - {'trainer'})}, but the task is given."
+            " Change it there."
+        )
     taken = stored.step["microbatches"]
     batches = [unpack(entry["batch"]) for entry in taken]
     watch = Watch(lambda number: set_random_state(taken[number]["random"]))
@@ -110,16 +114,24 @@ def replay(
             source, older = load_weights(run, stored, weights, bool(trust))
             bad_weights = _not_finite(dict([*task.named_parameters(), *task.named_buffers()]))
             error = _take(run, watch, stored, batches, pdb)
-            grads = {name: _gradient(p, run) for name, p in task.named_parameters() if p.grad is not None}
+            grads = {
+                name: _gradient(p, run) for name, p in task.named_parameters() if p.grad is not None
+            }
             updated = _update(run, _step(stored)) if update and error is None else None
             samples = [entry.get("samples") for entry in stored.about["microbatches"]]
             return Replayed(
                 about=stored.about,
                 weights=source,
                 steps_older=older,
-                recorded=[None if entry["loss"] is None else float(entry["loss"]) for entry in taken],
+                recorded=[
+                    None if entry["loss"] is None else float(entry["loss"]) for entry in taken
+                ],
                 losses=[float(loss) for loss in watch.losses],
-                bad_inputs=[t for batch, own in zip(batches, samples, strict=True) for t in bad_inputs(batch, own)],
+                bad_inputs=[
+                    t
+                    for batch, own in zip(batches, samples, strict=True)
+                    for t in bad_inputs(batch, own)
+                ],
                 bad_weights=bad_weights,
                 first_bad=watch.first_bad,
                 outputs=list(watch.outputs.values()),
@@ -131,7 +143,9 @@ def replay(
             )
 
 
-def _take(run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool) -> BaseException | None:
+def _take(
+    run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool
+) -> BaseException | None:
     """Run forward and backward of the microbatches; return the exception, or None."""
     taken, step = stored.step["microbatches"], _step(stored)
     if pdb:
@@ -174,11 +188,17 @@ def _stop_before(task: Task) -> None:
 def _gradient(parameter: nn.Parameter, run: Run) -> Tensor:
     assert parameter.grad is not None
     grad = parameter.grad.detach()
-    return (grad.to_dense() if grad.layout != torch.strided else grad).double() / run.precision.scaler.get_scale()
+    return (
+        grad.to_dense() if grad.layout != torch.strided else grad
+    ).double() / run.precision.scaler.get_scale()
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    return [name for name, tensor in tensors.items() if tensor.is_floating_point() and not bool(tensor.isfinite().all())]
+    return [
+        name
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+    ]
 
 
 def _notes(stored: Capsule, run: Run) -> list[str]:
@@ -186,16 +206,26 @@ def _notes(stored: Capsule, run: Run) -> list[str]:
     about, settings, device = stored.about, stored.about["settings"], run.engine.device
     was_gpu, notes = not str(about.get("device", "cpu")).startswith("cpu"), []
     if was_gpu != (device.type == "cuda"):
-        notes.append(f"the run computed on {about['device']}, this is {device.type}: kernels and random numbers differ")
+        notes.append(
+            f"the run computed on {about['device']}, this is {device.type}: kernels and random"
+            " numbers differ"
+        )
     if settings.get("compile") and not run.options.numerics.compile:
-        notes.append(f"the run was compiled, this is not (trainer.compile={str(settings['compile']).lower()})")
+        notes.append(
+            "the run was compiled, this is not"
+            f" (trainer.compile={str(settings['compile']).lower()})"
+        )
     if settings.get("sync_batchnorm") and about["world_size"] > 1:
-        notes.append(f"batch norm used the statistics of {about['world_size']} ranks, here those of this rank's batches")
+        notes.append(
+            f"batch norm used the statistics of {about['world_size']} ranks, here those of this"
+            " rank's batches"
+        )
     if about["world_size"] > 1:
         notes.append(f"gradients are this rank's share of the sum over {about['world_size']} ranks")
     if about["num_samples"] is None:
         notes.append(
-            "the step's number of samples on all ranks is unknown (a stream): gradients are of the mean over these samples"
+            "the step's number of samples on all ranks is unknown (a stream): gradients are of the"
+            " mean over these samples"
         )
     here = str(torch.__version__)
     if (there := (about.get("versions") or {}).get("torch")) != here:

@@ -21,13 +21,21 @@ def show(done: Replayed) -> None:
     rows = [
         (
             "capsule",
-            f"step {about['step']} (epoch {about['epoch']}) of rank {about['rank']} of {about['world_size']}: {about['why']}",
+            (
+                f"step {about['step']} (epoch {about['epoch']}) of rank {about['rank']} of"
+                f" {about['world_size']}: {about['why']}"
+            ),
         ),
         ("weights", done.weights + _age(done.steps_older)),
         *(("differs", note) for note in done.notes),
     ]
     for i, recorded in enumerate(done.recorded):
-        rows.append((f"loss {i}" if len(done.recorded) > 1 else "loss", _compared(recorded, done.losses[i : i + 1])))
+        rows.append(
+            (
+                f"loss {i}" if len(done.recorded) > 1 else "loss",
+                _compared(recorded, done.losses[i : i + 1]),
+            )
+        )
     rows += _findings(done)
     table = Table.grid(padding=(0, 2))
     for name, text in rows:
@@ -37,9 +45,14 @@ def show(done: Replayed) -> None:
     _list(
         console,
         "largest activations",
-        [(f"{o.largest:.4g}{'' if o.finite else ', and not finite'}", o.name, o.kind) for o in largest],
+        [
+            (f"{o.largest:.4g}{'' if o.finite else ', and not finite'}", o.name, o.kind)
+            for o in largest
+        ],
     )
-    norms = sorted(done.gradients.items(), key=lambda item: -item[1] if math.isfinite(item[1]) else -math.inf)[:_MOST]
+    norms = sorted(
+        done.gradients.items(), key=lambda item: -item[1] if math.isfinite(item[1]) else -math.inf
+    )[:_MOST]
     _list(console, "largest gradient norms", [(f"{norm:.4g}", name, "") for name, norm in norms])
     if done.error is not None:
         console.print(text_of(done.error), soft_wrap=True, markup=False)
@@ -51,16 +64,37 @@ def _findings(done: Replayed) -> list[tuple[str, str]]:
         rows.append(("weights", f"not finite before the step: {_some(done.bad_weights)}"))
     first = done.first_bad
     if first is not None:
-        inputs = "its inputs were finite" if first.inputs_finite else "its inputs were not finite either"
-        rows.append(("forward", f"the first module with a non-finite output is {first.name} ({first.kind}); {inputs}"))
+        inputs = (
+            "its inputs were finite" if first.inputs_finite else "its inputs were not finite either"
+        )
+        rows.append(
+            (
+                "forward",
+                (
+                    f"the first module with a non-finite output is {first.name} ({first.kind});"
+                    f" {inputs}"
+                ),
+            )
+        )
     elif any(not math.isfinite(loss) for loss in done.losses):
         rows.append(
-            ("forward", "all modules' outputs are finite: the loss becomes non-finite in training_step, outside of the modules")
+            (
+                "forward",
+                (
+                    "all modules' outputs are finite: the loss becomes non-finite in training_step,"
+                    " outside of the modules"
+                ),
+            )
         )
     if done.bad_gradients:
         rows.append(("backward", f"non-finite gradients: {_some(done.bad_gradients)}"))
     if done.updated is not None:
-        rows.append(("update", "made" if done.updated else "skipped: the gradients overflow at this loss scale"))
+        rows.append(
+            (
+                "update",
+                "made" if done.updated else "skipped: the gradients overflow at this loss scale",
+            )
+        )
     if done.error is not None:
         rows.append(("error", f"{type(done.error).__name__}: {done.error}"))
     return rows
@@ -71,15 +105,22 @@ def _age(steps: int | None) -> str:
         return ", of an unknown step"
     if steps == 0:
         return ""
-    return f", {plural(abs(steps), 'step')} {'older' if steps > 0 else 'newer'} than the step: losses differ"
+    return (
+        f", {plural(abs(steps), 'step')} {'older' if steps > 0 else 'newer'} than the step: losses"
+        " differ"
+    )
 
 
 def _compared(recorded: float | None, now: list[float]) -> str:
     before = "not recorded" if recorded is None else f"recorded {recorded:.9g}"
     if not now:
         return f"{before}, and not reached now"
-    same = recorded is not None and (recorded == now[0] or (math.isnan(recorded) and math.isnan(now[0])))
-    return f"{before}, now {now[0]:.9g}" + (": equal bit for bit" if same else "" if recorded is None else ": DIFFERENT")
+    same = recorded is not None and (
+        recorded == now[0] or (math.isnan(recorded) and math.isnan(now[0]))
+    )
+    return f"{before}, now {now[0]:.9g}" + (
+        ": equal bit for bit" if same else "" if recorded is None else ": DIFFERENT"
+    )
 
 
 def _some(names: list[str]) -> str:

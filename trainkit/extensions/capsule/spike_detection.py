@@ -26,21 +26,24 @@ _SHOWN = 64  # maximum number of samples printed
 
 @checked
 class SpikeDetection(Callback):
-    """Checks the loss of each step of this rank. If it jumps or is not finite, prints the step's samples, and makes a
-    CrashCapsule in the list store the step. Of consecutive spikes only the first is reported.
+    """Checks the loss of each step of this rank. If it jumps or is not finite, prints the step's
+    samples, and makes a CrashCapsule in the list store the step. Of consecutive spikes only the
+    first is reported.
 
-    Each rank checks its own microbatches, since a bad sample is in one rank's. Nothing waits for the device: on a GPU a loss is
-    checked when it arrives, some steps later (async_losses.py). LossBaseline holds the rule.
+    Each rank checks its own microbatches, since a bad sample is in one rank's. Nothing waits for
+    the device: on a GPU a loss is checked when it arrives, some steps later (async_losses.py).
+    LossBaseline holds the rule.
 
     Args:
         mode: "min" if the loss should fall, "max" if it should rise.
         window: number of losses in the baseline.
         warmup: losses at the beginning that are never spikes.
         atol: minimum distance of a spike from the usual loss; None for no such limit.
-        rtol: the same, as a multiple of the usual loss: with 2.0 a spike is three times the usual loss.
+        rtol: the same, as a multiple of the usual loss: with 2.0 a spike is three times the usual
+            loss.
         deviations: the same, in (robust) standard deviations of the last losses.
-        exclude_batches_path: JSON file for the samples of spikes, one {"step", "rank", "loss", "usual", "samples"} per line,
-            one file per rank (its number precedes the suffix).
+        exclude_batches_path: JSON file for the samples of spikes, one {"step", "rank", "loss",
+            "usual", "samples"} per line, one file per rank (its number precedes the suffix).
         finite_only: treat a loss that is not finite as a spike.
         stop: end the run, on all ranks, at the next log step.
 
@@ -64,13 +67,21 @@ class SpikeDetection(Callback):
     ) -> None:
         if atol is None and rtol is None and deviations is None:
             raise ConfigError(
-                f"{self.config_key}: atol, rtol and deviations are all null: every rise would be a spike. Set one of them."
+                f"{self.config_key}: atol, rtol and deviations are all null: every rise would be a"
+                " spike. Set one of them."
             )
         if window < 2:
-            raise ConfigError(f"{self.config_key}.window is {window}; it must be 2 or more: one loss has no median.")
+            raise ConfigError(
+                f"{self.config_key}.window is {window}; it must be 2 or more: one loss has no"
+                " median."
+            )
         self.mode, self.window, self.warmup = mode, window, warmup
         self.atol, self.rtol, self.deviations = atol, rtol, deviations
-        self.exclude_batches_path, self.finite_only, self.stop = exclude_batches_path, finite_only, stop
+        self.exclude_batches_path, self.finite_only, self.stop = (
+            exclude_batches_path,
+            finite_only,
+            stop,
+        )
         self.spikes: list[tuple[int, float, float | None]] = []
         self._usual = self._baseline()
         self._late: AsyncLosses | None = None
@@ -79,10 +90,16 @@ class SpikeDetection(Callback):
         if stage == "fit":
             self.spikes, self._usual, self._late = [], self._baseline(), None
             self._was_bad = False
-            self._was_leaping, self._places, self._why_stop = False, dict[int, tuple[int, int]](), ""
+            self._was_leaping, self._places, self._why_stop = (
+                False,
+                dict[int, tuple[int, int]](),
+                "",
+            )
 
     def _baseline(self) -> LossBaseline:
-        return LossBaseline(self.mode, self.window, self.warmup, self.atol, self.rtol, self.deviations)
+        return LossBaseline(
+            self.mode, self.window, self.warmup, self.atol, self.rtol, self.deviations
+        )
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Record a step's place, to find its samples later."""
@@ -96,7 +113,9 @@ class SpikeDetection(Callback):
         self._losses(trainer).add(loss, target.num_samples, trainer.state.oom_pieces)
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
-        """Check the losses that have arrived: on the CPU this step's, whose weights a capsule can still store."""
+        """Check the losses that have arrived:
+        on the CPU this step's, whose weights a capsule can still store.
+        """
         if optimizer is trainer.optimizers[0]:
             self._losses(trainer).end_step(trainer.global_step)
             self._look(trainer, self._losses(trainer).ready())
@@ -106,7 +125,9 @@ class SpikeDetection(Callback):
         if self.stop and trainer.global_step % trainer.options.limits.log_every_n_steps == 0:
             self._look(trainer, self._losses(trainer).ready())
             if trainer.engine.comm.sum_number(int(bool(self._why_stop))):
-                reasons = [text for text in trainer.engine.comm.all_gather_object(self._why_stop) if text]
+                reasons = [
+                    text for text in trainer.engine.comm.all_gather_object(self._why_stop) if text
+                ]
                 trainer.request_stop("; ".join(reasons[:4]))
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
@@ -136,30 +157,55 @@ class SpikeDetection(Callback):
             may_be_innocent = bad and (self._was_bad or step == trainer.global_step)
             spoilt = may_be_innocent and not are_finite(trainer.task)
             if spoilt and not self._was_bad:  # report only the first bad step of a series
-                text = f"the loss of rank {trainer.global_rank} is {loss} at step {step}, because weights are not finite"
+                text = (
+                    f"the loss of rank {trainer.global_rank} is {loss} at step {step}, because"
+                    " weights are not finite"
+                )
                 warning(f"{text[0].upper()}{text[1:]}.")
                 keep_alert(trainer, "non-finite", text)
                 self._why_stop = self._why_stop or text
             if leaps and not spoilt:
                 with allowed_read():  # the sample order is on the host
                     samples = samples_of(trainer, epoch, step_in_epoch)
-                own = None if samples is None else [index for of_microbatch in samples for index in of_microbatch]
+                own = (
+                    None
+                    if samples is None
+                    else [index for of_microbatch in samples for index in of_microbatch]
+                )
                 self.spikes.append((step, loss, usual))
                 self._note(trainer, step, loss, usual, own)
                 if not self._was_leaping:
                     self._report(trainer, step, loss, usual, own)
             self._was_leaping, self._was_bad = leaps, bad
 
-    def _note(self, trainer: RunView, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
+    def _note(
+        self,
+        trainer: RunView,
+        step: int,
+        loss: float,
+        usual: float | None,
+        samples: list[int] | None,
+    ) -> None:
         if self.exclude_batches_path is None:
             return
-        entry: dict[str, Any] = {"step": step, "rank": trainer.global_rank, "loss": loss if math.isfinite(loss) else str(loss)}
+        entry: dict[str, Any] = {
+            "step": step,
+            "rank": trainer.global_rank,
+            "loss": loss if math.isfinite(loss) else str(loss),
+        }
         entry |= {"usual": usual, "samples": samples}
         path = Path(self.exclude_batches_path)
         path = path.with_name(f"{path.stem}-rank={trainer.global_rank}{path.suffix}")
         try_to_write(lambda: _append(path, entry), f"{path} could not be written")
 
-    def _report(self, trainer: RunView, step: int, loss: float, usual: float | None, samples: list[int] | None) -> None:
+    def _report(
+        self,
+        trainer: RunView,
+        step: int,
+        loss: float,
+        usual: float | None,
+        samples: list[int] | None,
+    ) -> None:
         shown = "" if usual is None else f", usually {usual:.4g}"
         text = f"loss spike on rank {trainer.global_rank} at step {step}: {loss:.4g}{shown}"
         warning(text[0].upper() + text[1:] + _named(samples))
@@ -173,7 +219,10 @@ class SpikeDetection(Callback):
 def _named(samples: list[int] | None) -> str:
     if samples is None:
         return "."
-    return f". Samples {', '.join(map(str, samples[:_SHOWN]))}{', ...' * (len(samples) > _SHOWN)} of the data set."
+    return (
+        f". Samples {', '.join(map(str, samples[:_SHOWN]))}{', ...' * (len(samples) > _SHOWN)} of"
+        " the data set."
+    )
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

@@ -59,7 +59,9 @@ class StepRecord:
 
 
 def raw_random() -> tuple[Any, ...]:
-    """Return this process's random states, unconverted: converting them to the stored form takes longer."""
+    """Return this process's random states, unconverted:
+    converting them to the stored form takes longer.
+    """
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
 
@@ -91,8 +93,12 @@ def as_stored(record: StepRecord) -> dict[str, Any]:
     return {"microbatches": microbatches, "scaler": record.scaler, "groups": record.groups}
 
 
-def about(trainer: RunView, record: StepRecord, why: str, weights_step: int | None) -> dict[str, Any]:
-    """Return the manifest of a step with the weights of a step, without the list of files. Waits for the device."""
+def about(
+    trainer: RunView, record: StepRecord, why: str, weights_step: int | None
+) -> dict[str, Any]:
+    """Return the manifest of a step with the weights of a step, without the list of files.
+    Waits for the device.
+    """
     task, numerics = trainer.task, trainer.options.numerics
     modules = dict(task.named_modules())
     return {
@@ -110,7 +116,9 @@ def about(trainer: RunView, record: StepRecord, why: str, weights_step: int | No
         "checkpoint": last_checkpoint(trainer),
         "task": f"{type(task).__module__}.{type(task).__qualname__}",
         "in_eval_mode": [name for name, module in modules.items() if not module.training],
-        "frozen": [name for name, parameter in task.named_parameters() if not parameter.requires_grad],
+        "frozen": [
+            name for name, parameter in task.named_parameters() if not parameter.requires_grad
+        ],
         "device": _device(trainer.engine.device),
         "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         "settings": {
@@ -139,7 +147,9 @@ def _source_of_weights(weights_step: int | None, step: int) -> str:
 
 def _microbatches_of(trainer: RunView, record: StepRecord) -> list[dict[str, Any]]:
     samples, first, entries = samples_of(trainer, record.epoch, record.step_in_epoch), 0, []
-    in_order = None if samples is None else [index for of_microbatch in samples for index in of_microbatch]
+    in_order = (
+        None if samples is None else [index for of_microbatch in samples for index in of_microbatch]
+    )
     for taken in record.taken:  # a microbatch may have been split: its pieces are adjacent
         loss = None if taken.loss is None else float(taken.loss)
         entries.append(
@@ -147,9 +157,12 @@ def _microbatches_of(trainer: RunView, record: StepRecord) -> list[dict[str, Any
                 "batch_idx": taken.batch_idx,
                 "num_samples": taken.num_samples,
                 "loss": loss if loss is None or math.isfinite(loss) else str(loss),
-                "samples": None if in_order is None else in_order[first : first + taken.num_samples],
+                "samples": (
+                    None if in_order is None else in_order[first : first + taken.num_samples]
+                ),
                 "batch": [
-                    f"{place} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}" for place, t in tensors_in(taken.batch)
+                    f"{place} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+                    for place, t in tensors_in(taken.batch)
                 ],
             }
         )
@@ -159,21 +172,33 @@ def _microbatches_of(trainer: RunView, record: StepRecord) -> list[dict[str, Any
 
 def last_checkpoint(trainer: RunView) -> str | None:
     """Return the newest checkpoint that such a run can resume from, as far as this rank knows."""
-    paths = [policy.last_model_path for policy in checkpoint_policies(trainer.callbacks) if policy.last_model_path]
+    paths = [
+        policy.last_model_path
+        for policy in checkpoint_policies(trainer.callbacks)
+        if policy.last_model_path
+    ]
     return paths[-1] if paths else trainer.checkpoints.resumed_from
 
 
 def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"cpu, {torch.get_num_threads()} threads"
+    )
 
 
 def samples_of(trainer: RunView, epoch: int, step_in_epoch: int) -> list[list[int]] | None:
-    """Return the data set's indices of each microbatch of a step on this rank; None for a stream, which has no indices."""
+    """Return the data set's indices of each microbatch of a step on this rank;
+    None for a stream, which has no indices.
+    """
     feed = trainer.train_feed
     if not isinstance(feed, MapFeed):
         return None
     shares = feed.plan_of(epoch).microbatches(step_in_epoch, trainer.engine.ranks.data_rank)
-    return [feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
+    return [
+        feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares
+    ]
 
 
 def step_size_of(trainer: RunView, epoch: int, step_in_epoch: int) -> int | None:
@@ -183,7 +208,8 @@ def step_size_of(trainer: RunView, epoch: int, step_in_epoch: int) -> int | None
 
 
 class BufferCopies:
-    """Copies of the buffers that a checkpoint contains, on their device; `update` takes a kernel or two and does not wait.
+    """Copies of the buffers that a checkpoint contains, on their device; `update` takes a kernel or
+    two and does not wait.
 
     Args:
         model: its modules may replace a buffer's tensor at any time.
@@ -191,14 +217,20 @@ class BufferCopies:
 
     def __init__(self, model: nn.Module) -> None:
         kept = model.state_dict()
-        places = {f"{path}.{name}" if path else name: (m, name) for path, m in model.named_modules() for name in m._buffers}
+        places = {
+            f"{path}.{name}" if path else name: (m, name)
+            for path, m in model.named_modules()
+            for name in m._buffers
+        }
         self._places = {name: place for name, place in places.items() if name in kept}
         self.copies: dict[str, Tensor] = {}
         self.update()
 
     def update(self) -> None:
         """Copy the buffers in their current state."""
-        pairs: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+        pairs: defaultdict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(
+            lambda: ([], [])
+        )
         for name, (module, own) in self._places.items():
             live, copy = module._buffers[own], self.copies.get(name)
             if live is None:
@@ -209,5 +241,6 @@ class BufferCopies:
                 copies, lives = pairs[live.dtype]
                 copies.append(copy)
                 lives.append(live.detach())
-        for copies, lives in pairs.values():  # one dtype per list: a mixed list would take a kernel per tensor
+        # one dtype per list: a mixed list would take a kernel per tensor
+        for copies, lives in pairs.values():
             torch._foreach_copy_(copies, lives)

@@ -1,4 +1,6 @@
-"""Watch: records the losses, the first non-finite module and the largest values of a replayed step."""
+"""Watch: records the losses, the first non-finite module and
+the largest values of a replayed step.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Output:
 
 
 class Watch(Callback):
-    """Records losses and modules' outputs, and restores the random states before each microbatch."""
+    """Records losses and modules' outputs,
+    and restores the random states before each microbatch.
+    """
 
     def __init__(self, before: Callable[[int], None]) -> None:
         """Set the function that is called before each microbatch, with its number."""
@@ -49,7 +53,9 @@ class Watch(Callback):
     def over(self, task: nn.Module) -> Iterator[None]:
         """Record the outputs of all modules of a task within the context."""
         handles = [
-            module.register_forward_hook(self._hook(name), with_kwargs=True) for name, module in task.named_modules() if name
+            module.register_forward_hook(self._hook(name), with_kwargs=True)
+            for name, module in task.named_modules()
+            if name
         ]
         try:
             yield
@@ -75,7 +81,9 @@ def _extent(value: Any) -> tuple[bool, float]:
     finite, largest = True, 0.0
     for _, tensor in tensors_in(value):
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
-            dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+            dense = (
+                tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+            )
             size = dense.abs().double()
             good = size.isfinite()
             finite = finite and bool(good.all())
@@ -90,9 +98,16 @@ def bad_inputs(batch: Any, samples: list[int] | None) -> list[str]:
         if not tensor.is_floating_point() or tensor.dim() == 0 or bool(tensor.isfinite().all()):
             continue
         rows = (~tensor.isfinite()).reshape(len(tensor), -1).any(1).nonzero()[:, 0].tolist()
-        own = [samples[row] for row in rows] if samples is not None and len(samples) == len(tensor) else None
+        own = (
+            [samples[row] for row in rows]
+            if samples is not None and len(samples) == len(tensor)
+            else None
+        )
         text = f"{place} is not finite in row{'s' * (len(rows) > 1)} {_listed(rows)}"
-        found.append(text + (f": sample{'s' * (len(rows) > 1)} {_listed(own)} of the data set" if own else ""))
+        found.append(
+            text
+            + (f": sample{'s' * (len(rows) > 1)} {_listed(own)} of the data set" if own else "")
+        )
     return found
 
 

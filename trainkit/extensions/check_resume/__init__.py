@@ -1,4 +1,5 @@
-"""check-resume: whether a run that is killed and resumes equals the one that never stopped (docs/checkpoints.md).
+"""check-resume: whether a run that is killed and resumes equals the one that never stopped
+(docs/checkpoints.md).
 
 command.py    three runs: the whole one, one that is killed, one that resumes
 recorder.py   the callback that notes what each run does
@@ -9,7 +10,10 @@ from trainkit.extension import Command, Extension
 
 EXTENSION = Extension(
     name="check_resume",
-    summary="check-resume: proves that a killed and resumed run of a config ends like one that was never killed",
+    summary=(
+        "check-resume: proves that a killed and resumed run of a config ends like one that was"
+        " never killed"
+    ),
     proven="each commit; engines and numbers of ranks in the full test run",
     commands={
         "check-resume": Command(

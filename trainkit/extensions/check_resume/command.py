@@ -1,7 +1,9 @@
-"""check-resume: proves for a user's own Task that a killed and resumed run ends like an uninterrupted one.
+"""check-resume: proves for a user's own Task that a killed and resumed run ends like an
+uninterrupted one.
 
-Three runs, each started as a user would: the whole run; the same, killed by SIGKILL within a step; and one that resumes from
-the last checkpoint of the second. Then the first and the third are compared (report.py).
+Three runs, each started as a user would: the whole run; the same, killed by SIGKILL within a step;
+and one that resumes from the last checkpoint of the second. Then the first and the third are
+compared (report.py).
 """
 
 from __future__ import annotations
@@ -53,13 +55,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Children:
-    """How the three runs are started: their engine and settings before and after the kill, and their folder."""
+    """How the three runs are started:
+    their engine and settings before and after the kill, and their folder.
+    """
 
     engines: tuple[str, str]
     overrides: tuple[list[str], list[str]]
     folder: Path
 
-    def start(self, name: str, what: str, ranks: int, run_dir: str, own: Sequence[str], kind: str = "") -> None:
+    def start(
+        self, name: str, what: str, ranks: int, run_dir: str, own: Sequence[str], kind: str = ""
+    ) -> None:
         """Run one run to its end.
 
         Raises:
@@ -72,10 +78,21 @@ class Children:
             f"_target_={_RECORDER}",
             f"record_to='{self.folder / 'notes' / name}'",
         ]
-        settings = [f"run_dir='{self.folder / run_dir}'", *(f"{_WITNESS}.{setting}" for setting in witness), *own]
+        settings = [
+            f"run_dir='{self.folder / run_dir}'",
+            *(f"{_WITNESS}.{setting}" for setting in witness),
+            *own,
+        ]
         after = kind == "resumes"
         engine, overrides = self.engines[after], self.overrides[after]
-        line = [*start_with(launcher_of(engine), ranks, engine), "-m", "trainkit", "fit", *overrides, *settings]
+        line = [
+            *start_with(launcher_of(engine), ranks, engine),
+            "-m",
+            "trainkit",
+            "fit",
+            *overrides,
+            *settings,
+        ]
         code = run_job(line, log, without_launcher(os.environ))
         print(f"{time.monotonic() - started:.0f} s", flush=True)
         notes = (self.folder / "notes" / name).glob("rank*.jsonl")
@@ -83,11 +100,15 @@ class Children:
             return
         if code != 0:
             fault = ConfigError if code == ConfigError.exit_code else EngineError
-            raise fault(f"{what} failed (exit code {code}):{_last_lines(log)}\nIts full output: {log}")
+            raise fault(
+                f"{what} failed (exit code {code}):{_last_lines(log)}\nIts full output: {log}"
+            )
 
 
 def _last_lines(log: Path) -> str:
-    """Return the end of a run's output, and the first error, which a launcher's last lines can push out of sight."""
+    """Return the end of a run's output, and the first error,
+    which a launcher's last lines can push out of sight.
+    """
     lines = log.read_text(errors="replace").splitlines()
     shown, errors = lines[-_SHOWN_LINES:], first_error(lines)
     if errors and errors[0] not in (line.strip() for line in shown):
@@ -96,7 +117,9 @@ def _last_lines(log: Path) -> str:
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Run `conf=NAME [overrides] kill_at=17 [...]`; return 0 if nothing differs, 1 if something does."""
+    """Run `conf=NAME [overrides] kill_at=17 [...]`;
+    return 0 if nothing differs, 1 if something does.
+    """
     if "-h" in arguments or "--help" in arguments:
         print(help_text(command, USAGE))
         return 0
@@ -105,12 +128,14 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         if started.world_size > 1:
             raise ConfigError(
-                f"check-resume starts its ranks itself: run it without {started.name}, with ranks={started.world_size}."
+                f"check-resume starts its ranks itself: run it without {started.name}, with"
+                f" ranks={started.world_size}."
             )
         asked = _read(own, rest)
     except ConfigError as error:
         return fail(error, started, str(error), error.exit_code)
-    pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine_of(rest)))  # the config is checked for the ranks of the runs
+    # the config is checked for the ranks of the runs
+    pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine_of(rest)))
     equal = [True]
 
     def work(job: Job) -> None:
@@ -123,17 +148,29 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
     if "-m" in rest or "--multirun" in rest:
         raise ConfigError("check-resume takes one config: leave -m out.")
     if "kill_at" not in own:
-        raise ConfigError("kill_at is missing; it must be the step in which a run is killed, for example kill_at=17.")
+        raise ConfigError(
+            "kill_at is missing; it must be the step in which a run is killed, for example"
+            " kill_at=17."
+        )
     kill_at = count("kill_at", own["kill_at"], 2)
     save_at = count("save_at", own["save_at"], 1) if "save_at" in own else max(1, kill_at - 2)
     if save_at >= kill_at:
-        raise ConfigError(f"save_at is {save_at}; it must be less than kill_at={kill_at}: a killed run saves nothing.")
+        raise ConfigError(
+            f"save_at is {save_at}; it must be less than kill_at={kill_at}: a killed run saves"
+            " nothing."
+        )
     steps = count("steps", own["steps"], 1) if "steps" in own else None
     if steps is not None and steps <= kill_at:
-        raise ConfigError(f"steps is {steps}; it must be more than kill_at={kill_at}, or no step is left for the resumed run.")
+        raise ConfigError(
+            f"steps is {steps}; it must be more than kill_at={kill_at}, or no step is left for the"
+            " resumed run."
+        )
     ranks = [count("ranks", text) for text in own.get("ranks", "1").split(",")]
     if len(ranks) > 2:
-        raise ConfigError(f"ranks is '{own['ranks']}'; it must be one number, or two: before the kill and after it.")
+        raise ConfigError(
+            f"ranks is '{own['ranks']}'; it must be one number, or two: before the kill and"
+            " after it."
+        )
     keep = own.get("keep", "false").lower()
     if keep not in ("true", "false"):
         raise ConfigError(f"keep is '{keep}'; it must be true or false.")
@@ -142,13 +179,16 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
         raise ConfigError(f"resume_engine is '{engine}'; it must be one of {', '.join(_ENGINES)}.")
     if engine == "single" and ranks[-1] > 1:
         raise ConfigError(
-            f"resume_engine is 'single', and ranks is '{own['ranks']}'; give one rank after the kill: ranks={ranks[0]},1"
+            f"resume_engine is 'single', and ranks is '{own['ranks']}'; give one rank after the"
+            f" kill: ranks={ranks[0]},1"
         )
     return Asked(kill_at, save_at, steps, (ranks[0], ranks[-1]), engine, keep == "true")
 
 
 def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bool:
-    """Run the three runs and compare; return whether they are equal. torch is imported here, after all checks."""
+    """Run the three runs and compare; return whether they are equal.
+    torch is imported here, after all checks.
+    """
     steps = _last_step(config, asked)
     engine = _engine(config, asked)
     resume: Any = importlib.import_module("trainkit.extensions.check_resume.report")
@@ -156,15 +196,31 @@ def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bo
     if asked.ranks[0] != asked.ranks[1]:
         with tempfile.TemporaryDirectory() as plan:  # temporary
             same = resume.same_problem({**config, "run_dir": plan}, asked.ranks[1])
-        print(f"Set in all runs, to keep the problem the same at another number of ranks: {' '.join(same)}")
+        print(
+            "Set in all runs, to keep the problem the same at another number of ranks:"
+            f" {' '.join(same)}"
+        )
     folder = Path(tempfile.mkdtemp(prefix="trainkit-check-resume-"))
     equal = False
     try:
-        fixed = [*overrides, *same, *_settings(config), f"trainer.max_steps={steps}", f"{_WITNESS}.end_at={steps}"]
-        begun = [f"{key}=null" for key in ("resume", "init_weights") if config.get(key)]  # the resumed run takes ckpt_path only
-        other = [word for word in fixed if not word.lstrip("+~").startswith("engine")] + [f"engine={asked.engine}"]
+        fixed = [
+            *overrides,
+            *same,
+            *_settings(config),
+            f"trainer.max_steps={steps}",
+            f"{_WITNESS}.end_at={steps}",
+        ]
+        # the resumed run takes ckpt_path only
+        begun = [f"{key}=null" for key in ("resume", "init_weights") if config.get(key)]
+        other = [word for word in fixed if not word.lstrip("+~").startswith("engine")] + [
+            f"engine={asked.engine}"
+        ]
         settings = (fixed, other if asked.engine else fixed)
-        _run_three(Children((engine, asked.engine or engine), settings, folder), asked, ["ckpt_path=last", *begun])
+        _run_three(
+            Children((engine, asked.engine or engine), settings, folder),
+            asked,
+            ["ckpt_path=last", *begun],
+        )
         folders = (folder / "whole", folder / "killed", folder / "notes")
         runs = resume.Runs(*folders, asked.save_at, asked.kill_at, asked.ranks, asked.engine)
         equal = bool(resume.report(runs))
@@ -182,11 +238,18 @@ def _run_three(children: Children, asked: Asked, resume: Sequence[str]) -> None:
     notes = (children.folder / "notes" / "whole" / "rank0.jsonl").read_text().splitlines()
     if len(notes) <= asked.kill_at:
         raise ConfigError(
-            f"kill_at is {asked.kill_at}, but the run ends by itself after step {len(notes)}. Lower it, or train longer: "
-            "trainer.max_epochs=..."
+            f"kill_at is {asked.kill_at}, but the run ends by itself after step {len(notes)}. Lower"
+            " it, or train longer: trainer.max_epochs=..."
         )
     kill = [save, f"{_WITNESS}.kill_at={asked.kill_at}"]
-    children.start("killed", f"2/3 the run that is killed in step {asked.kill_at}", ranks[0], "killed", kill, "dies")
+    children.start(
+        "killed",
+        f"2/3 the run that is killed in step {asked.kill_at}",
+        ranks[0],
+        "killed",
+        kill,
+        "dies",
+    )
     what = "3/3 the resumed run" + (f" with engine={asked.engine}" if asked.engine else "")
     children.start("resumed", what, ranks[1], "killed", resume, "resumes")
 
@@ -194,14 +257,19 @@ def _run_three(children: Children, asked: Asked, resume: Sequence[str]) -> None:
 def _last_step(config: dict[str, Any], asked: Asked) -> int:
     trainer = config["trainer"]
     if trainer.get("fast_dev_run"):
-        raise ConfigError("trainer.fast_dev_run is set; it saves no checkpoint to resume from. Leave it out.")
+        raise ConfigError(
+            "trainer.fast_dev_run is set; it saves no checkpoint to resume from. Leave it out."
+        )
     if config.get("ckpt_path") in ("last", "best"):
         raise ConfigError(
-            f"ckpt_path is '{config['ckpt_path']}', but check-resume starts new runs. Leave it out, or give a path."
+            f"ckpt_path is '{config['ckpt_path']}', but check-resume starts new runs. Leave it out,"
+            " or give a path."
         )
     limit = None if trainer.get("max_steps") == -1 else trainer.get("max_steps")
     if limit is not None and asked.kill_at >= limit:
-        raise ConfigError(f"kill_at is {asked.kill_at}; it must be less than trainer.max_steps={limit}.")
+        raise ConfigError(
+            f"kill_at is {asked.kill_at}; it must be less than trainer.max_steps={limit}."
+        )
     if limit is not None and asked.steps is not None and asked.steps > limit:
         raise ConfigError(f"steps is {asked.steps}; it must be trainer.max_steps={limit} or less.")
     last = asked.steps or asked.kill_at + _MORE_STEPS
@@ -211,7 +279,10 @@ def _last_step(config: dict[str, Any], asked: Asked) -> int:
 def _engine(config: dict[str, Any], asked: Asked) -> str:
     name = declared_engine(config)
     if name == "single" and max(asked.ranks) > 1:
-        raise ConfigError(f"ranks is {max(asked.ranks)}, but engine=single has one rank. Use engine=horovod or engine=ddp.")
+        raise ConfigError(
+            f"ranks is {max(asked.ranks)}, but engine=single has one rank. Use engine=horovod or"
+            " engine=ddp."
+        )
     return "ddp" if name in ("ddp", "fsdp", "deepspeed") else "auto"
 
 
@@ -224,5 +295,6 @@ def _settings(config: dict[str, Any]) -> list[str]:
     settings += [] if tables else ["logger.csv._target_=trainkit.loggers.CSVLogger"]
     for name, node in (config.get("callbacks") or {}).items():
         if role_of(node) == "checkpoints" and node.get("dirpath"):
-            settings.append(f"callbacks.{name}.dirpath='${{run_dir}}/kept-by/{name}'")  # not among the user's own
+            # not among the user's own
+            settings.append(f"callbacks.{name}.dirpath='${{run_dir}}/kept-by/{name}'")
     return settings

@@ -23,7 +23,8 @@ from trainkit.device.sync_guard import allowed_read
 
 @checked
 class ResumeRecorder(Callback):
-    """Records a run without changing it: it draws no random numbers. Reading each batch waits for the device.
+    """Records a run without changing it: it draws no random numbers. Reading each batch waits for
+    the device.
 
     It writes to `record_to`:
 
@@ -35,16 +36,26 @@ class ResumeRecorder(Callback):
         record_to: folder of the records.
         end_at: the last step.
         save_at: after this step, a checkpoint is written into the run's folder.
-        kill_at: every rank kills itself within this step, once it holds gradients that are not applied yet.
+        kill_at: every rank kills itself within this step, once it holds gradients that are not
+            applied yet.
     """
 
     config_key = "callbacks.check_resume"
     runs_last = True  # its checkpoints must include the other callbacks' and the Task's changes
 
     def __init__(
-        self, record_to: str, end_at: PositiveInt, save_at: PositiveInt | None = None, kill_at: PositiveInt | None = None
+        self,
+        record_to: str,
+        end_at: PositiveInt,
+        save_at: PositiveInt | None = None,
+        kill_at: PositiveInt | None = None,
     ) -> None:
-        self.record_to, self.end_at, self.save_at, self.kill_at = Path(record_to), end_at, save_at, kill_at
+        self.record_to, self.end_at, self.save_at, self.kill_at = (
+            Path(record_to),
+            end_at,
+            save_at,
+            kill_at,
+        )
         self._notes: TextIO | None = None
         self._step: dict[str, Any] | None = None
         self._has_ended = False
@@ -64,19 +75,34 @@ class ResumeRecorder(Callback):
                 for optimizer in trainer.optimizers
             ]
             parameters = [name for name, _ in task.named_parameters(remove_duplicate=False)]
-            (self.record_to / "names.json").write_text(json.dumps({"parameters": parameters, "optimizers": optimizers}))
+            (self.record_to / "names.json").write_text(
+                json.dumps({"parameters": parameters, "optimizers": optimizers})
+            )
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Record which samples this rank should get."""
         epoch, step = trainer.state.current_epoch, trainer.state.step_in_epoch
         indices: list[int] | None = None
         if isinstance(trainer.train_feed, MapFeed):
-            shares = trainer.train_feed.plan_of(epoch).microbatches(step, trainer.engine.ranks.data_rank)
-            parts = [trainer.train_feed.indices(epoch, Microbatch(None, len(places), False, places)) or [] for places in shares]
+            shares = trainer.train_feed.plan_of(epoch).microbatches(
+                step, trainer.engine.ranks.data_rank
+            )
+            parts = [
+                trainer.train_feed.indices(epoch, Microbatch(None, len(places), False, places))
+                or []
+                for places in shares
+            ]
             indices = [index for part in parts for index in part]
-        self._step = {"step": trainer.global_step + 1, "epoch": epoch, "indices": indices, "samples": []}
+        self._step = {
+            "step": trainer.global_step + 1,
+            "epoch": epoch,
+            "indices": indices,
+            "samples": [],
+        }
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         """Record which samples it got."""
         assert self._step is not None
         with allowed_read():
@@ -97,8 +123,11 @@ class ResumeRecorder(Callback):
         self._write(self._step)
         self._step = None
         if trainer.global_step == self.save_at:
-            trainer.save_checkpoint(trainer.run_dir / "checkpoints" / f"check-resume-step={self.save_at}")
-            trainer.engine.comm.barrier()  # the checkpoint is written before any kill, which ends all ranks
+            trainer.save_checkpoint(
+                trainer.run_dir / "checkpoints" / f"check-resume-step={self.save_at}"
+            )
+            # the checkpoint is written before any kill, which ends all ranks
+            trainer.engine.comm.barrier()
         if trainer.global_step == self.end_at:
             self._end(trainer)
 
@@ -128,7 +157,9 @@ class ResumeRecorder(Callback):
 
 
 def digests(batch: Any) -> list[str]:
-    """Return a hash per sample of a batch, or one for the whole batch if its tensors do not show the samples."""
+    """Return a hash per sample of a batch,
+    or one for the whole batch if its tensors do not show the samples.
+    """
     leaves = list(_leaves(batch))
     lengths = {len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in leaves}
     (length,) = lengths if len(lengths) == 1 else (None,)
@@ -153,7 +184,11 @@ def _digest(values: list[Any]) -> str:
     digest = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
-            dense = value.detach().cpu() if value.layout is torch.strided else value.detach().cpu().to_dense()
+            dense = (
+                value.detach().cpu()
+                if value.layout is torch.strided
+                else value.detach().cpu().to_dense()
+            )
             digest.update(f"{dense.dtype} {list(dense.shape)} ".encode())
             digest.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         else:

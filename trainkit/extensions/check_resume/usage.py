@@ -4,12 +4,18 @@ from trainkit.extension import Usage
 
 USAGE = Usage(
     "conf=NAME kill_at=STEP [key=value ...]",
-    "Prove that a killed and resumed run ends like one that was never killed: three runs, compared.",
+    "Prove that a killed and resumed run ends like one that was never killed: three runs,"
+    " compared.",
     (
         ("kill_at", "int", "", "the step in which a run is killed"),
         ("save_at", "int", "kill_at - 2", "the step after which it saves"),
         ("steps", "int", "kill_at + 8", "the step where the runs end"),
-        ("ranks", "int[,int]", "1", "number of ranks; of two numbers, the resumed run gets the second"),
+        (
+            "ranks",
+            "int[,int]",
+            "1",
+            "number of ranks; of two numbers, the resumed run gets the second",
+        ),
         ("resume_engine", "NAME", "that of all runs", "engine of the resumed run"),
         ("keep", "bool", "false", "keep the folder of the three runs even if nothing differs"),
     ),

@@ -1,4 +1,5 @@
-"""engine=deepspeed: optimizer state, gradients and weights split over the ranks by DeepSpeed's ZeRO (docs/deepspeed.md).
+"""engine=deepspeed: optimizer state, gradients and weights split over the ranks by DeepSpeed's ZeRO
+(docs/deepspeed.md).
 
 engine.py      DeepSpeedEngine: DeepSpeed's engine owns backward, sums, clipping and update
 refusals.py    what DeepSpeed cannot serve, and why
@@ -22,10 +23,15 @@ EXTENSION = Extension(
     proven="in the full test run, stages 1 to 3 on ranks of the CPU; not on a GPU yet",
     commands={
         "deepspeed": Command(
-            "check DeepSpeed: what of it runs here, and build what it needs", "trainkit.extensions.deepspeed.command.main"
+            "check DeepSpeed: what of it runs here, and build what it needs",
+            "trainkit.extensions.deepspeed.command.main",
         )
     },
-    names={"trainkit.engine.deepspeed.engine.DeepSpeedEngine": "trainkit.extensions.deepspeed.engine.DeepSpeedEngine"},
+    names={
+        "trainkit.engine.deepspeed.engine.DeepSpeedEngine": (
+            "trainkit.extensions.deepspeed.engine.DeepSpeedEngine"
+        )
+    },
     engines={
         "deepspeed": EngineEntry(
             target="trainkit.extensions.deepspeed.engine.DeepSpeedEngine",
@@ -53,7 +59,15 @@ EXTENSION = Extension(
                 ),
                 "process_set": "DeepSpeed splits the state over all ranks",
                 **dict.fromkeys(
-                    ("shard", "replicas", "tensor", "tensor_plan", "reshard_after_forward", "cpu_offload", "param_dtype"),
+                    (
+                        "shard",
+                        "replicas",
+                        "tensor",
+                        "tensor_plan",
+                        "reshard_after_forward",
+                        "cpu_offload",
+                        "param_dtype",
+                    ),
                     "it is an option of engine=fsdp",
                 ),
             },

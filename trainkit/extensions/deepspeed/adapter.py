@@ -1,6 +1,7 @@
 """DeepSpeed itself: the only file that imports it. Written for 0.19.8.
 
-Its switches are set before the import: which device it computes on, and where it builds its compiled parts.
+Its switches are set before the import: which device it computes on, and where it builds its
+compiled parts.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ import deepspeed.ops  # noqa: E402
 from deepspeed.accelerator import get_accelerator  # noqa: E402
 from deepspeed.ops.op_builder.all_ops import ALL_OPS  # noqa: E402
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus  # noqa: E402
-from deepspeed.utils import logger, safe_get_full_optimizer_state, safe_set_local_optimizer_state  # noqa: E402
+from deepspeed.utils import (  # noqa: E402
+    logger,
+    safe_get_full_optimizer_state,
+    safe_set_local_optimizer_state,
+)
 
-# Of the whole group it warns at each start: that it is not tested with torch's optimizers (trainkit's tests do that), and that
-# the autocast around it is not its own.
+# Of the whole group it warns at each start: that it is not tested with torch's optimizers
+# (trainkit's tests do that), and that the autocast around it is not its own.
 logger.setLevel(logging.getLevelName(os.environ.get("DS_LOG_LEVEL", "error").upper()))
-# Its all-reduce through shared memory is for inference. Without this line each start on a CPU compiles it.
+# Its all-reduce through shared memory is for inference. Without this line each start on a CPU
+# compiles it.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 VERSION: str = deepspeed.__version__
@@ -62,7 +68,9 @@ class Zero:
         config: DeepSpeed's.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any]
+    ) -> None:
         # torch.distributed runs already: DeepSpeed uses its default group.
         self._engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         self._zero = self._engine.optimizer
@@ -82,7 +90,9 @@ class Zero:
         self._engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, clip_val: float | None) -> bool:
-        """Clip, update, and clear the gradients; return False if they were not finite, which holds the update back."""
+        """Clip, update, and clear the gradients;
+        return False if they were not finite, which holds the update back.
+        """
         self._zero.clip_grad = clip_val or 0.0
         self._engine.step()
         return bool(self._engine.was_step_applied())
@@ -102,14 +112,22 @@ class Zero:
             return parameter.detach().clone()
 
     def state_here(self, parameter: nn.Parameter, group: int) -> dict[str, Any]:
-        """Return the optimizer's state of the piece that holds this parameter: flat tensors, and values for the whole piece."""
+        """Return the optimizer's state of the piece that holds this parameter:
+        flat tensors, and values for the whole piece.
+        """
         return self._states.get(self._flat(parameter, group), {})  # type: ignore[no-any-return]
 
     def is_flat(self, parameter: nn.Parameter, group: int, value: Any) -> bool:
         """Whether a value of `state_here` has an element for each one of the piece."""
-        return isinstance(value, Tensor) and value.dim() > 0 and value.numel() == self._flat(parameter, group).numel()
+        return (
+            isinstance(value, Tensor)
+            and value.dim() > 0
+            and value.numel() == self._flat(parameter, group).numel()
+        )
 
-    def whole_state(self, parameter: nn.Parameter, group: int, key: str, total: Callable[[Tensor], Tensor]) -> Tensor:
+    def whole_state(
+        self, parameter: nn.Parameter, group: int, key: str, total: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Return a parameter's part of a flat state, whole. Call it on all ranks.
 
         Args:
@@ -147,14 +165,18 @@ class Zero:
             state[key][of_flat] = value[of_parameter].to(flat)
 
     def _flat(self, parameter: nn.Parameter, group: int) -> Tensor:
-        """Return the flat piece of this rank that a parameter is a part of, for which the optimizer has state."""
+        """Return the flat piece of this rank that a parameter is a part of,
+        for which the optimizer has state.
+        """
         if self._stage < 3:
             return self._zero.single_partition_of_fp32_groups[group]  # type: ignore[no-any-return]
         place, *_ = self._zero.grad_position[self._zero.get_param_id(parameter)]
         return self._zero.fp32_partitioned_groups_flat[place]  # type: ignore[no-any-return]
 
     def _pieces(self, parameter: nn.Parameter) -> tuple[slice, slice] | None:
-        """Stages 1 and 2: return where this rank's part is in the parameter and in the flat piece, or None if it has none."""
+        """Stages 1 and 2: return where this rank's part is in the parameter and in the flat piece,
+        or None if it has none.
+        """
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
         if mapping is None:
             return None

@@ -1,4 +1,5 @@
-"""`python -m trainkit deepspeed check`: what of DeepSpeed runs here; builds the parts that it needs compiled.
+"""`python -m trainkit deepspeed check`: what of DeepSpeed runs here; builds the parts that it needs
+compiled.
 
 main
  `- _check
@@ -50,18 +51,34 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m trainkit deepspeed", formatter_class=raw)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    check = commands.add_parser("check", help="report, build and try it", description=_ABOUT, formatter_class=raw)
+    check = commands.add_parser(
+        "check", help="report, build and try it", description=_ABOUT, formatter_class=raw
+    )
     check.add_argument("--no-build", action="store_true", help="compile nothing")
-    check.add_argument("--no-proof", action="store_true", help="do not start the two ranks (saves about 30 seconds)")
-    check.add_argument("--all", action="store_true", help="build cpu_adam too (minutes): for a Task that uses DeepSpeedCPUAdam")
+    check.add_argument(
+        "--no-proof",
+        action="store_true",
+        help="do not start the two ranks (saves about 30 seconds)",
+    )
+    check.add_argument(
+        "--all",
+        action="store_true",
+        help="build cpu_adam too (minutes): for a Task that uses DeepSpeedCPUAdam",
+    )
     return parser
 
 
 def _check(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("deepspeed") is None:
-        raise EngineError(f"DeepSpeed is not installed in this environment. Install it with: {_INSTALL}")
+        raise EngineError(
+            f"DeepSpeed is not installed in this environment. Install it with: {_INSTALL}"
+        )
     folder = choose_folder(os.environ)
-    log = cache_folder(os.environ) / "logs" / f"deepspeed-check-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    log = (
+        cache_folder(os.environ)
+        / "logs"
+        / f"deepspeed-check-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    )
     about = _about(log)
     _say(f"DeepSpeed {about['version']}")
     _row("computes on", about["device"])
@@ -75,9 +92,14 @@ def _check(arguments: argparse.Namespace) -> int:
 def _about(log: Path) -> dict[str, Any]:
     """Ask a process that loads DeepSpeed."""
     lines = run(
-        [sys.executable, "-m", "trainkit.extensions.deepspeed.parts"], what="Loading DeepSpeed", log=log, timeout_s=_TIMEOUT_S
+        [sys.executable, "-m", "trainkit.extensions.deepspeed.parts"],
+        what="Loading DeepSpeed",
+        log=log,
+        timeout_s=_TIMEOUT_S,
     )
-    found: dict[str, Any] = next(json.loads(line) for line in reversed(lines) if line.startswith("{"))
+    found: dict[str, Any] = next(
+        json.loads(line) for line in reversed(lines) if line.startswith("{")
+    )
     return found
 
 
@@ -86,7 +108,10 @@ def _state(folder: Path, part: str, can_build: dict[str, bool], wanted: bool, lo
     if is_built(folder, part):
         return "built"
     if not can_build[part]:
-        needs = ": libaio and its headers are missing (Debian, Ubuntu: apt-get install libaio-dev)" * (part == "async_io")
+        needs = (
+            ": libaio and its headers are missing (Debian, Ubuntu: apt-get install libaio-dev)"
+            * (part == "async_io")
+        )
         return f"cannot be built here{needs}"
     if not wanted or (part == "pin_memory" and not can_build["async_io"]):
         return "not built"
@@ -119,10 +144,17 @@ class _Every:
 def _prove(log: Path) -> int:
     started = time.monotonic()
     command = [*start_with("torchrun", 2), "-m", "trainkit.extensions.deepspeed.proof"]
-    env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
     lines = run(command, what="The test of two ranks", log=log, env=env, timeout_s=_TIMEOUT_S)
     found = [json.loads(line) for line in lines if line.startswith('{"kind"')]
-    _say(f"Proof: torchrun --nproc-per-node 2, {time.monotonic() - started:.0f} s; weights compared with one process's")
+    _say(
+        f"Proof: torchrun --nproc-per-node 2, {time.monotonic() - started:.0f} s; weights compared"
+        " with one process's"
+    )
     for one in found:
         is_good = one.get("difference", 1.0) < 1e-5
         text = f"differs by {one['difference']:.0e}" if "difference" in one else one["error"]

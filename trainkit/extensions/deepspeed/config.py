@@ -1,7 +1,9 @@
-"""Writes DeepSpeed's config from trainkit's settings, and checks the user's own against them. Imports no DeepSpeed.
+"""Writes DeepSpeed's config from trainkit's settings, and checks the user's own against them.
+Imports no DeepSpeed.
 
-A value that both name must be the same in both: trainkit does not guess which one is meant. "auto" takes trainkit's value, or
-DeepSpeed's default if trainkit has none. All other keys of the user's config reach DeepSpeed as they are.
+A value that both name must be the same in both: trainkit does not guess which one is meant. "auto"
+takes trainkit's value, or DeepSpeed's default if trainkit has none. All other keys of the user's
+config reach DeepSpeed as they are.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the engine that have a place in DeepSpeed's config; None takes the user's config's, or the default."""
+    """The options of the engine that have a place in DeepSpeed's config;
+    None takes the user's config's, or the default.
+    """
 
     stage: int | None = None
     offload_optimizer: Place | None = None
@@ -45,7 +49,8 @@ class Options:
     nvme_path: str | None = None
 
     def resolved(self, user: Mapping[str, Any]) -> Options:
-        """Return them without None: what is not set is the user's config's, or else stage 2 and no offload.
+        """Return them without None: what is not set is the user's config's, or else stage 2 and no
+        offload.
 
         Raises:
             ConfigError: they exclude each other.
@@ -54,7 +59,8 @@ class Options:
         stage = self.stage if self.stage is not None else _given(zero, "stage", _DEFAULT_STAGE)
         if stage not in (1, 2, 3):
             raise ConfigError(
-                f"engine.config's zero_optimization.stage is {show(stage)}; it must be 1, 2 or 3. Or use engine=ddp."
+                f"engine.config's zero_optimization.stage is {show(stage)}; it must be 1, 2 or 3."
+                " Or use engine=ddp."
             )
         places = {}
         for name in ("offload_optimizer", "offload_param"):
@@ -62,9 +68,14 @@ class Options:
             places[name] = getattr(self, name) or _given(section, "device", "none")
             if places[name] not in ("none", "cpu", "nvme"):
                 raise ConfigError(
-                    f"engine.config's zero_optimization.{name}.device is {show(places[name])}; it must be none, cpu or nvme."
+                    f"engine.config's zero_optimization.{name}.device is {show(places[name])}; it"
+                    " must be none, cpu or nvme."
                 )
-        paths = {_given(_section(zero, name), "nvme_path", None) for name, place in places.items() if place == "nvme"}
+        paths = {
+            _given(_section(zero, name), "nvme_path", None)
+            for name, place in places.items()
+            if place == "nvme"
+        }
         path = self.nvme_path or next((path for path in paths if path), None)
         resolved = Options(stage, places["offload_optimizer"], places["offload_param"], path)
         resolved._check()
@@ -73,21 +84,26 @@ class Options:
     def _check(self) -> None:
         if self.offload_param != "none" and self.stage != 3:
             raise ConfigError(
-                f"engine.offload_param is {show(self.offload_param)}, but engine.stage is {self.stage}: only stage 3 splits "
-                "weights. Set engine.stage=3, or engine.offload_param=none."
+                f"engine.offload_param is {show(self.offload_param)}, but engine.stage is"
+                f" {self.stage}: only stage 3 splits weights. Set engine.stage=3, or"
+                " engine.offload_param=none."
             )
-        on_disk = [name for name in ("offload_optimizer", "offload_param") if getattr(self, name) == "nvme"]
+        on_disk = [
+            name for name in ("offload_optimizer", "offload_param") if getattr(self, name) == "nvme"
+        ]
         if on_disk and self.stage != 3:
             raise ConfigError(
-                f"engine.{on_disk[0]} is 'nvme', but engine.stage is {self.stage}: DeepSpeed moves to disk in stage 3 only. "
-                "Set "
-                f"engine.stage=3, or engine.{on_disk[0]}=cpu."
+                f"engine.{on_disk[0]} is 'nvme', but engine.stage is {self.stage}: DeepSpeed moves"
+                f" to disk in stage 3 only. Set engine.stage=3, or engine.{on_disk[0]}=cpu."
             )
         if on_disk and not self.nvme_path:
-            raise ConfigError(f"engine.{on_disk[0]} is 'nvme'; give the folder of the disk as engine.nvme_path.")
+            raise ConfigError(
+                f"engine.{on_disk[0]} is 'nvme'; give the folder of the disk as engine.nvme_path."
+            )
         if self.nvme_path and not on_disk:
             raise ConfigError(
-                f"engine.nvme_path is '{self.nvme_path}', but nothing is moved there. Set engine.offload_optimizer=nvme."
+                f"engine.nvme_path is '{self.nvme_path}', but nothing is moved there. Set"
+                " engine.offload_optimizer=nvme."
             )
 
 
@@ -104,16 +120,26 @@ def read_config(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         found = json.loads(Path(given).read_text())
     except OSError as error:
-        raise ConfigError(f"engine.config is '{given}', which cannot be read: {error.strerror}. Give a file of JSON.") from None
+        raise ConfigError(
+            f"engine.config is '{given}', which cannot be read: {error.strerror}. Give a file of"
+            " JSON."
+        ) from None
     except ValueError as error:
         raise ConfigError(f"engine.config is '{given}', which is not JSON: {error}.") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"engine.config is '{given}', which holds a {type(found).__name__}; it must hold a mapping.")
+        raise ConfigError(
+            f"engine.config is '{given}', which holds a {type(found).__name__}; it must hold a"
+            " mapping."
+        )
     return found
 
 
 def write_config(
-    settings: StepSettings, options: Options, user: Mapping[str, Any], world_size: int, optimizer: torch.optim.Optimizer
+    settings: StepSettings,
+    options: Options,
+    user: Mapping[str, Any],
+    world_size: int,
+    optimizer: torch.optim.Optimizer,
 ) -> dict[str, Any]:
     """Return the config for DeepSpeed.
 
@@ -125,23 +151,35 @@ def write_config(
         optimizer: the Task's.
 
     Raises:
-        ConfigError: the user's config and trainkit name different values, or it has a section that trainkit refuses.
+        ConfigError: the user's config and trainkit name different values, or it has a section that
+            trainkit refuses.
     """
     for name in sorted(user.keys() & _REFUSED.keys()):
         section = user[name]
         if section and not (isinstance(section, Mapping) and section.get("enabled") is False):
-            raise ConfigError(f"engine.config has '{name}', which trainkit does not pass on: {_REFUSED[name]}. Leave it out.")
+            raise ConfigError(
+                f"engine.config has '{name}', which trainkit does not pass on: {_REFUSED[name]}."
+                " Leave it out."
+            )
     check_optimizer(user.get("optimizer"), optimizer)
     check_scheduler(user.get("scheduler"))
-    rest = {name: value for name, value in user.items() if name not in {*_REFUSED, "optimizer", "scheduler"}}
+    rest = {
+        name: value
+        for name, value in user.items()
+        if name not in {*_REFUSED, "optimizer", "scheduler"}
+    }
     written = _without_auto(rest)
     for place, (value, source) in _ours(settings, options, user, world_size).items():
         _put(written, place, value, source, user)
     return written
 
 
-def _ours(settings: StepSettings, options: Options, user: Mapping[str, Any], world_size: int) -> dict[str, tuple[Any, str]]:
-    """Return each value of trainkit by its place in DeepSpeed's config, with its key in trainkit."""
+def _ours(
+    settings: StepSettings, options: Options, user: Mapping[str, Any], world_size: int
+) -> dict[str, tuple[Any, str]]:
+    """Return each value of trainkit by its place in DeepSpeed's config,
+    with its key in trainkit.
+    """
     micro, steps = settings.batch_size, settings.accumulate
     if micro is None:  # DeepSpeed needs a number, and only prints with it
         micro = _given(user, "train_micro_batch_size_per_gpu", 1)
@@ -149,7 +187,10 @@ def _ours(settings: StepSettings, options: Options, user: Mapping[str, Any], wor
     found = {
         "train_micro_batch_size_per_gpu": (micro, "the batch size of the data (data.batch_size)"),
         "gradient_accumulation_steps": (steps, "trainer.accumulate_grad_batches"),
-        "train_batch_size": (micro * steps * world_size, f"the batch of a step on {world_size} ranks"),
+        "train_batch_size": (
+            micro * steps * world_size,
+            f"the batch of a step on {world_size} ranks",
+        ),
         "gradient_clipping": (settings.clip_val or 0.0, "trainer.gradient_clip_val"),
         "fp16.enabled": (False, precision),
         "bf16.enabled": (False, precision),
@@ -167,7 +208,9 @@ def _ours(settings: StepSettings, options: Options, user: Mapping[str, Any], wor
     return found
 
 
-def _put(written: dict[str, Any], place: str, value: Any, source: str, user: Mapping[str, Any]) -> None:
+def _put(
+    written: dict[str, Any], place: str, value: Any, source: str, user: Mapping[str, Any]
+) -> None:
     """Write a value of trainkit.
 
     Raises:
@@ -181,9 +224,8 @@ def _put(written: dict[str, Any], place: str, value: Any, source: str, user: Map
     given = theirs.get(key)
     if given is not None and given != "auto" and given != value:
         raise ConfigError(
-            f"engine.config's {place} is {show(given)}, but {source} is {show(value)}: two sources of one value. Make them "
-            "equal, "
-            f"or set {key} to 'auto' in engine.config."
+            f"engine.config's {place} is {show(given)}, but {source} is {show(value)}: two sources"
+            f" of one value. Make them equal, or set {key} to 'auto' in engine.config."
         )
     node[key] = value
 

@@ -1,8 +1,8 @@
 """The compiled parts of DeepSpeed: where they are built, and which are there. Imports no DeepSpeed.
 
-torch compiles them on first use, into TORCH_EXTENSIONS_DIR, and marks a compile by a file named `lock`. In older versions (2.15
-asks the system for a lock that ends with its process) the file stays if the process is killed, and every later start waits for
-it without a word.
+torch compiles them on first use, into TORCH_EXTENSIONS_DIR, and marks a compile by a file named
+`lock`. In older versions (2.15 asks the system for a lock that ends with its process) the file
+stays if the process is killed, and every later start waits for it without a word.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ PARTS = {
 
 
 def choose_folder(environ: MutableMapping[str, str]) -> Path:
-    """Set the folder of compiled parts, unless the user has, and return it: one for each version of DeepSpeed and torch."""
+    """Set the folder of compiled parts, unless the user has, and return it:
+    one for each version of DeepSpeed and torch.
+    """
     if not environ.get(_FOLDER):
-        versions = f"deepspeed-{_version('deepspeed')}-torch-{_torch()}-{sys.implementation.cache_tag}"
+        versions = (
+            f"deepspeed-{_version('deepspeed')}-torch-{_torch()}-{sys.implementation.cache_tag}"
+        )
         environ[_FOLDER] = str(cache_folder(environ) / "extensions" / versions)
     return Path(environ[_FOLDER])
 
@@ -47,8 +51,14 @@ def _version(name: str) -> str:
 def _torch() -> str:
     """Return torch's whole version, as 2.15.0+cu132, without loading it."""
     found = importlib.util.find_spec("torch")
-    file = Path(found.origin).with_name("version.py") if found is not None and found.origin else None
-    match = re.search(r"__version__ = ['\"]([^'\"]+)", file.read_text()) if file is not None and file.is_file() else None
+    file = (
+        Path(found.origin).with_name("version.py") if found is not None and found.origin else None
+    )
+    match = (
+        re.search(r"__version__ = ['\"]([^'\"]+)", file.read_text())
+        if file is not None and file.is_file()
+        else None
+    )
     return match[1] if match else _version("torch")
 
 
@@ -65,7 +75,10 @@ def building(folder: Path, part: str) -> Iterator[None]:
         EngineError: another process compiles it.
     """
     if _is_compiling(folder / part):
-        raise EngineError(f"{part} is being compiled by another process in {folder / part}. Wait until it ends, and repeat.")
+        raise EngineError(
+            f"{part} is being compiled by another process in {folder / part}. Wait until it ends,"
+            " and repeat."
+        )
     clear_locks(folder)
     try:
         yield

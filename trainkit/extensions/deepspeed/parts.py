@@ -1,6 +1,8 @@
-"""`python -m trainkit.extensions.deepspeed.parts [NAME]`: print what DeepSpeed could compile here, or compile one part.
+"""`python -m trainkit.extensions.deepspeed.parts [NAME]`: print what DeepSpeed could compile here,
+or compile one part.
 
-A process of its own: to load DeepSpeed takes seconds, and a compile that is stopped must be ended with its compilers.
+A process of its own: to load DeepSpeed takes seconds, and a compile that is stopped must be ended
+with its compilers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ def main(names: list[str]) -> None:
         adapter.build(name)
     if not names:
         can_build = {name: adapter.can_build(name) for name in PARTS}
-        print(json.dumps({"version": adapter.VERSION, "device": adapter.device_type(), "can_build": can_build}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "version": adapter.VERSION,
+                    "device": adapter.device_type(),
+                    "can_build": can_build,
+                }
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

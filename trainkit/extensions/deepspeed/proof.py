@@ -1,4 +1,5 @@
-"""`torchrun -m trainkit.extensions.deepspeed.proof`: which stages and offloads run here, against plain torch in one process.
+"""`torchrun -m trainkit.extensions.deepspeed.proof`: which stages and offloads run here, against
+plain torch in one process.
 
 Each kind trains a small model for three steps by AdamW; rank 0 prints a line of JSON for it.
 """
@@ -24,10 +25,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "stage 2": {"stage": 2},
     "stage 3": {"stage": 3},
     "stage 2, optimizer in host memory": {"stage": 2, "offload_optimizer": "cpu"},
-    "stage 3, optimizer and weights in host memory": {"stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"},
+    "stage 3, optimizer and weights in host memory": {
+        "stage": 3,
+        "offload_optimizer": "cpu",
+        "offload_param": "cpu",
+    },
 }
 _STEPS, _ROWS = 3, 4
-_SPLIT_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}  # else stage 3 keeps small weights whole
+# else stage 3 keeps small weights whole
+_SPLIT_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 
 class _Model(nn.Module):
@@ -61,7 +67,9 @@ def _expected(ranks: int) -> list[Tensor]:
 
 
 def difference(options: dict[str, Any]) -> float:
-    """Train with DeepSpeed on all ranks; return the largest difference of a weight from one process's."""
+    """Train with DeepSpeed on all ranks;
+    return the largest difference of a weight from one process's.
+    """
     engine = DeepSpeedEngine(config=_SPLIT_ALL, **options)
     with engine:
         ranks, device = engine.ranks.world_size, engine.device
@@ -84,7 +92,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kinds = dict(KINDS)
         if is_built(choose_folder(os.environ), "async_io"):
-            kinds["stage 3, optimizer on disk"] = {"stage": 3, "offload_optimizer": "nvme", "nvme_path": folder}
+            kinds["stage 3, optimizer on disk"] = {
+                "stage": 3,
+                "offload_optimizer": "nvme",
+                "nvme_path": folder,
+            }
         _try_all(kinds)
 
 

@@ -1,4 +1,6 @@
-"""Sections of the user's DeepSpeed config that name what the Task makes: optimizer and schedule. Imports no DeepSpeed."""
+"""Sections of the user's DeepSpeed config that name what the Task makes: optimizer and schedule.
+Imports no DeepSpeed.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,21 @@ def check_optimizer(section: Any, optimizer: torch.optim.Optimizer) -> None:
             continue
         if key not in optimizer.defaults:
             raise ConfigError(
-                f"engine.config's optimizer.params.{key} is {show(value)}, but the Task's {own} has no such setting. Leave it "
-                "out."
+                f"engine.config's optimizer.params.{key} is {show(value)}, but the Task's {own} has"
+                " no such setting. Leave it out."
             )
         theirs, ours = _plain(value), _plain(optimizer.defaults[key])
         if theirs != ours:
-            raise ConfigError(_differ(f"optimizer.params.{key}", value, f"{key} of the Task's {own} is {show(ours)}"))
+            raise ConfigError(
+                _differ(
+                    f"optimizer.params.{key}", value, f"{key} of the Task's {own} is {show(ours)}"
+                )
+            )
 
 
 def check_scheduler(section: Any) -> None:
-    """Refuse the section `scheduler`: the rates are those of trainkit's schedule, and there would be two.
+    """Refuse the section `scheduler`: the rates are those of trainkit's schedule, and there would
+    be two.
 
     Raises:
         ConfigError: it names one.
@@ -46,20 +53,22 @@ def check_scheduler(section: Any) -> None:
         return
     name = section.get("type") if isinstance(section, dict) else section
     raise ConfigError(
-        f"engine.config's scheduler is {show(name)}, but the rates are those of the Task's schedule (lr=...): two sources of "
-        "one value. Leave scheduler out of engine.config."
+        f"engine.config's scheduler is {show(name)}, but the rates are those of the Task's schedule"
+        " (lr=...): two sources of one value. Leave scheduler out of engine.config."
     )
 
 
 def _differ(place: str, theirs: Any, ours: str) -> str:
     return (
-        f"engine.config's {place} is {show(theirs)}, but {ours}: two sources of one value. Make them equal, or set it to "
-        "'auto' in engine.config."
+        f"engine.config's {place} is {show(theirs)}, but {ours}: two sources of one value. Make"
+        " them equal, or set it to 'auto' in engine.config."
     )
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers as floats, and sequences as lists: 0.9 in JSON is 0.9 in Python, (0.9, 0.95) is [0.9, 0.95]."""
+    """Return numbers as floats, and sequences as lists:
+    0.9 in JSON is 0.9 in Python, (0.9, 0.95) is [0.9, 0.95].
+    """
     if isinstance(value, torch.Tensor):
         value = value.item()
     if isinstance(value, (list, tuple)):

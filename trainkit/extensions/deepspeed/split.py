@@ -1,7 +1,9 @@
-"""Weights and optimizer state of a model that DeepSpeed has split: whole on rank 0, in the layout of torch; and back.
+"""Weights and optimizer state of a model that DeepSpeed has split: whole on rank 0, in the layout
+of torch; and back.
 
-DeepSpeed replaces the parameters in the optimizer's groups by flat pieces, and in stage 3 the data of each parameter by an
-empty tensor. What they were is noted before, so that a checkpoint has torch's layout and the Task can be made whole again.
+DeepSpeed replaces the parameters in the optimizer's groups by flat pieces, and in stage 3 the data
+of each parameter by an empty tensor. What they were is noted before, so that a checkpoint has
+torch's layout and the Task can be made whole again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Layout:
         optimizer.state.clear()
 
     def trained(self) -> list[tuple[int, int, nn.Parameter]]:
-        """Return the parameters that the optimizer updates: index, group, parameter. Frozen ones only have an index."""
+        """Return the parameters that the optimizer updates: index, group, parameter.
+        Frozen ones only have an index.
+        """
         found, index = [], 0
         for number, group in enumerate(self._groups):
             for parameter in group:
@@ -61,12 +65,15 @@ class Layout:
                     zero.set_state(parameter, group, key, value)
         if differing := [sorted(steps) for steps in counts.values() if len(steps) > 1]:
             raise CheckpointError(
-                f"Parameters of one group of the optimizer have taken {differing[0]} steps, and DeepSpeed counts the steps of "
-                "a group once. Continue this run with the engine that it was started with."
+                f"Parameters of one group of the optimizer have taken {differing[0]} steps, and"
+                " DeepSpeed counts the steps of a group once. Continue this run with the engine"
+                " that it was started with."
             )
         self._states.clear()
 
-    def optimizer_state(self, zero: Zero, total: Callable[[Tensor], Tensor], is_kept: bool) -> dict[str, Any]:
+    def optimizer_state(
+        self, zero: Zero, total: Callable[[Tensor], Tensor], is_kept: bool
+    ) -> dict[str, Any]:
         """Return the optimizer's state_dict, whole and on the host. Call it on all ranks.
 
         Args:
@@ -87,7 +94,9 @@ class Layout:
 
     def _settings(self) -> list[dict[str, Any]]:
         first, found = 0, []
-        for group, keys, parameters in zip(self._optimizer.param_groups, self._keys, self._groups, strict=True):
+        for group, keys, parameters in zip(
+            self._optimizer.param_groups, self._keys, self._groups, strict=True
+        ):
             settings = {key: group[key] for key in keys}
             found.append(settings | {"params": list(range(first, first + len(parameters)))})
             first += len(parameters)
@@ -96,7 +105,9 @@ class Layout:
     # -- weights ----------------------------------------------------------------------------------------------------
 
     def model_state(self, zero: Zero, is_kept: bool) -> dict[str, Tensor]:
-        """Return the Task's weights and buffers, whole; split ones on the host. Call it on all ranks; see optimizer_state."""
+        """Return the Task's weights and buffers, whole; split ones on the host.
+        Call it on all ranks; see optimizer_state.
+        """
         whole: dict[int, Tensor] = {}  # a tied weight once
         for parameter in self._task.parameters():
             if is_split(parameter):
@@ -104,23 +115,33 @@ class Layout:
                 if is_kept:
                     whole[id(parameter)] = on_host(value)
         state: dict[str, Tensor] = self._task.state_dict(keep_vars=True)
-        return {name: whole.get(id(value), value.detach()) for name, value in state.items()} if is_kept else {}
+        return (
+            {name: whole.get(id(value), value.detach()) for name, value in state.items()}
+            if is_kept
+            else {}
+        )
 
     def make_whole(self, zero: Zero, gathers: bool) -> None:
         """Take DeepSpeed off the Task and the optimizer.
 
         Args:
             zero: the engine that held them.
-            gathers: whether split weights are gathered, onto the host. Not after an error: the other ranks may be gone.
+            gathers: whether split weights are gathered, onto the host. Not after an error: the
+                other ranks may be gone.
         """
         split = [parameter for parameter in self._of_parameters if is_split(parameter)]
-        whole = {parameter: on_host(zero.whole(parameter)) for parameter in split} if gathers else {}
+        whole = (
+            {parameter: on_host(zero.whole(parameter)) for parameter in split} if gathers else {}
+        )
         zero.end()
         for parameter, value in whole.items():
             parameter.data = value
         for module, names in self._of_modules.items():
-            module._parameters = dict(module._parameters)  # DeepSpeed's own kind gathers at each access
-            for name in [name for name in vars(module) if name not in names and _is_deepspeeds(name)]:
+            # DeepSpeed's own kind gathers at each access
+            module._parameters = dict(module._parameters)
+            for name in [
+                name for name in vars(module) if name not in names and _is_deepspeeds(name)
+            ]:
                 delattr(module, name)
         if split and not gathers:
             return  # they stay empty, and DeepSpeed's marks say so
@@ -138,4 +159,8 @@ def on_host(value: Tensor) -> Tensor:
 
 
 def _is_deepspeeds(name: str) -> bool:
-    return name.startswith(("ds_", "_ds_", "_z3_")) or name in ("_external_params", "_original_parameters", "_original_class")
+    return name.startswith(("ds_", "_ds_", "_z3_")) or name in (
+        "_external_params",
+        "_original_parameters",
+        "_original_class",
+    )

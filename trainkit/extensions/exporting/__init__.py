@@ -1,4 +1,6 @@
-"""export: a trained Task as one file, checked against the Task's own outputs (docs/evaluating.md)."""
+"""export: a trained Task as one file,
+checked against the Task's own outputs (docs/evaluating.md).
+"""
 
 from trainkit.extension import Command, Extension
 
@@ -10,7 +12,10 @@ EXTENSION = Extension(
     proven="each commit; files of a GPU not yet",
     commands={
         "export": Command(
-            summary="write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and check it",
+            summary=(
+                "write a checkpoint as safetensors, for torch.export or ONNX (ckpt_path=best), and"
+                " check it"
+            ),
             main="trainkit.extensions.exporting.command.main",
             usage="trainkit.extensions.exporting.usage.USAGE",
         )

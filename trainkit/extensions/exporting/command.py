@@ -1,4 +1,6 @@
-"""export: writes a checkpoint's weights or forward to a file for other programs, checked against the Task."""
+"""export: writes a checkpoint's weights or forward to a file for other programs,
+checked against the Task.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _KEYS = USAGE.keys()
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Export a checkpoint: ckpt_path=best|last|FOLDER [run_dir=...] [format=...] [output=...]; return the exit code."""
+    """Export a checkpoint: ckpt_path=best|last|FOLDER [run_dir=...] [format=...] [output=...];
+    return the exit code.
+    """
     return main_alone(arguments, help_text(command, USAGE), lambda: _work(arguments))
 
 
@@ -38,4 +42,7 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
     if "output" in given:
         check_output(given["output"], name)
     trust = module_names(given.get("trust", ""))
-    return {key: given.get(key) for key in ("ckpt_path", "run_dir", "output")} | {"format": name, "trust": trust}
+    return {key: given.get(key) for key in ("ckpt_path", "run_dir", "output")} | {
+        "format": name,
+        "trust": trust,
+    }

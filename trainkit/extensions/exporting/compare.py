@@ -16,14 +16,18 @@ _RELATIVE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, to
 
 
 def tensors_of(output: Any, name: str) -> list[Tensor]:
-    """Return the tensors of an output, in order: a tensor, or tuples, lists and dicts of them; `name` is for errors.
+    """Return the tensors of an output, in order: a tensor, or tuples, lists and dicts of them;
+    `name` is for errors.
 
     Raises:
         TaskError: it holds something else, or no tensor.
     """
     found = list(_walk(output, name))
     if not found:
-        raise TaskError(f"{name} returned no tensor; an exported forward must return one, or a tuple, list or dict of them.")
+        raise TaskError(
+            f"{name} returned no tensor; an exported forward must return one, or a tuple, list or"
+            " dict of them."
+        )
     return found
 
 
@@ -35,8 +39,8 @@ def _walk(output: Any, name: str) -> Iterator[Tensor]:
             yield from _walk(item, name)
     elif output is not None:
         raise TaskError(
-            f"{name} returned a {type(output).__name__}; an exported forward must return a tensor, or a tuple, list or dict "
-            "of tensors."
+            f"{name} returned a {type(output).__name__}; an exported forward must return a tensor,"
+            " or a tuple, list or dict of tensors."
         )
 
 
@@ -50,7 +54,8 @@ def difference_of(expected: Any, found: Any, name: str) -> float:
 
 def _difference(a: Tensor, b: Tensor) -> float:
     if a.dtype == b.dtype and torch.equal(a, b):
-        return 0.0  # without copies in float64, which logits of a large vocabulary would fill gigabytes with
+        # without copies in float64, which logits of a large vocabulary would fill gigabytes with
+        return 0.0
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
     a, b = a.to(wide), b.to(wide)
     apart = (a - b).abs().masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0)
@@ -58,7 +63,9 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 
 def tolerance_of(expected: Any) -> float:
-    """Return the difference explained by the order of additions: the last digits of the largest number."""
+    """Return the difference explained by the order of additions:
+    the last digits of the largest number.
+    """
     found = [tensor for tensor in tensors_of(expected, "forward") if tensor.dtype in _RELATIVE]
     largest = [float(tensor.abs().nan_to_num(0, 0, 0).max()) for tensor in found if tensor.numel()]
     return max((_RELATIVE[tensor.dtype] for tensor in found), default=0.0) * max([1.0, *largest])

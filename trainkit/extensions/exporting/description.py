@@ -1,4 +1,6 @@
-"""The description beside an exported file, `<name>.predict.json`: a sample's shape, how a picture becomes one, the classes."""
+"""The description beside an exported file, `<name>.predict.json`:
+a sample's shape, how a picture becomes one, the classes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class InputTensor:
 
 @dataclass(frozen=True)
 class Picture:
-    """How a picture becomes a sample [3, crop, crop]: shorter side to `resize`, centre crop, (x / 255 - mean) / std."""
+    """How a picture becomes a sample [3, crop, crop]:
+    shorter side to `resize`, centre crop, (x / 255 - mean) / std.
+    """
 
     resize: int
     crop: int
@@ -63,7 +67,8 @@ def describe(args: Sequence[Tensor], any_batch_size: bool, about: Mapping[str, A
     """Return the description of a file exported with these example arguments.
 
     Args:
-        about: what the data says of its input (DataHooks.describe_input): "image" and "classes", or less.
+        about: what the data says of its input (DataHooks.describe_input): "image" and "classes", or
+            less.
 
     Raises:
         ConfigError: `about` holds something else.
@@ -81,14 +86,24 @@ def describe(args: Sequence[Tensor], any_batch_size: bool, about: Mapping[str, A
         image = Picture(**about["image"]) if about.get("image") else None
     except TypeError as error:
         raise ConfigError(
-            f"describe_input()['image'] is {about['image']}; it must have resize, crop, mean and std ({error})."
+            f"describe_input()['image'] is {about['image']}; it must have resize, crop, mean and"
+            f" std ({error})."
         ) from None
     names = about.get("classes")
-    return Description(inputs, None if any_batch_size else rows_of(rows), image, tuple(map(str, names)) if names else None)
+    return Description(
+        inputs,
+        None if any_batch_size else rows_of(rows),
+        image,
+        tuple(map(str, names)) if names else None,
+    )
 
 
 def _tensor(arg: Tensor, has_rows: bool) -> InputTensor:
-    return InputTensor(tuple(arg.shape[1:] if has_rows else arg.shape), str(arg.dtype).removeprefix("torch."), has_rows)
+    return InputTensor(
+        tuple(arg.shape[1:] if has_rows else arg.shape),
+        str(arg.dtype).removeprefix("torch."),
+        has_rows,
+    )
 
 
 def path_of(exported: Path) -> Path:
@@ -99,7 +114,8 @@ def path_of(exported: Path) -> Path:
 def write_description(exported: Path, description: Description) -> None:
     """Write the description beside the file."""
     path_of(exported).write_text(
-        json.dumps({"version": _VERSION, "file": exported.name, **asdict(description)}, indent=1) + "\n"
+        json.dumps({"version": _VERSION, "file": exported.name, **asdict(description)}, indent=1)
+        + "\n"
     )
 
 
@@ -110,17 +126,32 @@ def read_description(exported: Path) -> Description:
         ConfigError: it is missing, or is none.
     """
     path = path_of(exported)
-    again = "Export again: python -m trainkit export ckpt_path=best run_dir=RUN format=torch_export."
+    again = (
+        "Export again: python -m trainkit export ckpt_path=best run_dir=RUN format=torch_export."
+    )
     if not path.is_file():
-        raise ConfigError(f"{exported} has no description {path.name} beside it, which says what its input is. {again}")
+        raise ConfigError(
+            f"{exported} has no description {path.name} beside it, which says what its input is."
+            f" {again}"
+        )
     try:
         found = json.loads(path.read_text())
         image = found["image"]
         return Description(
-            tuple(InputTensor(tuple(i["shape"]), i["dtype"], i["has_rows"]) for i in found["inputs"]),
+            tuple(
+                InputTensor(tuple(i["shape"]), i["dtype"], i["has_rows"]) for i in found["inputs"]
+            ),
             found["batch_size"],
-            None if image is None else Picture(image["resize"], image["crop"], tuple(image["mean"]), tuple(image["std"])),
+            (
+                None
+                if image is None
+                else Picture(
+                    image["resize"], image["crop"], tuple(image["mean"]), tuple(image["std"])
+                )
+            ),
             None if found["classes"] is None else tuple(found["classes"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no description of an export ({type(error).__name__}: {error}). {again}") from error
+        raise ConfigError(
+            f"{path} is no description of an export ({type(error).__name__}: {error}). {again}"
+        ) from error

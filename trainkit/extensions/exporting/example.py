@@ -1,4 +1,6 @@
-"""The example input for tracing and comparison: a tuple of tensors with the batch as first dimension."""
+"""The example input for tracing and comparison:
+a tuple of tensors with the batch as first dimension.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,22 @@ def example_of(task: Task, example_input: Any) -> tuple[Tensor, ...]:
     """
     key = "example_input"
     if example_input is None:
-        example_input, key = getattr(task, "example_input_array", None), f"{type(task).__name__}.example_input_array"
+        example_input, key = (
+            getattr(task, "example_input_array", None),
+            f"{type(task).__name__}.example_input_array",
+        )
     args = tuple(example_input) if isinstance(example_input, (tuple, list)) else (example_input,)
     if not args or not all(isinstance(arg, Tensor) for arg in args):
         kinds = ", ".join(type(arg).__name__ for arg in args) or "empty tuple"
-        raise ConfigError(f"{key} is of type {kinds}; it must be a tensor or a tuple of tensors: the arguments of forward().")
+        raise ConfigError(
+            f"{key} is of type {kinds}; it must be a tensor or a tuple of tensors: the arguments of"
+            " forward()."
+        )
     if rows_of(args) == 0:
-        raise ConfigError(f"{key} has no samples: its first tensor has shape {list(args[0].shape)}. Give it one or more.")
+        raise ConfigError(
+            f"{key} has no samples: its first tensor has shape {list(args[0].shape)}. Give it one"
+            " or more."
+        )
     return tuple(arg.detach().cpu() for arg in args)
 
 

@@ -1,6 +1,8 @@
-"""export: writes a Task's forward to a draft file, runs it, compares it with the Task, and moves it into place.
+"""export: writes a Task's forward to a draft file, runs it, compares it with the Task, and moves it
+into place.
 
-export -> write (weights.py, huggingface.py, program.py, onnx.py) -> run the draft -> compare -> rename
+export -> write (weights.py, huggingface.py, program.py, onnx.py) -> run the draft -> compare ->
+rename
 """
 
 from __future__ import annotations
@@ -55,23 +57,25 @@ def export(
     rebuilt: Task | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Exported:
-    """Write a Task's forward, in evaluation mode, to a file, and compare the file's outputs with the Task's.
+    """Write a Task's forward, in evaluation mode, to a file, and compare the file's outputs with
+    the Task's.
 
     Args:
         task: the Task to export; it is restored afterwards.
         output: the file; an existing one is replaced only after the new one has passed the check.
-        format: "safetensors" (the weights only), "huggingface" (a folder for `from_pretrained` of transformers), "torch_export"
-            (.pt2, for torch.export.load) or "onnx".
-        example_input: a tensor, or a tuple of tensors: the arguments of `forward`; the first dimension is the batch. None uses
-            the Task's `example_input_array`.
-        rebuilt: a second Task of the same kind that takes the weights, for the check of weights; without it the Task itself
-            is called with the weights of the file.
-        about: how a picture becomes an input, and the classes' names, for the description beside the file
-            (`<name>.predict.json`, which `serve` reads); see DataModule.describe_input.
+        format: "safetensors" (the weights only), "huggingface" (a folder for `from_pretrained` of
+            transformers), "torch_export" (.pt2, for torch.export.load) or "onnx".
+        example_input: a tensor, or a tuple of tensors: the arguments of `forward`; the first
+            dimension is the batch. None uses the Task's `example_input_array`.
+        rebuilt: a second Task of the same kind that takes the weights, for the check of weights;
+            without it the Task itself is called with the weights of the file.
+        about: how a picture becomes an input, and the classes' names, for the description beside
+            the file (`<name>.predict.json`, which `serve` reads); see DataModule.describe_input.
 
     Raises:
         ConfigError: format, output or example_input is not legal.
-        TaskError: the Task has no `forward`, or it cannot be exported, or the file's outputs differ from it.
+        TaskError: the Task has no `forward`, or it cannot be exported, or the file's outputs differ
+            from it.
     """
     check_format(format)
     path = check_output(output, format)
@@ -89,14 +93,27 @@ def export(
     return exported
 
 
-def _write_and_check(task: Task, path: Path, kind: str, args: tuple[Tensor, ...], rebuilt: Task | None) -> Exported:
-    # In a separate folder instead of under another name: torch writes the file's name into the file.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder, warnings.catch_warnings():
-        for own in ("`isinstance\\(treespec, LeafSpec\\)` is deprecated", "The given buffer is not writable"):
+def _write_and_check(
+    task: Task, path: Path, kind: str, args: tuple[Tensor, ...], rebuilt: Task | None
+) -> Exported:
+    # In a separate folder instead of under another name: torch writes the file's name into the
+    # file.
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder,
+        warnings.catch_warnings(),
+    ):
+        for own in (
+            "`isinstance\\(treespec, LeafSpec\\)` is deprecated",
+            "The given buffer is not writable",
+        ):
             warnings.filterwarnings("ignore", own)  # torch 2.11 warns about its own code
         draft = Path(folder, path.name)
         any_batch_size = _WRITERS[kind](task, args, draft)
-        run = _OF_WEIGHTS[kind](draft, task, rebuilt) if kind in _OF_WEIGHTS else _LOADERS[kind](draft)
+        run = (
+            _OF_WEIGHTS[kind](draft, task, rebuilt)
+            if kind in _OF_WEIGHTS
+            else _LOADERS[kind](draft)
+        )
         sizes = {rows_of(args): args}
         if any_batch_size:
             sizes[rows_of(args) + 1] = resized(args, rows_of(args) + 1)
@@ -143,13 +160,14 @@ def _call_twice(task: Task, args: Sequence[Tensor]) -> None:
     except program.REFUSALS as error:
         shapes = ", ".join(str(list(arg.shape)) for arg in args)
         raise TaskError(
-            f"{name}.forward fails on an example of shape {shapes}: {program.first_line(error)}. If it needs another input, "
-            "give the Task an attribute example_input_array: a tensor, or a tuple of tensors."
+            f"{name}.forward fails on an example of shape {shapes}: {program.first_line(error)}. If"
+            " it needs another input, give the Task an attribute example_input_array: a tensor, or"
+            " a tuple of tensors."
         ) from error
     if difference_of(first, second, name) > 0:
         raise TaskError(
-            f"{name}.forward gives two outputs for one input in evaluation mode: it draws random numbers, or changes its "
-            "weights. Do that in training only: `if self.training:`."
+            f"{name}.forward gives two outputs for one input in evaluation mode: it draws random"
+            " numbers, or changes its weights. Do that in training only: `if self.training:`."
         )
 
 
@@ -160,8 +178,9 @@ def _check(task: Task, run: Run, args: tuple[Tensor, ...], kind: str) -> float:
     allowed = 0.0 if kind in _OF_WEIGHTS else tolerance_of(expected)
     if difference > allowed:
         raise TaskError(
-            f"The outputs of the format={kind} file differ from {name}.forward: on {rows_of(args)} samples the largest "
-            f"difference is {difference:.3g}, and it must be at most {allowed:.3g}. Nothing was written. Check whether forward "
-            "uses anything other than its arguments, weights and buffers."
+            f"The outputs of the format={kind} file differ from {name}.forward: on {rows_of(args)}"
+            f" samples the largest difference is {difference:.3g}, and it must be at most"
+            f" {allowed:.3g}. Nothing was written. Check whether forward uses anything other than"
+            " its arguments, weights and buffers."
         )
     return difference

@@ -1,6 +1,8 @@
-"""Exports from a run: builds the Task from the config in a checkpoint's manifest, and loads the checkpoint's weights.
+"""Exports from a run: builds the Task from the config in a checkpoint's manifest, and loads the
+checkpoint's weights.
 
-The config is input from a file: it passes all checks of a config, and its own `trust` entry is ignored.
+The config is input from a file: it passes all checks of a config, and its own `trust` entry is
+ignored.
 """
 
 from __future__ import annotations
@@ -56,7 +58,13 @@ def export_run(
     folder = _find(ckpt_path, run_dir)
     manifest = verify(folder)
     config = _config_of(manifest, folder, trust)
-    run = Path(run_dir) if run_dir else folder.parent.parent if folder.parent.name == "checkpoints" else folder.parent
+    run = (
+        Path(run_dir)
+        if run_dir
+        else folder.parent.parent
+        if folder.parent.name == "checkpoints"
+        else folder.parent
+    )
     task = _build(config)
     source, absent = _source_of(task, config)
     if source is None and getattr(task, "example_input_array", None) is None:
@@ -64,10 +72,21 @@ def export_run(
     example = None if source is None else _example(task, source)
     load_into(task, read_weights(str(folder)), str(folder))
     name = re.sub(r"[^\w.-]", "_", str(config.get("conf") or type(task).__name__)).lstrip(".")
-    path = run / "export" / f"{name}{FORMATS[format][0]}" if output is None else check_output(output, format)
+    path = (
+        run / "export" / f"{name}{FORMATS[format][0]}"
+        if output is None
+        else check_output(output, format)
+    )
     with _folder(path.parent):
         rebuilt = _build(config) if format in ("safetensors", "huggingface") else None
-        exported = export(task, path, format, example, rebuilt=rebuilt, about=source.describe_input() if source else {})
+        exported = export(
+            task,
+            path,
+            format,
+            example,
+            rebuilt=rebuilt,
+            about=source.describe_input() if source else {},
+        )
     if path.is_dir() and (run / "tokenizer.json").is_file():
         shutil.copy(run / "tokenizer.json", path)
     print(_named(folder, manifest))
@@ -76,10 +95,12 @@ def export_run(
 
 
 def load_task(ckpt_path: str, run_dir: str | None, trust: Sequence[str]) -> tuple[Task, str]:
-    """Return the Task of a run with a checkpoint's weights, in eval mode, and a line that names the checkpoint.
+    """Return the Task of a run with a checkpoint's weights, in eval mode, and a line that names the
+    checkpoint.
 
     Args:
-        ckpt_path, run_dir, trust: as of `export_run`. The run's data is not needed, and need not be there.
+        ckpt_path, run_dir, trust: as of `export_run`. The run's data is not needed, and need not be
+            there.
 
     Raises:
         ConfigError: the run does not exist, or its config is not legal.
@@ -93,14 +114,26 @@ def load_task(ckpt_path: str, run_dir: str | None, trust: Sequence[str]) -> tupl
 
 
 def _named(folder: Path, manifest: dict[str, Any]) -> str:
-    return f"checkpoint  {short(folder.absolute())} (epoch {manifest.get('epoch')}, step {manifest.get('global_step')})"
+    return (
+        f"checkpoint  {short(folder.absolute())} (epoch {manifest.get('epoch')}, step"
+        f" {manifest.get('global_step')})"
+    )
 
 
 def _checked(task: Task, exported: Exported, kind: str) -> str:
     rebuilt = "a newly built Task"
-    runner = {"safetensors": rebuilt, "huggingface": rebuilt, "torch_export": "torch.export.load", "onnx": "onnxruntime"}[kind]
+    runner = {
+        "safetensors": rebuilt,
+        "huggingface": rebuilt,
+        "torch_export": "torch.export.load",
+        "onnx": "onnxruntime",
+    }[kind]
     sizes = " and ".join(str(size) for size in exported.batch_sizes)
-    equal = "equal bit for bit" if exported.difference == 0 else f"largest difference {exported.difference:.2g}"
+    equal = (
+        "equal bit for bit"
+        if exported.difference == 0
+        else f"largest difference {exported.difference:.2g}"
+    )
     return f"{runner} against {type(task).__name__}.forward on batches of {sizes} samples: {equal}"
 
 
@@ -109,37 +142,63 @@ def _find(ckpt_path: str, run_dir: str | None) -> Path:
     if ckpt_path not in ("last", "best"):
         if not (Path(ckpt_path) / MANIFEST).is_file():
             raise CheckpointError(
-                f"ckpt_path is '{ckpt_path}'; it must be best, last, or a checkpoint's folder (it holds a {MANIFEST})."
+                f"ckpt_path is '{ckpt_path}'; it must be best, last, or a checkpoint's folder (it"
+                f" holds a {MANIFEST})."
             )
         return Path(ckpt_path).resolve()
     if run_dir is not None and not Path(run_dir).is_dir():
-        raise ConfigError(f"run_dir is '{run_dir}', which does not exist. Leave it out for the newest run in runs/.")
+        raise ConfigError(
+            f"run_dir is '{run_dir}', which does not exist. Leave it out for the newest run in"
+            " runs/."
+        )
     run = _newest_run() if run_dir is None else Path(run_dir)
     if (run / "checkpoints" / ckpt_path / MANIFEST).is_file():
         return (run / "checkpoints" / ckpt_path).resolve()
     there = sorted(path.parent.name for path in (run / "checkpoints").glob(f"*/{MANIFEST}"))
     found = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
-    raise CheckpointError(f"ckpt_path is '{ckpt_path}', and {run / 'checkpoints'} has no '{ckpt_path}'; {found}.")
+    raise CheckpointError(
+        f"ckpt_path is '{ckpt_path}', and {run / 'checkpoints'} has no '{ckpt_path}'; {found}."
+    )
 
 
 def _newest_run() -> Path:
-    manifests = [path for folder in Path("runs").rglob("checkpoints") for path in folder.glob(f"*/{MANIFEST}")]
+    manifests = [
+        path
+        for folder in Path("runs").rglob("checkpoints")
+        for path in folder.glob(f"*/{MANIFEST}")
+    ]
     if not manifests:
-        raise ConfigError("There is no run with checkpoints in runs/. Name one: run_dir=..., or ckpt_path=FOLDER.")
+        raise ConfigError(
+            "There is no run with checkpoints in runs/. Name one: run_dir=..., or ckpt_path=FOLDER."
+        )
     run = max(manifests, key=lambda path: path.stat().st_mtime).parent.parent.parent
-    print(f"run         {run}, the newest one with checkpoints (run_dir=... selects another)", flush=True)
+    print(
+        f"run         {run}, the newest one with checkpoints (run_dir=... selects another)",
+        flush=True,
+    )
     return run
 
 
-def _config_of(manifest: dict[str, Any], folder: Path, trust: Sequence[str], with_data: bool = True) -> dict[str, Any]:
+def _config_of(
+    manifest: dict[str, Any], folder: Path, trust: Sequence[str], with_data: bool = True
+) -> dict[str, Any]:
     """Return the checked config of a manifest, reduced to the Task and its data."""
     config = manifest.get("config")
     if not isinstance(config, dict):
         raise CheckpointError(
-            f"{folder} is from a run in Python code: it has no config to build the Task from. In Python: "
-            "task = MyTask.load_from_checkpoint(path), and trainkit.export(task, 'model.onnx', format='onnx', example_input=x)."
+            f"{folder} is from a run in Python code: it has no config to build the Task from. In"
+            " Python: task = MyTask.load_from_checkpoint(path), and trainkit.export(task,"
+            " 'model.onnx', format='onnx', example_input=x)."
         )
-    config = {**config, "trainer": {}, "engine": None, "callbacks": {}, "logger": {}, "run_dir": ".", "trust": [*trust]}
+    config = {
+        **config,
+        "trainer": {},
+        "engine": None,
+        "callbacks": {},
+        "logger": {},
+        "run_dir": ".",
+        "trust": [*trust],
+    }
     config.setdefault("seed", 0)
     if not with_data:
         config["data"] = None
@@ -158,8 +217,12 @@ def _build(config: dict[str, Any]) -> Task:
     return task
 
 
-def _source_of(task: Task, config: dict[str, Any]) -> tuple[Task | DataModule | None, Exception | None]:
-    """Return the run's data, set up; or None and why, if it is not here: a Task with its own example needs none."""
+def _source_of(
+    task: Task, config: dict[str, Any]
+) -> tuple[Task | DataModule | None, Exception | None]:
+    """Return the run's data, set up;
+    or None and why, if it is not here: a Task with its own example needs none.
+    """
     try:
         data = data_of(config)
         source = data or task
@@ -175,20 +238,37 @@ def _example(task: Task, source: Task | DataModule) -> Any:
     """Return None if the Task has its own example, or the inputs of its data's first samples."""
     if getattr(task, "example_input_array", None) is not None:
         return None
-    return _inputs_of(next((loader for loader in (source.val_dataloader(), source.train_dataloader()) if loader), None), task)
+    return _inputs_of(
+        next(
+            (loader for loader in (source.val_dataloader(), source.train_dataloader()) if loader),
+            None,
+        ),
+        task,
+    )
 
 
 def _inputs_of(loader: Any, task: Task) -> Tensor:
-    """Return the inputs of the first samples: of a batch (inputs, targets), or the batch itself if it is a tensor."""
+    """Return the inputs of the first samples:
+    of a batch (inputs, targets), or the batch itself if it is a tensor.
+    """
     if isinstance(loader, (list, tuple)) and isinstance(loader[0], (DataLoader, Dataset)):
         loader = loader[0]
-    batch = next(iter(DataLoader(loader, _ROWS) if isinstance(loader, Dataset) else loader), None) if loader else None
+    batch = (
+        next(iter(DataLoader(loader, _ROWS) if isinstance(loader, Dataset) else loader), None)
+        if loader
+        else None
+    )
     inputs = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     if not isinstance(inputs, Tensor) or inputs.dim() == 0:
-        found = f"a batch is a {type(batch).__name__}" if batch is not None else "there is no validation or training data"
+        found = (
+            f"a batch is a {type(batch).__name__}"
+            if batch is not None
+            else "there is no validation or training data"
+        )
         raise TaskError(
-            f"The inputs of {type(task).__name__}.forward cannot be derived: {found}, not a tuple (inputs, targets). Give the "
-            "Task an attribute example_input_array: a tensor, or a tuple of tensors."
+            f"The inputs of {type(task).__name__}.forward cannot be derived: {found}, not a tuple"
+            " (inputs, targets). Give the Task an attribute example_input_array: a tensor, or a"
+            " tuple of tensors."
         )
     return inputs[:_ROWS]
 
@@ -200,7 +280,9 @@ def _folder(path: Path) -> Any:
     try:
         path.mkdir(exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be created: {error.strerror}. Choose a file with output=FILE.") from error
+        raise ConfigError(
+            f"{path} cannot be created: {error.strerror}. Choose a file with output=FILE."
+        ) from error
     try:
         yield
     except BaseException:

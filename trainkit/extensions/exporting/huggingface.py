@@ -1,6 +1,8 @@
-"""format=huggingface: a folder that `from_pretrained` of transformers opens: config.json and model.safetensors.
+"""format=huggingface: a folder that `from_pretrained` of transformers opens: config.json and
+model.safetensors.
 
-The Task writes it itself, in `export_huggingface(folder)`, and reads its names back in `translate_weights`.
+The Task writes it itself, in `export_huggingface(folder)`, and reads its names back in
+`translate_weights`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
     export = getattr(task, "export_huggingface", None)
     if not callable(export):
         raise TaskError(
-            f"{type(task).__name__} has no export_huggingface(), so format=huggingface cannot be written. Give it a method "
-            "export_huggingface(folder) that writes config.json and model.safetensors, as recipes.language_model.LanguageModel "
-            "has; or use format=safetensors."
+            f"{type(task).__name__} has no export_huggingface(), so format=huggingface cannot be"
+            " written. Give it a method export_huggingface(folder) that writes config.json and"
+            " model.safetensors, as recipes.language_model.LanguageModel has; or use"
+            " format=safetensors."
         )
     path.mkdir()
     export(path)
@@ -36,5 +39,7 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
 
 
 def load(path: Path, task: Task, rebuilt: Task | None) -> Callable[..., Any]:
-    """Return the forward with the folder's weights, as `init_weights` would load them; see `run_with`."""
+    """Return the forward with the folder's weights,
+    as `init_weights` would load them; see `run_with`.
+    """
     return run_with(task.translate_weights(read_weights(str(path))), str(path), task, rebuilt)

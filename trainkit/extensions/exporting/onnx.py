@@ -16,16 +16,20 @@ _MOST_BYTES = 2**31 - 1  # protobuf's limit for one file
 
 
 def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
-    """Write the task's forward, including weights, as one file; return whether it accepts any batch size.
+    """Write the task's forward, including weights, as one file; return whether it accepts any batch
+    size.
 
     Raises:
         TaskError: it cannot be traced, has no ONNX equivalent, or is too large for one file.
     """
     name = type(task).__name__
-    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in [*task.parameters(), *task.buffers()])
+    num_bytes = sum(
+        tensor.numel() * tensor.element_size() for tensor in [*task.parameters(), *task.buffers()]
+    )
     if num_bytes > _MOST_BYTES:
         raise TaskError(
-            f"{name} has {num_bytes / 2**30:.1f} GiB of weights; an ONNX file holds at most 2. Use format=torch_export."
+            f"{name} has {num_bytes / 2**30:.1f} GiB of weights; an ONNX file holds at most 2. Use"
+            " format=torch_export."
         )
     program, any_batch_size = trace(task, args)
     try:
@@ -33,7 +37,9 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
         assert converted is not None
         converted.save(path, external_data=False)
     except REFUSALS as error:
-        raise TaskError(f"{name}.forward has no ONNX equivalent: {first_line(error)}. Use format=torch_export.") from error
+        raise TaskError(
+            f"{name}.forward has no ONNX equivalent: {first_line(error)}. Use format=torch_export."
+        ) from error
     return any_batch_size
 
 

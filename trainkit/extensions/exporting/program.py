@@ -1,4 +1,6 @@
-"""format=torch_export: the graph of forward with its weights, for torch.export.load, with a dynamic batch size."""
+"""format=torch_export: the graph of forward with its weights, for torch.export.load,
+with a dynamic batch size.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from trainkit.api.task import Task
 from trainkit.errors import TaskError
 from trainkit.extensions.exporting.example import is_batch, resized, rows_of
 
-# Exceptions of tracers for a forward that they cannot follow (torch._dynamo's own errors are RuntimeErrors).
+# Exceptions of tracers for a forward that they cannot follow (torch._dynamo's own errors are
+# RuntimeErrors).
 REFUSALS = (RuntimeError, ValueError, TypeError, AssertionError, AttributeError, LookupError)
 
 
@@ -37,35 +40,47 @@ def load(path: Path) -> Callable[..., Any]:
 
 
 def trace(task: Task, args: tuple[Tensor, ...]) -> tuple[ExportedProgram, bool]:
-    """Return the graph of the task's forward, and whether it accepts any batch size; print a line if it does not.
+    """Return the graph of the task's forward, and whether it accepts any batch size; print a line
+    if it does not.
 
     Raises:
         TaskError: torch cannot trace it.
     """
-    several = resized(args, max(2, rows_of(args)))  # 1 is never dynamic: torch treats it as a broadcast size
+    # 1 is never dynamic: torch treats it as a broadcast size
+    several = resized(args, max(2, rows_of(args)))
     shapes, batch = ShapesCollection(), Dim("batch")  # type: ignore[no-untyped-call]
     for arg in several:
         if is_batch(arg, several):
             shapes[arg] = {0: batch}
     try:
-        return _without_places(torch.export.export(task, several, dynamic_shapes=shapes, strict=False)), True
+        return (
+            _without_places(
+                torch.export.export(task, several, dynamic_shapes=shapes, strict=False)
+            ),
+            True,
+        )
     except REFUSALS as error:
         refusal = first_line(error)
     try:
         program = torch.export.export(task, args, strict=False)
     except REFUSALS as error:
         raise TaskError(
-            f"{type(task).__name__}.forward cannot be traced by torch.export: {first_line(error)}. Replace branches on tensor "
-            "values by tensor operations (torch.where), or export only the weights: format=safetensors."
+            f"{type(task).__name__}.forward cannot be traced by torch.export: {first_line(error)}."
+            " Replace branches on tensor values by tensor operations (torch.where), or export only"
+            " the weights: format=safetensors."
         ) from error
     print(
-        f"The file accepts only batches of {rows_of(args)}; torch.export cannot make the size dynamic: {refusal}.", flush=True
+        f"The file accepts only batches of {rows_of(args)}; torch.export cannot make the size"
+        f" dynamic: {refusal}.",
+        flush=True,
     )
     return _without_places(program), False
 
 
 def _without_places(program: ExportedProgram) -> ExportedProgram:
-    """Remove the source location of each operation: an exported file should not contain this machine's folders."""
+    """Remove the source location of each operation:
+    an exported file should not contain this machine's folders.
+    """
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
             node.meta.pop("stack_trace", None)

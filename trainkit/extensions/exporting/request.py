@@ -23,12 +23,15 @@ def check_format(name: str) -> None:
         ConfigError: the format is rejected.
     """
     if name not in FORMATS:
-        raise ConfigError(f"format is '{name}'; it must be one of {', '.join(FORMATS)}.{did_you_mean(name, FORMATS)}")
+        raise ConfigError(
+            f"format is '{name}'; it must be one of"
+            f" {', '.join(FORMATS)}.{did_you_mean(name, FORMATS)}"
+        )
     absent = [package for package in FORMATS[name][1] if importlib.util.find_spec(package) is None]
     if absent:
         raise ConfigError(
-            f"format={name} needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed. Install: "
-            "pip install 'trainkit[export]'"
+            f"format={name} needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'}"
+            " not installed. Install: pip install 'trainkit[export]'"
         )
 
 
@@ -36,22 +39,27 @@ def check_output(output: str | Path, name: str) -> Path:
     """Check that an output of the format `name` can be written, and return its path.
 
     Raises:
-        ConfigError: it has another format's suffix, its folder does not exist, or it is a folder in place of a file; or, of a
-            format that is a folder, there is something else that would be replaced.
+        ConfigError: it has another format's suffix, its folder does not exist, or it is a folder in
+            place of a file; or, of a format that is a folder, there is something else that would be
+            replaced.
     """
     path, suffix = Path(output), FORMATS[name][0]
     if not suffix and path.exists() and not _may_be_replaced(path):
         raise ConfigError(
-            f"output is '{output}', which holds something other than a model of transformers; format={name} writes a folder, "
-            "and replaces only an earlier one. Give a new folder."
+            f"output is '{output}', which holds something other than a model of transformers;"
+            f" format={name} writes a folder, and replaces only an earlier one. Give a new folder."
         )
     if suffix and path.is_dir():
-        raise ConfigError(f"output is '{output}', which is a folder; it must be a file, for example {path / f'model{suffix}'}.")
+        raise ConfigError(
+            f"output is '{output}', which is a folder; it must be a file, for example"
+            f" {path / f'model{suffix}'}."
+        )
     if suffix and path.suffix != suffix:
         raise ConfigError(f"output is '{output}'; for format={name} its name must end in {suffix}.")
     if not path.parent.is_dir():
         raise ConfigError(
-            f"output is '{output}', and the folder {path.parent} does not exist. Create it, or give another place."
+            f"output is '{output}', and the folder {path.parent} does not exist. Create it, or give"
+            " another place."
         )
     return path
 

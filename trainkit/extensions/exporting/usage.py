@@ -7,14 +7,22 @@ _FORMATS = "safetensors | huggingface | torch_export | onnx"
 
 USAGE = Usage(
     "ckpt_path=best|last|FOLDER [key=value ...]",
-    "Write a checkpoint as a file for other programs, and check it against the Task's outputs. huggingface: as a folder "
-    "for `from_pretrained` of transformers.",
+    "Write a checkpoint as a file for other programs, and check it against the Task's outputs."
+    " huggingface: as a folder for `from_pretrained` of transformers.",
     (
         ("ckpt_path", CKPT, "", "best, last, or a checkpoint's folder"),
         ("run_dir", "FOLDER", "the newest one in runs/", "the run of best and last"),
         ("format", _FORMATS, "safetensors", "the file's format"),
-        ("output", "FILE", "<run_dir>/export/<conf>", "the file, with the format's suffix; the folder of huggingface"),
+        (
+            "output",
+            "FILE",
+            "<run_dir>/export/<conf>",
+            "the file, with the format's suffix; the folder of huggingface",
+        ),
         TRUST,
     ),
-    ("ckpt_path=best run_dir=runs/mine", "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx"),
+    (
+        "ckpt_path=best run_dir=runs/mine",
+        "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx",
+    ),
 )

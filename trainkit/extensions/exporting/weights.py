@@ -1,4 +1,5 @@
-"""format=safetensors: only the weights, as in a checkpoint; a tensor with several names is stored once.
+"""format=safetensors: only the weights, as in a checkpoint; a tensor with several names is stored
+once.
 
 `run_with` is the check of all formats that hold weights only: the Task's own forward with them.
 """
@@ -30,9 +31,13 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
     others = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if others or not state:
         what = f"holds '{others[0]}', which is no tensor" if others else "has no weights"
-        raise TaskError(f"{type(task).__name__} {what}; format=safetensors writes tensors. Use format=torch_export.")
+        raise TaskError(
+            f"{type(task).__name__} {what}; format=safetensors writes tensors. Use"
+            " format=torch_export."
+        )
     tensors, aliases = find_aliases(state)
-    write_safetensors(path, {name: tensor.clone() for name, tensor in tensors.items()}, aliases)  # none may share memory
+    # none may share memory
+    write_safetensors(path, {name: tensor.clone() for name, tensor in tensors.items()}, aliases)
     return True
 
 
@@ -43,8 +48,11 @@ def load(path: Path, task: Task, rebuilt: Task | None) -> Callable[..., Any]:
     return run_with(state, str(path), task, rebuilt)
 
 
-def run_with(state: dict[str, Tensor], source: str, task: Task, rebuilt: Task | None) -> Callable[..., Any]:
-    """Return the forward of `rebuilt` with weights, or the task's own forward with them; the task is unchanged.
+def run_with(
+    state: dict[str, Tensor], source: str, task: Task, rebuilt: Task | None
+) -> Callable[..., Any]:
+    """Return the forward of `rebuilt` with weights, or the task's own forward with them; the task
+    is unchanged.
 
     Raises:
         CheckpointError: the weights, which are those of `source`, do not fit.

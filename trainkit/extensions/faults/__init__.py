@@ -1,4 +1,6 @@
-"""Faults: kills, hangs and errors at a chosen rank and step, to try what a job survives (docs/elastic.md)."""
+"""Faults: kills, hangs and errors at a chosen rank and step,
+to try what a job survives (docs/elastic.md).
+"""
 
 from trainkit.extension import Extension
 
@@ -9,5 +11,8 @@ EXTENSION = Extension(
     summary="callbacks=faults: kills, hangs and errors at a chosen rank and step",
     proven="each commit",
     targets=(_FAULTS,),
-    names={"trainkit.callbacks.FaultInjection": _FAULTS, "trainkit.callbacks.fault_injection.FaultInjection": _FAULTS},
+    names={
+        "trainkit.callbacks.FaultInjection": _FAULTS,
+        "trainkit.callbacks.fault_injection.FaultInjection": _FAULTS,
+    },
 )

@@ -1,4 +1,6 @@
-"""FaultInjection: provokes the faults of a cluster on purpose, so that recovery can be tested on a laptop."""
+"""FaultInjection: provokes the faults of a cluster on purpose,
+so that recovery can be tested on a laptop.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,16 @@ class FaultInjection(Callback):
     Each fault is a mapping:
 
         do          kill (SIGKILL), terminate (SIGTERM, as a scheduler does), stop (SIGSTOP: the process freezes), raise (an
-                    error in the user's code), hang (the rank stops responding), slow (each batch takes `seconds` longer, from
-                    `step` on), nan (the gradient of the first parameter is NaN in one step), cut_checkpoint (the largest
-                    file of the newest checkpoint loses its second half), drop_host and add_host (`host` leaves or joins
-                    `hosts_file`, which a discovery script prints)
+                    error in the user's code), hang (the rank stops responding), slow (each batch
+                    takes `seconds` longer, from `step` on), nan (the gradient of the first
+                    parameter is NaN in one step), cut_checkpoint (the largest file of the newest
+                    checkpoint loses its second half), drop_host and add_host (`host` leaves or
+                    joins `hosts_file`, which a discovery script prints)
         step        after this many optimizer steps
         rank        the rank, in the numbering at that time (default 0)
         during      "step" (default), "validation" (its second batch), "saving" (a checkpoint or a commit is being
-                    collected), or "recovery" (a run is being restored); the first occurrence at `step` or later
+                    collected), or "recovery" (a run is being restored); the first occurrence at
+                    `step` or later
         seconds     of hang (default: no end) and slow (default 1)
 
     Before a fault is injected, it is recorded in `<run_dir>/faults/`.
@@ -63,7 +67,9 @@ class FaultInjection(Callback):
     needs_of_engine = frozenset({"weights"})
 
     def __init__(self, faults: list[dict[str, Any]]) -> None:
-        self.faults = [_read(fault, f"{self.config_key}.faults[{i}]") for i, fault in enumerate(faults)]
+        self.faults = [
+            _read(fault, f"{self.config_key}.faults[{i}]") for i, fault in enumerate(faults)
+        ]
         self._actions: dict[str, Callable[[dict[str, Any], RunView, Task], None]] = {
             "kill": lambda fault, *_: os.kill(os.getpid(), signal.SIGKILL),
             "terminate": lambda fault, *_: os.kill(os.getpid(), signal.SIGTERM),
@@ -82,10 +88,16 @@ class FaultInjection(Callback):
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """Delay the rank, for "slow"."""
         for fault in self.faults:
-            if fault["do"] == "slow" and fault["rank"] == trainer.global_rank and trainer.global_step >= fault["step"]:
+            if (
+                fault["do"] == "slow"
+                and fault["rank"] == trainer.global_rank
+                and trainer.global_step >= fault["step"]
+            ):
                 time.sleep(1.0 if fault["seconds"] is None else fault["seconds"])
 
-    def on_validation_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_validation_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
         if batch_idx == 1 and not trainer.sanity_checking:
             self._inject("validation", trainer, task)
 
@@ -97,9 +109,20 @@ class FaultInjection(Callback):
 
     def _inject(self, during: str, trainer: RunView, task: Task) -> None:
         for i, fault in enumerate(self.faults):
-            here = fault["during"] == during and fault["rank"] == trainer.global_rank and fault["do"] != "slow"
-            if here and trainer.global_step >= fault["step"] and self._is_first(trainer.run_dir / "faults" / str(i)):
-                text = f"FaultInjection: {fault['do']} on rank {trainer.global_rank} after step {trainer.global_step}"
+            here = (
+                fault["during"] == during
+                and fault["rank"] == trainer.global_rank
+                and fault["do"] != "slow"
+            )
+            if (
+                here
+                and trainer.global_step >= fault["step"]
+                and self._is_first(trainer.run_dir / "faults" / str(i))
+            ):
+                text = (
+                    f"FaultInjection: {fault['do']} on rank {trainer.global_rank} after step"
+                    f" {trainer.global_step}"
+                )
                 info(text if during == "step" else f"{text}, during {during}")
                 self._actions[fault["do"]](fault, trainer, task)
 
@@ -120,35 +143,59 @@ def _read(fault: dict[str, Any], where: str) -> dict[str, Any]:
         ConfigError: it has an unknown key, lacks a required one, or has an illegal value.
     """
     if strange := [key for key in fault if key not in _KEYS]:
-        raise ConfigError(f"{where} has the key '{strange[0]}'; use {', '.join(_KEYS)}.{did_you_mean(strange[0], _KEYS)}")
+        raise ConfigError(
+            f"{where} has the key '{strange[0]}'; use"
+            f" {', '.join(_KEYS)}.{did_you_mean(strange[0], _KEYS)}"
+        )
     if missing := [key for key in ("do", "step") if fault.get(key) is None]:
-        raise ConfigError(f"{where} lacks '{missing[0]}'. A fault is, for example, {{do: kill, rank: 1, step: 20}}.")
+        raise ConfigError(
+            f"{where} lacks '{missing[0]}'. A fault is, for example, {{do: kill, rank: 1, step:"
+            " 20}."
+        )
     if isinstance(fault.get("do"), float) and math.isnan(fault["do"]):
         fault = fault | {"do": "nan"}  # Hydra parses it as a number
     whole = {key: fault.get(key, default) for key, (_, default) in _KEYS.items()}
     for key, value in whole.items():
         kind = _KEYS[key][0]
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise ConfigError(f"{where}.{key} is {value!r}; it must be {'a text' if kind is str else 'a number'}.")
+            raise ConfigError(
+                f"{where}.{key} is {value!r}; it must be {'a text' if kind is str else 'a number'}."
+            )
         if isinstance(value, (int, float)) and value < 0:
             raise ConfigError(f"{where}.{key} is {value}; it must be 0 or more.")
     for key, legal in (("do", DEEDS), ("during", DURING)):
         if whole[key] not in legal:
             raise ConfigError(
-                f"{where}.{key} is '{whole[key]}'; it must be one of {', '.join(legal)}.{did_you_mean(str(whole[key]), legal)}"
+                f"{where}.{key} is '{whole[key]}'; it must be one of"
+                f" {', '.join(legal)}.{did_you_mean(str(whole[key]), legal)}"
             )
     if whole["do"] in ("drop_host", "add_host") and not (whole["host"] and whole["hosts_file"]):
         raise ConfigError(
-            f"{where} is a {whole['do']}: it needs 'host' and 'hosts_file', the file that the discovery script prints."
+            f"{where} is a {whole['do']}: it needs 'host' and 'hosts_file', the file that the"
+            " discovery script prints."
         )
     return whole
 
 
-DEEDS = ("kill", "terminate", "stop", "raise", "hang", "slow", "nan", "cut_checkpoint", "drop_host", "add_host")
+DEEDS = (
+    "kill",
+    "terminate",
+    "stop",
+    "raise",
+    "hang",
+    "slow",
+    "nan",
+    "cut_checkpoint",
+    "drop_host",
+    "add_host",
+)
 
 
 def _raise(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
-    raise RuntimeError(f"FaultInjection raises this on rank {trainer.global_rank} after step {trainer.global_step}.")
+    raise RuntimeError(
+        f"FaultInjection raises this on rank {trainer.global_rank} after step"
+        f" {trainer.global_step}."
+    )
 
 
 def _poison(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
@@ -169,7 +216,9 @@ def _cut(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
     if not newest.is_dir():
         warning(f"FaultInjection: cut_checkpoint found no checkpoint in {newest.parent}.")
         return
-    largest = max((path for path in newest.iterdir() if path.is_file()), key=lambda path: path.stat().st_size)
+    largest = max(
+        (path for path in newest.iterdir() if path.is_file()), key=lambda path: path.stat().st_size
+    )
     os.truncate(largest, largest.stat().st_size // 2)
 
 
@@ -177,7 +226,9 @@ def _edit_hosts(fault: dict[str, Any], there: bool) -> None:
     """Add a host ("name" or "name:slots") to the file, or remove it."""
     path, host = Path(fault["hosts_file"]), fault["host"]
     others = [
-        line for line in path.read_text().splitlines() if line.strip() and line.partition(":")[0] != host.partition(":")[0]
+        line
+        for line in path.read_text().splitlines()
+        if line.strip() and line.partition(":")[0] != host.partition(":")[0]
     ]
     with replacing(path) as draft:
         draft.write_text("".join(f"{line}\n" for line in [*others, *[host] * there]))

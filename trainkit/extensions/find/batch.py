@@ -1,4 +1,6 @@
-"""find batch: the largest microbatch that fits into the memory of every rank, found by training on it."""
+"""find batch: the largest microbatch that fits into the memory of every rank,
+found by training on it.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Tried:
     Attributes:
         batch_size: samples of a rank's microbatch.
         failed: the ranks on which it did not fit; empty if it fits.
-        peak_bytes: the largest peak of a rank; of a GPU torch's allocations, of the CPU the process's memory.
+        peak_bytes: the largest peak of a rank; of a GPU torch's allocations, of the CPU the
+            process's memory.
     """
 
     batch_size: int
@@ -50,7 +53,8 @@ class Batches:
     Attributes:
         tried: each microbatch, in the order of trials.
         largest: that fits on all ranks; None if not one sample does.
-        is_limited: whether a larger one was left untried: the data has not enough samples, or `most` is reached.
+        is_limited: whether a larger one was left untried: the data has not enough samples, or
+            `most` is reached.
         global_batch: samples of a step of the config, on all ranks.
         ranks: that share them.
     """
@@ -62,22 +66,28 @@ class Batches:
     ranks: int
 
     def choice(self) -> tuple[int, int] | None:
-        """Return (batch size, accumulation): the largest that fits and keeps the global batch; None if none does."""
+        """Return (batch size, accumulation): the largest that fits and keeps the global batch;
+        None if none does.
+        """
         own = self.global_batch // self.ranks
         sizes = (size for size in range(min(self.largest or 0, own), 0, -1) if own % size == 0)
         size = next(sizes, None)
         return None if size is None else (size, own // size)
 
 
-def find_batch(config: Mapping[str, Any], memory_gb: float | None = None, most: int = 65536) -> Batches:
-    """Double the microbatch of a config until it fits no longer, then halve the gap down to a sixteenth. Call it on all ranks.
+def find_batch(
+    config: Mapping[str, Any], memory_gb: float | None = None, most: int = 65536
+) -> Batches:
+    """Double the microbatch of a config until it fits no longer, then halve the gap down to a
+    sixteenth. Call it on all ranks.
 
-    Each size is trained for two steps of two microbatches, with all ranks; a rank that is out of memory ends the trial on all.
+    Each size is trained for two steps of two microbatches, with all ranks; a rank that is out of
+    memory ends the trial on all.
 
     Args:
         config: resolved and checked, with `data.batch_size`.
-        memory_gb: memory that a rank may use, in units of 10^9 bytes; of a GPU its own by default. On the CPU it must be given:
-            a process that takes all of a host's memory is killed.
+        memory_gb: memory that a rank may use, in units of 10^9 bytes; of a GPU its own by default.
+            On the CPU it must be given: a process that takes all of a host's memory is killed.
         most: no larger microbatch is tried.
 
     Raises:
@@ -100,7 +110,9 @@ def find_batch(config: Mapping[str, Any], memory_gb: float | None = None, most: 
 
 def _without_batch_size(data: Mapping[str, Any]) -> str:
     if data.get("batch_size") is not None:
-        return f"data.batch_size is {show(data['batch_size'])}; it must be a whole number, 1 or more."
+        return (
+            f"data.batch_size is {show(data['batch_size'])}; it must be a whole number, 1 or more."
+        )
     target = data.get("_target_")
     if target is None:
         return (
@@ -109,17 +121,20 @@ def _without_batch_size(data: Mapping[str, Any]) -> str:
         )
     if "batch_size" not in read_signature(str(target), "data._target_").parameters:
         return (
-            f"data._target_ is '{target}', which takes no batch_size, so none can be tried. Give its "
-            "__init__ an argument batch_size, and its loaders that size."
+            f"data._target_ is '{target}', which takes no batch_size, so none can be tried. Give"
+            " its __init__ an argument batch_size, and its loaders that size."
         )
     return (
-        "data.batch_size is not in this config, which leaves it to the class's default. Give the size "
-        "to begin with: data.batch_size=32."
+        "data.batch_size is not in this config, which leaves it to the class's default. Give the"
+        " size to begin with: data.batch_size=32."
     )
 
 
-def largest_that_fits(fits: Callable[[int], bool], first: int, most: int) -> tuple[int | None, int | None]:
-    """Return the largest size that fits, to a sixteenth, and the smallest seen that does not; None if there is none.
+def largest_that_fits(
+    fits: Callable[[int], bool], first: int, most: int
+) -> tuple[int | None, int | None]:
+    """Return the largest size that fits, to a sixteenth, and the smallest seen that does not; None
+    if there is none.
 
     Args:
         fits: whether a size does.
@@ -132,7 +147,9 @@ def largest_that_fits(fits: Callable[[int], bool], first: int, most: int) -> tup
             good = size
         else:
             bad = size
-        size = min(2 * size, most) if bad is None else (good + bad) // 2 if good else max(1, bad // 2)
+        size = (
+            min(2 * size, most) if bad is None else (good + bad) // 2 if good else max(1, bad // 2)
+        )
         if bad == 1:
             break
     return good or None, bad
@@ -146,33 +163,58 @@ class _Trial:
     ranks: int
 
 
-def _try(config: Mapping[str, Any], size: int, memory_gb: float | None, looks_only: bool = False) -> _Trial:
+def _try(
+    config: Mapping[str, Any], size: int, memory_gb: float | None, looks_only: bool = False
+) -> _Trial:
     trainer = dict(config["trainer"])
     if not looks_only:  # two microbatches: the second one's forward meets the first one's gradients
         trainer |= {"global_batch_size": None, "accumulate_grad_batches": 2}
     with random_numbers_kept():  # making the task draws its first weights
-        return _try_built({**config, "trainer": trainer, "data": {**config["data"], "batch_size": size}}, memory_gb, looks_only)
+        return _try_built(
+            {**config, "trainer": trainer, "data": {**config["data"], "batch_size": size}},
+            memory_gb,
+            looks_only,
+        )
 
 
 def _try_built(config: Mapping[str, Any], memory_gb: float | None, looks_only: bool) -> _Trial:
     built, size = build(dict(config), []), config["data"]["batch_size"]
-    with trial_run(built.task, DataSources(datamodule=built.datamodule), built.trainer.options, reduces_first=True) as run:
+    with trial_run(
+        built.task,
+        DataSources(datamodule=built.datamodule),
+        built.trainer.options,
+        reduces_first=True,
+    ) as run:
         assert isinstance(run.train_feed, MapFeed), "trial_run refuses streams"
         ranks, samples = run.engine.ranks.data_size, run.train_feed.source.num_samples
-        trial = _Trial(Tried(size, (), 0), max(1, samples // (2 * ranks)), run.batch_plan.global_batch_size or size, ranks)
+        trial = _Trial(
+            Tried(size, (), 0),
+            max(1, samples // (2 * ranks)),
+            run.batch_plan.global_batch_size or size,
+            ranks,
+        )
         if looks_only:
             if memory_gb is None and run.engine.device.type == "cpu":
-                raise ConfigError("memory_gb is missing: on the CPU it must be the memory that a rank may use, as memory_gb=4.")
+                raise ConfigError(
+                    "memory_gb is missing: on the CPU it must be the memory that a rank may use, as"
+                    " memory_gb=4."
+                )
             return trial
         limit = None if memory_gb is None else round(memory_gb * _GB)
         failed, peak = _train(run, limit)
         found = run.engine.comm.all_gather_object((failed, peak))
-    tried = Tried(size, tuple(rank for rank, (failed, _) in enumerate(found) if failed), max(peak for _, peak in found))
+    tried = Tried(
+        size,
+        tuple(rank for rank, (failed, _) in enumerate(found) if failed),
+        max(peak for _, peak in found),
+    )
     return _Trial(tried, trial.room, trial.global_batch, ranks)
 
 
 def _train(run: Run, limit: int | None) -> tuple[bool, int]:
-    """Take the steps; return whether this rank was out of memory, and its peak. All ranks end at the same step."""
+    """Take the steps; return whether this rank was out of memory, and its peak.
+    All ranks end at the same step.
+    """
     gc.collect()
     peak = _gpu_peak if run.engine.device.type == "cuda" else _cpu_peak
     peak(run.engine.device, True)
@@ -180,7 +222,8 @@ def _train(run: Run, limit: int | None) -> tuple[bool, int]:
     run.hooks("on_train_start")
     for step in itertools.islice(steps_of(run), _STEPS):
         failed = _out_of_memory(lambda step=step: _compute(run, step))  # type: ignore[misc]
-        run.engine.reduce_gradients()  # on all ranks, also after a failure: the others' sums are in flight
+        # on all ranks, also after a failure: the others' sums are in flight
+        run.engine.reduce_gradients()
         if run.engine.comm.sum_number(failed):
             forget_gradients(run, run.step.log, run.state.batch_idx)
             return failed, peak(run.engine.device, False)

@@ -33,7 +33,9 @@ _OWN = {
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Find what the first argument names: `lr|batch|workers|settings conf=NAME [overrides]`; return the exit code."""
+    """Find what the first argument names: `lr|batch|workers|settings conf=NAME [overrides]`;
+    return the exit code.
+    """
     started = read_launcher()
     if "-h" in arguments or "--help" in arguments or not arguments:
         if started.is_main:
@@ -43,7 +45,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         if what not in _OWN:
             raise ConfigError(
-                f"'{what}' cannot be found.{did_you_mean(what, _OWN)} There is: {', '.join(_OWN)}; as: find lr conf=mlp."
+                f"'{what}' cannot be found.{did_you_mean(what, _OWN)} There is: {', '.join(_OWN)};"
+                " as: find lr conf=mlp."
             )
         if flag := next((word for word in rest if word in ("-m", "--multirun")), None):
             raise ConfigError(f"find takes one config: leave {flag} out.")
@@ -106,17 +109,40 @@ def _find_lr(job: Job, settings: dict[str, Any]) -> None:
     if not launcher.is_main:
         return
     key = _rate_key(job.config)
-    found = [(name, rate) for name, rate in (("steepest", curve.suggestion()), ("valley", curve.valley())) if rate is not None]
-    suggested = [(name, rate, f"{key}={rate:.2g}" if key else "in configure_optimizers") for name, rate in found]
-    notes = [f"{plural(len(curve.lrs), 'step')} at {plural(launcher.world_size, 'rank')}" + _up_to(curve)]
+    found = [
+        (name, rate)
+        for name, rate in (("steepest", curve.suggestion()), ("valley", curve.valley()))
+        if rate is not None
+    ]
+    suggested = [
+        (name, rate, f"{key}={rate:.2g}" if key else "in configure_optimizers")
+        for name, rate in found
+    ]
+    notes = [
+        f"{plural(len(curve.lrs), 'step')} at {plural(launcher.world_size, 'rank')}" + _up_to(curve)
+    ]
     if curve.stopped:
         notes.append(f"The sweep ended early: {curve.stopped}.")
     if curve.factor != 1:
-        notes.append(f"The contract of batch and rate multiplies these rates by {curve.factor:g} here (trainer.lr_scaling).")
+        notes.append(
+            f"The contract of batch and rate multiplies these rates by {curve.factor:g} here"
+            " (trainer.lr_scaling)."
+        )
     if not suggested:
-        notes.append("The loss does not fall: no rate is suggested. Start lower (min_lr=...), or take more steps (steps=200).")
+        notes.append(
+            "The loss does not fall: no rate is suggested. Start lower (min_lr=...), or take more"
+            " steps (steps=200)."
+        )
     page = Path(str(job.config["run_dir"])).absolute() / "reports" / "lr.html"
-    write_lr_page(page, f"conf={job.config['conf']}", curve.lrs, curve.losses, curve.smoothed_losses, suggested, notes)
+    write_lr_page(
+        page,
+        f"conf={job.config['conf']}",
+        curve.lrs,
+        curve.losses,
+        curve.smoothed_losses,
+        suggested,
+        notes,
+    )
     console = console_of()
     for note in notes:
         console.print(note, soft_wrap=True, markup=False)
@@ -126,12 +152,18 @@ def _find_lr(job: Job, settings: dict[str, Any]) -> None:
 
 
 def _rate_key(config: dict[str, Any]) -> str | None:
-    """Return the key that sets a config's learning rate: the optimizer's, or an argument of the task's own; or None."""
+    """Return the key that sets a config's learning rate:
+    the optimizer's, or an argument of the task's own; or None.
+    """
     if config.get("optimizer"):
         return "optimizer.lr"
     task = config["task"]
     known = read_signature(task["_target_"], "task._target_").parameters | task
-    numbers = (n for n in ("lr", "learning_rate") if n in known and isinstance(task.get(n, 0.0), (int, float)))
+    numbers = (
+        n
+        for n in ("lr", "learning_rate")
+        if n in known and isinstance(task.get(n, 0.0), (int, float))
+    )
     return next((f"task.{name}" for name in numbers), None)
 
 
@@ -149,17 +181,40 @@ def _find_batch(job: Job, settings: dict[str, Any]) -> None:
     rows = []
     for tried in sorted(found.tried, key=lambda one: int(one.batch_size)):
         ranks = ", ".join(map(str, tried.failed))
-        rows.append((str(tried.batch_size), human(tried.peak_bytes), f"no: rank {ranks}" if ranks else "yes"))
-    console.print(Grid("Microbatches tried", ("data.batch_size", "peak of a rank", "fits"), rows, sentences=(2,)).rich())
+        rows.append(
+            (
+                str(tried.batch_size),
+                human(tried.peak_bytes),
+                f"no: rank {ranks}" if ranks else "yes",
+            )
+        )
+    console.print(
+        Grid(
+            "Microbatches tried",
+            ("data.batch_size", "peak of a rank", "fits"),
+            rows,
+            sentences=(2,),
+        ).rich()
+    )
     if found.largest is None:
         raise ConfigError(
-            "Not one sample fits. Try trainer.activation_checkpointing=true or engine=fsdp (docs/large_models.md)."
+            "Not one sample fits. Try trainer.activation_checkpointing=true or engine=fsdp"
+            " (docs/large_models.md)."
         )
-    more = "; no larger one was tried (most=..., or the data has no more samples)" if found.is_limited else ""
-    console.print(f"largest   {found.largest} samples on each of {plural(found.ranks, 'rank')}{more}", soft_wrap=True)
+    more = (
+        "; no larger one was tried (most=..., or the data has no more samples)"
+        if found.is_limited
+        else ""
+    )
+    console.print(
+        f"largest   {found.largest} samples on each of {plural(found.ranks, 'rank')}{more}",
+        soft_wrap=True,
+    )
     size, accumulate = found.choice()
     text = f"data.batch_size={size} trainer.accumulate_grad_batches={accumulate}"
-    console.print(f"keeps     {found.global_batch} samples a step: {text}", soft_wrap=True, markup=False)
+    console.print(
+        f"keeps     {found.global_batch} samples a step: {text}", soft_wrap=True, markup=False
+    )
 
 
 def _find_workers(job: Job, settings: dict[str, Any]) -> None:
@@ -170,14 +225,29 @@ def _find_workers(job: Job, settings: dict[str, Any]) -> None:
     if not read_launcher().is_main:
         return
     console = console_of()
-    rows = [(f"{one.workers}", f"{one.prefetch}", f"{one.samples_per_s:,.0f}", share(one.data_share, 1.0)) for one in found]
-    title = f"Loader workers of each of {plural(ranks, 'rank')}, up to {plural(settings['steps'], 'step')} each"
+    rows = [
+        (
+            f"{one.workers}",
+            f"{one.prefetch}",
+            f"{one.samples_per_s:,.0f}",
+            share(one.data_share, 1.0),
+        )
+        for one in found
+    ]
+    title = (
+        f"Loader workers of each of {plural(ranks, 'rank')}, up to"
+        f" {plural(settings['steps'], 'step')} each"
+    )
     console.print(Grid(title, ("workers", "prefetch", "samples/s", "waits for data"), rows).rich())
     best = loading.enough(found)
     words = f"data.num_workers={best.workers}"
     if best.prefetch > 2:  # torch's default; the shipped data has no setting for it
         words += f", and prefetch_factor={best.prefetch} of the DataLoader"
-    why = "no setting is faster by more than a twentieth" if best.is_fed else "within a twentieth of the fastest"
+    why = (
+        "no setting is faster by more than a twentieth"
+        if best.is_fed
+        else "within a twentieth of the fastest"
+    )
     console.print(f"enough    {words}: {why}", soft_wrap=True, markup=False)
 
 
@@ -190,8 +260,15 @@ def _find_settings(job: Job, settings: dict[str, Any]) -> None:
     console = console_of()
     own = found.tried[0]
     rows = [_wire_row(one, own) for one in sorted(found.tried, key=lambda one: float(one.step_s))]
-    title = f"Settings of engine={found.engine}: {plural(found.ranks, 'rank')}, {human(found.gradient_bytes)} of gradients"
-    console.print(Grid(title, ("setting", "step", "waits", "speed", "gradients"), rows, sentences=(0, 4)).rich())
+    title = (
+        f"Settings of engine={found.engine}: {plural(found.ranks, 'rank')},"
+        f" {human(found.gradient_bytes)} of gradients"
+    )
+    console.print(
+        Grid(
+            title, ("setting", "step", "waits", "speed", "gradients"), rows, sentences=(0, 4)
+        ).rich()
+    )
     for why in found.skipped:
         console.print(f"left out  {why}", soft_wrap=True, markup=False)
     best, rounded = found.faster(exact=True), found.faster(exact=False)
@@ -201,7 +278,11 @@ def _find_settings(job: Job, settings: dict[str, Any]) -> None:
     console.print(f"fastest   {text}", soft_wrap=True, markup=False)
     if rounded:
         times = f"{own.step_s / rounded.step_s:.2f} times as fast"
-        console.print(f"rounded   {rounded.override}   {times}; gradients are rounded on the way", soft_wrap=True, markup=False)
+        console.print(
+            f"rounded   {rounded.override}   {times}; gradients are rounded on the way",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 def _wire_row(one: Any, own: Any) -> tuple[str, ...]:
@@ -209,7 +290,13 @@ def _wire_row(one: Any, own: Any) -> tuple[str, ...]:
     if one.refused:
         return name, "", "", "", one.refused
     exact = "exact" if one.is_exact else "rounded"
-    return name, f"{one.step_s * 1e3:.2f} ms", f"{one.waits_s * 1e3:.2f} ms", f"{own.step_s / one.step_s:.2f}", exact
+    return (
+        name,
+        f"{one.step_s * 1e3:.2f} ms",
+        f"{one.waits_s * 1e3:.2f} ms",
+        f"{own.step_s / one.step_s:.2f}",
+        exact,
+    )
 
 
 _FINDERS = {

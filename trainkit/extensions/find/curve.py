@@ -23,12 +23,15 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class LRCurve:
-    """What a learning-rate range test measured (Smith 2017, "Cyclical Learning Rates ...", section 3.3).
+    """What a learning-rate range test measured (Smith 2017, "Cyclical Learning Rates ...", section
+    3.3).
 
     Attributes:
-        lrs: the rate of each step, ascending, in the user's terms: of the parameter group with the largest one.
+        lrs: the rate of each step, ascending, in the user's terms: of the parameter group with the
+            largest one.
         losses: the mean loss over all samples of the step, on all ranks, before its update.
-        factor: what the contract of batch and rate multiplies rates by; the suggestions are without it.
+        factor: what the contract of batch and rate multiplies rates by; the suggestions are without
+            it.
         stopped: why the sweep ended early, or "".
     """
 
@@ -48,9 +51,11 @@ class LRCurve:
         return smoothed(self.losses)
 
     def suggestion(self) -> float | None:
-        """Return the rate at which the smoothed loss falls most against the rate's logarithm; None if it never falls.
+        """Return the rate at which the smoothed loss falls most against the rate's logarithm; None
+        if it never falls.
 
-        The first and the last points are left out. As Lightning's Tuner.lr_find and fastai's `steep`, but on a centred mean.
+        The first and the last points are left out. As Lightning's Tuner.lr_find and fastai's
+        `steep`, but on a centred mean.
         """
         losses, skip = self.smoothed_losses, max(1, len(self.losses) // 20)
         inner = range(skip, len(losses) - skip)
@@ -61,10 +66,11 @@ class LRCurve:
         return self.lrs[best] if slopes[best] < 0 else None
 
     def valley(self) -> float | None:
-        """Return the rate in the middle of the longest valley: of the longest falling subsequence of the smoothed losses.
+        """Return the rate in the middle of the longest valley: of the longest falling subsequence
+        of the smoothed losses.
 
-        fastai's `valley` (fastai/callback/schedule.py, after ESRI's arcgis.learn), with the subsequence's own first point. None
-        if it has less than a tenth of the points.
+        fastai's `valley` (fastai/callback/schedule.py, after ESRI's arcgis.learn), with the
+        subsequence's own first point. None if it has less than a tenth of the points.
         """
         losses = self.smoothed_losses
         if len(losses) < _LEAST_POINTS:
@@ -82,10 +88,12 @@ class LRCurve:
 
 
 class Divergence:
-    """Decides when a sweep ends: if the smoothed loss exceeds a multiple of its best, or a loss is not finite.
+    """Decides when a sweep ends: if the smoothed loss exceeds a multiple of its best, or a loss is
+    not finite.
 
-    The running mean is exponential with bias correction, as Lightning's and fastai's (0.98 there, 0.8 here: it is for the end
-    alone). A loss may be negative: the limit is counted from the first one's size.
+    The running mean is exponential with bias correction, as Lightning's and fastai's (0.98 there,
+    0.8 here: it is for the end alone). A loss may be negative: the limit is counted from the first
+    one's size.
     """
 
     _KEPT = 0.8
@@ -105,5 +113,11 @@ class Divergence:
         self._mean = self._KEPT * self._mean + (1 - self._KEPT) * loss
         mean = self._mean / (1 - self._KEPT**self._count)
         self._best = min(self._best, mean)
-        limit = self._best + ((self._threshold or math.inf) - 1) * max(abs(self._best), 0.1 * abs(self._first))
-        return f"the loss is {loss:.4g}, more than {self._threshold:g} times its lowest" if mean > limit else ""
+        limit = self._best + ((self._threshold or math.inf) - 1) * max(
+            abs(self._best), 0.1 * abs(self._first)
+        )
+        return (
+            f"the loss is {loss:.4g}, more than {self._threshold:g} times its lowest"
+            if mean > limit
+            else ""
+        )

@@ -12,10 +12,11 @@ from trainkit.report.grid import Grid
 from trainkit.report.page import Figure, Part, figure, write_page
 
 _NOTE = (
-    "Each step is trained at the next rate. The loss is the mean over all samples of a step, on all ranks, before its update; "
-    "the line is a mean over a tenth of the curve. Steepest: where the loss falls most against the rate's logarithm (Smith "
-    "2017, section 3.3). Valley: the middle of the longest falling part (fastai). Rates are those that a config names; the "
-    "contract of batch and rate multiplies them."
+    "Each step is trained at the next rate. The loss is the mean over all samples of a step, on all"
+    " ranks, before its update; the line is a mean over a tenth of the curve. Steepest: where the"
+    " loss falls most against the rate's logarithm (Smith 2017, section 3.3). Valley: the middle of"
+    " the longest falling part (fastai). Rates are those that a config names; the contract of batch"
+    " and rate multiplies them."
 )
 
 
@@ -42,12 +43,23 @@ def write_lr_page(
     if above := sum(loss > (chart.layout.yaxis.range or (0, math.inf))[1] for loss in losses):
         notes = [
             *notes,
-            f"Not in the picture: {plural(above, 'step')} with a larger loss, up to {max(losses):.4g}.",
+            (
+                f"Not in the picture: {plural(above, 'step')} with a larger loss, up to"
+                f" {max(losses):.4g}."
+            ),
         ]
     rows = [(name, f"{rate:.2g}", override) for name, rate, override in suggested]
-    grid = Grid("Rates to try", ("method", "rate", "override"), rows, sentences=(2,)) if rows else None
+    grid = (
+        Grid("Rates to try", ("method", "rate", "override"), rows, sentences=(2,)) if rows else None
+    )
     cards = [(name, f"{rate:.2g}") for name, rate, _ in suggested]
-    write_page(path, "Learning rates", of, cards, [Part("The curve", tuple(notes), chart, grid, _NOTE, id="curve")])
+    write_page(
+        path,
+        "Learning rates",
+        of,
+        cards,
+        [Part("The curve", tuple(notes), chart, grid, _NOTE, id="curve")],
+    )
 
 
 def lr_chart(
@@ -58,14 +70,29 @@ def lr_chart(
 ) -> Figure:
     """Return the curve with a line for each suggestion; see `write_lr_page`."""
     chart = figure("learning rate", "loss", height=420)
-    chart.add_scatter(x=list(lrs), y=list(losses), name="loss", mode="markers", marker={"size": 5, "color": "#9aa5b1"})
-    chart.add_scatter(x=list(lrs), y=list(smoothed), name="smoothed", mode="lines", line={"color": "#2f6fb3", "width": 2})
+    chart.add_scatter(
+        x=list(lrs),
+        y=list(losses),
+        name="loss",
+        mode="markers",
+        marker={"size": 5, "color": "#9aa5b1"},
+    )
+    chart.add_scatter(
+        x=list(lrs),
+        y=list(smoothed),
+        name="smoothed",
+        mode="lines",
+        line={"color": "#2f6fb3", "width": 2},
+    )
     for i, (name, rate, _) in enumerate(suggested):
         color = ("#d1495b", "#3f9c6b")[i]
         chart.add_vline(x=rate, line={"color": color, "dash": "dash"})
         label = {"text": f"{name} {rate:.2g}", "xanchor": "left", "font": {"color": color}}
-        # On a logarithmic axis plotly places a line by its value, and a label by the value's logarithm.
-        chart.add_annotation(x=math.log10(rate), y=1 - 0.06 * i, yref="paper", showarrow=False, **label)
+        # On a logarithmic axis plotly places a line by its value, and a label by the value's
+        # logarithm.
+        chart.add_annotation(
+            x=math.log10(rate), y=1 - 0.06 * i, yref="paper", showarrow=False, **label
+        )
     chart.update_xaxes(type="log")
     if losses and max(losses) > (top := _top(losses, smoothed)):
         least = min(losses)
@@ -74,7 +101,9 @@ def lr_chart(
 
 
 def _top(losses: Sequence[float], smoothed: Sequence[float]) -> float:
-    """Return the top of the picture: the fall of the curve decides, not the losses of rates that are too large."""
+    """Return the top of the picture:
+    the fall of the curve decides, not the losses of rates that are too large.
+    """
     lowest = min(range(len(smoothed)), key=smoothed.__getitem__)
     highest = max(*smoothed[: lowest + 1], statistics.median(losses))
     return highest + 0.5 * (highest - min(losses))

@@ -1,4 +1,6 @@
-"""A fit that is built for measuring, and leaves nothing behind: files, random numbers, the order of data."""
+"""A fit that is built for measuring, and leaves nothing behind:
+files, random numbers, the order of data.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ _FEWEST_STEPS = 3  # that a measurement is made of
 
 
 def copy_of(task: Task) -> Task:
-    """Return a copy of a Task to train, so that the user's own stays as it is: weights, buffers, device, every attribute.
+    """Return a copy of a Task to train, so that the user's own stays as it is: weights, buffers,
+    device, every attribute.
 
     Raises:
         TaskError: it cannot be copied.
@@ -40,8 +43,8 @@ def copy_of(task: Task) -> Task:
         return copy.deepcopy(task)
     except (TypeError, RuntimeError) as error:
         raise TaskError(
-            f"{type(task).__name__} cannot be copied ({error}), and a finder trains a copy. Make what cannot be copied in "
-            "setup(), or use the command: python -m trainkit find ..."
+            f"{type(task).__name__} cannot be copied ({error}), and a finder trains a copy. Make"
+            " what cannot be copied in setup(), or use the command: python -m trainkit find ..."
         ) from error
 
 
@@ -57,12 +60,18 @@ def random_numbers_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def trial_run(
-    task: Task, data: DataSources, options: Options, callbacks: Sequence[Callback] = (), reduces_first: bool = False
+    task: Task,
+    data: DataSources,
+    options: Options,
+    callbacks: Sequence[Callback] = (),
+    reduces_first: bool = False,
 ) -> Iterator[Run]:
-    """Build a fit of a task that may be trained, without the user's callbacks and loggers; restore random numbers at the end.
+    """Build a fit of a task that may be trained, without the user's callbacks and loggers; restore
+    random numbers at the end.
 
     Args:
-        reduces_first: whether the caller sums gradients over ranks before `finish_gradients`, as halve_batch_on_oom does.
+        reduces_first: whether the caller sums gradients over ranks before `finish_gradients`, as
+            halve_batch_on_oom does.
 
     Raises:
         ConfigError: the training data is a stream, which cannot be left as it was.
@@ -70,11 +79,16 @@ def trial_run(
     check_overrides(task, ("training_step", "configure_optimizers"))
     with random_numbers_kept(), tempfile.TemporaryDirectory(prefix="trainkit-find-") as folder:
         batch = replace(options.batch, lr_warmup_steps=None, lr_warmup_epochs=None)
-        numerics = replace(options.numerics, stop_on_nonfinite=False, halve_batch_on_oom=reduces_first)
+        numerics = replace(
+            options.numerics, stop_on_nonfinite=False, halve_batch_on_oom=reduces_first
+        )
         options = replace(options, run_dir=folder, batch=batch, numerics=numerics)
         with Stage("fit", task, data, callbacks, options) as stage:
             if not stage.engine.ranks.takes_part:
-                raise ConfigError("engine.process_set leaves this rank out; a finder needs all ranks. Leave it out.")
+                raise ConfigError(
+                    "engine.process_set leaves this rank out; a finder needs all ranks. Leave it"
+                    " out."
+                )
             run = build_run(stage, StartFrom())
             with _generators_kept(run):
                 yield run
@@ -85,8 +99,9 @@ def _generators_kept(run: Run) -> Iterator[None]:
     """Restore the generators of the user's loader and sampler."""
     if not isinstance(run.train_feed, MapFeed):
         raise ConfigError(
-            "The training data is a stream, which cannot be read and left as it was. Give find a dataset with a length, say of "
-            "its first thousand samples: train_dataloaders=DataLoader(samples, batch_size)."
+            "The training data is a stream, which cannot be read and left as it was. Give find a"
+            " dataset with a length, say of its first thousand samples:"
+            " train_dataloaders=DataLoader(samples, batch_size)."
         )
     source = run.train_feed.source
     found = [source.options.get("generator"), getattr(source.sampler, "generator", None)]
@@ -108,15 +123,19 @@ def steps_of(run: Run) -> Generator[Step, None, None]:
         run.state.next_epoch()
 
 
-def measured(run: Run, clock: StepClock, warm: int, steps: int, most_s: float = math.inf) -> tuple[Times, int]:
-    """Train, and return the times of this rank's steps after the first ones, the samples of all ranks in them.
+def measured(
+    run: Run, clock: StepClock, warm: int, steps: int, most_s: float = math.inf
+) -> tuple[Times, int]:
+    """Train, and return the times of this rank's steps after the first ones, the samples of all
+    ranks in them.
 
     Args:
         run: of `trial_run`, with the clock among its callbacks.
         clock: measures.
         warm: steps before the measured ones; 1 or more.
         steps: that are measured.
-        most_s: seconds; if the last warm step says that the steps would take longer, fewer are measured, but three.
+        most_s: seconds; if the last warm step says that the steps would take longer, fewer are
+            measured, but three.
     """
     run.hooks("on_fit_start")
     run.hooks("on_train_start")
@@ -135,8 +154,12 @@ def measured(run: Run, clock: StepClock, warm: int, steps: int, most_s: float = 
     return times, samples
 
 
-def train(run: Run, step: Step, before: Callable[[Any], Any] = lambda microbatches: microbatches) -> None:
-    """Take one step, as the loop does, without validation. `before` may look at its microbatches as they come."""
+def train(
+    run: Run, step: Step, before: Callable[[Any], Any] = lambda microbatches: microbatches
+) -> None:
+    """Take one step, as the loop does, without validation.
+    `before` may look at its microbatches as they come.
+    """
     loop.train_step(run, step._replace(microbatches=before(step.microbatches)))
     run.hooks("on_train_step_end")
     run.hooks.log.values.clear()

@@ -1,4 +1,6 @@
-"""find settings: how gradients travel (fusion, cycle, groups, buckets, compression), tried on the job itself."""
+"""find settings: how gradients travel (fusion, cycle, groups, buckets, compression),
+tried on the job itself.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,23 @@ _GAIN = 1.03  # a smaller one is noise
 _MIB = 2**20
 
 _EXACT: dict[str, tuple[tuple[str, tuple[Any, ...]], ...]] = {
-    "horovod": (("num_groups", (1, 4, 16)), ("fusion_threshold_mb", (2, 16, 64)), ("cycle_time_ms", (0.1, 1, 5))),
+    "horovod": (
+        ("num_groups", (1, 4, 16)),
+        ("fusion_threshold_mb", (2, 16, 64)),
+        ("cycle_time_ms", (0.1, 1, 5)),
+    ),
     "ddp": (("bucket_cap_mb", (1.0, 5.0, 25.0, 100.0)),),
 }
 _ROUNDED = {"horovod": ("fp16",), "ddp": ("fp16", "bf16")}
-_OWN_VARIABLES = {"fusion_threshold_mb": "HOROVOD_FUSION_THRESHOLD", "cycle_time_ms": "HOROVOD_CYCLE_TIME"}
+_OWN_VARIABLES = {
+    "fusion_threshold_mb": "HOROVOD_FUSION_THRESHOLD",
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+}
 _OTHERS = {
-    "fsdp": "engine=fsdp gathers weights unit by unit; its settings are engine.shard and engine.reshard_after_forward",
+    "fsdp": (
+        "engine=fsdp gathers weights unit by unit; its settings are engine.shard and"
+        " engine.reshard_after_forward"
+    ),
     "deepspeed": "DeepSpeed sums gradients its own way; engine.config sets its buckets",
 }
 
@@ -82,7 +94,8 @@ class WireSettings:
     skipped: list[str] = field(default_factory=list)
 
     def faster(self, exact: bool) -> Setting | None:
-        """Return the fastest setting, if it gains more than noise over the fastest exact one (over the config's own).
+        """Return the fastest setting, if it gains more than noise over the fastest exact one (over
+        the config's own).
 
         Args:
             exact: of those that leave gradients as they are; of the others otherwise.
@@ -90,13 +103,18 @@ class WireSettings:
         best = min((one for one in self.tried if one.is_exact), key=lambda one: one.step_s)
         if exact:
             return best if best.options and self.tried[0].step_s > _GAIN * best.step_s else None
-        found = min((one for one in self.tried if not one.is_exact), key=lambda one: one.step_s, default=None)
+        found = min(
+            (one for one in self.tried if not one.is_exact),
+            key=lambda one: one.step_s,
+            default=None,
+        )
         kept = self.faster(exact=True) or self.tried[0]
         return found if found is not None and kept.step_s > _GAIN * found.step_s else None
 
 
 def find_settings(config: Mapping[str, Any], steps: int = 20) -> WireSettings:
-    """Try the engine's settings of a config, one option after another, each beside the best of those before it.
+    """Try the engine's settings of a config, one option after another, each beside the best of
+    those before it.
 
     Call it on all ranks, under horovodrun or torchrun.
 
@@ -113,8 +131,15 @@ def find_settings(config: Mapping[str, Any], steps: int = 20) -> WireSettings:
             found.skipped.append(why)
             continue
         best = found.faster(exact=True) or Setting({})
-        values = tuple(value for value in values if _differs(option, value, engine.get(option), found))
-        _measure(config, found, [best.options, *({**best.options, option: value} for value in values)], steps)
+        values = tuple(
+            value for value in values if _differs(option, value, engine.get(option), found)
+        )
+        _measure(
+            config,
+            found,
+            [best.options, *({**best.options, option: value} for value in values)],
+            steps,
+        )
     if engine.get("compression", "none") == "none":
         best = found.faster(exact=True) or Setting({})
         rounded = [{**best.options, "compression": dtype} for dtype in _ROUNDED[found.engine]]
@@ -126,23 +151,30 @@ def _look(config: Mapping[str, Any]) -> WireSettings:
     """Return the job's engine, ranks and bytes, without training."""
     with random_numbers_kept(), _variables_kept():
         built = build(dict(config), [])
-        with trial_run(built.task, DataSources(datamodule=built.datamodule), built.trainer.options) as run:
+        with trial_run(
+            built.task, DataSources(datamodule=built.datamodule), built.trainer.options
+        ) as run:
             engine = run.engine
             sizes = [p.numel() * p.element_size() for p in run.task.parameters() if p.requires_grad]
             on_gpu = engine.device.type == "cuda"
             if engine.name in _OTHERS:
-                raise ConfigError(f"find settings tries the wire of horovod and ddp: {_OTHERS[engine.name]}.")
+                raise ConfigError(
+                    f"find settings tries the wire of horovod and ddp: {_OTHERS[engine.name]}."
+                )
             if engine.ranks.world_size == 1:
                 raise ConfigError(
-                    "One rank sends no gradients, so there are no settings to find. Start several: "
-                    "torchrun --nproc-per-node 2 -m trainkit find settings conf=..., or horovodrun -np 2 python -m trainkit ..."
+                    "One rank sends no gradients, so there are no settings to find. Start several:"
+                    " torchrun --nproc-per-node 2 -m trainkit find settings conf=..., or horovodrun"
+                    " -np 2 python -m trainkit ..."
                 )
             if engine.approximation.words:
                 raise ConfigError(
-                    "find settings measures exact gradients, and trainer.communication sends others. Leave it out here: "
-                    "communication=exact."
+                    "find settings measures exact gradients, and trainer.communication sends"
+                    " others. Leave it out here: communication=exact."
                 )
-            found = WireSettings(engine.name, engine.ranks.world_size, sum(sizes), len(sizes), on_gpu)
+            found = WireSettings(
+                engine.name, engine.ranks.world_size, sum(sizes), len(sizes), on_gpu
+            )
     engine.comm.disconnect()
     return found
 
@@ -165,7 +197,11 @@ def _without(option: str, engine: Mapping[str, Any]) -> str:
     if option == "num_groups" and engine.get("groups"):
         return "engine.num_groups: engine.groups is set."
     variable = _OWN_VARIABLES.get(option, "")
-    return f"engine.{option}: {variable} is set in the environment, and wins." if variable in os.environ else ""
+    return (
+        f"engine.{option}: {variable} is set in the environment, and wins."
+        if variable in os.environ
+        else ""
+    )
 
 
 def _differs(option: str, value: Any, own: Any, found: WireSettings) -> bool:
@@ -173,14 +209,19 @@ def _differs(option: str, value: Any, own: Any, found: WireSettings) -> bool:
     if option == "num_groups":
         return bool(value != own and value < found.tensors)
     if option == "cycle_time_ms":
-        return bool(value != (own or (0.1 if found.on_gpu else 1)))  # Horovod's, and on a GPU the engine's
+        # Horovod's, and on a GPU the engine's
+        return bool(value != (own or (0.1 if found.on_gpu else 1)))
     own = own or {"bucket_cap_mb": 25.0, "fusion_threshold_mb": 128}[option]
     # What holds all gradients is the same at any size.
     return bool(min(value * _MIB, found.gradient_bytes) != min(own * _MIB, found.gradient_bytes))
 
 
-def _measure(config: Mapping[str, Any], found: WireSettings, choices: Sequence[Mapping[str, Any]], steps: int) -> None:
-    """Measure choices in turn; add them to what was tried, or replace a slower measurement of the same."""
+def _measure(
+    config: Mapping[str, Any], found: WireSettings, choices: Sequence[Mapping[str, Any]], steps: int
+) -> None:
+    """Measure choices in turn; add them to what was tried,
+    or replace a slower measurement of the same.
+    """
     for _ in range(_ROUNDS):
         for options in choices:
             now = _try(config, options, steps)
@@ -198,7 +239,9 @@ def _try(config: Mapping[str, Any], options: Mapping[str, Any], steps: int) -> S
             data = DataSources(datamodule=built.datamodule)
             with trial_run(built.task, data, built.trainer.options, [clock := StepClock()]) as run:
                 times, _ = measured(run, clock, _WARM_STEPS, steps)
-                seen = run.engine.comm.all_gather_object((times.step_s, times.per_step()["communication"]))
+                seen = run.engine.comm.all_gather_object(
+                    (times.step_s, times.per_step()["communication"])
+                )
     except ConfigError as error:  # the same on all ranks: options that exclude each other
         return Setting(options, refused=str(error))
     run.engine.comm.disconnect()

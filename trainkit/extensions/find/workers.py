@@ -42,7 +42,9 @@ class Loading:
 
     @property
     def is_fed(self) -> bool:
-        """Whether so little is left to wait for that no setting is faster by more than a twentieth."""
+        """Whether so little is left to wait for that no setting is
+        faster by more than a twentieth.
+        """
         return self.data_share <= 1 - _ENOUGH
 
 
@@ -59,29 +61,37 @@ class _WithWorkers(DataSources):
             return found
         if not isinstance(found, DataLoader):
             raise ConfigError(
-                f"The training data is a {type(found).__name__}, which has no loader workers. Return a DataLoader."
+                f"The training data is a {type(found).__name__}, which has no loader workers."
+                " Return a DataLoader."
             )
-        changes: dict[str, Any] = {"num_workers": self.workers, "batch_sampler": found.batch_sampler}
+        changes: dict[str, Any] = {
+            "num_workers": self.workers,
+            "batch_sampler": found.batch_sampler,
+        }
         changes["prefetch_factor"] = self.prefetch if self.workers else None
         changes["persistent_workers"] = found.persistent_workers and self.workers > 0
-        changes |= {} if self.workers else {"multiprocessing_context": None, "timeout": 0}  # they are for workers
+        # they are for workers
+        changes |= {} if self.workers else {"multiprocessing_context": None, "timeout": 0}
         return loader_like(found, found.dataset, **changes)
 
 
 def find_workers(
     task: Task, data: DataSources, options: Options, steps: int = 20, most: int | None = None
 ) -> tuple[list[Loading], int]:
-    """Train copies of the task for some steps at each number of workers, then at more prefetch for the best one.
+    """Train copies of the task for some steps at each number of workers, then at more prefetch for
+    the best one.
 
-    Call it on all ranks; all measure the same settings. It stops at a setting whose ranks wait for data for a twentieth of a
-    step or less: no other could be faster by more than that.
+    Call it on all ranks; all measure the same settings. It stops at a setting whose ranks wait for
+    data for a twentieth of a step or less: no other could be faster by more than that.
 
     Args:
         task: the Task; copies of it are trained.
         data: of the fit.
         options: of its Trainer.
-        steps: measured for each setting at most, after two; 1 or more. Fewer, but three, if they take longer than 8 s.
-        most: workers of a rank at most. Default: its share of its host's cores, the smallest of all ranks.
+        steps: measured for each setting at most, after two; 1 or more. Fewer, but three, if they
+            take longer than 8 s.
+        most: workers of a rank at most. Default: its share of its host's cores, the smallest of all
+            ranks.
 
     Returns:
         The settings in the order of trials; the number of ranks.
@@ -98,7 +108,9 @@ def find_workers(
         with trial_run(copy_of(task), chosen, options, [clock := StepClock()]) as run:
             times, samples = measured(run, clock, _WARM_STEPS, steps, _MOST_S)
             share = len(os.sched_getaffinity(0)) // run.engine.ranks.local_size
-            seen = run.engine.comm.all_gather_object((times.step_s, times.per_step()["data"], max(1, share)))
+            seen = run.engine.comm.all_gather_object(
+                (times.step_s, times.per_step()["data"], max(1, share))
+            )
         most = min(cores for _, _, cores in seen) if most is None else most
         ranks, longest = len(seen), max(step_s for step_s, _, _ in seen)
         waits = max(data_s / step_s for step_s, data_s, _ in seen)
@@ -118,10 +130,18 @@ def find_workers(
 
 def _counts(most: int) -> list[int]:
     """Return 1, 2, 4, ... and the largest number."""
-    return [*itertools.takewhile(lambda count: count < most, (2**i for i in range(12))), *([most] if most else [])]
+    return [
+        *itertools.takewhile(lambda count: count < most, (2**i for i in range(12))),
+        *([most] if most else []),
+    ]
 
 
 def enough(found: Sequence[Loading]) -> Loading:
-    """Return the setting with the fewest workers, then the least prefetch, that is within a twentieth of the fastest."""
+    """Return the setting with the fewest workers, then the least prefetch,
+    that is within a twentieth of the fastest.
+    """
     best = max(one.samples_per_s for one in found)
-    return min((one for one in found if one.samples_per_s >= _ENOUGH * best), key=lambda one: (one.workers, one.prefetch))
+    return min(
+        (one for one in found if one.samples_per_s >= _ENOUGH * best),
+        key=lambda one: (one.workers, one.prefetch),
+    )

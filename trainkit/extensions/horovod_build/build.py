@@ -4,8 +4,8 @@
     cached_wheel, store   <cache>/wheels/<key>/: written atomically, read only if undamaged
     build_wheel           the release with trainkit's edits, pip wheel in build_environment(), then store
 
-The edits do not cover the needs of the build itself: horovod.cmake, which CMake reads through CMAKE_TOOLCHAIN_FILE, raises the
-C++ standard.
+The edits do not cover the needs of the build itself: horovod.cmake, which CMake reads through
+CMAKE_TOOLCHAIN_FILE, raises the C++ standard.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from trainkit.launch.commands import run
 _TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
 _PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]")
 _KEPT = ("HOROVOD_BUILD_ARCH_FLAGS", "HOROVOD_BUILD_CUDA_CC_LIST")
-_DROPPED = ("CUDA_HOME", "CUDA_PATH", "CCL_ROOT")  # the first two name a toolkit, the last one turns oneCCL on
+# the first two name a toolkit, the last one turns oneCCL on
+_DROPPED = ("CUDA_HOME", "CUDA_PATH", "CCL_ROOT")
 
-# Horovod compiles for CUDA whenever torch.utils.cpp_extension knows a toolkit, requested or not. For a build without CUDA,
-# this sitecustomize.py runs in every Python of the build, and in no other.
+# Horovod compiles for CUDA whenever torch.utils.cpp_extension knows a toolkit, requested or not.
+# For a build without CUDA, this sitecustomize.py runs in every Python of the build, and in no
+# other.
 _HIDE_TOOLKITS = """\
 import importlib.util
 import os
@@ -70,7 +72,10 @@ if shadowed is not None:
 
 def wheel_key(machine: Machine, plan: Plan, environ: Mapping[str, str]) -> str:
     """Return a readable name that differs for builds that are not interchangeable."""
-    parts = [f"horovod-{build_version(machine, plan)}", f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"]
+    parts = [
+        f"horovod-{build_version(machine, plan)}",
+        f"cp{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}",
+    ]
     recipe = _TOOLCHAIN.read_text(encoding="utf-8") + environ.get("CXXFLAGS", "")
     if plan.mpi.on and machine.mpicxx is not None:
         recipe += machine.mpicxx.version + (machine.mpirun.version if machine.mpirun else "")
@@ -114,17 +119,28 @@ def ignored_settings(environ: Mapping[str, str]) -> list[str]:
         "HOROVOD_NCCL_L",
         "HOROVOD_DEBUG",
     )
-    return sorted(name for name in environ if name.startswith(ours) or name in ("CMAKE_TOOLCHAIN_FILE", "HOROVOD_CMAKE"))
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(ours) or name in ("CMAKE_TOOLCHAIN_FILE", "HOROVOD_CMAKE")
+    )
 
 
-def build_environment(machine: Machine, plan: Plan, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def build_environment(
+    machine: Machine, plan: Plan, folder: Path, environ: Mapping[str, str]
+) -> dict[str, str]:
     """Return the environment of the build, based on the user's.
 
     Args:
         folder: a folder of the build, for files that it needs: a library link, a sitecustomize.py.
-        environ: the user's environment; HOROVOD_* variables are dropped, except those for the processor.
+        environ: the user's environment; HOROVOD_* variables are dropped, except those for the
+            processor.
     """
-    env = {k: v for k, v in environ.items() if k in _KEPT or not (k.startswith("HOROVOD_") or k in _DROPPED)}
+    env = {
+        k: v
+        for k, v in environ.items()
+        if k in _KEPT or not (k.startswith("HOROVOD_") or k in _DROPPED)
+    }
     env |= {
         "PATH": search_path(environ),
         "TMPDIR": str(folder),  # so that files of an interrupted pip are deleted with the folder
@@ -132,7 +148,8 @@ def build_environment(machine: Machine, plan: Plan, folder: Path, environ: Mappi
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # Gloo declares CMake 2.8, which CMake 4 rejects
         "CMAKE_GENERATOR": "Unix Makefiles",  # setup.py passes arguments of make
         "MAKEFLAGS": f"-j{plan.jobs}",
-        # GCC 13 and later no longer include these two implicitly; for older versions nothing changes.
+        # GCC 13 and later no longer include these two implicitly; for older versions nothing
+        # changes.
         "CXXFLAGS": f"{environ.get('CXXFLAGS', '')} -include stdexcept -include string".strip(),
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_GLOO": "1",
@@ -140,7 +157,9 @@ def build_environment(machine: Machine, plan: Plan, folder: Path, environ: Mappi
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_MPI" if plan.mpi.on else "HOROVOD_WITHOUT_MPI": "1",
     }
-    return env | (_with_nccl(machine, folder, env) if plan.gpu.on else _without_toolkits(folder, env))
+    return env | (
+        _with_nccl(machine, folder, env) if plan.gpu.on else _without_toolkits(folder, env)
+    )
 
 
 def _with_nccl(machine: Machine, folder: Path, env: Mapping[str, str]) -> dict[str, str]:
@@ -181,7 +200,8 @@ def build_wheel(
     """Build Horovod, store the wheel in the cache, and return its path there.
 
     Args:
-        source: the release on disk, already verified; None to download it. A copy in the build's folder is edited.
+        source: the release on disk, already verified; None to download it. A copy in the build's
+            folder is edited.
         on_percent: called with make's progress, 0 to 100, increasing.
     """
     furthest = 0
@@ -198,8 +218,18 @@ def build_wheel(
         version = build_version(machine, plan)
         source = edited_source(source or fetch_source(folder, log), folder / "source", version)
         # pip's own wheel cache ignores the options above, and could return a build with other ones.
-        options = ["-v", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary", "horovod"]
+        options = [
+            "-v",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-cache-dir",
+            "--no-binary",
+            "horovod",
+        ]
         command = pip("wheel", *options, "--wheel-dir", str(folder / "wheels"), str(source))
         env = build_environment(machine, plan, folder, environ)
         run(command, what=f"Building Horovod {version}", log=log, env=env, on_line=follow)
-        return store(next((folder / "wheels").glob("horovod-*.whl")), cache / "wheels" / wheel_key(machine, plan, environ))
+        return store(
+            next((folder / "wheels").glob("horovod-*.whl")),
+            cache / "wheels" / wheel_key(machine, plan, environ),
+        )

@@ -26,7 +26,8 @@ from trainkit.launch.local import start_with
 
 TIMEOUT_S = 60.0
 
-# `import horovod.torch` only prints a warning if the native library does not load; importing `mpi_lib_v2` raises the cause.
+# `import horovod.torch` only prints a warning if the native library does not load; importing
+# `mpi_lib_v2` raises the cause.
 _LOOK = """
 import importlib.metadata, importlib.util, json, pathlib
 answer = {"version": importlib.metadata.version("horovod")}
@@ -60,7 +61,9 @@ _PROVEN = re.compile(r"trainkit proof: (rank (\d) of 2, allreduce on \S+ gives 1
 
 @dataclass(frozen=True)
 class Installed:
-    """The Horovod of this environment. `parts`: the ones of gloo, mpi, nccl and cuda that it was built with."""
+    """The Horovod of this environment.
+    `parts`: the ones of gloo, mpi, nccl and cuda that it was built with.
+    """
 
     version: str
     built_for: str | None
@@ -77,11 +80,19 @@ class Installed:
         if self.version.partition("+")[0] != VERSION:
             return f"it is version {self.version}, and trainkit needs {VERSION}"
         if self.edits is None:
-            return "it has none of trainkit's edits: elastic jobs, signed requests and errors instead of aborts need them"
+            return (
+                "it has none of trainkit's edits: elastic jobs, signed requests and errors instead"
+                " of aborts need them"
+            )
         if self.edits != identity():
-            return f"it has trainkit's edits of another version ({self.edits}; this trainkit's are {identity()})"
+            return (
+                f"it has trainkit's edits of another version ({self.edits}; this trainkit's are"
+                f" {identity()})"
+            )
         if self.built_for not in (None, torch_version):
-            return f"it was built for torch {self.built_for}, and torch {torch_version} is installed"
+            return (
+                f"it was built for torch {self.built_for}, and torch {torch_version} is installed"
+            )
         if self.error is not None:
             return f"it does not import: {self.error}"
         if self.built_for is None:
@@ -89,25 +100,34 @@ class Installed:
         return None if "gloo" in self.parts else "it was built without Gloo"
 
     def serves(self, plan: Plan, wanted: Wanted) -> bool:
-        """Return whether it has the planned parts. NCCL may be there unplanned if the user left it open; MPI never is."""
+        """Return whether it has the planned parts.
+        NCCL may be there unplanned if the user left it open; MPI never is.
+        """
         nccl = "nccl" in self.parts
-        return ("mpi" in self.parts) == plan.mpi.on and (nccl == plan.gpu.on or (wanted.gpu is None and nccl))
+        return ("mpi" in self.parts) == plan.mpi.on and (
+            nccl == plan.gpu.on or (wanted.gpu is None and nccl)
+        )
 
 
 def look() -> Installed | None:
     """Return the Horovod found by a new Python process; None if there is none."""
     command = [sys.executable, "-c", _LOOK]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", cwd=sys.prefix)
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, errors="replace", cwd=sys.prefix
+    )
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not answers:
         return None
     answer = json.loads(answers[-1])
-    error = answer.get("error") or (f"the import ended with exit code {done.returncode}" if done.returncode else None)
+    error = answer.get("error") or (
+        f"the import ended with exit code {done.returncode}" if done.returncode else None
+    )
     return Installed(answer["version"], answer["built_for"], tuple(answer.get("parts", ())), error)
 
 
 def prove(log: Path, environ: Mapping[str, str], mpirun: Tool | None = None) -> list[str]:
-    """Run an allreduce on two ranks with this environment's horovodrun, and return each rank's result.
+    """Run an allreduce on two ranks with this environment's horovodrun, and return each rank's
+    result.
 
     Args:
         mpirun: starts the ranks, in place of horovodrun.
@@ -117,19 +137,25 @@ def prove(log: Path, environ: Mapping[str, str], mpirun: Tool | None = None) -> 
     """
     what = "The test, an allreduce of two ranks,"
     env = {name: value for name, value in environ.items() if not name.startswith("HOROVOD_")}
-    start = start_with("horovodrun", 2) if mpirun is None else [*mpi_start(mpirun, 2), sys.executable]
+    start = (
+        start_with("horovodrun", 2) if mpirun is None else [*mpi_start(mpirun, 2), sys.executable]
+    )
     with tempfile.TemporaryDirectory(prefix="trainkit-proof-") as folder:
         script = Path(folder) / "proof.py"
         script.write_text(_PROOF, encoding="utf-8")
         lines = run([*start, str(script)], what=what, log=log, env=env, timeout_s=TIMEOUT_S)
     proven = sorted(result.groups() for line in lines for result in _PROVEN.finditer(line))
     if [rank for _, rank in proven] != ["0", "1"]:
-        raise EngineError(failure(f"{what} gave other numbers than 11 on ranks 0 and 1", lines, log))
+        raise EngineError(
+            failure(f"{what} gave other numbers than 11 on ranks 0 and 1", lines, log)
+        )
     return [text for text, _ in proven]
 
 
 def mpi_start(mpirun: Tool, ranks: int) -> list[str]:
-    """Return the start of a command of mpirun. Open MPI refuses root, and more ranks than cores, unless it is permitted."""
+    """Return the start of a command of mpirun.
+    Open MPI refuses root, and more ranks than cores, unless it is permitted.
+    """
     if not mpirun.version.startswith("Open MPI"):
         return [mpirun.path, "-np", str(ranks)]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []

@@ -23,20 +23,30 @@ def check() -> Iterator[Finding]:
 
 
 def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterator[Finding]:
-    """Yield the findings from Horovod and torch as seen by a new Python process, and from this machine's build tools."""
+    """Yield the findings from Horovod and torch as seen by a new Python process,
+    and from this machine's build tools.
+    """
     if installed is None:
         why = "horovodrun and engine=horovod need it; torchrun and a single process do not."
         yield Finding(AREA, "installed", "none", "wrong", why, INSTALL)
         yield from _compilers(machine)
         return
     if torch.torch is None:
-        yield Finding(AREA, "installed", f"{installed.version} (its fit cannot be checked without torch)")
+        yield Finding(
+            AREA, "installed", f"{installed.version} (its fit cannot be checked without torch)"
+        )
     elif (problem := installed.problem(torch.torch)) is None:
         yield Finding(AREA, "installed", installed.version)
     else:
-        yield Finding(AREA, "installed", installed.version, "wrong", f"It cannot be used: {problem}.", INSTALL)
+        yield Finding(
+            AREA, "installed", installed.version, "wrong", f"It cannot be used: {problem}.", INSTALL
+        )
     yield Finding(AREA, "built for", f"torch {installed.built_for}")
-    yield Finding(AREA, "controllers", ", ".join(part for part in ("gloo", "mpi") if part in installed.parts) or "none")
+    yield Finding(
+        AREA,
+        "controllers",
+        ", ".join(part for part in ("gloo", "mpi") if part in installed.parts) or "none",
+    )
     if "nccl" in installed.parts:
         yield Finding(AREA, "sums on GPUs", "NCCL")
     elif torch.gpus:
@@ -55,15 +65,33 @@ def _launcher(found: str | None) -> Finding:
     own = Path(search_path({}).partition(":")[0]) / "horovodrun"
     if not own.is_file():
         why = "The launcher is not among this environment's scripts."
-        return Finding(AREA, "horovodrun", "none", "warning", why, "python -m horovod.runner.launch instead of horovodrun")
+        return Finding(
+            AREA,
+            "horovodrun",
+            "none",
+            "warning",
+            why,
+            "python -m horovod.runner.launch instead of horovodrun",
+        )
     if found is None or Path(found).resolve() != own.resolve():
         why = f"A shell finds {found or 'none'}, not this environment's."
-        return Finding(AREA, "horovodrun", str(own), "warning", why, f". {own.with_name('activate')}")
+        return Finding(
+            AREA, "horovodrun", str(own), "warning", why, f". {own.with_name('activate')}"
+        )
     return Finding(AREA, "horovodrun", str(own))
 
 
 def _compilers(machine: Machine) -> Iterator[Finding]:
-    missing = [name for name, tool in (("g++", machine.compiler), ("make", machine.make)) if tool is None]
+    missing = [
+        name for name, tool in (("g++", machine.compiler), ("make", machine.make)) if tool is None
+    ]
     if missing:
         why = "Horovod is built from source."
-        yield Finding(AREA, "to build it", f"missing: {', '.join(missing)}", "wrong", why, "apt-get install g++ make")
+        yield Finding(
+            AREA,
+            "to build it",
+            f"missing: {', '.join(missing)}",
+            "wrong",
+            why,
+            "apt-get install g++ make",
+        )

@@ -1,4 +1,5 @@
-"""`python -m trainkit horovod`: build Horovod for the installed torch, or take a wheel of it, and test it.
+"""`python -m trainkit horovod`: build Horovod for the installed torch, or take a wheel of it, and
+test it.
 
 main
  |- _install
@@ -23,9 +24,24 @@ from trainkit.extensions.horovod_build import check as build_check
 from trainkit.extensions.horovod_build import patches, pip, wheelhouse
 from trainkit.extensions.horovod_build import wheel as wheels
 from trainkit.extensions.horovod_build.options import INSTALL, parser
-from trainkit.extensions.horovod_build.probe import Machine, Plan, Wanted, choose, probe, search_path
+from trainkit.extensions.horovod_build.probe import (
+    Machine,
+    Plan,
+    Wanted,
+    choose,
+    probe,
+    search_path,
+)
 from trainkit.extensions.horovod_build.tools import Tool
-from trainkit.extensions.horovod_build.wheel import install_needs, new_log, print_plan, print_row, say, wheel_for, yes
+from trainkit.extensions.horovod_build.wheel import (
+    install_needs,
+    new_log,
+    print_plan,
+    print_row,
+    say,
+    wheel_for,
+    yes,
+)
 
 _NO_TORCH = "torch cannot be imported in this environment. Install it first: pip install torch"
 
@@ -63,7 +79,9 @@ def _build(arguments: argparse.Namespace, log: Path) -> Tool | None:
     else:
         if installed is not None and "mpi" in installed.parts and not plan.mpi.on:
             say("The installed Horovod has MPI; one without it takes its place (--mpi keeps it).")
-        wheel = wheel_for(machine, plan, log=log, source=source, rebuild=arguments.rebuild, environ=os.environ)
+        wheel = wheel_for(
+            machine, plan, log=log, source=source, rebuild=arguments.rebuild, environ=os.environ
+        )
         pip.install_wheel(wheel, log)
         say(f"Installed {wheel.name}.")
     return machine.mpirun if plan.mpi.on else None
@@ -77,7 +95,12 @@ def _take(arguments: argparse.Namespace, log: Path) -> Tool | None:
     version = wheelhouse.select(arguments.wheelhouse, machine, mpi=arguments.mpi, gpu=arguments.gpu)
     install_needs(pip.RUNTIME_NEEDS, machine, log)
     installed = build_check.look()
-    if installed is not None and installed.version == version and not arguments.rebuild and installed.error is None:
+    if (
+        installed is not None
+        and installed.version == version
+        and not arguments.rebuild
+        and installed.error is None
+    ):
         say(f"Horovod {version} is installed already.")
     else:
         wheelhouse.install(arguments.wheelhouse, version, log)
@@ -96,26 +119,36 @@ def _check(arguments: argparse.Namespace) -> int:
         raise EngineError(_NO_TORCH)
     installed = build_check.look()
     if installed is None:
-        raise EngineError(f"Horovod is not installed in this environment. Install it with: {INSTALL}")
+        raise EngineError(
+            f"Horovod is not installed in this environment. Install it with: {INSTALL}"
+        )
     _print_installed(installed, machine.torch.version)
     problem = installed.problem(machine.torch.version)
     if problem is not None:
-        raise EngineError(f"Horovod {installed.version} cannot be used: {problem}. Repair it with: {INSTALL}")
+        raise EngineError(
+            f"Horovod {installed.version} cannot be used: {problem}. Repair it with: {INSTALL}"
+        )
     if not arguments.no_proof:
         _test(new_log("check"), machine.mpirun if "mpi" in installed.parts else None)
     return 0
 
 
 def _test(log: Path, mpirun: Tool | None) -> None:
-    """Test with horovodrun, and with mpirun if there is one that the installed Horovod works with."""
+    """Test with horovodrun, and with mpirun if there is one that
+    the installed Horovod works with.
+    """
     for starter in (None, mpirun)[: 1 if mpirun is None else 2]:
         started = time.monotonic()
         try:
             proven = build_check.prove(log, os.environ, starter)
         except EngineError as error:
             again = f"{INSTALL}{'' if mpirun is None else ' --mpi'} --rebuild"
-            raise EngineError(f"{error}\nIf nothing else explains this, build again with: {again}") from None
-        command = "horovodrun -np 2 --gloo" if starter is None else f"mpirun -np 2 ({starter.version})"
+            raise EngineError(
+                f"{error}\nIf nothing else explains this, build again with: {again}"
+            ) from None
+        command = (
+            "horovodrun -np 2 --gloo" if starter is None else f"mpirun -np 2 ({starter.version})"
+        )
         say(f"Proof: {command}, {time.monotonic() - started:.0f} s")
         for line in proven:
             say(f"  {line}")
@@ -123,11 +156,16 @@ def _test(log: Path, mpirun: Tool | None) -> None:
 
 def _print_installed(installed: build_check.Installed, torch_version: str) -> None:
     say(f"Horovod {installed.version}")
-    print_row("built for", f"torch {installed.built_for or 'none'} (installed: torch {torch_version})")
+    print_row(
+        "built for", f"torch {installed.built_for or 'none'} (installed: torch {torch_version})"
+    )
     print_row("edits", f"{installed.edits or 'none'} (this trainkit's: {patches.identity()})")
     print_row("imports", "yes" if installed.error is None else f"no: {installed.error}")
     for part in ("gloo", "mpi", "nccl"):
         print_row({"gloo": "Gloo"}.get(part, part.upper()), yes(part in installed.parts))
     print_row("Adasum", "yes" if "mpi" in installed.parts else "no  (it needs MPI)")
     launcher = Path(search_path(os.environ).split(os.pathsep)[0]) / "horovodrun"
-    print_row("horovodrun", str(launcher) if launcher.is_file() else f"{sys.executable} -m horovod.runner.launch")
+    print_row(
+        "horovodrun",
+        str(launcher) if launcher.is_file() else f"{sys.executable} -m horovod.runner.launch",
+    )

@@ -1,4 +1,5 @@
-"""An environment of its own for a build for another Python or torch: made in a temporary folder, and deleted after the build.
+"""An environment of its own for a build for another Python or torch: made in a temporary folder,
+and deleted after the build.
 
 run_in                   make it, and run a command of this trainkit in it
 |- find_python           the interpreter
@@ -25,9 +26,16 @@ _TRAINKIT = Path(__file__).parents[2]
 
 
 def run_in(
-    arguments: list[str], *, python: str | None, torch: str, environ: Mapping[str, str], log: Path, say: Callable[[str], None]
+    arguments: list[str],
+    *,
+    python: str | None,
+    torch: str,
+    environ: Mapping[str, str],
+    log: Path,
+    say: Callable[[str], None],
 ) -> int:
-    """Run `python -m trainkit` with `arguments` in an environment with another Python and torch; return its exit code.
+    """Run `python -m trainkit` with `arguments` in an environment with another Python and torch;
+    return its exit code.
 
     Args:
         python: the version (3.12) or the path of an interpreter of this machine; None for this one.
@@ -40,16 +48,26 @@ def run_in(
     interpreter, requirement = find_python(python, environ), torch_requirement(torch)
     with tempfile.TemporaryDirectory(prefix="trainkit-horovod-") as name:
         folder = Path(name)
-        say(f"Making an environment of {interpreter} with {requirement} for the build (up to 5 GB; deleted afterwards).")
+        say(
+            f"Making an environment of {interpreter} with {requirement} for the build (up to 5 GB;"
+            " deleted afterwards)."
+        )
         run([interpreter, "-m", "venv", str(folder / "env")], what="Making an environment", log=log)
         there = str(folder / "env" / "bin" / "python")
         options = ["--no-input", "--disable-pip-version-check"]
-        run([there, "-m", "pip", "install", *options, requirement, *_NEEDS], what=f"Installing {requirement}", log=log)
-        site = folder / "site"  # holds trainkit alone: what else is installed beside it is for this Python
+        run(
+            [there, "-m", "pip", "install", *options, requirement, *_NEEDS],
+            what=f"Installing {requirement}",
+            log=log,
+        )
+        # holds trainkit alone: what else is installed beside it is for this Python
+        site = folder / "site"
         site.mkdir()
         (site / "trainkit").symlink_to(_TRAINKIT)
         env = {**environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run([there, "-m", "trainkit", *arguments], check=False, env=env, cwd=folder).returncode
+        return subprocess.run(
+            [there, "-m", "trainkit", *arguments], check=False, env=env, cwd=folder
+        ).returncode
 
 
 def find_python(python: str | None, environ: Mapping[str, str]) -> str:
@@ -58,16 +76,20 @@ def find_python(python: str | None, environ: Mapping[str, str]) -> str:
         return sys.executable
     version = re.fullmatch(r"(\d+)\.(\d+)", python)
     if version is not None and (int(version[1]), int(version[2])) < _OLDEST:
-        raise ConfigError(f"--python is {python}; trainkit runs on Python {_OLDEST[0]}.{_OLDEST[1]} or later.")
+        raise ConfigError(
+            f"--python is {python}; trainkit runs on Python {_OLDEST[0]}.{_OLDEST[1]} or later."
+        )
     name = f"python{python}" if version else python
     found = shutil.which(name, path=environ.get("PATH"))
-    real = output_of([found, "-c", "import sys; print(sys.executable)"]).strip() if found else ""  # found may be pyenv's name
+    # found may be pyenv's name
+    real = output_of([found, "-c", "import sys; print(sys.executable)"]).strip() if found else ""
     if not real:
         wanted = f"{found or name} {'is no Python that runs' if found else 'is not on the PATH'}"
         package = name if version else "python3"
         raise ConfigError(
-            f"--python is {python}, and {wanted}. Install that Python with its headers and venv (Debian, Ubuntu: apt-get "
-            f"install {package}-dev {package}-venv; or uv python install), or give an interpreter's path."
+            f"--python is {python}, and {wanted}. Install that Python with its headers and venv"
+            f" (Debian, Ubuntu: apt-get install {package}-dev {package}-venv; or uv python"
+            " install), or give an interpreter's path."
         )
     return real
 
@@ -75,5 +97,7 @@ def find_python(python: str | None, environ: Mapping[str, str]) -> str:
 def torch_requirement(torch: str) -> str:
     """Return pip's requirement for a version of torch: 2.15 is its newest patch."""
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?(\+\w+)?", torch):
-        raise ConfigError(f"--torch is '{torch}'; it must be a version: 2.15, 2.15.0 or 2.15.0+cu130.")
+        raise ConfigError(
+            f"--torch is '{torch}'; it must be a version: 2.15, 2.15.0 or 2.15.0+cu130."
+        )
     return f"torch=={torch}" if "+" in torch or torch.count(".") == 2 else f"torch=={torch}.*"

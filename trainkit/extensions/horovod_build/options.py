@@ -48,39 +48,79 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     install = commands.add_parser(
-        "install", help="build, install and test Horovod", description=_INSTALL_ABOUT, formatter_class=raw
+        "install",
+        help="build, install and test Horovod",
+        description=_INSTALL_ABOUT,
+        formatter_class=raw,
     )
     _add_parts(install, _add_source(install))
     wheel = commands.add_parser(
-        "wheel", help="build Horovod's wheel for other machines", description=_WHEEL_ABOUT, formatter_class=raw
+        "wheel",
+        help="build Horovod's wheel for other machines",
+        description=_WHEEL_ABOUT,
+        formatter_class=raw,
     )
     _add_target(wheel)
     _add_parts(wheel, wheel)
     check = commands.add_parser(
-        "check", help="report what is installed and test it", description=_CHECK_ABOUT, formatter_class=raw
+        "check",
+        help="report what is installed and test it",
+        description=_CHECK_ABOUT,
+        formatter_class=raw,
     )
-    check.add_argument("--no-proof", action="store_true", help="do not start the two ranks (saves about 7 seconds)")
+    check.add_argument(
+        "--no-proof", action="store_true", help="do not start the two ranks (saves about 7 seconds)"
+    )
     return made
 
 
 def _add_source(install: argparse.ArgumentParser) -> argparse._ActionsContainer:
     """Add the sources that exclude one another, and return their group."""
     group = install.add_mutually_exclusive_group()
-    group.add_argument("--wheelhouse", metavar="DIR|URL", help=f"install a wheel that `{_PROG} wheel` made; build nothing")
+    group.add_argument(
+        "--wheelhouse",
+        metavar="DIR|URL",
+        help=f"install a wheel that `{_PROG} wheel` made; build nothing",
+    )
     return group
 
 
 def _add_target(wheel: argparse.ArgumentParser) -> None:
-    wheel.add_argument("--python", metavar="VERSION", help="3.12, or the path of an interpreter (default: this one)")
-    wheel.add_argument("--torch", metavar="VERSION", help="2.15, 2.15.0 or 2.15.0+cu130 (default: the installed one)")
-    wheel.add_argument("--cuda", metavar="VERSION", help="13.0: build with NCCL, by the nvcc of this CUDA toolkit")
-    wheel.add_argument("--out", type=Path, default=Path("wheelhouse"), metavar="DIR", help="its folder (default: wheelhouse)")
+    wheel.add_argument(
+        "--python",
+        metavar="VERSION",
+        help="3.12, or the path of an interpreter (default: this one)",
+    )
+    wheel.add_argument(
+        "--torch",
+        metavar="VERSION",
+        help="2.15, 2.15.0 or 2.15.0+cu130 (default: the installed one)",
+    )
+    wheel.add_argument(
+        "--cuda", metavar="VERSION", help="13.0: build with NCCL, by the nvcc of this CUDA toolkit"
+    )
+    wheel.add_argument(
+        "--out",
+        type=Path,
+        default=Path("wheelhouse"),
+        metavar="DIR",
+        help="its folder (default: wheelhouse)",
+    )
 
 
 def _add_parts(command: argparse.ArgumentParser, source: argparse._ActionsContainer) -> None:
     mpi = command.add_mutually_exclusive_group()
-    mpi.add_argument("--mpi", action="store_true", help="build with Open MPI or MPICH beside Gloo, for mpirun and Adasum")
-    mpi.add_argument("--no-mpi", dest="mpi", action="store_false", help="the default: build without MPI, even where one is")
+    mpi.add_argument(
+        "--mpi",
+        action="store_true",
+        help="build with Open MPI or MPICH beside Gloo, for mpirun and Adasum",
+    )
+    mpi.add_argument(
+        "--no-mpi",
+        dest="mpi",
+        action="store_false",
+        help="the default: build without MPI, even where one is",
+    )
     gpu = command.add_mutually_exclusive_group()
     gpu.add_argument(
         "--gpu",
@@ -101,7 +141,9 @@ def _add_parts(command: argparse.ArgumentParser, source: argparse._ActionsContai
         metavar="FILE",
         help=f"horovod-{pip.VERSION}.tar.gz on disk, for a machine without network",
     )
-    command.add_argument("--rebuild", action="store_true", help="build even if it is installed or in the cache")
+    command.add_argument(
+        "--rebuild", action="store_true", help="build even if it is installed or in the cache"
+    )
 
 
 def _positive(text: str) -> int:

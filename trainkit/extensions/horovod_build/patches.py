@@ -1,11 +1,13 @@
-"""trainkit's edits to Horovod's source: horovod-0.28.1/*.patch, each with its purpose in its first lines.
+"""trainkit's edits to Horovod's source: horovod-0.28.1/*.patch, each with its purpose in its first
+lines.
 
     identity, version      id of this set of edits; the version of an edited Horovod begins with 0.28.1+trainkit.e1b2c3d4f
     installed_edits        the edits of this environment's Horovod, from its metadata; nothing is imported
     edited_source          unpacks the release and applies all edits, or fails
     `- apply              one patch: a unified diff with old lines exactly at their place
 
-The release is fixed by its SHA-256, so a differing line is a mistake of ours; there is no fuzzy matching.
+The release is fixed by its SHA-256, so a differing line is a mistake of ours; there is no fuzzy
+matching.
 """
 
 from __future__ import annotations
@@ -30,33 +32,44 @@ _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 def edits() -> dict[str, str]:
     """Return the text of each edit by file name, in the order in which they are applied.
 
-    The files are read once: the build contains the edits named by its version, even if a file changes meanwhile.
+    The files are read once: the build contains the edits named by its version, even if a file
+    changes meanwhile.
     """
     found = {patch.name: patch.read_bytes().decode() for patch in sorted(_FOLDER.glob("*.patch"))}
     if not found:
-        raise EngineError(f"{_FOLDER} has no .patch files: this installation of trainkit is incomplete. Install it again.")
+        raise EngineError(
+            f"{_FOLDER} has no .patch files: this installation of trainkit is incomplete. Install"
+            " it again."
+        )
     return found
 
 
 def identity() -> str:
     """Return an id of the content of all edits: any change in one of them changes it."""
     content = hashlib.sha256("".join(f"{name}\n{text}" for name, text in edits().items()).encode())
-    return f"e{content.hexdigest()[:8]}"  # a letter first: pip would take zeros off the front of a number
+    # a letter first: pip would take zeros off the front of a number
+    return f"e{content.hexdigest()[:8]}"
 
 
 def version() -> str:
-    """Return the first part of the version of a Horovod with these edits; `versions.py` has the rest."""
+    """Return the first part of the version of a Horovod with these edits;
+    `versions.py` has the rest.
+    """
     return f"{VERSION}+trainkit.{identity()}"
 
 
 def edits_of(version: str) -> str | None:
-    """Return the id of the edits in a version of Horovod, to be compared with identity(); None if it has none."""
+    """Return the id of the edits in a version of Horovod, to be compared with identity();
+    None if it has none.
+    """
     _, _, local = version.partition("+trainkit.")
     return local.partition(".")[0] or None
 
 
 def installed_edits() -> str | None:
-    """Return the id of the installed Horovod's edits, to be compared with identity(); None for a stock one or no Horovod."""
+    """Return the id of the installed Horovod's edits, to be compared with identity();
+    None for a stock one or no Horovod.
+    """
     try:
         return edits_of(importlib.metadata.version("horovod"))
     except importlib.metadata.PackageNotFoundError:
@@ -64,14 +77,19 @@ def installed_edits() -> str | None:
 
 
 def edited_source(archive: Path, folder: Path, version: str) -> Path:
-    """Unpack the verified release into a folder, apply all edits, give it a version, and return the tree's root.
+    """Unpack the verified release into a folder, apply all edits, give it a version, and return the
+    tree's root.
 
     Raises:
-        EngineError: the archive is not a release, or an edit does not apply; the message has edit, file and line.
+        EngineError: the archive is not a release, or an edit does not apply; the message has edit,
+            file and line.
     """
     try:
         with tarfile.open(archive) as packed:
-            packed.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
+            packed.extractall(
+                folder,
+                **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}),  # type: ignore[arg-type]
+            )
     except (tarfile.TarError, OSError) as error:
         raise EngineError(f"{archive} cannot be unpacked into {folder}: {error}") from None
     root = folder / f"horovod-{VERSION}"
@@ -95,9 +113,15 @@ def apply(patch: str, text: str, root: Path) -> None:
     heads = list(_FILE.finditer(text))
     about = text[: heads[0].start()] if heads else text
     if not heads or re.search(r"^(@@|---|\+\+\+) ", about, re.MULTILINE):
-        raise EngineError(f"The edit {patch} is damaged: no file is named, or not as `--- a/FILE` and `+++ b/FILE`.")
+        raise EngineError(
+            f"The edit {patch} is damaged: no file is named, or not as `--- a/FILE` and `+++"
+            " b/FILE`."
+        )
     ends = [head.start() for head in heads[1:]] + [len(text)]
-    edited = [_edited(patch, head, text[head.end() : end], root) for head, end in zip(heads, ends, strict=True)]
+    edited = [
+        _edited(patch, head, text[head.end() : end], root)
+        for head, end in zip(heads, ends, strict=True)
+    ]
     for file, content in edited:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content, encoding="utf-8")
@@ -107,8 +131,14 @@ def _edited(patch: str, head: re.Match[str], body: str, root: Path) -> tuple[Pat
     """Return a file of a patch, and its new content."""
     file = root / head["new"]
     if head["old"] is None and file.exists():
-        raise EngineError(f"The edit {patch} does not apply: it creates {file}, which exists already.")
-    old = [] if head["old"] is None else _read(file, patch=f"The edit {patch}").splitlines(keepends=True)
+        raise EngineError(
+            f"The edit {patch} does not apply: it creates {file}, which exists already."
+        )
+    old = (
+        []
+        if head["old"] is None
+        else _read(file, patch=f"The edit {patch}").splitlines(keepends=True)
+    )
     new: list[str] = []
     done = 0
     for start, lines in _hunks(patch, head["new"], body):
@@ -119,8 +149,9 @@ def _edited(patch: str, head: re.Match[str], body: str, root: Path) -> tuple[Pat
                 if done >= len(old) or old[done] != line[1:]:
                     here = repr(old[done]) if done < len(old) else "the end of the file"
                     raise EngineError(
-                        f"The edit {patch} does not apply: line {done + 1} of {file} is {here}, and it should be "
-                        f"{line[1:]!r}. Edits and release do not match; install trainkit again."
+                        f"The edit {patch} does not apply: line {done + 1} of {file} is {here}, and"
+                        f" it should be {line[1:]!r}. Edits and release do not match; install"
+                        " trainkit again."
                     )
                 done += 1
             if line[0] in " +":
@@ -140,15 +171,23 @@ def _hunks(patch: str, name: str, body: str) -> Iterator[tuple[int, list[str]]]:
             continue  # the empty line between two files
         number += 1
         if found is None:
-            raise EngineError(f"The edit {patch} is damaged: hunk {number - 1} of {name} in it ends before {lines[at - 1]!r}.")
-        old, new = (int(found[2] or 1), int(found[4] or 1)) if found[1] != "0" else (0, int(found[4] or 1))
+            raise EngineError(
+                f"The edit {patch} is damaged: hunk {number - 1} of {name} in it ends before"
+                f" {lines[at - 1]!r}."
+            )
+        old, new = (
+            (int(found[2] or 1), int(found[4] or 1)) if found[1] != "0" else (0, int(found[4] or 1))
+        )
         start, first = max(int(found[1]) - 1, 0), at
         while at < len(lines) and (old > 0 or new > 0):
             old -= lines[at][0] in " -"
             new -= lines[at][0] in " +"
             at += 1
         if old or new:
-            raise EngineError(f"The edit {patch} is damaged: hunk {number} of {name} in it ends before its last line.")
+            raise EngineError(
+                f"The edit {patch} is damaged: hunk {number} of {name} in it ends before its last"
+                " line."
+            )
         yield start, lines[first:at]
 
 

@@ -20,7 +20,8 @@ from trainkit.launch.commands import run
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-# Horovod's imports at run time (setuptools provides distutils, which horovodrun imports, to Python 3.12 and later).
+# Horovod's imports at run time (setuptools provides distutils, which horovodrun imports, to Python
+# 3.12 and later).
 RUNTIME_NEEDS = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi", "setuptools>=70")
 BUILD_NEEDS = ("cmake>=3.21", "wheel", *RUNTIME_NEEDS)
 
@@ -31,7 +32,9 @@ def pip(*arguments: str) -> list[str]:
 
 
 def missing_needs(needs: tuple[str, ...], machine: Machine) -> list[str]:
-    """Return the requirements of `needs` that this environment does not meet. Any CMake on the PATH is accepted."""
+    """Return the requirements of `needs` that this environment does not meet.
+    Any CMake on the PATH is accepted.
+    """
     return [need for need in needs if not _is_met(need, machine)]
 
 
@@ -63,7 +66,10 @@ def verify(source: Path) -> None:
         EngineError: the file is not the release; the message has both hashes.
     """
     if not source.is_file():
-        raise ConfigError(f"--source is '{source}', which does not exist. Give the path of horovod-{VERSION}.tar.gz.")
+        raise ConfigError(
+            f"--source is '{source}', which does not exist. Give the path of"
+            f" horovod-{VERSION}.tar.gz."
+        )
     found = hashlib.sha256(source.read_bytes()).hexdigest()
     if found != SHA256:
         raise EngineError(
@@ -74,7 +80,8 @@ def verify(source: Path) -> None:
 
 
 def fetch_source(folder: Path, log: Path) -> Path:
-    """Download the release from the package index, with the user's pip settings, and return its path.
+    """Download the release from the package index, with the user's pip settings, and return its
+    path.
 
     pip runs setup.py for the metadata; because a hash is required, it checks the file before that.
     """
@@ -90,4 +97,8 @@ def fetch_source(folder: Path, log: Path) -> Path:
 
 def install_wheel(wheel: Path, log: Path) -> None:
     """Install a wheel, replacing any installed Horovod."""
-    run(pip("install", "--no-deps", "--force-reinstall", str(wheel)), what=f"Installing {wheel.name}", log=log)
+    run(
+        pip("install", "--no-deps", "--force-reinstall", str(wheel)),
+        what=f"Installing {wheel.name}",
+        log=log,
+    )

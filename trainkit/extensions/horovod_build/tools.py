@@ -21,7 +21,13 @@ def output_of(command: list[str]) -> str:
     """Return the output of a short command, or an empty text if it fails."""
     try:
         done = subprocess.run(
-            command, check=False, capture_output=True, text=True, errors="replace", timeout=120, cwd=sys.prefix
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=120,
+            cwd=sys.prefix,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -38,7 +44,9 @@ def find_tool(name: str, path: str, ask: str = "--version") -> Tool | None:
 
 
 def find_mpirun(path: str) -> Tool | None:
-    """Return the launcher of Open MPI or MPICH, its version as "Open MPI 4.1.4" or "MPICH 4.0.2"; None: there is none."""
+    """Return the launcher of Open MPI or MPICH, its version as "Open MPI 4.1.4" or "MPICH 4.0.2";
+    None: there is none.
+    """
     found = shutil.which("mpirun", path=path)
     if found is None:
         return None
@@ -47,15 +55,26 @@ def find_mpirun(path: str) -> Tool | None:
     hydra = re.search(r"HYDRA.*?\bVersion:\s+(\S+)", text, re.DOTALL)
     if open_mpi:
         return Tool(found, f"Open MPI {open_mpi[1]}")
-    return Tool(found, f"MPICH {hydra[1]}" if hydra else text.partition("\n")[0].strip() or "unknown version")
+    return Tool(
+        found,
+        f"MPICH {hydra[1]}" if hydra else text.partition("\n")[0].strip() or "unknown version",
+    )
 
 
 def has_mpi_header(mpicxx: Tool) -> bool:
-    """Return whether MPI's compiler finds mpi.h: Debian packs the compiler with mpirun, and the headers apart."""
+    """Return whether MPI's compiler finds mpi.h:
+    Debian packs the compiler with mpirun, and the headers apart.
+    """
     command = [mpicxx.path, "-E", "-x", "c++", "-"]
     try:
         done = subprocess.run(
-            command, check=False, capture_output=True, text=True, errors="replace", timeout=60, input="#include <mpi.h>\n"
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+            input="#include <mpi.h>\n",
         )
     except (OSError, subprocess.TimeoutExpired):
         return True  # it is another fault, which the build reports

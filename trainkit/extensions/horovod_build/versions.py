@@ -1,10 +1,12 @@
-"""The version of a built Horovod: the release, trainkit's edits, and what it was built for and with.
+"""The version of a built Horovod: the release, trainkit's edits, and what it was built for and
+with.
 
     0.28.1+trainkit.e9934a34d.torch2.15.0.cu132                          Gloo alone
     0.28.1+trainkit.e9934a34d.torch2.15.0.cu132.openmpi4.1.4             with MPI
     0.28.1+trainkit.e9934a34d.torch2.15.0.cu132.nccl.cuda13.0            with NCCL
 
-So wheels for several torches lie in one folder under different names, and pip takes the one that is requested.
+So wheels for several torches lie in one folder under different names, and pip takes the one that is
+requested.
 """
 
 from __future__ import annotations
@@ -43,18 +45,28 @@ def build_version(machine: Machine, plan: Plan) -> str:
 
 
 def build_of(horovod: str) -> Build | None:
-    """Return what a version says; None if trainkit did not build it, or did so before versions said it."""
+    """Return what a version says; None if trainkit did not build it,
+    or did so before versions said it.
+    """
     found = _LOCAL.search(horovod)
-    return Build(**{name: found[name] for name in ("edits", "torch", "mpi", "cuda")}) if found else None
+    return (
+        Build(**{name: found[name] for name in ("edits", "torch", "mpi", "cuda")})
+        if found
+        else None
+    )
 
 
 def torch_name(torch: str) -> str:
-    """Return torch's version as a version of Horovod holds it: letters, digits and dots, as pip writes local versions."""
+    """Return torch's version as a version of Horovod holds it:
+    letters, digits and dots, as pip writes local versions.
+    """
     return re.sub(r"[^a-z0-9]+", ".", torch.lower())
 
 
 def mpi_name(mpirun: Tool) -> str:
-    """Return an MPI as a version of Horovod holds it: openmpi4.1.4, mpich4.0.2, or mpi for that of a vendor."""
+    """Return an MPI as a version of Horovod holds it:
+    openmpi4.1.4, mpich4.0.2, or mpi for that of a vendor.
+    """
     family = {"Open MPI": "openmpi", "MPICH": "mpich"}.get(mpi_family(mpirun) or "", "mpi")
     numbers = re.search(r"\d+(\.\d+)*", mpirun.version)
     return f"{family}{numbers.group() if numbers and family != 'mpi' else ''}"

@@ -21,7 +21,14 @@ from trainkit.console import console_of
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.horovod_build import build, elsewhere, patches, pip
 from trainkit.extensions.horovod_build.options import INSTALL
-from trainkit.extensions.horovod_build.probe import Machine, Plan, Wanted, choose, probe, require_compilers
+from trainkit.extensions.horovod_build.probe import (
+    Machine,
+    Plan,
+    Wanted,
+    choose,
+    probe,
+    require_compilers,
+)
 from trainkit.launch.commands import cache_folder
 
 say = functools.partial(print, flush=True)  # in order with stderr, also into a file
@@ -38,24 +45,35 @@ def make(arguments: argparse.Namespace) -> int:
     if arguments.python or arguments.torch:
         torch = arguments.torch or _installed_torch()
         words = _words(arguments, source, out)
-        return elsewhere.run_in(words, python=arguments.python, torch=torch, environ=environ, log=log, say=say)
+        return elsewhere.run_in(
+            words, python=arguments.python, torch=torch, environ=environ, log=log, say=say
+        )
     machine = probe(environ)
     gpu = True if arguments.cuda else arguments.gpu
     _require_toolkit(machine, arguments.cuda)
     plan = choose(machine, Wanted(mpi=arguments.mpi, gpu=gpu, jobs=arguments.jobs))
     print_plan(machine, plan)
-    wheel = wheel_for(machine, plan, log=log, source=source, rebuild=arguments.rebuild, environ=environ)
+    wheel = wheel_for(
+        machine, plan, log=log, source=source, rebuild=arguments.rebuild, environ=environ
+    )
     try:
         out.mkdir(parents=True, exist_ok=True)
         written = build.store(wheel, out)
     except OSError as error:
-        raise ConfigError(f"--out is {out}, which cannot be written: {error.strerror}. Give another folder.") from error
-    say(f"Wrote {written}\nInstall it: {INSTALL} --wheelhouse {shlex.quote(str(out))}{' --mpi' * plan.mpi.on}")
+        raise ConfigError(
+            f"--out is {out}, which cannot be written: {error.strerror}. Give another folder."
+        ) from error
+    say(
+        f"Wrote {written}\nInstall it: {INSTALL} --wheelhouse"
+        f" {shlex.quote(str(out))}{' --mpi' * plan.mpi.on}"
+    )
     return 0
 
 
 def _toolkit(cuda: str | None) -> dict[str, str]:
-    """Return the variable that names CUDA's toolkit where it is usually installed, unless the user's names one."""
+    """Return the variable that names CUDA's toolkit where it is usually installed,
+    unless the user's names one.
+    """
     home = Path(f"/usr/local/cuda-{cuda}")
     named = any(os.environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"))
     return {"HOROVOD_CUDA_HOME": str(home)} if cuda and not named and home.is_dir() else {}
@@ -65,27 +83,47 @@ def _require_toolkit(machine: Machine, cuda: str | None) -> None:
     found = machine.nvcc.version if machine.nvcc else None
     if cuda and found and found != cuda:
         raise ConfigError(
-            f"--cuda is {cuda}, but nvcc is of CUDA {found}. Set CUDA_HOME to the toolkit {cuda}, or give --cuda {found}."
+            f"--cuda is {cuda}, but nvcc is of CUDA {found}. Set CUDA_HOME to the toolkit {cuda},"
+            f" or give --cuda {found}."
         )
 
 
 def _installed_torch() -> str:
     torch = probe(os.environ).torch
     if torch is None:
-        raise EngineError("torch is not installed here, and --torch is not given. Say which the wheel is for: --torch 2.15")
+        raise EngineError(
+            "torch is not installed here, and --torch is not given. Say which the wheel is for:"
+            " --torch 2.15"
+        )
     return torch.version
 
 
 def _words(arguments: argparse.Namespace, source: Path | None, out: Path) -> list[str]:
     """Return this command for an environment that has the requested Python and torch."""
-    flags = {"--mpi": arguments.mpi, "--gpu": arguments.gpu, "--cpu": arguments.gpu is False, "--rebuild": arguments.rebuild}
+    flags = {
+        "--mpi": arguments.mpi,
+        "--gpu": arguments.gpu,
+        "--cpu": arguments.gpu is False,
+        "--rebuild": arguments.rebuild,
+    }
     values = {"--cuda": arguments.cuda, "--jobs": arguments.jobs, "--source": source, "--out": out}
     words = [flag for flag, given in flags.items() if given]
-    return ["horovod", "wheel", *words, *(str(part) for pair in values.items() if pair[1] is not None for part in pair)]
+    return [
+        "horovod",
+        "wheel",
+        *words,
+        *(str(part) for pair in values.items() if pair[1] is not None for part in pair),
+    ]
 
 
 def wheel_for(
-    machine: Machine, plan: Plan, *, log: Path, source: Path | None, rebuild: bool, environ: Mapping[str, str]
+    machine: Machine,
+    plan: Plan,
+    *,
+    log: Path,
+    source: Path | None,
+    rebuild: bool,
+    environ: Mapping[str, str],
 ) -> Path:
     """Return the wheel of a build in the cache, where it is built if it is not there."""
     cache = cache_folder(environ)
@@ -104,7 +142,15 @@ def wheel_for(
     say("Building; this takes about 2 to 10 minutes on 2 cores and happens once.")
     started = time.monotonic()
     with _progress() as on_percent:
-        wheel = build.build_wheel(machine, plan, source=source, cache=cache, log=log, environ=environ, on_percent=on_percent)
+        wheel = build.build_wheel(
+            machine,
+            plan,
+            source=source,
+            cache=cache,
+            log=log,
+            environ=environ,
+            on_percent=on_percent,
+        )
     say(f"Built in {time.monotonic() - started:.0f} s: {wheel}")
     return wheel
 
@@ -124,7 +170,12 @@ def _progress() -> Iterator[Callable[[int], None]]:
     if not console.is_terminal:
         yield _every_ten_percent()
         return
-    columns = (TextColumn("  compiling"), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn())
+    columns = (
+        TextColumn("  compiling"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("compiling", total=100)
         yield lambda percent: bar.update(task, completed=percent)
@@ -148,7 +199,9 @@ def new_log(command: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EngineError(f"The folder {folder} cannot be created: {error}. Set TRAINKIT_CACHE to another one.") from None
+        raise EngineError(
+            f"The folder {folder} cannot be created: {error}. Set TRAINKIT_CACHE to another one."
+        ) from None
     return folder / f"horovod-{command}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 
@@ -157,9 +210,16 @@ def print_plan(machine: Machine, plan: Plan) -> None:
     assert machine.torch is not None
     say(f"Horovod {pip.VERSION} for torch {machine.torch.version}")
     print_row("edits", f"{patches.identity()} ({len(patches.edits())} files)")
-    print_row("C++ compiler", f"{machine.compiler.path}: {machine.compiler.version}" if machine.compiler else "not found")
+    print_row(
+        "C++ compiler",
+        f"{machine.compiler.path}: {machine.compiler.version}" if machine.compiler else "not found",
+    )
     print_row("CMake", machine.cmake.version if machine.cmake else "not found; pip brings one")
-    print_row("compilers", f"{plan.jobs} in parallel ({machine.cores} cores, {machine.free_gib:.0f} GiB of memory free)")
+    print_row(
+        "compilers",
+        f"{plan.jobs} in parallel ({machine.cores} cores, {machine.free_gib:.0f} GiB of memory"
+        " free)",
+    )
     print_row("Gloo", "yes  (always)")
     print_row("MPI", f"{yes(plan.mpi.on)}  ({plan.mpi.why})")
     print_row("NCCL", f"{yes(plan.gpu.on)}  ({plan.gpu.why})")

@@ -1,4 +1,5 @@
-"""Insight: callbacks that say where time goes, which rank is slow or hangs, and what gradients and devices do.
+"""Insight: callbacks that say where time goes, which rank is slow or hangs, and what gradients and
+devices do.
 
 watchdog/                 names a rank that hangs, and ends the job
 goodput.py                the share of the time that trained (docs/elastic.md)
@@ -22,9 +23,15 @@ _HOMES = {
 
 EXTENSION = Extension(
     name="insight",
-    summary="callbacks=watchdog, goodput, stragglers, throughput, gradients, device_stats: where time goes, and who is slow",
+    summary=(
+        "callbacks=watchdog, goodput, stragglers, throughput, gradients, device_stats: where time"
+        " goes, and who is slow"
+    ),
     proven="each commit; figures of a GPU not yet",
     targets=tuple(f"{_ROOM}.{home}.{name}" for name, home in _HOMES.items()),
     names={f"trainkit.callbacks.{name}": f"{_ROOM}.{home}.{name}" for name, home in _HOMES.items()}
-    | {f"trainkit.callbacks.{home}.{name}": f"{_ROOM}.{home}.{name}" for name, home in _HOMES.items()},
+    | {
+        f"trainkit.callbacks.{home}.{name}": f"{_ROOM}.{home}.{name}"
+        for name, home in _HOMES.items()
+    },
 )

@@ -24,25 +24,34 @@ _FIRST_S = 0.5
 
 
 class Sampler:
-    """Calls `read` in a thread each `every_s` seconds, so that training never waits for a driver."""
+    """Calls `read` in a thread each `every_s` seconds,
+    so that training never waits for a driver.
+    """
 
     def __init__(self, read: Callable[[], Mapping[str, float]], every_s: float) -> None:
         self._read, self._every_s = read, every_s
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._held: list[Mapping[str, float]] = []
         self._last: dict[str, float] = {}
-        self._thread = start_thread("device stats", self._work, printed("device/... stay as they are; training continues."))
+        self._thread = start_thread(
+            "device stats", self._work, printed("device/... stay as they are; training continues.")
+        )
 
     def take(self) -> dict[str, float]:
-        """Return the readings since the last call as one: the mean of ratios and watts, the maximum of all others.
+        """Return the readings since the last call as one: the mean of ratios and watts, the maximum
+        of all others.
 
-        Without a new reading the last result is returned again; before the first reading the result is empty.
+        Without a new reading the last result is returned again; before the first reading the result
+        is empty.
         """
         with self._lock:
             held, self._held = self._held, []
         if held:
             names = dict.fromkeys(name for reading in held for name in reading)
-            self._last = {name: _joined(name, [reading[name] for reading in held if name in reading]) for name in names}
+            self._last = {
+                name: _joined(name, [reading[name] for reading in held if name in reading])
+                for name in names
+            }
         return dict(self._last)
 
     def stop(self) -> None:
@@ -51,7 +60,8 @@ class Sampler:
         self._thread.join()
 
     def _work(self) -> None:
-        if self._stopped.wait(min(_FIRST_S, self._every_s)):  # a load needs an interval to be measured over
+        # a load needs an interval to be measured over
+        if self._stopped.wait(min(_FIRST_S, self._every_s)):
             return
         while True:
             reading = self._read()
@@ -69,13 +79,16 @@ def _joined(name: str, values: list[float]) -> float:
 class DeviceStatsMonitor(Callback):
     """Logs `device/...` of rank 0's device and host every log_every_n_steps.
 
-    The numbers are those of trainkit.device.stats (`gpu_memory_used_bytes`, `gpu_utilization_ratio`, `gpu_power_watts`,
-    `host_memory_used_bytes`, ...; GPUs need nvidia-ml-py, hosts psutil) and, on a GPU, torch's `gpu_memory_peak_bytes` and
-    `gpu_alloc_retries` (each retry freed torch's cache and waited: memory is short). A thread reads them, because a driver call
-    may take milliseconds. Logged are the mean of ratios and watts and the maximum of all others since the last log step.
+    The numbers are those of trainkit.device.stats (`gpu_memory_used_bytes`,
+    `gpu_utilization_ratio`, `gpu_power_watts`, `host_memory_used_bytes`, ...; GPUs need
+    nvidia-ml-py, hosts psutil) and, on a GPU, torch's `gpu_memory_peak_bytes` and
+    `gpu_alloc_retries` (each retry freed torch's cache and waited: memory is short). A thread reads
+    them, because a driver call may take milliseconds. Logged are the mean of ratios and watts and
+    the maximum of all others since the last log step.
 
     Args:
-        cpu_stats: log the host's and the process's numbers too. Default: only if the device is the CPU.
+        cpu_stats: log the host's and the process's numbers too. Default: only if the device is the
+            CPU.
         sample_s: seconds between two readings.
     """
 
@@ -95,17 +108,29 @@ class DeviceStatsMonitor(Callback):
 
         def read() -> dict[str, float]:
             found = stats.read() | _of_allocator(device)
-            return {name: value for name, value in found.items() if with_host or not name.startswith(_OF_HOST)}
+            return {
+                name: value
+                for name, value in found.items()
+                if with_host or not name.startswith(_OF_HOST)
+            }
 
         if not read():
-            what = "nvidia-ml-py" if device.type == "cuda" else "psutil" if with_host else "a GPU, or cpu_stats=true"
+            what = (
+                "nvidia-ml-py"
+                if device.type == "cuda"
+                else "psutil"
+                if with_host
+                else "a GPU, or cpu_stats=true"
+            )
             trainer.say(f"callbacks.device_stats: nothing can be read here; it needs {what}.")
             return
         self._sampler = Sampler(read, self.sample_s)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         if self._sampler is not None and is_log_step(trainer):
-            write(trainer, {f"device/{name}": value for name, value in self._sampler.take().items()})
+            write(
+                trainer, {f"device/{name}": value for name, value in self._sampler.take().items()}
+            )
 
     def _stop(self, *_: Any, **__: Any) -> None:
         sampler, self._sampler = self._sampler, None

@@ -1,4 +1,6 @@
-"""Goodput: the share of a run's time spent on steps that count, over all its restarts and changes of ranks."""
+"""Goodput: the share of a run's time spent on steps that count,
+over all its restarts and changes of ranks.
+"""
 
 from __future__ import annotations
 
@@ -69,17 +71,26 @@ class Ledger:
     def write(self) -> None:
         """Write the file atomically."""
         self.until = Moment.now()
-        content = {"goodput": self.goodput, "seconds": self.seconds, "furthest_step": self.furthest, "ranks": self.ranks}
+        content = {
+            "goodput": self.goodput,
+            "seconds": self.seconds,
+            "furthest_step": self.furthest,
+            "ranks": self.ranks,
+        }
         with replacing(self._path) as draft:
-            draft.write_text(json.dumps(content | {"until": asdict(self.until), "job": job_started()}, indent=1))
+            draft.write_text(
+                json.dumps(content | {"until": asdict(self.until), "job": job_started()}, indent=1)
+            )
 
 
 @checked
 class Goodput(Callback):
-    """Keeps a ledger of the run's time in `<run_dir>/goodput.json`, prints it at the end, logs `goodput` at each epoch's end.
+    """Keeps a ledger of the run's time in `<run_dir>/goodput.json`, prints it at the end, logs
+    `goodput` at each epoch's end.
 
-    The time is that of rank 0's main thread; if another process becomes rank 0, it continues the file. On a GPU the host runs
-    ahead of the device: the wait for the device counts for the part in which the host waits.
+    The time is that of rank 0's main thread; if another process becomes rank 0, it continues the
+    file. On a GPU the host runs ahead of the device: the wait for the device counts for the part in
+    which the host waits.
     """
 
     config_key = "callbacks.goodput"
@@ -109,10 +120,14 @@ class Goodput(Callback):
         self._flush(trainer)
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
-        """For a stream, the time before a step was spent on data; otherwise it belongs to no known part."""
+        """For a stream, the time before a step was spent on data;
+        otherwise it belongs to no known part.
+        """
         self._add("data" if isinstance(trainer.train_feed, StreamFeed) else "other")
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         self._add("data")
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
@@ -177,8 +192,12 @@ def show(ledger: Ledger) -> None:
     total = sum(ledger.seconds.values())
     changes = len(ledger.ranks) - 1
     table = Table.grid(padding=(0, 2))
-    again = f", {plural(changes, 'restart')} or change{'s' * (changes > 1)} of ranks" * bool(changes)
-    table.add_row(Text("goodput", style="bold"), f"{100 * ledger.goodput:.1f} %", f"of {total:.1f} s{again}")
+    again = f", {plural(changes, 'restart')} or change{'s' * (changes > 1)} of ranks" * bool(
+        changes
+    )
+    table.add_row(
+        Text("goodput", style="bold"), f"{100 * ledger.goodput:.1f} %", f"of {total:.1f} s{again}"
+    )
     for part, words in PARTS.items():
         if ledger.seconds[part] >= 0.05:
             table.add_row("", f"{ledger.seconds[part]:.1f} s", words)

@@ -1,6 +1,7 @@
 """Peak FLOP/s of GPUs: the vendors' figures, for dense matrices.
 
-From NVIDIA's data sheets and architecture papers; half of the figure if a sheet gives it with sparsity.
+From NVIDIA's data sheets and architecture papers; half of the figure if a sheet gives it with
+sparsity.
 """
 
 from __future__ import annotations
@@ -41,15 +42,20 @@ _PEAKS = {
     r"\bL40S\b": Peak(362, 183, 91.6, None, "NVIDIA L40S data sheet"),
     r"\bL4\b": Peak(121, 60, 30.3, None, "NVIDIA L4 Tensor Core GPU data sheet"),
     r"\bRTX 4090\b(?! (D|Laptop))": Peak(165.2, 82.6, 82.6, 1.29, _ADA),
-    r"\bRTX 3090\b(?! Ti)": Peak(71, 35.6, 35.6, 0.56, "NVIDIA Ampere GA102 GPU architecture, appendix A"),
+    r"\bRTX 3090\b(?! Ti)": Peak(
+        71, 35.6, 35.6, 0.56, "NVIDIA Ampere GA102 GPU architecture, appendix A"
+    ),
     r"\bT4\b": Peak(65, None, 8.1, None, "NVIDIA T4 Tensor Core GPU data sheet"),
     r"\bV100-SXM2\b": Peak(125, None, 15.7, 7.8, "NVIDIA V100 Tensor Core GPU data sheet, SXM2"),
     r"\bV100-PCIE\b": Peak(112, None, 14, 7, "NVIDIA V100 Tensor Core GPU data sheet, PCIe"),
 }
 
 
-def peak_flops_of(device_name: str, precision: PrecisionName, tf32: bool | None = None) -> float | None:
-    """Return a GPU's peak FLOP/s for matrices of a precision, or None if unknown: another device, or a part of one (MIG).
+def peak_flops_of(
+    device_name: str, precision: PrecisionName, tf32: bool | None = None
+) -> float | None:
+    """Return a GPU's peak FLOP/s for matrices of a precision, or None if unknown: another device,
+    or a part of one (MIG).
 
     Args:
         device_name: as returned by torch.cuda.get_device_name().

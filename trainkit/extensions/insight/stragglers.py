@@ -16,10 +16,16 @@ from trainkit.callbacks.step_clock import Times
 from trainkit.errors import ConfigError
 
 _OWN = {  # part -> description, remedy
-    "data": ("waits for data", "More data.num_workers, a faster disk, or smaller samples on its host."),
+    "data": (
+        "waits for data",
+        "More data.num_workers, a faster disk, or smaller samples on its host.",
+    ),
     "compute": (
         "computes",
-        "Look at its GPU (clock, temperature, another job) or its cores; callbacks=balance deals it less.",
+        (
+            "Look at its GPU (clock, temperature, another job) or its cores; callbacks=balance"
+            " deals it less."
+        ),
     ),
     "optimizer": ("updates weights", "Look at its GPU or its cores."),
     "hooks": ("is in callbacks between steps", "Something runs on this rank alone."),
@@ -53,12 +59,15 @@ class Straggler:
         what, help_ = _OWN[self.part]
         shares = f" Samples are dealt {self.dealt}." if self.dealt != "even" else ""
         return (
-            f"Straggler: rank {self.rank} ({self.host}) {what} for {1000 * self.seconds:.0f} ms a step, the median rank for "
-            f"{1000 * self.usual:.0f} ms: the others wait {1000 * self.behind:.0f} ms a step for it.{shares} {help_}"
+            f"Straggler: rank {self.rank} ({self.host}) {what} for {1000 * self.seconds:.0f} ms a"
+            f" step, the median rank for {1000 * self.usual:.0f} ms: the others wait"
+            f" {1000 * self.behind:.0f} ms a step for it.{shares} {help_}"
         )
 
 
-def find_stragglers(ranks: Sequence[tuple[str, dict[str, float]]], factor: float, dealt: str = "even") -> list[Straggler]:
+def find_stragglers(
+    ranks: Sequence[tuple[str, dict[str, float]]], factor: float, dealt: str = "even"
+) -> list[Straggler]:
     """Return the ranks with more own work than `factor` times the median rank's, slowest first.
 
     Communication is not a rank's own work: a fast rank waits there for the others.
@@ -74,9 +83,13 @@ def find_stragglers(ranks: Sequence[tuple[str, dict[str, float]]], factor: float
     found = []
     for rank, (host, parts) in enumerate(ranks):
         if own[rank] > factor * usual and own[rank] - usual > _LEAST_S:
-            medians = {part: statistics.median_low([other[part] for _, other in ranks]) for part in _OWN}
+            medians = {
+                part: statistics.median_low([other[part] for _, other in ranks]) for part in _OWN
+            }
             part = max(_OWN, key=lambda p: parts[p] - medians[p])  # noqa: B023 - used at once
-            found.append(Straggler(rank, host, part, parts[part], medians[part], own[rank] - usual, dealt))
+            found.append(
+                Straggler(rank, host, part, parts[part], medians[part], own[rank] - usual, dealt)
+            )
     return sorted(found, key=lambda straggler: -straggler.behind)
 
 
@@ -84,13 +97,15 @@ def find_stragglers(ranks: Sequence[tuple[str, dict[str, float]]], factor: float
 class Stragglers(Callback):
     """Compares the ranks' own times at an interval and names the rank that the others wait for.
 
-    Each rank adds up the seconds of its steps by its own clock (clocks of hosts are never compared); the sums are gathered each
-    `every_n_steps`. Logged: `straggler/behind` (seconds per step that the others wait for the slowest rank) and
-    `straggler/communication` (the share of a step that the slowest rank, which waits for no other, spends on communication).
+    Each rank adds up the seconds of its steps by its own clock (clocks of hosts are never
+    compared); the sums are gathered each `every_n_steps`. Logged: `straggler/behind` (seconds per
+    step that the others wait for the slowest rank) and `straggler/communication` (the share of a
+    step that the slowest rank, which waits for no other, spends on communication).
 
     Args:
         every_n_steps: steps between two comparisons.
-        factor: a rank is reported if its own work takes more than this times the median rank's; again only after a change.
+        factor: a rank is reported if its own work takes more than this times the median rank's;
+            again only after a change.
     """
 
     config_key = "callbacks.stragglers"
@@ -99,7 +114,8 @@ class Stragglers(Callback):
     def __init__(self, every_n_steps: PositiveInt = 100, factor: PositiveFloat = 1.25) -> None:
         if factor <= 1:
             raise ConfigError(
-                f"{self.config_key}.factor is {factor}; it must be above 1: it multiplies the median rank's time."
+                f"{self.config_key}.factor is {factor}; it must be above 1: it multiplies the"
+                " median rank's time."
             )
         self.every_n_steps, self.factor = every_n_steps, factor
         self._before: Times | None = None
@@ -111,7 +127,10 @@ class Stragglers(Callback):
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         assert self._before is not None, "training has begun"
-        if trainer.world_size > 1 and step_clock_of(trainer).steps - self._before.steps >= self.every_n_steps:
+        if (
+            trainer.world_size > 1
+            and step_clock_of(trainer).steps - self._before.steps >= self.every_n_steps
+        ):
             times = step_clock_of(trainer).read()
             self._compare(trainer, times - self._before)
             self._before = times
@@ -128,5 +147,8 @@ class Stragglers(Callback):
             slowest = max(range(len(own)), key=own.__getitem__)
             unhidden = ranks[slowest][1]["communication"]
             behind = own[slowest] - statistics.median_low(own)
-            values = {"straggler/behind": behind, "straggler/communication": unhidden / max(1e-9, own[slowest] + unhidden)}
+            values = {
+                "straggler/behind": behind,
+                "straggler/communication": unhidden / max(1e-9, own[slowest] + unhidden),
+            }
             trainer.log_metrics(values)

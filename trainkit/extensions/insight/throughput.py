@@ -1,4 +1,6 @@
-"""ThroughputMonitor: samples per second, the spread of step times, waiting times, and the device's utilization."""
+"""ThroughputMonitor: samples per second, the spread of step times, waiting times,
+and the device's utilization.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class _Mark:
 
 @checked
 class ThroughputMonitor(Callback):
-    """Logs every log_every_n_steps, over the last `window_size` steps (without validations and the first step):
+    """Logs every log_every_n_steps, over the last `window_size` steps (without validations and the
+    first step):
 
         throughput/samples_per_s       of all ranks
         throughput/items_per_s         of all ranks, with a `length_fn`
@@ -49,17 +52,18 @@ class ThroughputMonitor(Callback):
         throughput/tflops              TFLOP/s of one rank, if the FLOPs of a sample are known
         throughput/mfu                 tflops as a fraction of the device's peak, if that is known too
 
-    The FLOPs of a sample are counted while the first microbatch trains, forward and backward, by torch's FlopCounterMode
-    (matrix products, convolutions, attention); nothing runs twice, so the run stays bit-identical. Recomputation by activation
-    checkpointing is counted too. Under torch.compile operators are invisible: give `flops_per_sample`.
+    The FLOPs of a sample are counted while the first microbatch trains, forward and backward, by
+    torch's FlopCounterMode (matrix products, convolutions, attention); nothing runs twice, so the
+    run stays bit-identical. Recomputation by activation checkpointing is counted too. Under
+    torch.compile operators are invisible: give `flops_per_sample`.
 
     Args:
         batch_size_fn: returns the number of samples of a batch. Default: trainkit's own count.
         length_fn: returns the number of items (tokens, say) of a batch.
         window_size: number of steps averaged over.
         flops_per_sample: FLOPs of forward and backward, in place of counting.
-        peak_flops: peak FLOP/s of one rank's device. Default: from a table of GPUs by name and precision, the vendors' figures
-            for dense matrices; none on the CPU.
+        peak_flops: peak FLOP/s of one rank's device. Default: from a table of GPUs by name and
+            precision, the vendors' figures for dense matrices; none on the CPU.
     """
 
     config_key = "callbacks.throughput"
@@ -88,17 +92,27 @@ class ThroughputMonitor(Callback):
         """Reset, and look up the device's peak."""
         self._forget()
         numerics, device = trainer.options.numerics, trainer.engine.device
-        self._counts = self.flops_per_sample is None and not numerics.compile and trainer.is_global_zero
+        self._counts = (
+            self.flops_per_sample is None and not numerics.compile and trainer.is_global_zero
+        )
         self._peak = self.peak_flops
         if self._peak is None and device.type == "cuda":
             name, precision = torch.cuda.get_device_name(device), numerics.precision
             self._peak = peak_flops_of(name, precision)
             if self._peak is None:
-                trainer.say(f"No MFU: the peak of {name} at {precision} is unknown. Give {self.config_key}.peak_flops.")
+                trainer.say(
+                    f"No MFU: the peak of {name} at {precision} is unknown. Give"
+                    f" {self.config_key}.peak_flops."
+                )
         if numerics.compile and self.flops_per_sample is None:
-            trainer.say(f"No MFU: FLOPs cannot be counted under trainer.compile. Give {self.config_key}.flops_per_sample.")
+            trainer.say(
+                "No MFU: FLOPs cannot be counted under trainer.compile. Give"
+                f" {self.config_key}.flops_per_sample."
+            )
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         """Count the batch's samples and items; start to count FLOPs at the first batch."""
         self._stop_counting()  # an earlier attempt at this batch failed and is repeated
         self._samples += _number(self.batch_size_fn, "batch_size_fn", batch)
@@ -112,7 +126,9 @@ class ThroughputMonitor(Callback):
         if task.automatic_optimization:
             self._count(task)
 
-    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._count(task)
 
     def _count(self, task: Task) -> None:
@@ -155,7 +171,8 @@ class ThroughputMonitor(Callback):
             samples = engine.data.sum_number(self._samples)
         if self.length_fn is not None:
             items = engine.data.sum_number(self._items)
-        times = step_clock_of(trainer).read()  # waits for the device, so that the time fits the samples
+        # waits for the device, so that the time fits the samples
+        times = step_clock_of(trainer).read()
         return _Mark(time.perf_counter() - self._paused, trainer.global_step, samples, items, times)
 
     def _values(self, trainer: RunView, before: _Mark, now: _Mark) -> dict[str, float]:
@@ -182,7 +199,9 @@ def percentiles(durations: Sequence[float]) -> dict[str, float]:
     if not durations:
         return {}
     found = np.percentile(np.asarray(durations) * 1000, list(_PERCENTILES.values()))
-    return {f"step_ms_{name}": float(value) for name, value in zip(_PERCENTILES, found, strict=True)}
+    return {
+        f"step_ms_{name}": float(value) for name, value in zip(_PERCENTILES, found, strict=True)
+    }
 
 
 def _number(function: Callable[[Any], int] | None, name: str, batch: Any) -> int:
@@ -191,7 +210,7 @@ def _number(function: Callable[[Any], int] | None, name: str, batch: Any) -> int
     number = function(batch)
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise TaskError(
-            f"{ThroughputMonitor.config_key}.{name} returned {number!r} ({type(number).__name__}); it must be an int, not a "
-            "tensor, 0 or more: take it from a shape, or len()."
+            f"{ThroughputMonitor.config_key}.{name} returned {number!r} ({type(number).__name__});"
+            " it must be an int, not a tensor, 0 or more: take it from a shape, or len()."
         )
     return number

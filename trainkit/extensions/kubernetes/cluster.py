@@ -19,7 +19,12 @@ from trainkit.extensions.kubernetes.options import KINDS
 from trainkit.launch.jobs import JobRow, elapsed_of
 
 # The conditions of the five kinds, the ones that say most first.
-_ENDED = {"Complete": "COMPLETED", "Completed": "COMPLETED", "Succeeded": "COMPLETED", "Failed": "FAILED"}
+_ENDED = {
+    "Complete": "COMPLETED",
+    "Completed": "COMPLETED",
+    "Succeeded": "COMPLETED",
+    "Failed": "FAILED",
+}
 _OF_RAY = {"SUCCEEDED": "COMPLETED", "FAILED": "FAILED", "STOPPED": "CANCELLED"}
 _MOST_PODS = 64  # whose output kubectl reads at a time
 
@@ -49,7 +54,9 @@ class KubernetesCluster:
     name = "kubernetes"
 
     def rows(self, top: Path) -> list[JobRow]:
-        """Return the jobs whose manifests are here; they are no folders of runs, which are in the cluster."""
+        """Return the jobs whose manifests are here;
+        they are no folders of runs, which are in the cluster.
+        """
         files = sorted(Path(FOLDER).glob("*.yaml"), key=lambda file: file.stat().st_mtime)
         return [self._row(_read(file)) for file in files]
 
@@ -58,10 +65,13 @@ class KubernetesCluster:
         return _file_of(job).is_file()
 
     def print_log(self, job: str, lines: int | None) -> None:
-        """Print the output of a job's pods, each line with its pod; of a RayJob that of its driver."""
+        """Print the output of a job's pods, each line with its pod;
+        of a RayJob that of its driver.
+        """
         one = _read(_file_of(job))
         of_pods = ["-l", f"{NAME_LABEL}={one.name}", "--prefix", f"--max-log-requests={_MOST_PODS}"]
-        # KubeRay runs the command in a Job of the RayJob's name; the pods with our label are Ray's own.
+        # KubeRay runs the command in a Job of the RayJob's name; the pods with our label are Ray's
+        # own.
         whose = [f"job/{one.name}"] if one.kind == "RayJob" else of_pods
         done = run_kubectl(["logs", *whose, f"--tail={-1 if lines is None else lines}", *one.where])
         print(done.stdout, end="")
@@ -78,10 +88,16 @@ class KubernetesCluster:
         row = self._row(one)
         if row.state not in ("PENDING", "RUNNING", "SUSPENDED"):
             raise ConfigError(f"Job {one.name} is {row.state} already; there is nothing to cancel.")
-        done = run_kubectl(["delete", "-f", str(one.manifest), "--ignore-not-found", "--wait=false"])
+        done = run_kubectl(
+            ["delete", "-f", str(one.manifest), "--ignore-not-found", "--wait=false"]
+        )
         if done.returncode:
             raise ConfigError(f"kubectl did not delete job {one.name}: {error_of(done)}.")
-        what = "the ranks save a checkpoint and end" if row.state == "RUNNING" else "it had not started"
+        what = (
+            "the ranks save a checkpoint and end"
+            if row.state == "RUNNING"
+            else "it had not started"
+        )
         return f"job {one.name} is cancelled: {what}. To resume: kubectl create -f {one.manifest}"
 
     def _row(self, one: _Job) -> JobRow:
@@ -96,8 +112,14 @@ class KubernetesCluster:
             state, reason = _state_of_pods(pods)
             running = sum(pod["status"].get("phase") == "Running" for pod in pods)
             nodes = f"{running}/{len(pods)} pods"
-        began = datetime.fromisoformat(given["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
-        elapsed = "" if state in _ENDED.values() else elapsed_of((datetime.now(timezone.utc) - began).total_seconds())
+        began = datetime.fromisoformat(
+            given["metadata"]["creationTimestamp"].replace("Z", "+00:00")
+        )
+        elapsed = (
+            ""
+            if state in _ENDED.values()
+            else elapsed_of((datetime.now(timezone.utc) - began).total_seconds())
+        )
         return JobRow(one.name, state, str(one.manifest), reason, elapsed, nodes=nodes, more=more)
 
 
@@ -114,15 +136,17 @@ def _read(file: Path) -> _Job:
         return _Job(metadata["name"], job["kind"], group, metadata.get("namespace"), file)
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{file} is no manifest of a fit ({type(error).__name__}): launcher=kubernetes writes one for each job. Move other "
-            f"files out of {FOLDER}/."
+            f"{file} is no manifest of a fit ({type(error).__name__}): launcher=kubernetes writes"
+            f" one for each job. Move other files out of {FOLDER}/."
         ) from None
 
 
 def _get(arguments: Sequence[str]) -> dict[str, Any]:
     done = run_kubectl(["get", *arguments, "-o", "json"])
     if done.returncode:
-        raise ConfigError(f"kubectl failed, so that the jobs' states are unknown: {error_of(done)}.")
+        raise ConfigError(
+            f"kubectl failed, so that the jobs' states are unknown: {error_of(done)}."
+        )
     return dict(json.loads(done.stdout)) if done.stdout.strip() else {}
 
 
@@ -131,7 +155,9 @@ def _end_of(given: Mapping[str, Any]) -> tuple[str, str]:
     status = given.get("status") or {}
     if state := _OF_RAY.get(status.get("jobStatus", "")):
         return state, str(status.get("message", ""))
-    holds = {one["type"]: one for one in status.get("conditions") or () if one.get("status") == "True"}
+    holds = {
+        one["type"]: one for one in status.get("conditions") or () if one.get("status") == "True"
+    }
     for condition, state in _ENDED.items():
         if condition in holds:
             return state, _why(holds[condition]) if state == "FAILED" else ""
@@ -156,4 +182,6 @@ def _state_of_pods(pods: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def _why(condition: Mapping[str, Any]) -> str:
-    return ": ".join(str(condition[field]) for field in ("reason", "message") if condition.get(field))
+    return ": ".join(
+        str(condition[field]) for field in ("reason", "message") if condition.get(field)
+    )

@@ -16,7 +16,8 @@ from trainkit.extensions.kubernetes.options import name_of, options_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
 from trainkit.launch.overrides import override
 
-FOLDER = "kubernetes"  # of manifests, where the command was typed: the run's own folder is in the cluster
+# of manifests, where the command was typed: the run's own folder is in the cluster
+FOLDER = "kubernetes"
 _OF_HOROVOD = ("MPIJob", "RayJob")  # kinds
 _OF_HOROVOD = ("MPIJob", "RayJob")  # kinds
 
@@ -26,20 +27,25 @@ class KubernetesLauncher(JobLauncher):
 
     Args:
         image: that holds trainkit.
-        kind: of the object: Job, JobSet, TrainJob (torchrun in each pod), MPIJob (horovodrun), RayJob (launcher=ray inside).
+        kind: of the object: Job, JobSet, TrainJob (torchrun in each pod), MPIJob (horovodrun),
+            RayJob (launcher=ray inside).
         runtime: of a TrainJob: a ClusterTrainingRuntime; null: torch-distributed.
         nodes: number of pods that train; of a RayJob also a range, [2, 8].
         gpus_per_node: GPUs of each.
         nproc_per_node: ranks of each; null: gpus_per_node, or 1.
         cpu, memory: of each pod, as 8 and 64Gi.
         gpu_resource: the cluster's name for a GPU.
-        head_resources: of a RayJob's head and an MPIJob's launcher, which train nothing: {cpu: 4, memory: 16Gi}.
-        volumes: claims and where they are mounted: {runs: /runs}; other kinds as Kubernetes writes them, with mountPath.
+        head_resources: of a RayJob's head and an MPIJob's launcher, which train nothing: {cpu: 4,
+            memory: 16Gi}.
+        volumes: claims and where they are mounted: {runs: /runs}; other kinds as Kubernetes writes
+            them, with mountPath.
         env: variables of the ranks.
         env_from_secrets: names of Secrets; their entries are variables of the ranks.
-        node_selector, tolerations, service_account, priority_class, image_pull_secrets: of the pods.
+        node_selector, tolerations, service_account, priority_class, image_pull_secrets: of the
+        pods.
         pod_spec: further fields of the pods' spec.
-        security_context: of each container: "restricted" for what namespaces of that name require, or a mapping.
+        security_context: of each container: "restricted" for what namespaces of that name require,
+            or a mapping.
         labels, annotations: of all objects and pods.
         namespace: null: that of kubectl's context.
         job_name: null: the config's name.
@@ -47,7 +53,8 @@ class KubernetesLauncher(JobLauncher):
         max_failures: so often the job may lose a pod, or fail, and start again; null: 10.
         grace_s: seconds between a pod's SIGTERM and its end; the ranks save a checkpoint in them.
         ttl_s: seconds until an ended job is removed; null: it stays.
-        dry_run: print the manifest, compared with Kubernetes' schemas if kubernetes-validate is there; create nothing.
+        dry_run: print the manifest, compared with Kubernetes' schemas if kubernetes-validate is
+            there; create nothing.
 
     Raises:
         ConfigError: a setting is not legal.
@@ -99,7 +106,9 @@ class KubernetesLauncher(JobLauncher):
         """Return the engine that engine=auto has in the pods."""
         if settings.get("kind") in _OF_HOROVOD:
             return "horovod"
-        return engine_of_ranks(*(settings.get(name) for name in ("nodes", "nproc_per_node", "gpus_per_node")))
+        return engine_of_ranks(
+            *(settings.get(name) for name in ("nodes", "nproc_per_node", "gpus_per_node"))
+        )
 
     @classmethod
     def keeps_ranks(cls, settings: Mapping[str, Any]) -> bool:
@@ -117,13 +126,13 @@ class KubernetesLauncher(JobLauncher):
         kind = fit.settings.get("kind")
         if kind in _OF_HOROVOD and fit.engine not in ("auto", "horovod", ""):
             return (
-                f"engine is {fit.engine}, and launcher.kind={kind} starts ranks of Horovod. Use engine=auto or engine=horovod, "
-                "or launcher.kind=Job, which starts torchrun."
+                f"engine is {fit.engine}, and launcher.kind={kind} starts ranks of Horovod. Use"
+                " engine=auto or engine=horovod, or launcher.kind=Job, which starts torchrun."
             )
         if kind not in _OF_HOROVOD and fit.engine == "horovod":
             return (
-                f"engine is horovod, and launcher.kind={kind} starts torchrun. Use engine=auto (which is ddp there), or "
-                "launcher.kind=MPIJob, which starts horovodrun."
+                f"engine is horovod, and launcher.kind={kind} starts torchrun. Use engine=auto"
+                " (which is ddp there), or launcher.kind=MPIJob, which starts horovodrun."
             )
         return super().refuses(fit)
 
@@ -131,16 +140,20 @@ class KubernetesLauncher(JobLauncher):
         """Create a job that runs the command; see `run`."""
         if (ckpt_path := fit.config.get("ckpt_path")) is not None:
             raise ConfigError(
-                f"ckpt_path is '{ckpt_path}', and each start of a job of launcher=kubernetes resumes from its own run's last "
-                "checkpoint. To begin with the weights of another run use init_weights=PATH; to resume one give its run_dir."
+                f"ckpt_path is '{ckpt_path}', and each start of a job of launcher=kubernetes"
+                " resumes from its own run's last checkpoint. To begin with the weights of another"
+                " run use init_weights=PATH; to resume one give its run_dir."
             )
-        arguments = [each for each in arguments if not each.startswith(("resume=", "launcher=", "launcher."))]
+        arguments = [
+            each for each in arguments if not each.startswith(("resume=", "launcher=", "launcher."))
+        ]
         arguments = [*arguments, override("run_dir", fit.run_dir), "resume=auto"]
         self.run(str(fit.config["conf"]), arguments, None if fit.stores_elsewhere else fit.run_dir)
         return 0
 
     def run(self, config_name: str, words: Sequence[str], run_dir: str | None) -> Path | None:
-        """Create the objects of a fit, and return the file of its manifest; or print the manifest, and return None.
+        """Create the objects of a fit, and return the file of its manifest; or print the manifest,
+        and return None.
 
         Args:
             config_name: names the job, if job_name does not.
@@ -148,8 +161,8 @@ class KubernetesLauncher(JobLauncher):
             run_dir: the run's folder in the pods; None if its checkpoints go elsewhere.
 
         Raises:
-            ConfigError: the run's folder is on no volume, kubectl is not installed, or the cluster does not take the job.
-                Nothing is left in the cluster.
+            ConfigError: the run's folder is on no volume, kubectl is not installed, or the cluster
+                does not take the job. Nothing is left in the cluster.
         """
         name = name_of(self.job_name or config_name, self.job_name is not None)
         if run_dir is not None:
@@ -172,19 +185,31 @@ class KubernetesLauncher(JobLauncher):
         paths = [volume.path for volume in self.options.volumes if volume.holds_runs]
         folder = PurePosixPath(run_dir)
         if not any(folder.is_relative_to(path) for path in paths):
-            mounted = f"there: {', '.join(paths)}" if paths else "of a claim: launcher.volumes={runs: /runs}"
+            mounted = (
+                f"there: {', '.join(paths)}"
+                if paths
+                else "of a claim: launcher.volumes={runs: /runs}"
+            )
             raise ConfigError(
-                f"run_dir is '{run_dir}', which is on no volume that outlives its pods: its checkpoints would end with them. "
-                f"Give a folder on one {mounted}, as run_dir=/runs/mine, or keep checkpoints in a store: "
-                "callbacks.checkpoint.dirpath=s3://..."
+                f"run_dir is '{run_dir}', which is on no volume that outlives its pods: its"
+                f" checkpoints would end with them. Give a folder on one {mounted}, as"
+                " run_dir=/runs/mine, or keep checkpoints in a store:"
+                " callbacks.checkpoint.dirpath=s3://..."
             )
 
     def _say(self, name: str, file: Path) -> None:
         options = self.options
-        print(f"[kubernetes] {options.kind} {name} is created: {options.nodes} x {options.ranks} ranks; manifest: {file}")
+        print(
+            f"[kubernetes] {options.kind} {name} is created: {options.nodes} x {options.ranks}"
+            f" ranks; manifest: {file}"
+        )
         command = "python -m trainkit jobs"
         print(f"[kubernetes] state: {command}; output: {command} logs {name}")
-        print(f"[kubernetes] to end it: {command} cancel {name}; each start resumes from the last checkpoint", flush=True)
+        print(
+            f"[kubernetes] to end it: {command} cancel {name}; each start resumes from the last"
+            " checkpoint",
+            flush=True,
+        )
 
 
 def _create(text: str) -> None:
@@ -203,7 +228,12 @@ def _refused(done: subprocess.CompletedProcess[str]) -> str:
     why = error_of(done)
     hint = ""
     if "no matches for kind" in why:
-        hint = " The cluster lacks the operator of this kind: install it, or use launcher.kind=Job, which needs none."
+        hint = (
+            " The cluster lacks the operator of this kind: install it, or use launcher.kind=Job,"
+            " which needs none."
+        )
     elif "AlreadyExists" in why or "already exists" in why:
-        hint = " A job of this name is there: give another one (launcher.job_name=...), or delete it."
+        hint = (
+            " A job of this name is there: give another one (launcher.job_name=...), or delete it."
+        )
     return f"kubectl did not create the job, and nothing of it is left: {why}.{hint}"

@@ -1,8 +1,8 @@
 """The objects of a job on Kubernetes, as a manifest of YAML documents.
 
 Job, JobSet   pods of an Indexed Job, each with torchrun, which meet at pod 0 through a headless Service. A pod that is lost
-              is made again by its index. Without it the others end too: all start again together, and resume from the
-              last checkpoint.
+              is made again by its index. Without it the others end too: all start again together,
+              and resume from the last checkpoint.
 TrainJob      of Kubeflow Trainer: torchrun in each pod of a runtime that the cluster has.
 MPIJob        of the MPI operator: its launcher runs horovodrun over ssh, on workers that it lists in a hostfile.
 RayJob        of KubeRay: launcher=ray inside, elastic.
@@ -20,7 +20,8 @@ from trainkit.extensions.kubernetes.options import Options
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
 NAME_LABEL = "app.kubernetes.io/name"  # of all objects and pods
-_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"  # read by the head: seconds from a stopped job's SIGTERM to its SIGKILL
+# read by the head: seconds from a stopped job's SIGTERM to its SIGKILL
+_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 _HOSTS = "/etc/mpi/hostfile"  # of the MPI operator
 
 
@@ -37,18 +38,29 @@ def manifest_of(name: str, words: Sequence[str], options: Options) -> str:
 
 def objects_of(name: str, words: Sequence[str], options: Options) -> list[dict[str, Any]]:
     """Return the objects of that manifest."""
-    makers = {"Job": _job, "JobSet": _job_set, "TrainJob": _train_job, "MPIJob": _mpi_job, "RayJob": _ray_job}
+    makers = {
+        "Job": _job,
+        "JobSet": _job_set,
+        "TrainJob": _train_job,
+        "MPIJob": _mpi_job,
+        "RayJob": _ray_job,
+    }
     make = makers[options.kind]
     return make(name, list(words), options)
 
 
 def _job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
-    objects = [_object("batch/v1", "Job", name, _indexed(name, f"{name}-0.{name}", words, options), options)]
+    objects = [
+        _object(
+            "batch/v1", "Job", name, _indexed(name, f"{name}-0.{name}", words, options), options
+        )
+    ]
     return objects if options.nodes == 1 else [_service(name, options), *objects]
 
 
 def _job_set(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
-    first = f"{name}-ranks-0-0.{name}"  # JobSet's names: of the set, of the jobs, number of the job, of the pod
+    # JobSet's names: of the set, of the jobs, number of the job, of the pod
+    first = f"{name}-ranks-0-0.{name}"
     spec = _indexed(name, first, words, options)
     spec["backoffLimit"] = 0  # the set starts all pods again, not one
     ttl = spec.pop("ttlSecondsAfterFinished", None)
@@ -70,7 +82,17 @@ def _train_job(name: str, words: list[str], options: Options) -> list[dict[str, 
 
 def _mpi_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
     ranks = options.nodes * options.ranks
-    command = ["horovodrun", "-np", str(ranks), "--hostfile", _HOSTS, "python", "-m", "trainkit", *words]
+    command = [
+        "horovodrun",
+        "-np",
+        str(ranks),
+        "--hostfile",
+        _HOSTS,
+        "python",
+        "-m",
+        "trainkit",
+        *words,
+    ]
     launcher = _without_training(_pod(name, command, options), options)
     worker = _pod(name, None, options)
     body = {
@@ -87,27 +109,50 @@ def _mpi_job(name: str, words: list[str], options: Options) -> list[dict[str, An
 
 
 def _ray_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
-    each = {key: value for key, value in (("CPU", options.resources.get("cpu")), ("GPU", _gpus(options))) if value}
+    each = {
+        key: value
+        for key, value in (("CPU", options.resources.get("cpu")), ("GPU", _gpus(options)))
+        if value
+    }
     counts = [str(count * options.ranks) for count in (options.nodes, options.max_nodes)]
     grows = options.max_nodes > options.nodes
-    own = [f"launcher.num_workers=[{','.join(counts)}]" if grows else f"launcher.num_workers={counts[0]}"]
+    own = [
+        (
+            f"launcher.num_workers=[{','.join(counts)}]"
+            if grows
+            else f"launcher.num_workers={counts[0]}"
+        )
+    ]
     if each:
-        shares = ", ".join(f"{key}: {float(str(value)) / options.ranks:g}" for key, value in each.items())
+        shares = ", ".join(
+            f"{key}: {float(str(value)) / options.ranks:g}" for key, value in each.items()
+        )
         own.append(f"launcher.resources_per_worker={{{shares}}}")
     head = _without_training(_pod(name, None, options), options)
     container = head["spec"]["containers"][0]
-    if _STOP_WAIT not in options.env:  # Ray kills the driver 3 s after SIGTERM, before the last checkpoint
-        container["env"] = [*container.get("env", []), {"name": _STOP_WAIT, "value": str(options.grace_s)}]
+    # Ray kills the driver 3 s after SIGTERM, before the last checkpoint
+    if _STOP_WAIT not in options.env:
+        container["env"] = [
+            *container.get("env", []),
+            {"name": _STOP_WAIT, "value": str(options.grace_s)},
+        ]
     workers = {"groupName": "ranks", "replicas": options.nodes, "minReplicas": options.nodes}
     body: dict[str, Any] = {
-        "entrypoint": " ".join(_quoted(word) for word in ["python", "-m", "trainkit", *words, "launcher=ray", *own]),
+        "entrypoint": " ".join(
+            _quoted(word) for word in ["python", "-m", "trainkit", *words, "launcher=ray", *own]
+        ),
         "shutdownAfterJobFinishes": True,
         "backoffLimit": options.max_failures,
         "rayClusterSpec": {
             **({"enableInTreeAutoscaling": True} if grows else {}),
             "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": head},
             "workerGroupSpecs": [
-                {**workers, "maxReplicas": options.max_nodes, "rayStartParams": {}, "template": _pod(name, None, options)}
+                {
+                    **workers,
+                    "maxReplicas": options.max_nodes,
+                    "rayStartParams": {},
+                    "template": _pod(name, None, options),
+                }
             ],
         },
     }
@@ -124,7 +169,14 @@ def _without_training(pod: dict[str, Any], options: Options) -> dict[str, Any]:
 
 
 def _gpus(options: Options) -> str | None:
-    return next((amount for resource, amount in options.resources.items() if resource not in ("cpu", "memory")), None)
+    return next(
+        (
+            amount
+            for resource, amount in options.resources.items()
+            if resource not in ("cpu", "memory")
+        ),
+        None,
+    )
 
 
 def _indexed(name: str, first: str, words: list[str], options: Options) -> dict[str, Any]:
@@ -140,7 +192,12 @@ def _indexed(name: str, first: str, words: list[str], options: Options) -> dict[
         "backoffLimit": options.max_failures * options.nodes,
         # A pod that is drained or preempted is no fault of the job.
         "podFailurePolicy": {
-            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+            "rules": [
+                {
+                    "action": "Ignore",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                }
+            ]
         },
         "template": pod,
     }
@@ -153,9 +210,16 @@ def _torchrun(first: str, words: list[str], options: Options) -> list[str]:
         return ["python", *own]
     if options.nodes == 1:
         return ["torchrun", "--standalone", f"--nproc-per-node={options.ranks}", *own]
-    # No --max-restarts: an agent that stays waits forever with the one that replaces a lost one (seen with torch 2.15).
+    # No --max-restarts: an agent that stays waits forever with the one that replaces a lost one
+    # (seen with torch 2.15).
     meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={first}:{PORT}"]
-    return ["torchrun", f"--nnodes={options.nodes}", f"--nproc-per-node={options.ranks}", *meet, *own]
+    return [
+        "torchrun",
+        f"--nnodes={options.nodes}",
+        f"--nproc-per-node={options.ranks}",
+        *meet,
+        *own,
+    ]
 
 
 def _service(name: str, options: Options) -> dict[str, Any]:
@@ -170,10 +234,13 @@ def _pod(name: str, command: list[str] | None, options: Options) -> dict[str, An
     volumes = [{"name": volume.name, **volume.source} for volume in options.volumes]
     if options.shm_size is not None:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm_size}})
+        volumes.append(
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm_size}}
+        )
     container: dict[str, Any] = {"name": "trainkit", "image": options.image}
     if command is not None:
-        container["command"] = [word.replace("$(", "$$(") for word in command]  # else $(NAME) is a variable's value
+        # else $(NAME) is a variable's value
+        container["command"] = [word.replace("$(", "$$(") for word in command]
     fields = {
         "env": [{"name": variable, "value": value} for variable, value in options.env.items()],
         "envFrom": [{"secretRef": {"name": secret}} for secret in options.secrets],
@@ -182,7 +249,11 @@ def _pod(name: str, command: list[str] | None, options: Options) -> dict[str, An
         "securityContext": dict(options.security_context),
     }
     container |= {field: value for field, value in fields.items() if value}
-    spec: dict[str, Any] = {"restartPolicy": "Never", "terminationGracePeriodSeconds": options.grace_s, **options.pod}
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": options.grace_s,
+        **options.pod,
+    }
     spec |= {"containers": [container]}
     spec |= {"volumes": volumes} if volumes else {}
     return {"metadata": _metadata(name, options), "spec": spec}
@@ -193,11 +264,17 @@ def _metadata(name: str, options: Options) -> dict[str, Any]:
     return own | ({"annotations": dict(options.annotations)} if options.annotations else {})
 
 
-def _object(version: str, kind: str, name: str, spec: dict[str, Any], options: Options) -> dict[str, Any]:
+def _object(
+    version: str, kind: str, name: str, spec: dict[str, Any], options: Options
+) -> dict[str, Any]:
     where = {} if options.namespace is None else {"namespace": options.namespace}
     metadata = {"name": name, **where, **_metadata(name, options)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def _quoted(word: str) -> str:
-    return word if not set(word) & set(" {}[]()$\"'*?&;|<>~#`\\") else "'" + word.replace("'", "'\\''") + "'"
+    return (
+        word
+        if not set(word) & set(" {}[]()$\"'*?&;|<>~#`\\")
+        else "'" + word.replace("'", "'\\''") + "'"
+    )

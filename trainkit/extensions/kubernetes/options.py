@@ -16,7 +16,8 @@ KINDS = ("Job", "JobSet", "TrainJob", "MPIJob", "RayJob")
 _MAX_FAILURES = 10
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MOST = 50  # letters of a name: pods' names add to it, and may have 63
-RESTRICTED: Mapping[str, Any] = {  # what namespaces of Pod Security "restricted" require of each container
+# what namespaces of Pod Security "restricted" require of each container
+RESTRICTED: Mapping[str, Any] = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "runAsNonRoot": True,
@@ -79,27 +80,38 @@ def options_of(given: Mapping[str, Any]) -> Options:
         ConfigError: a setting is not legal.
     """
     if given["kind"] not in KINDS:
-        raise ConfigError(f"launcher.kind is {show(given['kind'])}; it must be one of {', '.join(KINDS)}.")
+        raise ConfigError(
+            f"launcher.kind is {show(given['kind'])}; it must be one of {', '.join(KINDS)}."
+        )
     image = given["image"]
     if not isinstance(image, str) or not image or not image.isprintable() or " " in image:
         raise ConfigError(
-            f"launcher.image is {show(image)}; it must be an image that holds trainkit, as registry.example.com/trainkit:1 "
-            "(the Dockerfile in trainkit's repository builds one)."
+            f"launcher.image is {show(image)}; it must be an image that holds trainkit, as"
+            " registry.example.com/trainkit:1 (the Dockerfile in trainkit's repository builds"
+            " one)."
         )
     nodes, max_nodes = _nodes(given["nodes"], given["kind"])
     _check_count("grace_s", given["grace_s"], 1, optional=False)
-    for name, least in (("gpus_per_node", 1), ("nproc_per_node", 1), ("max_failures", 0), ("ttl_s", 0)):
+    for name, least in (
+        ("gpus_per_node", 1),
+        ("nproc_per_node", 1),
+        ("max_failures", 0),
+        ("ttl_s", 0),
+    ):
         _check_count(name, given[name], least, optional=True)
     gpus, ranks = given["gpus_per_node"], given["nproc_per_node"] or given["gpus_per_node"] or 1
     if gpus is not None and ranks > gpus:
         raise ConfigError(
-            f"launcher.nproc_per_node is {ranks}, and launcher.gpus_per_node is {gpus}: each rank takes a GPU. Leave "
-            "nproc_per_node out, or ask for more GPUs."
+            f"launcher.nproc_per_node is {ranks}, and launcher.gpus_per_node is {gpus}: each rank"
+            " takes a GPU. Leave nproc_per_node out, or ask for more GPUs."
         )
     resources = {name: str(given[name]) for name in ("cpu", "memory") if given[name] is not None}
     for name, amount in [*resources.items(), ("shm_size", given["shm_size"])]:
         if amount is not None and not _QUANTITY.fullmatch(str(amount)):
-            raise ConfigError(f"launcher.{name} is {show(given[name])}; it must be a quantity as Kubernetes takes it: 8, 64Gi.")
+            raise ConfigError(
+                f"launcher.{name} is {show(given[name])}; it must be a quantity as Kubernetes takes"
+                " it: 8, 64Gi."
+            )
     if gpus is not None:
         resources[given["gpu_resource"]] = str(gpus)
     pod = _pod(given)
@@ -113,8 +125,14 @@ def options_of(given: Mapping[str, Any]) -> Options:
         ranks=ranks,
         resources=resources,
         head=_head(given["head_resources"], given["kind"]),
-        volumes=tuple(volume_of(name, one) for name, one in _mapping("volumes", given["volumes"], "{claim: /path}").items()),
-        env={name: str(value) for name, value in _mapping("env", given["env"], "{NCCL_DEBUG: INFO}").items()},
+        volumes=tuple(
+            volume_of(name, one)
+            for name, one in _mapping("volumes", given["volumes"], "{claim: /path}").items()
+        ),
+        env={
+            name: str(value)
+            for name, value in _mapping("env", given["env"], "{NCCL_DEBUG: INFO}").items()
+        },
         secrets=_secrets(given["env_from_secrets"]),
         pod=pod,
         security_context=_security(given["security_context"]),
@@ -129,7 +147,8 @@ def options_of(given: Mapping[str, Any]) -> Options:
 
 
 def name_of(text: str, is_given: bool) -> str:
-    """Return the name of a job's objects: the given one if it is legal, or one made of a config's name.
+    """Return the name of a job's objects: the given one if it is legal, or one made of a config's
+    name.
 
     Raises:
         ConfigError: it is given, and not legal.
@@ -142,10 +161,12 @@ def name_of(text: str, is_given: bool) -> str:
 
 
 def _name(setting: str, text: Any) -> str | None:
-    if text is not None and (not isinstance(text, str) or len(text) > _MOST or not _NAME.fullmatch(text)):
+    if text is not None and (
+        not isinstance(text, str) or len(text) > _MOST or not _NAME.fullmatch(text)
+    ):
         raise ConfigError(
-            f"launcher.{setting} is {show(text)}; it must be a name as Kubernetes takes it: small letters, digits and '-', "
-            f"a letter first, at most {_MOST}."
+            f"launcher.{setting} is {show(text)}; it must be a name as Kubernetes takes it: small"
+            f" letters, digits and '-', a letter first, at most {_MOST}."
         )
     return text
 
@@ -154,7 +175,9 @@ def _check_count(name: str, value: Any, least: int, optional: bool) -> None:
     if value is None and optional:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"launcher.{name} is {show(value)}; it must be a whole number, {least} or more.")
+        raise ConfigError(
+            f"launcher.{name} is {show(value)}; it must be a whole number, {least} or more."
+        )
 
 
 def _mapping(name: str, value: Any, example: str) -> Mapping[str, Any]:
@@ -169,13 +192,20 @@ def _nodes(given: Any, kind: str) -> tuple[int, int]:
     several = given if isinstance(given, (list, tuple)) else [given]
     if len(several) == 2 and kind != "RayJob":
         raise ConfigError(
-            f"launcher.nodes is {show(given)}, a range, which launcher.kind=RayJob alone can use; give one number."
+            f"launcher.nodes is {show(given)}, a range, which launcher.kind=RayJob alone can use;"
+            " give one number."
         )
     for count in several:
-        if len(several) > 2 or not isinstance(count, int) or isinstance(count, bool) or count < 1 or count < several[0]:
+        if (
+            len(several) > 2
+            or not isinstance(count, int)
+            or isinstance(count, bool)
+            or count < 1
+            or count < several[0]
+        ):
             raise ConfigError(
-                f"launcher.nodes is {show(given)}; it must be a whole number, 1 or more (with launcher.kind=RayJob also a "
-                "range, as [2,8])."
+                f"launcher.nodes is {show(given)}; it must be a whole number, 1 or more (with"
+                " launcher.kind=RayJob also a range, as [2,8])."
             )
     if not several:
         raise ConfigError("launcher.nodes is []; it must be a whole number, 1 or more.")
@@ -186,12 +216,15 @@ def _head(given: Any, kind: str) -> dict[str, str]:
     resources = _texts("head_resources", given, "{cpu: 4, memory: 16Gi}")
     if resources and kind not in ("MPIJob", "RayJob"):
         raise ConfigError(
-            f"launcher.head_resources is {show(given)}, and launcher.kind={kind} has no pod that trains nothing: it is of "
-            "RayJob's head and MPIJob's launcher. Leave it out."
+            f"launcher.head_resources is {show(given)}, and launcher.kind={kind} has no pod that"
+            " trains nothing: it is of RayJob's head and MPIJob's launcher. Leave it out."
         )
     for name, amount in resources.items():
         if not _QUANTITY.fullmatch(amount):
-            raise ConfigError(f"launcher.head_resources.{name} is {show(amount)}; it must be a quantity, as 4 or 16Gi.")
+            raise ConfigError(
+                f"launcher.head_resources.{name} is {show(amount)}; it must be a quantity, as 4 or"
+                " 16Gi."
+            )
     return resources
 
 
@@ -200,7 +233,8 @@ def _security(given: Any) -> Mapping[str, Any]:
         return RESTRICTED
     if isinstance(given, str):
         raise ConfigError(
-            f"launcher.security_context is {show(given)}; it must be restricted, or a mapping: {{runAsUser: 1000}}."
+            f"launcher.security_context is {show(given)}; it must be restricted, or a mapping:"
+            " {runAsUser: 1000}."
         )
     return _mapping("security_context", given, "{runAsUser: 1000}")
 
@@ -217,32 +251,51 @@ def _texts(name: str, given: Any, example: str) -> dict[str, str]:
 
 def _secrets(given: Any) -> tuple[str, ...]:
     found = [] if given is None else given
-    if not isinstance(found, (list, tuple)) or not all(isinstance(name, str) and name for name in found):
-        raise ConfigError(f"launcher.env_from_secrets is {show(given)}; it must be a list of Secrets' names, as [wandb].")
+    if not isinstance(found, (list, tuple)) or not all(
+        isinstance(name, str) and name for name in found
+    ):
+        raise ConfigError(
+            f"launcher.env_from_secrets is {show(given)}; it must be a list of Secrets' names, as"
+            " [wandb]."
+        )
     return tuple(found)
 
 
 def _pod(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return further fields of the pods' spec: those with settings of their own, and launcher.pod_spec."""
+    """Return further fields of the pods' spec:
+    those with settings of their own, and launcher.pod_spec.
+    """
     pod: dict[str, Any] = dict(_mapping("pod_spec", given["pod_spec"], "{schedulerName: volcano}"))
     own = {
-        "nodeSelector": ("node_selector", dict(_mapping("node_selector", given["node_selector"], "{pool: gpu}"))),
+        "nodeSelector": (
+            "node_selector",
+            dict(_mapping("node_selector", given["node_selector"], "{pool: gpu}")),
+        ),
         "tolerations": ("tolerations", given["tolerations"]),
         "serviceAccountName": ("service_account", given["service_account"]),
         "priorityClassName": ("priority_class", given["priority_class"]),
-        "imagePullSecrets": ("image_pull_secrets", [{"name": name} for name in given["image_pull_secrets"] or ()]),
+        "imagePullSecrets": (
+            "image_pull_secrets",
+            [{"name": name} for name in given["image_pull_secrets"] or ()],
+        ),
     }
     for field, (setting, value) in own.items():
         if not value:
             continue
         if field in pod:
-            raise ConfigError(f"launcher.pod_spec has '{field}', which is a setting of its own: launcher.{setting}=...")
+            raise ConfigError(
+                f"launcher.pod_spec has '{field}', which is a setting of its own:"
+                f" launcher.{setting}=..."
+            )
         pod[field] = value
     for field in ("containers", "restartPolicy", "volumes", "subdomain", "hostname"):
         if field in pod:
-            raise ConfigError(f"launcher.pod_spec has '{field}', which launcher=kubernetes sets. Leave it out.")
+            raise ConfigError(
+                f"launcher.pod_spec has '{field}', which launcher=kubernetes sets. Leave it out."
+            )
     if not isinstance(pod.get("tolerations", []), (list, tuple)):
         raise ConfigError(
-            f"launcher.tolerations is {show(given['tolerations'])}; it must be a list, as [{{key: gpu, operator: Exists}}]."
+            f"launcher.tolerations is {show(given['tolerations'])}; it must be a list, as [{{key:"
+            " gpu, operator: Exists}]."
         )
     return pod

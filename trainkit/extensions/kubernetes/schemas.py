@@ -1,4 +1,6 @@
-"""Objects compared with Kubernetes' own schemas, before a cluster sees them. The only home of kubernetes_validate."""
+"""Objects compared with Kubernetes' own schemas, before a cluster sees them.
+The only home of kubernetes_validate.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,25 @@ NOT_INSTALLED = "not compared with Kubernetes' schemas (pip install kubernetes-v
 
 
 def known(objects: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield what Kubernetes itself knows of a manifest: of an operator's kind the job, or the pods, that it holds."""
+    """Yield what Kubernetes itself knows of a manifest:
+    of an operator's kind the job, or the pods, that it holds.
+    """
     for one in objects:
         kind, spec = one["kind"], one.get("spec", {})
         if kind == "JobSet":
             for jobs in spec["replicatedJobs"]:
-                yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **jobs["template"]}
+                yield {
+                    "apiVersion": "batch/v1",
+                    "kind": "Job",
+                    "metadata": {"name": "a"},
+                    **jobs["template"],
+                }
         elif kind == "TrainJob":
             yield _as_pod(pod_of(spec))
         elif kind == "MPIJob":
-            yield from (_as_pod(replicas["template"]) for replicas in spec["mpiReplicaSpecs"].values())
+            yield from (
+                _as_pod(replicas["template"]) for replicas in spec["mpiReplicaSpecs"].values()
+            )
         elif kind == "RayJob":
             cluster = spec["rayClusterSpec"]
             groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
@@ -48,7 +59,9 @@ def check(objects: Sequence[dict[str, Any]]) -> str | None:
             kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
         except kubernetes_validate.ValidationError as error:
             place = ".".join(str(part) for part in error.path) or one["kind"]
-            raise ConfigError(f"Kubernetes does not know this manifest, at {place}: {error.message}") from None
+            raise ConfigError(
+                f"Kubernetes does not know this manifest, at {place}: {error.message}"
+            ) from None
     return None
 
 

@@ -1,7 +1,8 @@
 """A TrainJob of Kubeflow Trainer 2.2 or newer: how a fit is described to a runtime of the cluster.
 
-The runtime, by default torch-distributed, makes a JobSet of it, whose job is named "node", as its container is. It gives
-torchrun the number of nodes and ranks, and where to meet, as variables; how often pods start again is the runtime's.
+The runtime, by default torch-distributed, makes a JobSet of it, whose job is named "node", as its
+container is. It gives torchrun the number of nodes and ranks, and where to meet, as variables; how
+often pods start again is the runtime's.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ def check_settings(given: Mapping[str, Any], pod: Mapping[str, Any]) -> None:
         pod: further fields of the pods' spec.
 
     Raises:
-        ConfigError: a TrainJob has no place for one of them, or it is of a TrainJob and another kind is asked for.
+        ConfigError: a TrainJob has no place for one of them, or it is of a TrainJob and another
+            kind is asked for.
     """
     if given["kind"] != "TrainJob":
         if given["runtime"] is not None:
             raise ConfigError(
-                f"launcher.runtime is {show(given['runtime'])}, and launcher.kind={given['kind']} has none: it is of "
-                "launcher.kind=TrainJob. Leave it out."
+                f"launcher.runtime is {show(given['runtime'])}, and launcher.kind={given['kind']}"
+                " has none: it is of launcher.kind=TrainJob. Leave it out."
             )
         return
     of_the_runtime = {
@@ -55,19 +57,20 @@ def check_settings(given: Mapping[str, Any], pod: Mapping[str, Any]) -> None:
     for name, what in of_the_runtime.items():
         if given[name] is not None:
             raise ConfigError(
-                f"launcher.{name} is {show(given[name])}, and a TrainJob cannot say {what}: its runtime does. Leave it out, or "
-                "name a runtime that says so: launcher.runtime=..."
+                f"launcher.{name} is {show(given[name])}, and a TrainJob cannot say {what}: its"
+                " runtime does. Leave it out, or name a runtime that says so: launcher.runtime=..."
             )
     if given["env_from_secrets"]:
         raise ConfigError(
-            f"launcher.env_from_secrets is {show(given['env_from_secrets'])}, and a TrainJob takes no variables from whole "
-            "Secrets. Mount it, as launcher.volumes={keys: {mountPath: /keys, secret: {secretName: wandb}}}, or use "
-            "launcher.kind=JobSet."
+            f"launcher.env_from_secrets is {show(given['env_from_secrets'])}, and a TrainJob takes"
+            " no variables from whole Secrets. Mount it, as launcher.volumes={keys: {mountPath:"
+            " /keys, secret: {secretName: wandb}}}, or use launcher.kind=JobSet."
         )
     if unknown := sorted(pod.keys() - set(_PATCHED)):
         raise ConfigError(
-            f"launcher.pod_spec has {', '.join(unknown)}, and a TrainJob may set of its pods only {', '.join(_PATCHED)}. "
-            "Leave it out, or name a runtime that has it: launcher.runtime=..."
+            f"launcher.pod_spec has {', '.join(unknown)}, and a TrainJob may set of its pods only"
+            f" {', '.join(_PATCHED)}. Leave it out, or name a runtime that has it:"
+            " launcher.runtime=..."
         )
 
 
@@ -90,7 +93,11 @@ def spec_of(pod: Mapping[str, Any], runtime: str, nodes: int, ranks: int) -> dic
     trainer |= {"env": container["env"]} if "env" in container else {}
     trainer |= {"resourcesPerNode": container["resources"]} if "resources" in container else {}
     patch = {field: spec[field] for field in ("volumes", *_PATCHED) if field in spec}
-    mounted = {field: container[field] for field in ("volumeMounts", "securityContext") if field in container}
+    mounted = {
+        field: container[field]
+        for field in ("volumeMounts", "securityContext")
+        if field in container
+    }
     if mounted:
         patch["containers"] = [{"name": _NODE, **mounted}]
     template = {"metadata": pod["metadata"], "spec": patch}
@@ -98,7 +105,12 @@ def spec_of(pod: Mapping[str, Any], runtime: str, nodes: int, ranks: int) -> dic
     return {
         "runtimeRef": {"name": runtime},
         "trainer": trainer,
-        "runtimePatches": [{"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}}}],
+        "runtimePatches": [
+            {
+                "manager": _MANAGER,
+                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},
+            }
+        ],
     }
 
 
@@ -110,4 +122,7 @@ def pod_of(spec: Mapping[str, Any]) -> dict[str, Any]:
     own = {field: trainer[field] for field in ("image", "command", "env") if field in trainer}
     resources = {"resources": trainer["resourcesPerNode"]} if "resourcesPerNode" in trainer else {}
     (mounted,) = patch.pop("containers", [{}])
-    return {"metadata": {"name": "a"}, "spec": {**patch, "containers": [{"name": _NODE, **mounted, **own, **resources}]}}
+    return {
+        "metadata": {"name": "a"},
+        "spec": {**patch, "containers": [{"name": _NODE, **mounted, **own, **resources}]},
+    }

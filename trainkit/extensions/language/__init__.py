@@ -1,10 +1,15 @@
-"""Texts as tokens (data tokens), and texts that a trained model continues: generate (docs/language_models.md)."""
+"""Texts as tokens (data tokens), and texts that a trained model continues:
+generate (docs/language_models.md).
+"""
 
 from trainkit.extension import Command, Extension
 
 EXTENSION = Extension(
     name="language",
-    summary="data tokens: texts as numbers for language models; generate: texts that a run's model continues",
+    summary=(
+        "data tokens: texts as numbers for language models; generate: texts that a run's model"
+        " continues"
+    ),
     proven="each commit",
     commands={
         "data tokens": Command(

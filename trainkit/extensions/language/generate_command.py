@@ -21,7 +21,9 @@ _KEYS = GENERATE.keys()
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Generate text: RUN_DIR prompt="..." [key=value ...]; return the exit code."""
-    return main_alone(arguments or ["--help"], help_text(command, GENERATE), lambda: _work(arguments))
+    return main_alone(
+        arguments or ["--help"], help_text(command, GENERATE), lambda: _work(arguments)
+    )
 
 
 def _work(arguments: Sequence[str]) -> None:
@@ -33,8 +35,9 @@ def _work(arguments: Sequence[str]) -> None:
     generate = getattr(task, "generate", None)
     if not callable(generate):
         raise TaskError(
-            f"{type(task).__name__} has no generate(), so it makes no text. Give it a method generate(prompt, max_new_tokens, "
-            "temperature, top_k, seed) that yields text, as recipes.language_model.LanguageModel has."
+            f"{type(task).__name__} has no generate(), so it makes no text. Give it a method"
+            " generate(prompt, max_new_tokens, temperature, top_k, seed) that yields text, as"
+            " recipes.language_model.LanguageModel has."
         )
     request |= _tokenizer(generate, request.pop("tokenizer"), run_dir)
     torch: Any = importlib.import_module("torch")
@@ -50,33 +53,52 @@ def _work(arguments: Sequence[str]) -> None:
 
 
 def _tokenizer(generate: Any, given: str | None, run_dir: str) -> dict[str, str | None]:
-    """Return the argument `tokenizer`, if it takes one: the file that was given, or the run's copy of its data's."""
+    """Return the argument `tokenizer`, if it takes one:
+    the file that was given, or the run's copy of its data's.
+    """
     if "tokenizer" in inspect.signature(generate).parameters:
         kept = Path(run_dir) / "tokenizer.json"
         return {"tokenizer": given or (str(kept) if kept.is_file() else None)}
     if given is not None:
-        raise TaskError(f"tokenizer is '{given}', but this Task's generate() takes none. Leave it out.")
+        raise TaskError(
+            f"tokenizer is '{given}', but this Task's generate() takes none. Leave it out."
+        )
     return {}
 
 
 def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Return the run's folder and the settings, checked without torch."""
     if "=" in arguments[0]:
-        raise ConfigError(f"The run's folder comes first, before {arguments[0]}: generate RUN_DIR prompt=...")
+        raise ConfigError(
+            f"The run's folder comes first, before {arguments[0]}: generate RUN_DIR prompt=..."
+        )
     run_dir, given = arguments[0], read_keys(arguments[1:], _KEYS, "generate")
     if "prompt" not in given:
-        raise ConfigError("prompt is missing; give the text to continue: prompt='Once upon a time'.")
+        raise ConfigError(
+            "prompt is missing; give the text to continue: prompt='Once upon a time'."
+        )
     if not (Path(run_dir) / "checkpoints").is_dir():
-        raise ConfigError(f"{run_dir} is no run with checkpoints. Give a run's folder, for example runs/gpt/<time>.")
-    best = next((name for name in ("best", "last") if (Path(run_dir) / "checkpoints" / name).exists()), "best")
+        raise ConfigError(
+            f"{run_dir} is no run with checkpoints. Give a run's folder, for example"
+            " runs/gpt/<time>."
+        )
+    best = next(
+        (name for name in ("best", "last") if (Path(run_dir) / "checkpoints" / name).exists()),
+        "best",
+    )
     try:
         temperature = float(given.get("temperature", "0.8"))
     except ValueError:
         temperature = -1.0
     if not 0 <= temperature < float("inf"):
-        raise ConfigError(f"temperature is '{given['temperature']}'; it must be a number, 0 or more.")
+        raise ConfigError(
+            f"temperature is '{given['temperature']}'; it must be a number, 0 or more."
+        )
     if "tokenizer" in given and not Path(given["tokenizer"]).is_file():
-        raise ConfigError(f"tokenizer is '{given['tokenizer']}', and there is no such file. Give a tokenizer.json.")
+        raise ConfigError(
+            f"tokenizer is '{given['tokenizer']}', and there is no such file. Give a"
+            " tokenizer.json."
+        )
     return run_dir, {
         "tokenizer": given.get("tokenizer"),
         "prompt": given["prompt"],

@@ -1,4 +1,5 @@
-"""A folder of tokens: a corpus as numbers, mapped into memory, so that any number of ranks share one copy of it.
+"""A folder of tokens: a corpus as numbers, mapped into memory, so that any number of ranks share
+one copy of it.
 
     tokens/
         train.bin, val.bin   numbers, little-endian, one document after the other; each ends with the end-of-text token
@@ -27,7 +28,9 @@ DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 
 
 class Tokens:
-    """The numbers of a .bin file; a slice of it is read when it is asked for. Pickled by name, for workers."""
+    """The numbers of a .bin file; a slice of it is read when it is asked for.
+    Pickled by name, for workers.
+    """
 
     def __init__(self, path: Path, dtype: str, count: int) -> None:
         """Take the file.
@@ -36,7 +39,10 @@ class Tokens:
             DataError: it is missing, or has another size.
         """
         self.path, self.dtype, self.count = path, dtype, count
-        size, expected = path.stat().st_size if path.is_file() else -1, count * DTYPES[dtype].itemsize
+        size, expected = (
+            path.stat().st_size if path.is_file() else -1,
+            count * DTYPES[dtype].itemsize,
+        )
         if size != expected:
             found = "is missing" if size < 0 else f"has {size:,} bytes"
             raise DataError(f"{path} {found}; {DESCRIPTION} beside it promises {expected:,}.")
@@ -94,9 +100,13 @@ def open_tokens(root: str | Path) -> TokenFolder:
         DTYPES[dtype]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{folder} is no folder of tokens: its {DESCRIPTION} cannot be read ({type(error).__name__}: {error}). Make one of "
-            f"text: python -m trainkit data tokens TEXTS output={folder.name or 'tokens'}"
+            f"{folder} is no folder of tokens: its {DESCRIPTION} cannot be read"
+            f" ({type(error).__name__}: {error}). Make one of text: python -m trainkit data tokens"
+            f" TEXTS output={folder.name or 'tokens'}"
         ) from error
-    train, val = (Tokens(folder / f"{part}.bin", dtype, n) for part, n in zip(("train", "val"), counts, strict=True))
+    train, val = (
+        Tokens(folder / f"{part}.bin", dtype, n)
+        for part, n in zip(("train", "val"), counts, strict=True)
+    )
     tokenizer = folder / TOKENIZER if about.get("tokenizer") else None
     return TokenFolder(folder, train, val, vocab_size, special, tokenizer)

@@ -1,9 +1,11 @@
-"""Writes a folder of tokens (token_files.py) of texts, in streams: memory does not grow with the corpus.
+"""Writes a folder of tokens (token_files.py) of texts, in streams: memory does not grow with the
+corpus.
 
-write_tokens -> files_of -> pieces of 64 KiB -> encode, several at a time -> train.bin -> its end becomes val.bin -> rename
+write_tokens -> files_of -> pieces of 64 KiB -> encode, several at a time -> train.bin -> its end
+becomes val.bin -> rename
 
-A .txt is a document, and so is each line of a .jsonl, by its "text". A text longer than a piece is cut at a line's end or a
-space, and no token spans a cut.
+A .txt is a document, and so is each line of a .jsonl, by its "text". A text longer than a piece is
+cut at a line's end or a space, and no token spans a cut.
 """
 
 from __future__ import annotations
@@ -20,16 +22,25 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from trainkit.errors import ConfigError, DataError
-from trainkit.extensions.language.token_files import DESCRIPTION, DTYPES, TOKENIZER, TokenFolder, open_tokens
+from trainkit.extensions.language.token_files import (
+    DESCRIPTION,
+    DTYPES,
+    TOKENIZER,
+    TokenFolder,
+    open_tokens,
+)
 from trainkit.extensions.language.tokenizer import Tokenizer, open_tokenizer
 
 KINDS = (".txt", ".jsonl")
-_PIECE, _BATCH = 1 << 16, 1 << 20  # bytes of text: of a piece, and of those that are encoded together, on all cores
+# bytes of text: of a piece, and of those that are encoded together, on all cores
+_PIECE, _BATCH = 1 << 16, 1 << 20
 _COPIED = 1 << 24
 
 
 class Piece(NamedTuple):
-    """A part of a document, whether it is the last one, and how many bytes of the file have been read."""
+    """A part of a document, whether it is the last one,
+    and how many bytes of the file have been read.
+    """
 
     text: str
     ends: bool
@@ -37,15 +48,29 @@ class Piece(NamedTuple):
 
 
 def files_of(source: Path) -> list[Path]:
-    """Return the texts of a folder, or a file itself; shuffled, so that what is held out is of all parts of the corpus.
+    """Return the texts of a folder, or a file itself; shuffled, so that what is held out is of all
+    parts of the corpus.
 
     Raises:
         DataError: there are none.
     """
-    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.suffix in KINDS)
+    files = (
+        [source]
+        if source.is_file()
+        else sorted(path for path in source.rglob("*") if path.suffix in KINDS)
+    )
     if not files or any(path.suffix not in KINDS for path in files):
-        what = "does not exist" if not source.exists() else "has no such file" if source.is_dir() else "is another file"
-        raise DataError(f'{source} {what}; give a .txt, a .jsonl of lines with a "text", or a folder of such files.')
+        what = (
+            "does not exist"
+            if not source.exists()
+            else "has no such file"
+            if source.is_dir()
+            else "is another file"
+        )
+        raise DataError(
+            f'{source} {what}; give a .txt, a .jsonl of lines with a "text", or a folder of such'
+            " files."
+        )
     random.Random(0).shuffle(files)
     return files
 
@@ -66,7 +91,8 @@ def write_tokens(
         output: the folder; it must not exist.
         tokenizer: a tokenizer.json, which is copied into the folder; None for bytes.
         val: the share of the tokens that is held out: the last ones, of files in a shuffled order.
-        end_of_text: the tokenizer's token between documents, if it has another name than the known ones.
+        end_of_text: the tokenizer's token between documents, if it has another name than the known
+            ones.
         moved: receives the bytes read and the tokens written, as they grow.
 
     Raises:
@@ -75,7 +101,9 @@ def write_tokens(
     """
     if output.exists() or not output.parent.is_dir():
         problem = "exists" if output.exists() else f"is in {output.parent}, which does not exist"
-        raise ConfigError(f"output is '{output}', which {problem}. Give a new folder, in one that exists.")
+        raise ConfigError(
+            f"output is '{output}', which {problem}. Give a new folder, in one that exists."
+        )
     files, words = files_of(source), open_tokenizer(tokenizer, end_of_text)
     draft = output.with_name(f".{output.name}-{os.getpid()}")
     try:
@@ -83,7 +111,9 @@ def write_tokens(
         about = _write(files, draft, words, val, moved)
         if tokenizer is not None:
             shutil.copyfile(tokenizer, draft / TOKENIZER)
-        (draft / DESCRIPTION).write_text(json.dumps({**about, "tokenizer": tokenizer and TOKENIZER}, indent=2) + "\n")
+        (draft / DESCRIPTION).write_text(
+            json.dumps({**about, "tokenizer": tokenizer and TOKENIZER}, indent=2) + "\n"
+        )
         draft.rename(output)
     except OSError as error:
         raise DataError(f"{output} was not written: {error}.") from error
@@ -92,22 +122,35 @@ def write_tokens(
     return open_tokens(output)
 
 
-def _write(files: list[Path], draft: Path, words: Tokenizer, val: float, moved: Callable[[int, int], object]) -> dict[str, Any]:
+def _write(
+    files: list[Path],
+    draft: Path,
+    words: Tokenizer,
+    val: float,
+    moved: Callable[[int, int], object],
+) -> dict[str, Any]:
     dtype = "uint16" if words.vocab_size <= 1 << 16 else "uint32"
     size, num_documents, num_tokens, num_before = DTYPES[dtype].itemsize, 0, 0, 0
     ending = np.array(words.special_tokens["end_of_text"], DTYPES[dtype]).tobytes()
     with (draft / "train.bin").open("w+b") as train, (draft / "val.bin").open("wb") as held_out:
         for file in files:
             for batch in _batches(_pieces(file)):
-                for piece, numbers in zip(batch, words.encode([piece.text for piece in batch]), strict=True):
-                    train.write(numbers.astype(DTYPES[dtype]).tobytes() + (ending if piece.ends else b""))
+                for piece, numbers in zip(
+                    batch, words.encode([piece.text for piece in batch]), strict=True
+                ):
+                    train.write(
+                        numbers.astype(DTYPES[dtype]).tobytes() + (ending if piece.ends else b"")
+                    )
                     num_tokens += len(numbers) + piece.ends
                     num_documents += piece.ends
                 moved(num_before + batch[-1].num_read, num_tokens)
             num_before += file.stat().st_size
         num_val = int(num_tokens * val)
         if num_val < 2 or num_tokens - num_val < 2:
-            raise DataError(f"The texts have {num_tokens} tokens, too few to hold out val={val} of them. Give more text.")
+            raise DataError(
+                f"The texts have {num_tokens} tokens, too few to hold out val={val} of them. Give"
+                " more text."
+            )
         _move_end(train, held_out, num_val * size)
         for written in (train, held_out):
             written.flush()
@@ -157,7 +200,8 @@ def _of_text(file: BinaryIO, path: Path) -> Iterator[Piece]:
         except UnicodeDecodeError as error:
             place = num_read - pending + error.start
             raise DataError(
-                f"{path} is no UTF-8 text: byte {place:,} cannot be decoded. Convert it (iconv -t utf-8), or leave it out."
+                f"{path} is no UTF-8 text: byte {place:,} cannot be decoded. Convert it (iconv -t"
+                " utf-8), or leave it out."
             ) from error
         num_read += len(block)
         if is_last:
@@ -179,10 +223,14 @@ def _of_lines(file: BinaryIO, path: Path) -> Iterator[Piece]:
             row = json.loads(line)
             text = row.get("text") if isinstance(row, dict) else None
             if not isinstance(text, str):
-                raise DataError(f'{path}: line {number} has no "text"; each line must be an object with one.')
+                raise DataError(
+                    f'{path}: line {number} has no "text"; each line must be an object with one.'
+                )
             text.encode()  # JSON can spell halves of a letter
         except UnicodeError as error:
-            raise DataError(f"{path}: line {number} is no UTF-8 text ({error}). Convert the file.") from error
+            raise DataError(
+                f"{path}: line {number} is no UTF-8 text ({error}). Convert the file."
+            ) from error
         except ValueError as error:
             raise DataError(f"{path}: line {number} is no JSON ({error}).") from error
         yield Piece(text, True, num_read)

@@ -1,4 +1,5 @@
-"""Tokenizers: text to numbers and back. A tokenizer.json of the tokenizers library (imported here alone), or bytes.
+"""Tokenizers: text to numbers and back. A tokenizer.json of the tokenizers library (imported here
+alone), or bytes.
 
 open_tokenizer   a file, or None for bytes -> Tokenizer
 Tokenizer        encode: texts to numbers; decode: numbers to text, as they come
@@ -58,7 +59,8 @@ class ByteTokenizer:
 
     def decode(self, tokens: Iterator[int]) -> Iterator[str]:
         """See Tokenizer."""
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")  # a letter may be several bytes
+        # a letter may be several bytes
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for token in tokens:
             yield decoder.decode(bytes([token]))
         if rest := decoder.decode(b"", final=True):
@@ -68,11 +70,13 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer.json.
 
-    Special tokens are numbers of their own only: a text that spells one is text. The file's truncation and padding are off.
+    Special tokens are numbers of their own only: a text that spells one is text. The file's
+    truncation and padding are off.
     """
 
     def __init__(self, path: Path, end_of_text: str | None = None) -> None:
-        """Read the file; `end_of_text` names its token between documents, if that has none of the known names.
+        """Read the file; `end_of_text` names its token between documents, if that has none of the
+        known names.
 
         Raises:
             ConfigError: the tokenizers library is not installed, or the file lacks the token.
@@ -86,18 +90,27 @@ class FileTokenizer:
         try:
             self._own: Any = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
-            raise DataError(f"{path} is no tokenizer.json of the tokenizers library: {error}") from error
+            raise DataError(
+                f"{path} is no tokenizer.json of the tokenizers library: {error}"
+            ) from error
         self._stream = DecodeStream
         self._own.no_truncation()
         self._own.no_padding()
         self._own.encode_special_tokens = True
         names = _NAMES if end_of_text is None else {**_NAMES, "end_of_text": (end_of_text,)}
-        numbers = {kind: [self._own.token_to_id(name) for name in known] for kind, known in names.items()}
-        self.special_tokens = {kind: found for kind, all_of in numbers.items() for found in all_of[::-1] if found is not None}
+        numbers = {
+            kind: [self._own.token_to_id(name) for name in known] for kind, known in names.items()
+        }
+        self.special_tokens = {
+            kind: found
+            for kind, all_of in numbers.items()
+            for found in all_of[::-1]
+            if found is not None
+        }
         if "end_of_text" not in self.special_tokens:
             raise ConfigError(
-                f"{path} has no token {' or '.join(names['end_of_text'])}, which ends a document. Name the one that does: "
-                "end_of_text=TOKEN."
+                f"{path} has no token {' or '.join(names['end_of_text'])}, which ends a document."
+                " Name the one that does: end_of_text=TOKEN."
             )
         self.vocab_size = 1 + max(self._own.get_vocab(with_added_tokens=True).values())
 

@@ -38,21 +38,33 @@ def main(command: str, arguments: Sequence[str]) -> int:
 def _read(command: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of `write_tokens`, checked without torch."""
     if not arguments or arguments[0].partition("=")[0] in _KEYS:
-        raise ConfigError(f"The texts are missing: a .txt, a .jsonl or a folder of them: {command} TEXTS output=FOLDER")
+        raise ConfigError(
+            f"The texts are missing: a .txt, a .jsonl or a folder of them: {command} TEXTS"
+            " output=FOLDER"
+        )
     given = read_keys(arguments[1:], _KEYS, command)
     if "output" not in given:
-        raise ConfigError("output is missing; it must be the folder to write, which does not exist yet.")
+        raise ConfigError(
+            "output is missing; it must be the folder to write, which does not exist yet."
+        )
     try:
         val = float(given.get("val", "0.1"))
     except ValueError:
         val = 0.0
     if not 0 < val < 1:
-        raise ConfigError(f"val is '{given['val']}'; it must be a number between 0 and 1: the share of the tokens to hold out.")
+        raise ConfigError(
+            f"val is '{given['val']}'; it must be a number between 0 and 1: the share of the tokens"
+            " to hold out."
+        )
     if "tokenizer" in given and not Path(given["tokenizer"]).is_file():
-        raise ConfigError(f"tokenizer is '{given['tokenizer']}', and there is no such file. Give a tokenizer.json.")
+        raise ConfigError(
+            f"tokenizer is '{given['tokenizer']}', and there is no such file. Give a"
+            " tokenizer.json."
+        )
     if "end_of_text" in given and "tokenizer" not in given:
         raise ConfigError(
-            f"end_of_text is '{given['end_of_text']}', but bytes have no such token. Give a tokenizer, or leave it out."
+            f"end_of_text is '{given['end_of_text']}', but bytes have no such token. Give a"
+            " tokenizer, or leave it out."
         )
     paths = {"source": Path(arguments[0]), "output": Path(given["output"])}
     tokenizer = Path(given["tokenizer"]) if "tokenizer" in given else None
@@ -75,5 +87,12 @@ def _work(source: Path, output: Path, **options: Any) -> None:
         screen.end()
     finally:
         screen.close()
-    print(f"wrote    {short(output.absolute())}: {len(folder.train):,} tokens to train on, {len(folder.val):,} held out")
-    print(f"train    python -m trainkit fit conf=gpt_124m data.root={output} data.vocab_size={folder.vocab_size}", flush=True)
+    print(
+        f"wrote    {short(output.absolute())}: {len(folder.train):,} tokens to train on,"
+        f" {len(folder.val):,} held out"
+    )
+    print(
+        f"train    python -m trainkit fit conf=gpt_124m data.root={output}"
+        f" data.vocab_size={folder.vocab_size}",
+        flush=True,
+    )

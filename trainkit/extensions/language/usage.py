@@ -5,13 +5,18 @@ from trainkit.extension import Usage
 
 TOKENS = Usage(
     "TEXTS output=FOLDER [key=value ...]",
-    "Write a .txt, a .jsonl or a folder of them as numbers, for conf=gpt_124m and conf=bert. A .txt is a document, and so is "
-    "each line of a .jsonl, by its text.",
+    "Write a .txt, a .jsonl or a folder of them as numbers, for conf=gpt_124m and conf=bert. A .txt"
+    " is a document, and so is each line of a .jsonl, by its text.",
     (
         ("output", "FOLDER", "", "the folder to write, which does not exist yet"),
         ("tokenizer", "FILE", "bytes", "a tokenizer.json; needs trainkit[transformers]"),
         ("val", "float", "0.1", "the share of the tokens to hold out"),
-        ("end_of_text", "TOKEN", "<|endoftext|> or alike", "the tokenizer's token that ends a document"),
+        (
+            "end_of_text",
+            "TOKEN",
+            "<|endoftext|> or alike",
+            "the tokenizer's token that ends a document",
+        ),
     ),
     ("texts output=tokens tokenizer=tokenizer.json",),
 )
@@ -22,13 +27,21 @@ GENERATE = Usage(
     (
         ("prompt", "TEXT", "", "the text to continue"),
         ("max_new_tokens", "int", "256", "tokens to sample"),
-        ("temperature", "float", "0.8", "divides the logits: below 1 likelier text, 0 the likeliest token each time"),
+        (
+            "temperature",
+            "float",
+            "0.8",
+            "divides the logits: below 1 likelier text, 0 the likeliest token each time",
+        ),
         ("top_k", "int", "all", "sample among this many likeliest tokens"),
         ("seed", "int", "0", "of the draws"),
         ("tokenizer", "FILE", "tokenizer.json of the run, or bytes", "a tokenizer.json"),
         ("ckpt_path", CKPT, "best, or last if there is none", "the checkpoint"),
         TRUST,
     ),
-    ('runs/text prompt="Once upon a time"', "runs/text prompt=Once max_new_tokens=100 temperature=0"),
+    (
+        'runs/text prompt="Once upon a time"',
+        "runs/text prompt=Once max_new_tokens=100 temperature=0",
+    ),
     takes_run=True,
 )

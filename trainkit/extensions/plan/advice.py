@@ -1,4 +1,6 @@
-"""Known ways to spoil a data-parallel run, checked before it starts. Each sentence has value, reason, remedy."""
+"""Known ways to spoil a data-parallel run, checked before it starts.
+Each sentence has value, reason, remedy.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,37 @@ from trainkit.run.run import Run
 
 _SMALL = 8
 _RARELY_S = 50  # steps between two writes of rank 0 that do not slow the others
-# Adaptive methods divide by the gradient's own size: a batch k times larger does not need k times the rate.
-_ADAPTIVE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Adafactor", "LAMB")
+# Adaptive methods divide by the gradient's own size: a batch k times larger does not need k times
+# the rate.
+_ADAPTIVE = (
+    "Adam",
+    "AdamW",
+    "NAdam",
+    "RAdam",
+    "Adamax",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Adafactor",
+    "LAMB",
+)
 _RANK_KEYS = re.compile(
     r"^(global_|node_)?(rank|local_rank|world_size|num_nodes|num_gpus|n_gpus|gpus?|gpu_ids?|device_ids?|devices)$"
 )
 _GPU = re.compile(r"cuda:\d+")
 
 
-def advise(run: Run, callbacks: Sequence[Callback], config: dict[str, Any], cores: int) -> list[str]:
+def advise(
+    run: Run, callbacks: Sequence[Callback], config: dict[str, Any], cores: int
+) -> list[str]:
     """Return advice on a built fit with its resolved config, on hosts of `cores` cores."""
-    return [*_batch(run), *_rate(run), *_loading(run, cores), *_writing(run, callbacks), *_config(config)]
+    return [
+        *_batch(run),
+        *_rate(run),
+        *_loading(run, cores),
+        *_writing(run, callbacks),
+        *_config(config),
+    ]
 
 
 def _batch(run: Run) -> Iterator[str]:
@@ -34,42 +56,56 @@ def _batch(run: Run) -> Iterator[str]:
     size, ranks = contract.batch_size, contract.world_size
     if size is not None and size < _SMALL and ranks > 1:
         yield (
-            f"data.batch_size is {size} for each rank: a microbatch below {_SMALL} leaves a GPU idle and gives the reduction "
-            "little backward to hide behind. Use fewer ranks or a larger microbatch."
+            f"data.batch_size is {size} for each rank: a microbatch below {_SMALL} leaves a GPU"
+            " idle and gives the reduction little backward to hide behind. Use fewer ranks or a"
+            " larger microbatch."
         )
     norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in run.task.modules())
-    if norms and size is not None and size < 2 * _SMALL and ranks > 1 and not run.options.numerics.sync_batchnorm:
+    if (
+        norms
+        and size is not None
+        and size < 2 * _SMALL
+        and ranks > 1
+        and not run.options.numerics.sync_batchnorm
+    ):
         yield (
-            f"The model has batch norm, and a rank sees {size} samples at a time: its statistics are noisy. Use "
-            "trainer.sync_batchnorm=true, or a larger data.batch_size."
+            f"The model has batch norm, and a rank sees {size} samples at a time: its statistics"
+            " are noisy. Use trainer.sync_batchnorm=true, or a larger data.batch_size."
         )
     feed = run.train_feed
     if isinstance(feed, MapFeed):
         plan = feed.plan_of(0)
         if plan.num_steps < 10:
-            yield f"An epoch has {plan.num_steps} steps of {plan.global_batch_size} samples: few updates for so large a batch."
+            yield (
+                f"An epoch has {plan.num_steps} steps of {plan.global_batch_size} samples: few"
+                " updates for so large a batch."
+            )
 
 
 def _rate(run: Run) -> Iterator[str]:
     contract, names = run.batch_plan, {type(optimizer).__name__ for optimizer in run.optimizers}
-    factor = max(contract.at(epoch).lr_factor for epoch in (0, *(first for first, _ in contract.later)))
+    factor = max(
+        contract.at(epoch).lr_factor for epoch in (0, *(first for first, _ in contract.later))
+    )
     adaptive = sorted(names & set(_ADAPTIVE))
     if adaptive and contract.lr_scaling == "linear" and factor > 1:
         yield (
-            f"trainer.lr_scaling is linear and multiplies the rate of {', '.join(adaptive)} by {factor:g}: that rule is SGD's. "
-            "Use trainer.lr_scaling=sqrt or none."
+            f"trainer.lr_scaling is linear and multiplies the rate of {', '.join(adaptive)} by"
+            f" {factor:g}: that rule is SGD's. Use trainer.lr_scaling=sqrt or none."
         )
     if "LARS" in names and contract.lr_scaling == "linear" and factor > 1:
         yield (
-            f"trainer.lr_scaling is linear and multiplies the rate of LARS by {factor:g}; its rates are for one batch size. "
-            "Use trainer.lr_scaling=none, or set trainer.lr_reference_batch_size to the batch it was tuned for."
+            f"trainer.lr_scaling is linear and multiplies the rate of LARS by {factor:g}; its rates"
+            " are for one batch size. Use trainer.lr_scaling=none, or set"
+            " trainer.lr_reference_batch_size to the batch it was tuned for."
         )
     if too_long := contract.warmup_left(run.total_steps, run.rates.user_lrs):
         yield f"Warm-up: {too_long}"
     if factor > 4 and not contract.warmup_steps:
         yield (
-            f"The learning rate is multiplied by {factor:g} without warm-up: large rates diverge in the first steps (Goyal et "
-            "al. 2017, section 2.2). Set trainer.lr_warmup_epochs=5, say."
+            f"The learning rate is multiplied by {factor:g} without warm-up: large rates diverge in"
+            " the first steps (Goyal et al. 2017, section 2.2). Set trainer.lr_warmup_epochs=5,"
+            " say."
         )
 
 
@@ -81,13 +117,15 @@ def _loading(run: Run, cores: int) -> Iterator[str]:
     workers = int(source.options.get("num_workers") or 0)
     if workers == 0 and not isinstance(source.dataset, TensorDataset):
         yield (
-            "The training data is loaded by the training process itself (num_workers=0): each step waits for its samples. Set "
-            f"num_workers to {max(1, cores // ranks - 1)}, say (data.num_workers of the shipped data)."
+            "The training data is loaded by the training process itself (num_workers=0): each step"
+            f" waits for its samples. Set num_workers to {max(1, cores // ranks - 1)}, say"
+            " (data.num_workers of the shipped data)."
         )
     elif workers and workers * ranks + ranks > cores:
         yield (
-            f"{ranks} ranks of this host with {workers} loader workers each need {workers * ranks + ranks} cores, and it has "
-            f"{cores}: they will slow each other down. Set num_workers to {max(0, cores // ranks - 1)} or less."
+            f"{ranks} ranks of this host with {workers} loader workers each need"
+            f" {workers * ranks + ranks} cores, and it has {cores}: they will slow each other down."
+            f" Set num_workers to {max(0, cores // ranks - 1)} or less."
         )
 
 
@@ -95,24 +133,33 @@ def _writing(run: Run, callbacks: Sequence[Callback]) -> Iterator[str]:
     every = run.options.limits.log_every_n_steps
     if every < 5 and run.engine.device.type != "cpu" or every == 1:
         yield (
-            f"trainer.log_every_n_steps is {every}: rank 0 reads the device that often, and all ranks wait for it in "
-            "the next reduction. Use 50."
+            f"trainer.log_every_n_steps is {every}: rank 0 reads the device that often, and all"
+            " ranks wait for it in the next reduction. Use 50."
         )
     for keeper in (c for c in callbacks if isinstance(c, ModelCheckpoint)):
         steps = keeper.every_n_train_steps
         if steps is not None and steps < _RARELY_S:
             yield (
-                f"A checkpoint is written each {steps} steps by rank 0, while all ranks wait. Write it each {10 * _RARELY_S} "
-                "steps, or by epochs."
+                f"A checkpoint is written each {steps} steps by rank 0, while all ranks wait. Write"
+                f" it each {10 * _RARELY_S} steps, or by epochs."
             )
 
 
 def _config(value: Any, key: str = "") -> Iterator[str]:
     """Find ranks, numbers of ranks and GPU numbers in a config: the launcher sets those."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, item in items:
         full = f"{key}.{name}" if key else str(name)
         number = isinstance(item, (int, list)) and not isinstance(item, bool) and item != []
         if number and _RANK_KEYS.search(str(name)) or isinstance(item, str) and _GPU.search(item):
-            yield f"{full} is {item}: a rank or a GPU's number in a config fits only one machine. Leave it to the launcher."
+            yield (
+                f"{full} is {item}: a rank or a GPU's number in a config fits only one machine."
+                " Leave it to the launcher."
+            )
         yield from _config(item, full)

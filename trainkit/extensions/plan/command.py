@@ -1,4 +1,6 @@
-"""plan: describes a fit at any number of ranks, without training: batches, steps, rates, order, traffic, memory, advice."""
+"""plan: describes a fit at any number of ranks, without training:
+batches, steps, rates, order, traffic, memory, advice.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _OWN = ("ranks", "ranks_per_host", "memory_gb")
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Print the plan of `conf=NAME [overrides] [ranks=64] [ranks_per_host=8] [memory_gb=80]`; return the exit code."""
+    """Print the plan of `conf=NAME [overrides] [ranks=64] [ranks_per_host=8] [memory_gb=80]`;
+    return the exit code.
+    """
     started = read_launcher()
     if not started.is_main:
         return 0
@@ -42,14 +46,22 @@ def main(command: str, arguments: Sequence[str]) -> int:
     engine = engine_of(rest)
     without_horovod = ranks > 1 and engine == "auto" and importlib.util.find_spec("horovod") is None
     if without_horovod:
-        print("Horovod is not installed here: the plan is that of torchrun (engine=ddp).", flush=True)
-    by_torchrun = without_horovod or engine in ("ddp", "fsdp", "deepspeed") or started.name == "torchrun"
+        print(
+            "Horovod is not installed here: the plan is that of torchrun (engine=ddp).", flush=True
+        )
+    by_torchrun = (
+        without_horovod or engine in ("ddp", "fsdp", "deepspeed") or started.name == "torchrun"
+    )
     pretend(ranks, min(local, ranks), "torchrun" if by_torchrun else "horovodrun")
-    return run.main(command, rest, partial(_work, memory_gb=memory_gb, overrides=" ".join(rest)), started)
+    return run.main(
+        command, rest, partial(_work, memory_gb=memory_gb, overrides=" ".join(rest)), started
+    )
 
 
 def _work(job: Job, memory_gb: float | None, overrides: str) -> None:
     """Build and print the plan. torch is imported here, after all checks."""
     show: Any = importlib.import_module("trainkit.extensions.plan.show")
     with tempfile.TemporaryDirectory() as folder:  # a plan leaves no files
-        show.show_plan({**job.config, "run_dir": folder}, len(os.sched_getaffinity(0)), memory_gb, overrides)
+        show.show_plan(
+            {**job.config, "run_dir": folder}, len(os.sched_getaffinity(0)), memory_gb, overrides
+        )

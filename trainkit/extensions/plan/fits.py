@@ -1,14 +1,17 @@
-"""Which engine a run fits in: the memory of a rank under each, and the first that a GPU of a given size can hold.
+"""Which engine a run fits in: the memory of a rank under each, and the first that a GPU of a given
+size can hold.
 
-With W, G and O the bytes of weights, gradients and optimizer state, B the weights of the two largest blocks, A the activations
-of a microbatch (C with activation checkpointing), and n ranks that split them (Rajbhandari et al. 2020, section 5):
+With W, G and O the bytes of weights, gradients and optimizer state, B the weights of the two
+largest blocks, A the activations of a microbatch (C with activation checkpointing), and n ranks
+that split them (Rajbhandari et al. 2020, section 5):
 
     ddp              W + G + O + A                      each rank holds all
     fsdp, ZeRO 2     (W + G + O) / n + W + A            weights stay gathered from forward to backward
     fsdp             (W + G + O) / n + B + A            one block is gathered while the next one is fetched
     offloaded        B + C                              the rest is in host memory
 
-A step moves 2 W per rank under ddp and ZeRO 2 (sums of gradients; a gather and sums of parts), and 3 W under ZeRO 3.
+A step moves 2 W per rank under ddp and ZeRO 2 (sums of gradients; a gather and sums of parts), and
+3 W under ZeRO 3.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class Need:
 
     Attributes:
         activations: bytes kept for backward.
-        recomputed: the same with activation checkpointing; None if the model has no repeated blocks.
+        recomputed: the same with activation checkpointing; None if the model has no repeated
+            blocks.
         gathered: bytes of the weights of two blocks, the largest ones.
     """
 
@@ -54,7 +58,9 @@ class Need:
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting, the bytes of a rank's GPU under it, those of its host memory, and those that a step sends."""
+    """A setting, the bytes of a rank's GPU under it, those of its host memory,
+    and those that a step sends.
+    """
 
     settings: str
     device: int
@@ -63,7 +69,8 @@ class Choice:
 
 
 def measure_need(run: Run) -> Need:
-    """Measure one sample's forward on the CPU, times the samples of the largest microbatch of a rank.
+    """Measure one sample's forward on the CPU, times the samples of the largest microbatch of a
+    rank.
 
     Raises:
         ConfigError: there is no batch to measure.
@@ -71,14 +78,19 @@ def measure_need(run: Run) -> Need:
     step = next(iter(run.train_feed.steps(0)), None)
     microbatch = next(iter(step.microbatches), None) if step is not None else None
     if microbatch is None:
-        raise ConfigError("memory_gb needs a batch of training data, and rank 0 has none. Use fewer ranks.")
+        raise ConfigError(
+            "memory_gb needs a batch of training data, and rank 0 has none. Use fewer ranks."
+        )
     blocks = list(repeated_blocks(run.task))
     sizes = sorted((_bytes(block) for block in blocks), reverse=True)
     rest = _bytes(run.task) - sum(sizes)
     largest = microbatch.num_samples
-    if isinstance(run.train_feed, MapFeed):  # of all ranks: trainer.rank_shares may give another one more
+    # of all ranks: trainer.rank_shares may give another one more
+    if isinstance(run.train_feed, MapFeed):
         deals = run.train_feed.plan_of(0)
-        largest = max(len(part) for rank in range(deals.world_size) for part in deals.microbatches(0, rank))
+        largest = max(
+            len(part) for rank in range(deals.world_size) for part in deals.microbatches(0, rank)
+        )
     plain = _kept(run, microbatch) * largest
     with recomputed(run.task, bool(blocks)):
         again = _kept(run, microbatch) * largest if blocks else None
@@ -94,38 +106,90 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[C
     again = need.activations if need.recomputed is None else need.recomputed
     suffix = "" if need.recomputed is None else " trainer.activation_checkpointing=true"
     hosts = ranks // ranks_per_host
-    across = [(f" engine.replicas={hosts}", ranks_per_host)] if hosts > 1 and ranks == hosts * ranks_per_host else []
+    across = (
+        [(f" engine.replicas={hosts}", ranks_per_host)]
+        if hosts > 1 and ranks == hosts * ranks_per_host
+        else []
+    )
     for kept, more in [(need.activations, ""), *([(again, suffix)] if suffix else [])]:
         found.append(
-            Choice(f"engine=fsdp engine.reshard_after_forward=false{more}", state // ranks + weights + kept, 0, 2 * weights)
+            Choice(
+                f"engine=fsdp engine.reshard_after_forward=false{more}",
+                state // ranks + weights + kept,
+                0,
+                2 * weights,
+            )
         )
         for replicas, parts in [*across, ("", ranks)]:
-            found.append(Choice(f"engine=fsdp{replicas}{more}", state // parts + need.gathered + kept, 0, 3 * weights))
-    found.append(Choice(f"engine=fsdp engine.cpu_offload=true{suffix}", need.gathered + again, state // ranks, 3 * weights))
+            found.append(
+                Choice(
+                    f"engine=fsdp{replicas}{more}",
+                    state // parts + need.gathered + kept,
+                    0,
+                    3 * weights,
+                )
+            )
+    found.append(
+        Choice(
+            f"engine=fsdp engine.cpu_offload=true{suffix}",
+            need.gathered + again,
+            state // ranks,
+            3 * weights,
+        )
+    )
     return found
 
 
 def _saving(plain: Choice, need: Need, state: int) -> Choice:
-    return Choice(f"{plain.settings} trainer.activation_checkpointing=true", state + (need.recomputed or 0), 0, plain.traffic)
+    return Choice(
+        f"{plain.settings} trainer.activation_checkpointing=true",
+        state + (need.recomputed or 0),
+        0,
+        plain.traffic,
+    )
 
 
-def fit_rows(found: Sequence[Choice], need: Need, memory_gb: float, command: str) -> list[tuple[str, str]]:
-    """Return a row for each choice, and the command line of the first that fits in a GPU of `memory_gb`."""
+def fit_rows(
+    found: Sequence[Choice], need: Need, memory_gb: float, command: str
+) -> list[tuple[str, str]]:
+    """Return a row for each choice,
+    and the command line of the first that fits in a GPU of `memory_gb`.
+    """
     room = memory_gb * _OF_GB * _ROOM
     activations = f"{human(need.activations)} for a microbatch, measured on one sample"
     if need.recomputed is not None:
         activations += f"; {human(need.recomputed)} with trainer.activation_checkpointing=true"
-    rows = [("activations", activations), ("room", f"{memory_gb:g} GB less a tenth for CUDA, NCCL and the allocator")]
+    rows = [
+        ("activations", activations),
+        ("room", f"{memory_gb:g} GB less a tenth for CUDA, NCCL and the allocator"),
+    ]
     for choice in found:
         host = f", {human(choice.host)} of the host's" if choice.host else ""
         verdict = "fits" if choice.device <= room else "does not fit"
-        rows.append((choice.settings, f"{human(choice.device)} a rank{host}, sends {human(choice.traffic)}: {verdict}"))
+        rows.append(
+            (
+                choice.settings,
+                f"{human(choice.device)} a rank{host}, sends {human(choice.traffic)}: {verdict}",
+            )
+        )
     best = next((choice for choice in found if choice.device <= room), None)
     if best is None:
-        rows.append(("none fits", "use more ranks, a smaller data.batch_size, or trainer.precision=bf16-mixed"))
+        rows.append(
+            (
+                "none fits",
+                "use more ranks, a smaller data.batch_size, or trainer.precision=bf16-mixed",
+            )
+        )
     else:
         launcher = "" if best.settings.startswith("engine=auto") else "torchrun ... -m trainkit "
-        rows.append(("use", f"{launcher or 'python -m trainkit '}fit {command} {best.settings}".replace(" engine=auto", "")))
+        rows.append(
+            (
+                "use",
+                f"{launcher or 'python -m trainkit '}fit {command} {best.settings}".replace(
+                    " engine=auto", ""
+                ),
+            )
+        )
     return rows
 
 

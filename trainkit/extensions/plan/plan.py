@@ -1,6 +1,8 @@
-"""The plan of a run: builds it as rank 0 of N simulated ranks with the training code and describes it; trains nothing.
+"""The plan of a run: builds it as rank 0 of N simulated ranks with the training code and describes
+it; trains nothing.
 
-Feeds, contract, schedules and hooks are those of a fit (run/); this file only adds their description.
+Feeds, contract, schedules and hooks are those of a fit (run/); this file only adds their
+description.
 """
 
 from __future__ import annotations
@@ -52,17 +54,36 @@ def batch_rows(run: Run) -> Rows:
         rows.append(("data", f"{plan.num_samples:,} samples an epoch"))
         last = plan.samples_in(plan.num_steps - 1)
         if last < plan.global_batch_size:
-            idle = sum(not plan.microbatches(plan.num_steps - 1, rank) for rank in range(plan.world_size))
+            idle = sum(
+                not plan.microbatches(plan.num_steps - 1, rank) for rank in range(plan.world_size)
+            )
             without = f"; {idle} ranks have none of them" if idle else ""
-            rows.append(("last step", f"{last} samples instead of {plan.global_batch_size}, weighted accordingly{without}"))
+            rows.append(
+                (
+                    "last step",
+                    (
+                        f"{last} samples instead of {plan.global_batch_size}, weighted"
+                        f" accordingly{without}"
+                    ),
+                )
+            )
         if plan.shares is not None:
             sizes = samples_of(plan.shares, plan.batch_size * plan.world_size, plan.world_size)
-            words = f"{max(sizes)} samples on rank {sizes.index(max(sizes))}, {min(sizes)} on rank {sizes.index(min(sizes))}"
+            words = (
+                f"{max(sizes)} samples on rank {sizes.index(max(sizes))}, {min(sizes)} on rank"
+                f" {sizes.index(min(sizes))}"
+            )
             rows.append(("microbatches", f"{words}; the largest needs the most memory"))
-    if (balance := next((c for c in run.callbacks if isinstance(c, Balance)), None)) and run.engine.ranks.world_size > 1:
+    if (
+        balance := next((c for c in run.callbacks if isinstance(c, Balance)), None)
+    ) and run.engine.ranks.world_size > 1:
         look = "epoch" if balance.every_n_steps is None else plural(balance.every_n_steps, "step")
         limit = balance.max_microbatch
-        most = "memory is not looked at" if limit is None else f"microbatches of {limit} samples at most"
+        most = (
+            "memory is not looked at"
+            if limit is None
+            else f"microbatches of {limit} samples at most"
+        )
         rows.append(("balance", f"dealt again by measured speed, looked at each {look}; {most}"))
     per_epoch, total = feed.num_steps_in(0), run.total_steps
     if per_epoch is not None:
@@ -73,7 +94,11 @@ def batch_rows(run: Run) -> Rows:
     if run.evaluator.has_data:
         every = steps_between(run.options.evaluation.val_check_interval, per_epoch)
         epochs_between = run.options.evaluation.check_val_every_n_epoch
-        when = f"each {every} steps" if every else f"at the end of each {_th(epochs_between or 1)}epoch"
+        when = (
+            f"each {every} steps"
+            if every
+            else f"at the end of each {_th(epochs_between or 1)}epoch"
+        )
         rows.append(("validation", when))
     return rows
 
@@ -82,10 +107,22 @@ def rate_rows(run: Run) -> Rows:
     """Return the learning rates at the run's milestones, from the real schedulers."""
     total = run.total_steps
     if total is None or total < 1:
-        return [("", "the number of steps is not known: the training data has no length and max_steps is not set")]
+        return [
+            (
+                "",
+                (
+                    "the number of steps is not known: the training data has no length and"
+                    " max_steps is not set"
+                ),
+            )
+        ]
     warm = run.batch_plan.warmup_steps
-    names = {0: "first step", total - 1: "last step"} | ({warm - 1: "end of warm-up"} if 0 < warm <= total else {})
-    names |= {total * part // 4: f"{25 * part} %" for part in (1, 2, 3) if total * part // 4 not in names}
+    names = {0: "first step", total - 1: "last step"} | (
+        {warm - 1: "end of warm-up"} if 0 < warm <= total else {}
+    )
+    names |= {
+        total * part // 4: f"{25 * part} %" for part in (1, 2, 3) if total * part // 4 not in names
+    }
     rows: Rows = []
     for step, rates in _follow(run, total):
         if step in names:
@@ -103,7 +140,8 @@ def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
     rates, feed = run.rates, run.train_feed
     taken, epoch = 0, 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that no optimizer has taken a step, which is intended
+        # torch warns that no optimizer has taken a step, which is intended
+        warnings.simplefilter("ignore")
         while taken < total:
             rates.start_epoch(epoch, taken)
             steps = feed.num_steps_in(epoch) or total
@@ -118,10 +156,14 @@ def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
 
 
 def step_rows(run: Run, hooks: Hooks) -> Rows:
-    """Return everything that runs in a step, in order, each with its owner. Hooks without an implementation are left out."""
+    """Return everything that runs in a step, in order, each with its owner.
+    Hooks without an implementation are left out.
+    """
     contract = run.batch_plan
     sums = f"{run.engine.name}: "
-    overlap = "sums over ranks start in the last one" if contract.world_size > 1 else "gradients add up"
+    overlap = (
+        "sums over ranks start in the last one" if contract.world_size > 1 else "gradients add up"
+    )
     order: list[tuple[str, str | None]] = [
         ("on_train_step_start", None),
         (f"for each microbatch, {contract.accumulate} on a rank", ""),
@@ -132,7 +174,10 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
         ("  backward", sums + overlap),
         ("  on_after_backward", None),
         *[("  on_train_batch_end of all but the last", None)] * (contract.accumulate > 1),
-        ("reduce_gradients", sums + ("waits for the sums" if contract.world_size > 1 else "nothing to sum")),
+        (
+            "reduce_gradients",
+            sums + ("waits for the sums" if contract.world_size > 1 else "nothing to sum"),
+        ),
     ]
     if run.options.numerics.stop_on_nonfinite:
         order.append(("stop if a loss is not finite", "Trainer: one small sum over ranks"))
@@ -140,14 +185,33 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
         order.append(("unscale", "GradScaler"))
     order.append(("on_before_optimizer_step", None))
     if (clip_val := run.options.numerics.gradient_clip_val) is not None:
-        order.append((f"clip by {run.options.numerics.gradient_clip_algorithm}", f"Trainer: at {clip_val}"))
+        order.append(
+            (f"clip by {run.options.numerics.gradient_clip_algorithm}", f"Trainer: at {clip_val}")
+        )
     order += [("optimizer.step", type(optimizer).__name__) for optimizer in run.optimizers]
     order.append(("on_after_optimizer_step", None))
-    by_step = [type(config.scheduler).__name__ for config in run.rates.schedules if config.interval == "step"]
+    by_step = [
+        type(config.scheduler).__name__
+        for config in run.rates.schedules
+        if config.interval == "step"
+    ]
     if by_step or contract.warmup_steps:
-        order.append(("learning rate", ", ".join([*(["warm-up"] if contract.warmup_steps else []), *by_step])))
-    order.append(("on_train_batch_end of the last" if contract.accumulate > 1 else "on_train_batch_end", None))
-    order += [(f"each {run.options.limits.log_every_n_steps} steps: on_metrics", None), ("on_train_step_end", None)]
+        order.append(
+            (
+                "learning rate",
+                ", ".join([*(["warm-up"] if contract.warmup_steps else []), *by_step]),
+            )
+        )
+    order.append(
+        (
+            "on_train_batch_end of the last" if contract.accumulate > 1 else "on_train_batch_end",
+            None,
+        )
+    )
+    order += [
+        (f"each {run.options.limits.log_every_n_steps} steps: on_metrics", None),
+        ("on_train_step_end", None),
+    ]
     rows = []
     for what, owner in order:
         if owner is None:
@@ -160,7 +224,9 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
 
 
 def measure(run: Run, compression: str) -> Sizes:
-    """Return all sizes but activations. Takes a step of each optimizer on zeros, which invalidates the weights."""
+    """Return all sizes but activations.
+    Takes a step of each optimizer on zeros, which invalidates the weights.
+    """
     trained = [p for p in run.task.parameters() if p.requires_grad]
     wire = _WIRE_BYTES[compression]
     payload = sum(p.numel() * (wire or _summed_as(p, run.engine.name)) for p in trained)
@@ -170,7 +236,13 @@ def measure(run: Run, compression: str) -> Sizes:
         parameter.grad = zeros.to_sparse(1) if parameter in sparse else zeros
     for optimizer in run.optimizers:
         optimizer.step()
-    states = [v for opt in run.optimizers for s in opt.state.values() for v in s.values() if isinstance(v, Tensor)]
+    states = [
+        v
+        for opt in run.optimizers
+        for s in opt.state.values()
+        for v in s.values()
+        if isinstance(v, Tensor)
+    ]
     return Sizes(
         weights=_bytes([*run.task.parameters(), *run.task.buffers()]),
         gradients=_bytes(trained),
@@ -181,7 +253,9 @@ def measure(run: Run, compression: str) -> Sizes:
     )
 
 
-def size_rows(sizes: Sizes, world_size: int, parts: int = 1, zero: bool = False, tensor: int = 1) -> Rows:
+def size_rows(
+    sizes: Sizes, world_size: int, parts: int = 1, zero: bool = False, tensor: int = 1
+) -> Rows:
     """Return the communication of a step and the memory of a rank.
 
     Args:
@@ -195,24 +269,39 @@ def size_rows(sizes: Sizes, world_size: int, parts: int = 1, zero: bool = False,
         return [
             (
                 "sent in a step",
-                f"weights gathered twice and gradients summed in parts, up to {human(3 * sizes.weights)} a rank"
-                + f"; {human(3 * sizes.weights // tensor)} of layers split by width, and their activations" * (tensor > 1),
+                "weights gathered twice and gradients summed in parts, up to"
+                f" {human(3 * sizes.weights)} a rank"
+                + f"; {human(3 * sizes.weights // tensor)} of layers split by width, and their"
+                " activations" * (tensor > 1),
             ),
             (
                 "memory of a rank",
-                f"{human(weights + state)}: a part in {parts} of weights {human(sizes.weights)}, gradients "
-                f"{human(sizes.gradients)}, optimizer {human(sizes.optimizer)}; {whole}gathered blocks and activations not "
-                "counted (memory_gb=N counts them)",
+                (
+                    f"{human(weights + state)}: a part in {parts} of weights"
+                    f" {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer"
+                    f" {human(sizes.optimizer)}; {whole}gathered blocks and activations not counted"
+                    " (memory_gb=N counts them)"
+                ),
             ),
         ]
     if world_size > 1:
         ring = 2 * (world_size - 1) / world_size * sizes.payload  # Patarasuk & Yuan 2009
         most = f" at most ({sizes.sparse} of them send only the used rows)" if sizes.sparse else ""
-        sums = f"{sizes.tensors} gradients, {human(sizes.payload)}{most}; a ring sends {human(ring)} from each rank"
+        sums = (
+            f"{sizes.tensors} gradients, {human(sizes.payload)}{most}; a ring sends {human(ring)}"
+            " from each rank"
+        )
         flags = f"flags for missing gradients, {human(4 * sizes.tensors)}"
-    rows = [("summed in a step", f"{sums}; {flags}")] if world_size > 1 else [("summed in a step", "nothing: one rank")]
+    rows = (
+        [("summed in a step", f"{sums}; {flags}")]
+        if world_size > 1
+        else [("summed in a step", "nothing: one rank")]
+    )
     total = sizes.weights + sizes.gradients + sizes.optimizer
-    shown = f"weights {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer {human(sizes.optimizer)}"
+    shown = (
+        f"weights {human(sizes.weights)}, gradients {human(sizes.gradients)}, optimizer"
+        f" {human(sizes.optimizer)}"
+    )
     split = ", before DeepSpeed splits them by its stage" * zero
     return [*rows, ("memory of a rank", f"{human(total)}: {shown}{split}; activations not counted")]
 
@@ -232,7 +321,9 @@ def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Ro
         size = sizes.weights + (0 if keeper.save_weights_only else sizes.optimizer)
         kept = "all retained" if keeper.save_top_k == -1 else f"{keeper.save_top_k} retained"
         by = f" by {keeper.monitor} ({keeper.mode})" if keeper.monitor else ""
-        rows.append(("checkpoints", f"{', '.join([*when, 'at the end'])}: {human(size)} each, {kept}{by}"))
+        rows.append(
+            ("checkpoints", f"{', '.join([*when, 'at the end'])}: {human(size)} each, {kept}{by}")
+        )
     return rows or [("checkpoints", "none")]
 
 
@@ -241,7 +332,9 @@ def _bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def _summed_as(parameter: Tensor, engine: str) -> int:
-    """Return the bytes of an element on the wire, uncompressed: Horovod sends bfloat16 as float32."""
+    """Return the bytes of an element on the wire, uncompressed:
+    Horovod sends bfloat16 as float32.
+    """
     widened = engine == "horovod" and parameter.dtype == torch.bfloat16
     return 4 if widened else parameter.element_size()
 

@@ -1,4 +1,6 @@
-"""A fit that is built from a config for the ranks of the launcher (or of a simulated one), and not started."""
+"""A fit that is built from a config for the ranks of the launcher (or of a simulated one),
+and not started.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,17 @@ def planned(config: dict[str, Any]) -> Iterator[Planned]:
     chosen = (config.get("engine") or {}).get("process_set")
     if chosen:
         check_ranks(chosen, launcher.world_size)
-        launcher = dataclasses.replace(launcher, world_size=len(chosen), local_size=min(launcher.local_size, len(chosen)))
+        launcher = dataclasses.replace(
+            launcher, world_size=len(chosen), local_size=min(launcher.local_size, len(chosen))
+        )
     replicas, tensor = groups_of(config)
     check_groups(launcher.world_size, replicas, tensor)
     name = "single" if launcher.world_size == 1 else name
     engine = SimulatedEngine(name, launcher.world_size, launcher.local_size, tensor_size=tensor)
     options = dataclasses.replace(options, engine=engine)
     silent = [callback for callback in callbacks if not isinstance(callback, Logger)]
-    with Stage("fit", built.task, DataSources(datamodule=built.datamodule), silent, options) as stage:
+    with Stage(
+        "fit", built.task, DataSources(datamodule=built.datamodule), silent, options
+    ) as stage:
         run = build_run(stage, StartFrom())
         yield Planned(run, callbacks, Hooks(run, built.task, callbacks))

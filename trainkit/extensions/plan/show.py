@@ -16,8 +16,11 @@ from trainkit.extensions.plan.planned import groups_of, planned
 from trainkit.extensions.plan.traffic import traffic_rows
 
 
-def show_plan(config: dict[str, Any], cores: int, memory_gb: float | None = None, command: str = "") -> None:
-    """Print the plan of a config for the launcher's ranks, or simulated ones, on hosts of `cores` cores.
+def show_plan(
+    config: dict[str, Any], cores: int, memory_gb: float | None = None, command: str = ""
+) -> None:
+    """Print the plan of a config for the launcher's ranks, or simulated ones, on hosts of `cores`
+    cores.
 
     The config is resolved and checked; its run_dir is a temporary folder.
 
@@ -27,13 +30,16 @@ def show_plan(config: dict[str, Any], cores: int, memory_gb: float | None = None
     """
     with planned(config) as planned_run:
         run, callbacks, engine = planned_run.run, planned_run.callbacks, planned_run.run.engine
-        advice = advise(run, callbacks, {key: config.get(key) for key in ("task", "data", "vars")}, cores)
+        advice = advise(
+            run, callbacks, {key: config.get(key) for key in ("task", "data", "vars")}, cores
+        )
         sections = {
             f"plan of conf={config.get('conf')} at {_ranks(engine)}": plan.batch_rows(run),
             "a step, in order, with owners": plan.step_rows(run, planned_run.hooks),
             "learning rate": plan.rate_rows(run),
         }
-        need = measure_need(run) if memory_gb is not None else None  # first: measuring the rest spoils the weights
+        # first: measuring the rest spoils the weights
+        need = measure_need(run) if memory_gb is not None else None
         sizes = plan.measure(run, (config.get("engine") or {}).get("compression") or "none")
         ranks, (replicas, tensor) = engine.ranks.world_size, groups_of(config)
         parts = ranks // replicas if engine.name == "fsdp" else 1
@@ -44,7 +50,9 @@ def show_plan(config: dict[str, Any], cores: int, memory_gb: float | None = None
         ]
         if memory_gb is not None and need is not None:
             found = choices(sizes, need, engine.ranks.world_size, engine.ranks.local_size)
-            sections[f"which engine, in {memory_gb:g} GB"] = fit_rows(found, need, memory_gb, command)
+            sections[f"which engine, in {memory_gb:g} GB"] = fit_rows(
+                found, need, memory_gb, command
+            )
     console = console_of()
     for title, rows in sections.items():
         console.print(Text(f"\n{title}", style="bold"))
@@ -60,5 +68,9 @@ def show_plan(config: dict[str, Any], cores: int, memory_gb: float | None = None
 def _ranks(engine: Engine) -> str:
     if engine.ranks.world_size == 1:
         return "1 rank"
-    groups = f", {engine.ranks.data_size} data x {engine.ranks.tensor_size} tensor" * (engine.ranks.tensor_size > 1)
-    return f"{engine.ranks.world_size} ranks ({engine.name}, {engine.ranks.local_size} a host{groups})"
+    groups = f", {engine.ranks.data_size} data x {engine.ranks.tensor_size} tensor" * (
+        engine.ranks.tensor_size > 1
+    )
+    return (
+        f"{engine.ranks.world_size} ranks ({engine.name}, {engine.ranks.local_size} a host{groups})"
+    )

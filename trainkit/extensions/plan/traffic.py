@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from trainkit.console import plural
-from trainkit.engine.approximate.settings import Alone, Communication, DiLoCo, Exact, LocalSGD, PowerSGD
+from trainkit.engine.approximate.settings import (
+    Alone,
+    Communication,
+    DiLoCo,
+    Exact,
+    LocalSGD,
+    PowerSGD,
+)
 from trainkit.report.grid import human
 from trainkit.run.run import Run
 
@@ -11,7 +18,8 @@ _WIDE = 4  # bytes of a number of a factor, or of a change of weights, at least
 
 
 def traffic_rows(run: Run, payload: int) -> list[tuple[str, str]]:
-    """Return a row for the run's own communication, or for each kind at its defaults if that is exact.
+    """Return a row for the run's own communication, or for each kind at its defaults if that is
+    exact.
 
     Args:
         payload: bytes of the gradients that a step sums over ranks.
@@ -19,12 +27,16 @@ def traffic_rows(run: Run, payload: int) -> list[tuple[str, str]]:
     chosen = run.options.communication
     if not payload or run.engine.name not in ("horovod", "ddp"):
         return []
-    kinds: list[Communication] = [PowerSGD(), LocalSGD(), DiLoCo()] if isinstance(chosen, Exact) else [chosen]
+    kinds: list[Communication] = (
+        [PowerSGD(), LocalSGD(), DiLoCo()] if isinstance(chosen, Exact) else [chosen]
+    )
     rows = []
     for kind in kinds:
         size, how = _bytes_of(run, kind)
         title = "sent in its place" if kind is chosen else f"communication={kind.name}"
-        rows.append((title, f"{human(size)} a step, {payload / max(1, size):.3g} times less: {how}"))
+        rows.append(
+            (title, f"{human(size)} a step, {payload / max(1, size):.3g} times less: {how}")
+        )
     return rows
 
 
@@ -33,12 +45,23 @@ def _bytes_of(run: Run, kind: Communication) -> tuple[int, str]:
     sizes = [p.numel() * max(_WIDE, p.element_size()) for p in trained]
     if isinstance(kind, Alone):
         every = plural(kind.every_n_steps, "step")
-        return sum(sizes) // kind.every_n_steps, f"changes of weights, {human(sum(sizes))} each {every}"
+        return (
+            sum(sizes) // kind.every_n_steps,
+            f"changes of weights, {human(sum(sizes))} each {every}",
+        )
     assert isinstance(kind, PowerSGD)
     total = narrow = 0
     for parameter, size in zip(trained, sizes, strict=True):
         rank = kind.rank_for(tuple(parameter.shape))
         rows = len(parameter) if parameter.dim() else 1
-        factors = rank * (rows + parameter.numel() // max(1, rows)) * max(_WIDE, parameter.element_size())
+        factors = (
+            rank * (rows + parameter.numel() // max(1, rows)) * max(_WIDE, parameter.element_size())
+        )
         total, narrow = total + (factors if rank else size), narrow + bool(rank)
-    return total, f"{narrow} of {plural(len(trained), 'gradient')} as factors of rank {kind.rank}, in two messages a bucket"
+    return (
+        total,
+        (
+            f"{narrow} of {plural(len(trained), 'gradient')} as factors of rank {kind.rank}, in two"
+            " messages a bucket"
+        ),
+    )

@@ -1,4 +1,5 @@
-"""Ray: a fit's ranks on a Ray cluster, functions in actors, searches, data and metrics of Ray's libraries (docs/ray.md).
+"""Ray: a fit's ranks on a Ray cluster, functions in actors, searches, data and metrics of Ray's
+libraries (docs/ray.md).
 
 options.py      what a user sets, checked; no ray
 connection.py   the connection of a process to a cluster, for all that needs one
@@ -26,11 +27,17 @@ _TUNE_REPORT = "trainkit.extensions.ray.report.TuneReport"
 
 EXTENSION = Extension(
     name="ray",
-    summary="launcher=ray, RayExecutor, tune, data=ray: ranks, searches and data on a Ray cluster; jobs lists its jobs",
+    summary=(
+        "launcher=ray, RayExecutor, tune, data=ray: ranks, searches and data on a Ray cluster; jobs"
+        " lists its jobs"
+    ),
     proven="two fits each commit; all of it in the full test run, on one host",
     commands={
         "tune": Command(
-            summary="search for the best settings of a config with Ray Tune (search.KEY=loguniform(...))",
+            summary=(
+                "search for the best settings of a config with Ray Tune"
+                " (search.KEY=loguniform(...))"
+            ),
             main="trainkit.extensions.ray.tuning.command.main",
             usage="trainkit.extensions.ray.tuning.usage.USAGE",
         )

@@ -1,4 +1,6 @@
-"""Actors that are ranks themselves: a function runs in each one's main thread, on the signed rendezvous of this process."""
+"""Actors that are ranks themselves:
+a function runs in each one's main thread, on the signed rendezvous of this process.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ from trainkit.extensions.ray.sent import sendable
 from trainkit.launch.elastic.rendezvous import Server
 from trainkit.launch.elastic.signing import SECRET, new_secret
 
-_LATER_S = 1.0  # so long other ranks may take to report the same fault, of which one names the cause
+# so long other ranks may take to report the same fault, of which one names the cause
+_LATER_S = 1.0
 _CONSEQUENCES = ("HorovodInternalError", "PeerError", "JobEnded")  # of another rank's end
 
 
 class Rank:
-    """To be made an actor; its methods run in its main thread, so that signal handlers and torch work as in a script."""
+    """To be made an actor; its methods run in its main thread,
+    so that signal handlers and torch work as in a script.
+    """
 
     def __init__(self) -> None:
         note_exits()
@@ -36,14 +41,25 @@ class Rank:
         """Return the node's id and its address."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
-    def call(self, environ: Mapping[str, str], fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call(
+        self,
+        environ: Mapping[str, str],
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
         """Call a function as the rank that the environment says."""
         interface = interface_of(ray.util.get_node_ip_address())
-        os.environ |= dict(environ) | {"HOROVOD_GLOO_IFACE": interface, "NCCL_SOCKET_IFNAME": interface}
+        os.environ |= dict(environ) | {
+            "HOROVOD_GLOO_IFACE": interface,
+            "NCCL_SOCKET_IFNAME": interface,
+        }
         try:
             return fn(*args, **kwargs)
         except SystemExit as ended:  # Ray would end the actor, and lose the code
-            raise EngineError(f"rank {os.environ['HOROVOD_RANK']} ended with exit code {ended.code}: {ended}") from ended
+            raise EngineError(
+                f"rank {os.environ['HOROVOD_RANK']} ended with exit code {ended.code}: {ended}"
+            ) from ended
         except Exception as error:
             if (sent := sendable(error)) is error:
                 raise
@@ -59,11 +75,15 @@ class Actors:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._group = placement_group([options.bundle] * (options.least // options.per_bundle), strategy=options.strategy)
+        self._group = placement_group(
+            [options.bundle] * (options.least // options.per_bundle), strategy=options.strategy
+        )
         self._runs = 0
         self._actors: list[Any] = []
         self._secret, self._address = new_secret(), ray.util.get_node_ip_address()
-        self._server = Server(self._address, self._secret, lambda request: None, lambda request: None)
+        self._server = Server(
+            self._address, self._secret, lambda request: None, lambda request: None
+        )
         try:
             self._start()
         except BaseException:
@@ -74,25 +94,34 @@ class Actors:
         options = self._options
         if not self._group.wait(options.start_timeout_s):
             raise ConfigError(
-                f"num_workers asks for {options.asked} ({options.strategy}), and they did not come within "
-                f"{options.start_timeout_s:g} s (start_timeout_s); {free_and_total(options)}. Ask for less, wait for other "
-                "jobs to end, or add nodes."
+                f"num_workers asks for {options.asked} ({options.strategy}), and they did not come"
+                f" within {options.start_timeout_s:g} s (start_timeout_s);"
+                f" {free_and_total(options)}. Ask for less, wait for other jobs to end, or add"
+                " nodes."
             )
         kind = ray.remote(Rank)
         for number in range(options.least):
             strategy = PlacementGroupSchedulingStrategy(self._group, number // options.per_bundle)
-            self._actors.append(kind.options(**options.actor, scheduling_strategy=strategy).remote())
+            self._actors.append(
+                kind.options(**options.actor, scheduling_strategy=strategy).remote()
+            )
         try:
             nodes = [node for node, _ in ray.get([actor.where.remote() for actor in self._actors])]
         except RayError as error:
             raise ConfigError(
-                f"The actors of the ranks cannot start: {cause_of(error)} They need trainkit and its Horovod: name them in "
-                "runtime_env (env_vars: {PYTHONPATH: ...}, or an image), or install them on all nodes."
+                f"The actors of the ranks cannot start: {cause_of(error)} They need trainkit and"
+                " its Horovod: name them in runtime_env (env_vars: {PYTHONPATH: ...}, or an"
+                " image), or install them on all nodes."
             ) from None
         order = sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
-        self._actors, self._seats = [self._actors[i] for i in order], seats([nodes[i] for i in order])
+        self._actors, self._seats = (
+            [self._actors[i] for i in order],
+            seats([nodes[i] for i in order]),
+        )
 
-    def submit(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def submit(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
         """Begin to call a function on all ranks; return references to the results, by rank."""
         self._runs += 1
         given = {
@@ -105,13 +134,16 @@ class Actors:
             "TRAINKIT_LAUNCHER": "ray",
         } | ({"TRAINKIT_GPU": "0"} if self._options.resources.get("GPU", 0) else {})
         pairs = zip(self._actors, self._seats, strict=True)
-        return [actor.call.remote(given | seat, fn, list(args), dict(kwargs)) for actor, seat in pairs]
+        return [
+            actor.call.remote(given | seat, fn, list(args), dict(kwargs)) for actor, seat in pairs
+        ]
 
     def results(self, references: list[Any]) -> list[Any]:
         """Wait for the results; the first error ends all ranks, which would wait for that one.
 
         Raises:
-            Exception: the error that a rank's function raised; EngineError if the rank's process ended.
+            Exception: the error that a rank's function raised; EngineError if the rank's process
+                ended.
         """
         left = list(references)
         while left:
@@ -119,12 +151,16 @@ class Actors:
             if (error := self._error_of(references, done[0], None)) is not None:
                 waits = left if _is_consequence(error) else []
                 others = [self._error_of(references, reference, _LATER_S) for reference in waits]
-                causes = [other for other in others if other is not None and not _is_consequence(other)]
+                causes = [
+                    other for other in others if other is not None and not _is_consequence(other)
+                ]
                 self._end()
                 raise causes[0] if causes else error
         return ray.get(references)
 
-    def _error_of(self, references: list[Any], reference: Any, timeout_s: float | None) -> BaseException | None:
+    def _error_of(
+        self, references: list[Any], reference: Any, timeout_s: float | None
+    ) -> BaseException | None:
         """Return a rank's own error, or that of its actor; None if there is none in time."""
         try:
             ray.get(reference, timeout=timeout_s)
@@ -141,10 +177,13 @@ class Actors:
             rank = references.index(reference)
             code = exit_code_of(self._actors[rank])
             if code is not None:
-                return EngineError(f"Rank {rank} ended its process with exit code {code} (os._exit): see its output.")
+                return EngineError(
+                    f"Rank {rank} ended its process with exit code {code} (os._exit): see its"
+                    " output."
+                )
             return EngineError(
-                f"Rank {rank} was lost: its process was killed by a signal (out of memory, a segmentation fault), or its node "
-                f"is gone. Ray's report: {cause_of(error)}"
+                f"Rank {rank} was lost: its process was killed by a signal (out of memory, a"
+                f" segmentation fault), or its node is gone. Ray's report: {cause_of(error)}"
             )
         except RayError as error:
             return error
@@ -174,9 +213,17 @@ def seats(nodes: Sequence[str]) -> list[dict[str, str]]:
     for rank, node in enumerate(nodes):
         local = nodes[:rank].count(node)
         peers = [host for host in hosts if nodes.count(host) > local]
-        numbers = {"RANK": rank, "SIZE": len(nodes), "LOCAL_RANK": local, "LOCAL_SIZE": nodes.count(node)}
+        numbers = {
+            "RANK": rank,
+            "SIZE": len(nodes),
+            "LOCAL_RANK": local,
+            "LOCAL_SIZE": nodes.count(node),
+        }
         numbers |= {"CROSS_RANK": peers.index(node), "CROSS_SIZE": len(peers)}
-        found.append({f"HOROVOD_{name}": str(value) for name, value in numbers.items()} | {"HOROVOD_HOSTNAME": node[:12]})
+        found.append(
+            {f"HOROVOD_{name}": str(value) for name, value in numbers.items()}
+            | {"HOROVOD_HOSTNAME": node[:12]}
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""The driver's Backend on Ray: each slot has a keeper (an actor), which starts the slot's workers one after the other.
+"""The driver's Backend on Ray: each slot has a keeper (an actor), which starts the slot's workers
+one after the other.
 
 RayBackend.start    -> RayProcess       a thread asks the keeper what is there, then follows the worker's stream
 RayBackend.check    the same question to the keepers of all first slots, before anything is started
@@ -33,7 +34,16 @@ from trainkit.safety.threads import printed, start_thread, start_timer
 
 _GONE_S = 5.0  # so long a node may take to carry out SIGKILL before it counts as lost
 # Of the driver's environment: the rest is the node's own.
-_HANDED_ON = ("HOROVOD_", "NCCL_", "TRAINKIT_", "OMP_", "MKL_", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS")
+_HANDED_ON = (
+    "HOROVOD_",
+    "NCCL_",
+    "TRAINKIT_",
+    "OMP_",
+    "MKL_",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONWARNINGS",
+)
 
 cloudpickle.register_pickle_by_value(keeper_module)
 
@@ -76,7 +86,8 @@ class RayBackend:
         """Ask the keepers of all slots what a worker would find on its node.
 
         Raises:
-            ConfigError: trainkit, Horovod or the run's folder is missing on a node, or its environment cannot be made.
+            ConfigError: trainkit, Horovod or the run's folder is missing on a node, or its
+                environment cannot be made.
         """
         places = [(host, slot) for host, slots in hosts.items() for slot in range(slots)]
         asked = {place: self._look(*place) for place in places}
@@ -86,15 +97,21 @@ class RayBackend:
             except RayError as error:
                 cause = cause_of(error)
                 if isinstance(error, GetTimeoutError):
-                    cause = f"its actor did not start within {timeout_s:g} s (launcher.start_timeout_s)."
+                    cause = (
+                        f"its actor did not start within {timeout_s:g} s"
+                        " (launcher.start_timeout_s)."
+                    )
                 raise ConfigError(
-                    f"No worker can be started on {place[0]}: {cause} Look at launcher.runtime_env, and at the node."
+                    f"No worker can be started on {place[0]}: {cause} Look at launcher.runtime_env,"
+                    " and at the node."
                 ) from None
             if text := fault_of(found, place[0], self._work.run_dir):
                 raise ConfigError(text)
             self._found_good.add(place)
 
-    def start(self, start: Start, given: Mapping[str, str], output: Output, on_exit: OnExit) -> RayProcess:
+    def start(
+        self, start: Start, given: Mapping[str, str], output: Output, on_exit: OnExit
+    ) -> RayProcess:
         """See Backend."""
         place = start.host, start.slot
         environ = self._environ(given)
@@ -135,19 +152,30 @@ class RayBackend:
             if strategy is None:
                 raise OSError(f"{host} has no slot {slot} any more")
             options = self._slots.options
-            own = {"runtime_env": dict(options.runtime_env)} if options.runtime_env and self._slots.is_inside else {}
+            own = (
+                {"runtime_env": dict(options.runtime_env)}
+                if options.runtime_env and self._slots.is_inside
+                else {}
+            )
             text = Path(reaper.__file__).read_text()
             actor = ray.remote(keeper_module.Keeper).options(
                 **options.actor, **own, max_concurrency=4, scheduling_strategy=strategy
             )
-            keeper = self._keepers[host, slot] = actor.remote(text, self._work.folder, self._slots.address_of(host))
+            keeper = self._keepers[host, slot] = actor.remote(
+                text, self._work.folder, self._slots.address_of(host)
+            )
         return keeper
 
     def _environ(self, given: Mapping[str, str]) -> dict[str, str]:
         chosen = (self._slots.options.runtime_env or {}).get("env_vars") or {}  # the actor has them
-        handed_on = {name: value for name, value in self._work.environ.items() if name.startswith(_HANDED_ON)}
+        handed_on = {
+            name: value for name, value in self._work.environ.items() if name.startswith(_HANDED_ON)
+        }
         environ = {name: value for name, value in handed_on.items() if name not in chosen}
-        environ |= {"TRAINKIT_LAUNCHER": "ray", "RAY_ADDRESS": ray.get_runtime_context().gcs_address} | dict(given)
+        environ |= {
+            "TRAINKIT_LAUNCHER": "ray",
+            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+        } | dict(given)
         if self._slots.options.resources.get("GPU", 0):
             environ["TRAINKIT_GPU"] = "0"
         return environ
@@ -167,7 +195,9 @@ class RayProcess:
         self._lock = threading.Lock()
         self._has_ended = False
 
-    def follow(self, stream: Callable[[], Any], output: Output, on_result: Callable[[bytes], None]) -> None:
+    def follow(
+        self, stream: Callable[[], Any], output: Output, on_result: Callable[[bytes], None]
+    ) -> None:
         """Take a worker's stream from a thread, and copy its output until it ends."""
         ends, readable = {}, []
         for name in ("stdout", "stderr"):
@@ -180,7 +210,8 @@ class RayProcess:
             code: int | None = None
             try:
                 code = _copied(stream(), ends, on_result)
-            except RayError as error:  # the actor or its node is gone; or its environment cannot be made
+            except RayError as error:
+                # the actor or its node is gone; or its environment cannot be made
                 if "runtime" in type(error).__name__.lower():
                     output.say(f"{self._worker}: {cause_of(error)}")
             except OSError as error:
@@ -199,7 +230,12 @@ class RayProcess:
                 keeper.send.remote(self._worker, int(number))
         if number == signal.SIGKILL:
             end = functools.partial(self._end, None)  # the node may be gone
-            start_timer(f"end {self._worker}", _GONE_S, end, printed(f"The end of {self._worker} is not seen."))
+            start_timer(
+                f"end {self._worker}",
+                _GONE_S,
+                end,
+                printed(f"The end of {self._worker} is not seen."),
+            )
 
     def _end(self, code: int | None) -> None:
         with self._lock:
@@ -210,16 +246,30 @@ class RayProcess:
 
 def fault_of(found: Mapping[str, Any], host: str, run_dir: str) -> str:
     """Return what a worker lacks on its node, by what its keeper found there; "" if nothing."""
-    cure = "Name it in launcher.runtime_env (pip, or working_dir and env_vars: {PYTHONPATH: ...}), or install it on all nodes."
+    cure = (
+        "Name it in launcher.runtime_env (pip, or working_dir and env_vars: {PYTHONPATH: ...}), or"
+        " install it on all nodes."
+    )
     if "error" in found:
-        return f"Python does not start on {host} with the workers' environment: {found['error'].strip()[-300:]}"
-    if not found["trainkit"]:
-        return f"The workers' environment on {host} (Python {found['python']}, {found['folder']}) has no trainkit. {cure}"
-    if "+trainkit" not in found["horovod"]:
-        which = f"Horovod {found['horovod']}, which trainkit did not build" if found["horovod"] else "no Horovod"
         return (
-            f"The workers' environment on {host} has {which}. Run `python -m trainkit horovod install` on each node, or once "
-            "for an image that all nodes use; a runtime_env with pip cannot build it."
+            f"Python does not start on {host} with the workers' environment:"
+            f" {found['error'].strip()[-300:]}"
+        )
+    if not found["trainkit"]:
+        return (
+            f"The workers' environment on {host} (Python {found['python']}, {found['folder']}) has"
+            f" no trainkit. {cure}"
+        )
+    if "+trainkit" not in found["horovod"]:
+        which = (
+            f"Horovod {found['horovod']}, which trainkit did not build"
+            if found["horovod"]
+            else "no Horovod"
+        )
+        return (
+            f"The workers' environment on {host} has {which}. Run `python -m trainkit horovod"
+            " install` on each node, or once for an image that all nodes use; a runtime_env with"
+            " pip cannot build it."
         )
     if not found["token"]:
         return not_shared(run_dir, host, f" (its folder is {found['folder']})")
@@ -227,13 +277,17 @@ def fault_of(found: Mapping[str, Any], host: str, run_dir: str) -> str:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the line of an error of Ray's that holds the cause: the first of pip's own errors in it, or else its last."""
+    """Return the line of an error of Ray's that holds the cause:
+    the first of pip's own errors in it, or else its last.
+    """
     lines = [line.strip() for line in without_colors(str(error)).splitlines() if line.strip()]
     of_pip = [line for line in lines if line.startswith("ERROR: ")]
     return (of_pip[0] if of_pip else lines[-1] if lines else repr(error))[:300]
 
 
-def _copied(stream: Any, ends: Mapping[str, IO[bytes]], on_result: Callable[[bytes], None]) -> int | None:
+def _copied(
+    stream: Any, ends: Mapping[str, IO[bytes]], on_result: Callable[[bytes], None]
+) -> int | None:
     code: int | None = None
     for reference in stream or ():
         name, content = ray.get(reference)

@@ -1,6 +1,8 @@
-"""A worker of an elastic RayExecutor, `python -m trainkit.extensions.ray.call`: calls the function that its keeper left for it.
+"""A worker of an elastic RayExecutor, `python -m trainkit.extensions.ray.call`: calls the function
+that its keeper left for it.
 
-The folder TRAINKIT_CALL holds the pickled call; how it ended goes there too: the rank at the end, the value, or the error.
+The folder TRAINKIT_CALL holds the pickled call; how it ended goes there too: the rank at the end,
+the value, or the error.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ def main() -> int:
         print(text_of(error), file=sys.stderr)
         end["error"] = sendable(error)
         code = getattr(error, "exit_code", 1)
-    _write(folder / "result", end | {"rank": int(os.environ.get("HOROVOD_RANK", "0")), "at": time.time()})
+    _write(
+        folder / "result",
+        end | {"rank": int(os.environ.get("HOROVOD_RANK", "0")), "at": time.time()},
+    )
     return code
 
 
@@ -44,7 +49,9 @@ def _write(path: Path, end: dict[str, Any]) -> None:
         content = cloudpickle.dumps(end)
     except Exception as error:  # pickle's errors have no common type
         what = f"The value of rank {end['rank']}'s function cannot be sent to the driver: {error!r}"
-        content = cloudpickle.dumps(end | {"value": None, "is_done": False, "error": EngineError(what)})
+        content = cloudpickle.dumps(
+            end | {"value": None, "is_done": False, "error": EngineError(what)}
+        )
     path.write_bytes(content)
 
 
@@ -53,4 +60,5 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     if ended:
-        os._exit(ended)  # not sys.exit: the frameworks' own exit handlers would wait for the other ranks
+        # not sys.exit: the frameworks' own exit handlers would wait for the other ranks
+        os._exit(ended)

@@ -1,4 +1,6 @@
-"""Connects to a Ray cluster: the one that RAY_ADDRESS names, as inside `ray job submit`, or one that is started here."""
+"""Connects to a Ray cluster: the one that RAY_ADDRESS names, as inside `ray job submit`,
+or one that is started here.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,11 @@ def connected(options: Options) -> Iterator[None]:
     """Connect to the cluster, unless this process is connected already, and disconnect at the end.
 
     Raises:
-        ConfigError: the address is of another kind, no cluster answers, or a cluster started here is too small.
+        ConfigError: the address is of another kind, no cluster answers, or a cluster started here
+            is too small.
     """
-    if ray.is_initialized():  # a Tune trial, or a script with its own ray.init: they disconnect themselves
+    # a Tune trial, or a script with its own ray.init: they disconnect themselves
+    if ray.is_initialized():
         yield
         return
     connect_ray("launcher=ray", runtime_env=options.runtime_env)
@@ -35,9 +39,18 @@ def connected(options: Options) -> Iterator[None]:
 
 
 def free_and_total(options: Options) -> str:
-    """Return what is free in the cluster, and what it has, on all nodes and on the largest, in words."""
+    """Return what is free in the cluster, and what it has,
+    on all nodes and on the largest, in words.
+    """
     free = available_resources_per_node()
-    return free_on([Node(node["Resources"], free.get(node["NodeID"], {})) for node in ray.nodes() if node["Alive"]], options)
+    return free_on(
+        [
+            Node(node["Resources"], free.get(node["NodeID"], {}))
+            for node in ray.nodes()
+            if node["Alive"]
+        ],
+        options,
+    )
 
 
 def _refuse_too_small(options: Options) -> None:
@@ -45,7 +58,8 @@ def _refuse_too_small(options: Options) -> None:
     for name, amount in options.resources.items():
         if amount * options.least > total.get(name, 0):
             raise ConfigError(
-                f"launcher.num_workers and launcher.resources_per_worker ask for {options.asked}, and this machine, on which "
-                f"Ray was started for the job, has {shown(plain(total))}. Ask for less (with "
-                "launcher.resources_per_worker={CPU: 0.5} two ranks share a core), or set RAY_ADDRESS to a cluster's."
+                f"launcher.num_workers and launcher.resources_per_worker ask for {options.asked},"
+                " and this machine, on which Ray was started for the job, has"
+                f" {shown(plain(total))}. Ask for less (with launcher.resources_per_worker={{CPU:"
+                " 0.5} two ranks share a core), or set RAY_ADDRESS to a cluster's."
             )

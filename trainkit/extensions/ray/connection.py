@@ -1,4 +1,6 @@
-"""The connection of this process to a Ray cluster; Ray is imported only here, and by what uses it."""
+"""The connection of this process to a Ray cluster;
+Ray is imported only here, and by what uses it.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,13 @@ from typing import Any
 from trainkit.errors import ConfigError
 
 _NO_CLUSTER = (
-    "RAY_ADDRESS is '{}', and no Ray cluster answers there ({}). Give the address of a running cluster's head (host:6379), or "
-    "unset RAY_ADDRESS to start a cluster on this machine."
+    "RAY_ADDRESS is '{}', and no Ray cluster answers there ({}). Give the address of a running"
+    " cluster's head (host:6379), or unset RAY_ADDRESS to start a cluster on this machine."
 )
 _NOT_REACHED = (
-    "rank 0's Ray cluster, which it started or joined, is at '{}', and this rank cannot join it ({}). Start all ranks "
-    "where they reach that address, or set RAY_ADDRESS to a cluster that all of them reach."
+    "rank 0's Ray cluster, which it started or joined, is at '{}', and this rank cannot join it"
+    " ({}). Start all ranks where they reach that address, or set RAY_ADDRESS to a cluster that all"
+    " of them reach."
 )
 _MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _SUBMIT = "ray job submit --working-dir . -- python -m trainkit fit ... launcher=ray"
@@ -39,18 +42,21 @@ def head_answers(address: str) -> bool:
 
 
 def fault_of_address(address: str) -> str:
-    """Return why no process of this host can join a cluster by this RAY_ADDRESS, or ""; may wait for a second."""
+    """Return why no process of this host can join a cluster by this RAY_ADDRESS, or "";
+    may wait for a second.
+    """
     if address.startswith("ray://"):
         return (
-            f"RAY_ADDRESS is '{address}', an address of Ray Client: the driver would be outside of the cluster, where ranks "
-            f"cannot reach it. Submit the command as a job: {_SUBMIT}"
+            f"RAY_ADDRESS is '{address}', an address of Ray Client: the driver would be outside of"
+            f" the cluster, where ranks cannot reach it. Submit the command as a job: {_SUBMIT}"
         )
     if "://" in address:
         return (
-            f"RAY_ADDRESS is '{address}', the address of the dashboard, to which jobs are submitted: {_SUBMIT}. To attach "
-            "from a node of the cluster use RAY_ADDRESS=auto."
+            f"RAY_ADDRESS is '{address}', the address of the dashboard, to which jobs are"
+            f" submitted: {_SUBMIT}. To attach from a node of the cluster use RAY_ADDRESS=auto."
         )
-    if address not in ("", "auto", "local") and not head_answers(address):  # Ray itself would try for minutes
+    # Ray itself would try for minutes
+    if address not in ("", "auto", "local") and not head_answers(address):
         return _NO_CLUSTER.format(address, "the connection is refused")
     return ""
 
@@ -64,31 +70,39 @@ def load_ray(module: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{what} needs Ray ({error}). Install: pip install 'trainkit[ray]'") from error
+        raise ConfigError(
+            f"{what} needs Ray ({error}). Install: pip install 'trainkit[ray]'"
+        ) from error
 
 
-def connect_ray(what: str, address: str | None = None, runtime_env: Mapping[str, Any] | None = None) -> Any:
+def connect_ray(
+    what: str, address: str | None = None, runtime_env: Mapping[str, Any] | None = None
+) -> Any:
     """Connect this process to a cluster, unless it is connected; return the module ray.
 
     Args:
         what: needs Ray, for errors.
-        address: of the cluster. Default: RAY_ADDRESS, or else a new cluster on this host that ends with the process.
+        address: of the cluster. Default: RAY_ADDRESS, or else a new cluster on this host that ends
+            with the process.
         runtime_env: Ray's environment of this process's workers.
 
     Raises:
-        ConfigError: Ray is not installed, the cluster cannot be reached, or the environment cannot be made.
+        ConfigError: Ray is not installed, the cluster cannot be reached, or the environment cannot
+            be made.
     """
     ray = load_ray("ray", what)
     if ray.is_initialized():  # a Tune trial, or a script with its own ray.init
         return ray
     unreached = _NO_CLUSTER if address is None else _NOT_REACHED
-    address = address or os.environ.get("RAY_ADDRESS") or "local"  # without an address Ray joins what last ran on this host
+    # without an address Ray joins what last ran on this host
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
     if fault := fault_of_address(address):
         raise ConfigError(f"{what}: {fault}")
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     given |= {"include_dashboard": False} if address == "local" else {}
     if not sys.stderr.isatty():
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # else its warnings have colours in files, too
+        # else its warnings have colours in files, too
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     at_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, runtime_env=dict(runtime_env) if runtime_env else None, **given)
@@ -96,24 +110,30 @@ def connect_ray(what: str, address: str | None = None, runtime_env: Mapping[str,
         raise ConfigError(f"{what}: {unreached.format(address, _first_line(error))}") from None
     except (ValueError, TypeError, RuntimeError) as error:
         cause = (
-            f" launcher.runtime_env is {dict(runtime_env)}; it must be as Ray takes it, and not repeat what "
-            "`ray job submit` has set."
+            f" launcher.runtime_env is {dict(runtime_env)}; it must be as Ray takes it, and not"
+            " repeat what `ray job submit` has set."
             if runtime_env
             else ""
         )
         raise ConfigError(f"{what}: Ray cannot start: {_first_line(error)}{cause}") from None
-    if threading.current_thread() is threading.main_thread():  # Ray's own handler would print addresses of its C++ code
+    # Ray's own handler would print addresses of its C++ code
+    if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _end if at_sigterm is signal.SIG_DFL else at_sigterm)
     return ray
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    print("SIGTERM received: this process ends, and with it what it has on the Ray cluster", file=sys.stderr, flush=True)
+    print(
+        "SIGTERM received: this process ends, and with it what it has on the Ray cluster",
+        file=sys.stderr,
+        flush=True,
+    )
     raise SystemExit(128 + number)
 
 
 def access() -> dict[str, str]:
-    """Return the variables by which another process joins this one's cluster, which may ask for a token.
+    """Return the variables by which another process joins this one's cluster, which may ask for a
+    token.
 
     Ray turns tokens on for a cluster that `ray.init()` starts, in that process alone.
     """
@@ -126,7 +146,9 @@ def access() -> dict[str, str]:
 
 
 def take_access(variables: Mapping[str, str]) -> None:
-    """Take what `access` returned on another rank, for this process's first connection; the user's own settings hold."""
+    """Take what `access` returned on another rank, for this process's first connection;
+    the user's own settings hold.
+    """
     if variables and _MODE not in os.environ:
         os.environ |= variables
         if "ray" in sys.modules:  # it has read the mode already

@@ -1,12 +1,15 @@
-"""RayData: a Ray Dataset as training or evaluation data, read by Ray's workers and split over the ranks by rank 0.
+"""RayData: a Ray Dataset as training or evaluation data, read by Ray's workers and split over the
+ranks by rank 0.
 
-epoch -> rank 0: shuffle by (seed, epoch) -> blocks of exactly one batch, in order -> streaming_split -> sent to the ranks
+epoch -> rank 0: shuffle by (seed, epoch) -> blocks of exactly one batch, in order ->
+streaming_split -> sent to the ranks
 
-Batch b of an epoch goes to rank b % world_size, and step s takes the next `accumulate x ranks` batches: as of a DealtStream,
-the same batches in the same steps on any number of ranks. Nothing is left out; the last batch may be short.
+Batch b of an epoch goes to rank b % world_size, and step s takes the next `accumulate x ranks`
+batches: as of a DealtStream, the same batches in the same steps on any number of ranks. Nothing is
+left out; the last batch may be short.
 
-Ranks need not be processes of Ray: the first one connects to the cluster of RAY_ADDRESS, or starts one on its host, and the
-others join it.
+Ranks need not be processes of Ray: the first one connects to the cluster of RAY_ADDRESS, or starts
+one on its host, and the others join it.
 """
 
 from __future__ import annotations
@@ -36,13 +39,16 @@ class RayData(StreamSource):
     """A Ray Dataset to hand to `fit`, `validate`, `test` or `predict`, in place of a DataLoader.
 
     Args:
-        dataset: a ray.data.Dataset, not split, or a function that returns one, which is called on rank 0 only: with several
-            ranks, so that only rank 0 starts Ray. The data set's own steps (map, filter) run in Ray's workers.
+        dataset: a ray.data.Dataset, not split, or a function that returns one, which is called on
+            rank 0 only: with several ranks, so that only rank 0 starts Ray. The data set's own
+            steps (map, filter) run in Ray's workers.
         batch_size: the microbatch of one rank.
         columns: the batch is a tuple of these columns; by default a dict of all.
-        shuffle: shuffle all samples at each epoch, by (seed, epoch). The whole data set passes through Ray's object store.
+        shuffle: shuffle all samples at each epoch, by (seed, epoch). The whole data set passes
+            through Ray's object store.
         transform: maps a batch (a dict of numpy arrays by column) to another, in Ray's workers.
-        num_samples: rows of the data set. By default they are counted: at once for Parquet, by reading files of other formats.
+        num_samples: rows of the data set. By default they are counted: at once for Parquet, by
+            reading files of other formats.
     """
 
     kind = "of Ray Data"
@@ -61,7 +67,9 @@ class RayData(StreamSource):
         self.batch_size, self.columns, self.shuffle = batch_size, columns, shuffle
         self.transform, self._dataset, self._num_samples = transform, dataset, num_samples
 
-    def stream(self, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, on_main: OnMain) -> RayStream:
+    def stream(
+        self, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, on_main: OnMain
+    ) -> RayStream:
         return RayStream(self, limit, seed, ranks, declared, on_main)
 
     def __iter__(self) -> Iterator[Any]:
@@ -84,7 +92,9 @@ class RayData(StreamSource):
         return self._num_samples
 
     def blocks(self, seed: int | None) -> Any:
-        """Return the data set in blocks of exactly `batch_size` rows, the last one shorter; shuffled by `seed` unless None."""
+        """Return the data set in blocks of exactly `batch_size` rows, the last one shorter;
+        shuffled by `seed` unless None.
+        """
         found = self.dataset if seed is None else self.dataset.random_shuffle(seed=seed % _SEEDS)
         found = found.repartition(target_num_rows_per_block=self.batch_size, strict=True)
         if self.transform is not None:
@@ -99,7 +109,9 @@ class RayData(StreamSource):
             DataError: a file cannot be read, or the transform fails.
         """
         try:
-            yield from source.iter_batches(batch_size=self.batch_size, batch_format="numpy", prefetch_batches=_PREFETCH)
+            yield from source.iter_batches(
+                batch_size=self.batch_size, batch_format="numpy", prefetch_batches=_PREFETCH
+            )
         except TrainkitError:
             raise
         except Exception as error:  # any of Ray's, of the reader's or of the transform's
@@ -115,7 +127,9 @@ class RayData(StreamSource):
             return {name: _tensor(array) for name, array in arrays.items()}
         for name in self.columns:
             if name not in arrays:
-                raise ConfigError(f"RayData.columns has '{name}'; the data has {', '.join(arrays)}.")
+                raise ConfigError(
+                    f"RayData.columns has '{name}'; the data has {', '.join(arrays)}."
+                )
         return tuple(_tensor(arrays[name]) for name in self.columns)
 
 
@@ -125,7 +139,13 @@ class RayStream(Stream):
     reading = "Ray Data reads it, and rank 0 splits its batches over the ranks"
 
     def __init__(
-        self, data: RayData, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, on_main: OnMain
+        self,
+        data: RayData,
+        limit: int | None,
+        seed: int,
+        ranks: tuple[int, int],
+        declared: int,
+        on_main: OnMain,
     ) -> None:
         """Build the stream of `data`; see StreamSource. Call it on all ranks.
 
@@ -155,7 +175,11 @@ class RayStream(Stream):
         per_step = accumulate * self._declared
         batches = self._open(epoch, start, accumulate)
         for step in itertools.count(start):
-            end = (step + 1) * per_step if self._end is None else min((step + 1) * per_step, self._end)
+            end = (
+                (step + 1) * per_step
+                if self._end is None
+                else min((step + 1) * per_step, self._end)
+            )
             first = step * per_step
             own = len(range(first + (rank - first) % size, end, size))
             yield list(itertools.islice(batches, own))
@@ -183,19 +207,26 @@ class RayStream(Stream):
         joined = str(connect(address).get_runtime_context().gcs_address)
         if joined != address:
             raise ConfigError(
-                f"Rank {rank} is connected to the Ray cluster at {joined}, and rank 0 to {address}: each has started its own. "
-                "Give RayData a function that makes the data set, which is called on rank 0 only, or set RAY_ADDRESS."
+                f"Rank {rank} is connected to the Ray cluster at {joined}, and rank 0 to {address}:"
+                " each has started its own. Give RayData a function that makes the data set, which"
+                " is called on rank 0 only, or set RAY_ADDRESS."
             )
         if rank:
             self._share = pickle.loads(shares[rank])
         return self._share
 
     def _send(self, epoch: int) -> tuple[str, dict[str, str], list[bytes]]:
-        """Split an epoch on rank 0; return the cluster's address, what a process needs to join it, and the shares, pickled."""
+        """Split an epoch on rank 0; return the cluster's address, what a process needs to join it,
+        and the shares, pickled.
+        """
         shares = self._blocks(epoch).streaming_split(self._ranks[1], equal=False)
         self._share = shares[0]
         dumps = load_ray("ray.cloudpickle", _WHAT).dumps
-        return str(connect().get_runtime_context().gcs_address), access(), [dumps(share) for share in shares]
+        return (
+            str(connect().get_runtime_context().gcs_address),
+            access(),
+            [dumps(share) for share in shares],
+        )
 
 
 def connect(address: str | None = None) -> Any:
@@ -212,14 +243,17 @@ def _check(dataset: Any) -> Any:
     if not hasattr(dataset, "streaming_split"):
         kind = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
         raise ConfigError(
-            f"RayData.dataset is a {kind}; it must be a whole ray.data.Dataset, as ray.data.read_parquet(...) returns, or a "
-            "function that returns one: trainkit splits it over the ranks."
+            f"RayData.dataset is a {kind}; it must be a whole ray.data.Dataset, as"
+            " ray.data.read_parquet(...) returns, or a function that returns one: trainkit splits"
+            " it over the ranks."
         )
     return dataset
 
 
 def _named(function: Callable[[], Any]) -> Any:
-    """Call `function`; an error of Ray's or of a reader's becomes a DataError, which all ranks raise."""
+    """Call `function`; an error of Ray's or of a reader's becomes a DataError,
+    which all ranks raise.
+    """
     try:
         return function()
     except TrainkitError:
@@ -238,20 +272,27 @@ def _in_words(error: BaseException) -> str:
 
 
 def _tensor(array: Any) -> Any:
-    """Return a column as a tensor; as a list if its rows are no numbers, or have different shapes."""
+    """Return a column as a tensor; as a list if its rows are no numbers,
+    or have different shapes.
+    """
     numbers = _stacked(array)
     if numbers is None:
         return [_tensor(item) if isinstance(item, np.ndarray) else item for item in array]
-    return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())  # Ray's are views of its shared memory
+    # Ray's are views of its shared memory
+    return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
 
 
 def _stacked(array: Any) -> np.ndarray[Any, Any] | None:
-    """Return nested arrays, as Parquet's lists of lists are read, as one; None if they do not fit together."""
+    """Return nested arrays, as Parquet's lists of lists are read, as one;
+    None if they do not fit together.
+    """
     if not isinstance(array, np.ndarray):
         return None
     if array.dtype != object:
         return array if array.dtype.kind in "biufc" else None
     parts = [_stacked(item) for item in array]
-    if not parts or any(part is None or part.shape != getattr(parts[0], "shape", None) for part in parts):
+    if not parts or any(
+        part is None or part.shape != getattr(parts[0], "shape", None) for part in parts
+    ):
         return None
     return np.stack(parts)  # type: ignore[arg-type]

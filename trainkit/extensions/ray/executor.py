@@ -1,4 +1,6 @@
-"""RayExecutor: calls a function on several ranks of a Ray cluster, and returns its results by rank."""
+"""RayExecutor: calls a function on several ranks of a Ray cluster,
+and returns its results by rank.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,13 @@ class RayExecutor:
         with RayExecutor(num_workers=4) as ranks:
             results = ranks.run(train, args=(0.1,))
 
-    With a fixed number, ranks are actors that live until the end: a second `run` starts at once. With two numbers the job is
-    elastic: ranks are processes under the elastic driver, for functions that build a Trainer (with the callback Elastic), and
-    lost ones are replaced.
+    With a fixed number, ranks are actors that live until the end: a second `run` starts at once.
+    With two numbers the job is elastic: ranks are processes under the elastic driver, for functions
+    that build a Trainer (with the callback Elastic), and lost ones are replaced.
 
     Args:
-        num_workers: ranks; of two numbers, (least, most), the job begins with the first, and grows up to the second.
+        num_workers: ranks; of two numbers, (least, most), the job begins with the first, and grows
+            up to the second.
         resources_per_worker: Ray's resources of a rank, as {"CPU": 2, "GPU": 1}; memory in bytes.
         placement_strategy: of the ranks' bundles: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
         workers_per_bundle: ranks that share a bundle, and so a host.
@@ -86,11 +89,18 @@ class RayExecutor:
         self._open.close()
         self._actors = None
 
-    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> list[Any]:
-        """Call a function on all ranks; return its results by rank; of an elastic job those of the ranks at its end.
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a function on all ranks; return its results by rank; of an elastic job those of the
+        ranks at its end.
 
         Args:
-            fn: importable on the nodes, or defined in the script; it and its arguments are pickled (cloudpickle).
+            fn: importable on the nodes, or defined in the script; it and its arguments are pickled
+                (cloudpickle).
             args, kwargs: the same on all ranks.
 
         Raises:
@@ -102,37 +112,59 @@ class RayExecutor:
         return self._living().results(self.run_remote(fn, args, kwargs))
 
     def run_remote(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Begin to call a function on all ranks of a fixed number; return Ray's references to the results, by rank.
+        """Begin to call a function on all ranks of a fixed number; return Ray's references to the
+        results, by rank.
 
         Raises:
             ConfigError: the number of ranks is a range.
             EngineError: an earlier error has ended the ranks.
         """
         if self.options.is_elastic:
-            raise ConfigError("RayExecutor.run_remote needs a fixed num_workers; use run, or a thread of your own.")
+            raise ConfigError(
+                "RayExecutor.run_remote needs a fixed num_workers; use run, or a thread of your"
+                " own."
+            )
         return self._living().submit(fn, args, kwargs or {})
 
     def _living(self) -> Actors:
         if self._actors is None:
-            raise EngineError("RayExecutor has no ranks: use it as a context manager, `with RayExecutor(...) as ranks:`.")
+            raise EngineError(
+                "RayExecutor has no ranks: use it as a context manager, `with RayExecutor(...) as"
+                " ranks:`."
+            )
         if not self._actors.is_alive:
             raise EngineError("An error has ended the ranks of this RayExecutor; make another one.")
         return self._actors
 
-    def _run_elastic(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    def _run_elastic(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
         if not ray.is_initialized():
-            raise EngineError("RayExecutor is not connected: use it as a context manager, `with RayExecutor(...) as ranks:`.")
+            raise EngineError(
+                "RayExecutor is not connected: use it as a context manager, `with RayExecutor(...)"
+                " as ranks:`."
+            )
         call = cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
         drivers: list[Driver] = []
-        code, left = run_job(self.options, _COMMAND, os.getcwd(), call=call, on_start=drivers.append)
-        ends = sorted((cloudpickle.loads(content) for content in left.values()), key=lambda end: end["at"])
+        code, left = run_job(
+            self.options, _COMMAND, os.getcwd(), call=call, on_start=drivers.append
+        )
+        ends = sorted(
+            (cloudpickle.loads(content) for content in left.values()), key=lambda end: end["at"]
+        )
         errors = [end["error"] for end in ends if end["error"] is not None]
         if errors:
             raise errors[0]
         if code:
             over = drivers[0].state_machine.job.over
             assert over is not None
-            raise EngineError(f"The ranks ended with exit code {code}, and no error of the function's: {over.why}.")
+            raise EngineError(
+                f"The ranks ended with exit code {code}, and no error of the function's:"
+                f" {over.why}."
+            )
         return [end["value"] for end in sorted(ends, key=lambda end: end["rank"]) if end["is_done"]]

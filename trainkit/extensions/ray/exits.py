@@ -1,4 +1,5 @@
-"""The exit code of a rank that ends its own process: Ray reports none, so the rank leaves it in the cluster's store.
+"""The exit code of a rank that ends its own process: Ray reports none, so the rank leaves it in the
+cluster's store.
 
 What ends a process from outside (SIGKILL, a segmentation fault) leaves no code.
 """
@@ -18,12 +19,18 @@ _LONGEST_S = 5.0  # for the note; the process ends without it
 
 
 def note_exits() -> None:
-    """From here on, let this actor's process note the code of an os._exit; children that it forks have theirs."""
+    """From here on, let this actor's process note the code of an os._exit;
+    children that it forks have theirs.
+    """
     key, process, end = _key(ray.get_runtime_context().get_actor_id()), os.getpid(), os._exit
 
     def noting(status: int) -> Any:
         if os.getpid() == process:
-            note = start_thread("exit code", lambda: internal_kv._internal_kv_put(key, str(status).encode()), printed(_EFFECT))
+            note = start_thread(
+                "exit code",
+                lambda: internal_kv._internal_kv_put(key, str(status).encode()),
+                printed(_EFFECT),
+            )
             note.join(_LONGEST_S)
         end(status)
 

@@ -17,7 +17,9 @@ class Node:
 
 
 def free_on(nodes: Sequence[Node], options: Options) -> str:
-    """Return what is free in the cluster, and what it has, with the largest node: a bundle must fit on one."""
+    """Return what is free in the cluster, and what it has, with the largest node:
+    a bundle must fit on one.
+    """
     free, total = _sum([node.free for node in nodes]), _sum([node.total for node in nodes])
     text = f"free now: {shown(free)} of {shown(total)} on {len(nodes)} nodes"
     if len(nodes) < 2:
@@ -27,17 +29,31 @@ def free_on(nodes: Sequence[Node], options: Options) -> str:
     if options.strategy == "STRICT_PACK":
         one = {name: amount * bundles for name, amount in one.items()}
     if options.strategy == "STRICT_SPREAD":
-        have, now = sum(_fits(node.total, one) for node in nodes), sum(_fits(node.free, one) for node in nodes)
-        return f"{text}; {bundles} nodes with {shown(one)} each are needed, {have} have it, {now} have it free"
-    has, has_free = _most([node.total for node in nodes], one), _most([node.free for node in nodes], one)
+        have, now = (
+            sum(_fits(node.total, one) for node in nodes),
+            sum(_fits(node.free, one) for node in nodes),
+        )
+        return (
+            f"{text}; {bundles} nodes with {shown(one)} each are needed, {have} have it, {now} have"
+            " it free"
+        )
+    has, has_free = (
+        _most([node.total for node in nodes], one),
+        _most([node.free for node in nodes], one),
+    )
     what = "all on one node" if options.strategy == "STRICT_PACK" else "each bundle on one node"
-    return f"{text}; {what}, {shown(one)}: the largest node has {shown(has)}, the most that one has free is {shown(has_free)}"
+    return (
+        f"{text}; {what}, {shown(one)}: the largest node has {shown(has)}, the most that one has"
+        f" free is {shown(has_free)}"
+    )
 
 
 def _most(nodes: Sequence[Mapping[str, float]], needed: Mapping[str, float]) -> dict[str, float]:
     """Return of the resources that are needed those of the node that has the most of them."""
     having = [{name: node.get(name, 0) for name in needed} for node in nodes]
-    return max(having, key=lambda has: sorted(has[name] / amount for name, amount in needed.items()))
+    return max(
+        having, key=lambda has: sorted(has[name] / amount for name, amount in needed.items())
+    )
 
 
 def _fits(has: Mapping[str, float], needed: Mapping[str, float]) -> bool:
@@ -47,7 +63,11 @@ def _fits(has: Mapping[str, float], needed: Mapping[str, float]) -> bool:
 def plain(resources: Mapping[str, float]) -> dict[str, float]:
     """Return resources without those that Ray makes itself."""
     own = ("node:", "object_store", "bundle")
-    return {name: amount for name, amount in resources.items() if not name.startswith(own) and "_group_" not in name}
+    return {
+        name: amount
+        for name, amount in resources.items()
+        if not name.startswith(own) and "_group_" not in name
+    }
 
 
 def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

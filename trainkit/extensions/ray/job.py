@@ -1,4 +1,6 @@
-"""Runs a command on several ranks of a Ray cluster, under trainkit's elastic driver in this process."""
+"""Runs a command on several ranks of a Ray cluster,
+under trainkit's elastic driver in this process.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ _WORDS = Words(
     reset_limit="launcher.max_failures",
     reached="reached by Ray",
     lost="its actor or its node has ended",
-    unseated="the script calls hvd.init() itself, without the Trainer: such a function runs in trainkit.launch.ray.RayExecutor "
-    "with a fixed num_workers",
+    unseated=(
+        "the script calls hvd.init() itself, without the Trainer: such a function runs in"
+        " trainkit.launch.ray.RayExecutor with a fixed num_workers"
+    ),
 )
 _STARTED = time.strftime("%Y-%m-%d_%H-%M-%S")
 
@@ -48,7 +52,8 @@ def run_job(
     output: Output | None = None,
     on_start: Callable[[Driver], None] = lambda driver: None,
 ) -> tuple[int, dict[str, bytes]]:
-    """Run a command on the cluster that this process is connected to; return its exit code, and the workers' results.
+    """Run a command on the cluster that this process is connected to; return its exit code, and the
+    workers' results.
 
     Args:
         options: of the ranks.
@@ -57,7 +62,8 @@ def run_job(
         call: a pickled function for the command, or None.
         environ: variables that are added to this process's.
         output: where the workers' output goes; None: to this process's.
-        on_start: called with the driver before it starts workers, for signals that this process does not get itself.
+        on_start: called with the driver before it starts workers, for signals that this process
+            does not get itself.
     """
     rules = Rules(
         np=options.least,
@@ -80,15 +86,21 @@ def run_job(
         except BaseException:
             backend.close()
             raise
-        network = Network(ray.util.get_node_ip_address(), ("lo",))  # each keeper finds its own node's interface
-        driver = Driver(Settings(rules, tuple(command), environ, passes_on=True), network, output, backend)
-        slots.on_head_lost = lambda: driver.post(lambda now: driver.state_machine.signalled(now, signal.SIGTERM))
+        # each keeper finds its own node's interface
+        network = Network(ray.util.get_node_ip_address(), ("lo",))
+        driver = Driver(
+            Settings(rules, tuple(command), environ, passes_on=True), network, output, backend
+        )
+        slots.on_head_lost = lambda: driver.post(
+            lambda now: driver.state_machine.signalled(now, signal.SIGTERM)
+        )
         on_start(driver)
         code = drive(driver, hosts, slots)
         if slots.is_head_lost and code is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)  # to disconnect, Ray would wait for the head, and then abort this process
+            # to disconnect, Ray would wait for the head, and then abort this process
+            os._exit(code)
     if code is None:
         raise EngineError(f"The job was ended: {_WORDS.unseated}.")
     return code, backend.results
@@ -105,12 +117,15 @@ def _first_hosts(slots: Slots, output: Output) -> dict[str, int]:
     while sum((hosts := slots.ask()).values()) < options.least:
         if time.monotonic() > end:
             raise ConfigError(
-                f"launcher.num_workers asks for {options.asked} ({options.strategy}), and they did not come within "
-                f"{options.start_timeout_s:g} s (launcher.start_timeout_s); {free_and_total(options)}. Ask for less, wait for "
-                "other jobs to end, or add nodes."
+                f"launcher.num_workers asks for {options.asked} ({options.strategy}), and they did"
+                f" not come within {options.start_timeout_s:g} s (launcher.start_timeout_s);"
+                f" {free_and_total(options)}. Ask for less, wait for other jobs to end, or add"
+                " nodes."
             )
         if not reported and time.monotonic() > end - options.start_timeout_s + 2 * EVERY_S:
-            output.say(f"waiting for {options.asked} ({options.strategy}); {free_and_total(options)}")
+            output.say(
+                f"waiting for {options.asked} ({options.strategy}); {free_and_total(options)}"
+            )
             reported = True
         time.sleep(EVERY_S / 2)
     return hosts

@@ -21,14 +21,22 @@ class RayCluster:
     name = "ray"
 
     def rows(self, top: Path) -> list[JobRow]:
-        """Return the jobs whose command is trainkit's; their runs' folders are those of the cluster."""
+        """Return the jobs whose command is trainkit's;
+        their runs' folders are those of the cluster.
+        """
         if not any(os.environ.get(name) for name in _ADDRESSES):
             return []
-        jobs = [job for job in self._client().list_jobs() if job.submission_id and "trainkit" in job.entrypoint]
+        jobs = [
+            job
+            for job in self._client().list_jobs()
+            if job.submission_id and "trainkit" in job.entrypoint
+        ]
         return [_row(job) for job in sorted(jobs, key=lambda job: job.start_time or 0)]
 
     def has(self, job: str) -> bool:
-        """Return whether it is a submission id of Ray's making, or any word where no other cluster knows it."""
+        """Return whether it is a submission id of Ray's making,
+        or any word where no other cluster knows it.
+        """
         return any(os.environ.get(name) for name in _ADDRESSES)
 
     def print_log(self, job: str, lines: int | None) -> None:
@@ -37,7 +45,10 @@ class RayCluster:
         row = _row(self._job(client, job))
         text = client.get_job_logs(job)
         if not text:
-            raise ConfigError(f"Job {job} has no output: it is {row.state}{f' ({row.reason})' if row.reason else ''}.")
+            raise ConfigError(
+                f"Job {job} has no output: it is"
+                f" {row.state}{f' ({row.reason})' if row.reason else ''}."
+            )
         print("".join(text.splitlines(keepends=True)[-lines if lines else 0 :]), end="")
 
     def cancel(self, job: str) -> str:
@@ -47,25 +58,40 @@ class RayCluster:
         if row.state not in ("PENDING", "RUNNING"):
             raise ConfigError(f"Job {job} is {row.state} already; there is nothing to cancel.")
         client.stop_job(job)
-        what = "the ranks save a checkpoint and end" if row.state == "RUNNING" else "it had not started"
-        return f"job {job} is cancelled: {what}. To resume: submit the same command, with resume=auto and its run_dir"
+        what = (
+            "the ranks save a checkpoint and end"
+            if row.state == "RUNNING"
+            else "it had not started"
+        )
+        return (
+            f"job {job} is cancelled: {what}. To resume: submit the same command, with resume=auto"
+            " and its run_dir"
+        )
 
     def _client(self) -> Any:
-        submission = load_ray("ray.job_submission", "trainkit jobs, with an address of Ray in the environment,")
+        submission = load_ray(
+            "ray.job_submission", "trainkit jobs, with an address of Ray in the environment,"
+        )
         try:
             return submission.JobSubmissionClient()
         except (ConnectionError, RuntimeError, ValueError) as error:
-            address = next(f"{name}={os.environ[name]}" for name in _ADDRESSES if os.environ.get(name))
+            address = next(
+                f"{name}={os.environ[name]}" for name in _ADDRESSES if os.environ.get(name)
+            )
             raise ConfigError(
-                f"{address}, and its jobs cannot be read ({str(error).splitlines()[0]}). Give the address of the dashboard, as "
-                "RAY_API_SERVER_ADDRESS=http://head:8265, or unset it."
+                f"{address}, and its jobs cannot be read ({str(error).splitlines()[0]}). Give the"
+                " address of the dashboard, as RAY_API_SERVER_ADDRESS=http://head:8265, or"
+                " unset it."
             ) from None
 
     def _job(self, client: Any, job: str) -> Any:
         for one in client.list_jobs():
             if one.submission_id == job:
                 return one
-        raise ConfigError(f"Ray knows no job '{job}'. `python -m trainkit jobs` lists those of trainkit, `ray job list` all.")
+        raise ConfigError(
+            f"Ray knows no job '{job}'. `python -m trainkit jobs` lists those of trainkit, `ray job"
+            " list` all."
+        )
 
 
 def _row(job: Any) -> JobRow:
@@ -74,7 +100,11 @@ def _row(job: Any) -> JobRow:
     return JobRow(
         job=job.submission_id,
         state=_STATES.get(state, state),
-        reason=(job.message or "").splitlines()[0] if state in ("FAILED", "PENDING") and job.message else "",
+        reason=(
+            (job.message or "").splitlines()[0]
+            if state in ("FAILED", "PENDING") and job.message
+            else ""
+        ),
         elapsed=elapsed_of(end - job.start_time / 1000) if job.start_time else "",
         where=job.entrypoint,
     )

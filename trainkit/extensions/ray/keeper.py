@@ -1,9 +1,12 @@
-"""A slot of a Ray cluster: an actor that starts one worker at a time as its child, copies its output, and signals it.
+"""A slot of a Ray cluster: an actor that starts one worker at a time as its child, copies its
+output, and signals it.
 
-The worker is a child and not the actor itself: exit codes and signals keep their meaning (Ray hides codes, and signal handlers
-need the main thread), and a killed worker is replaced without a new actor. If the actor is killed, reaper.py ends the child.
+The worker is a child and not the actor itself: exit codes and signals keep their meaning (Ray hides
+codes, and signal handlers need the main thread), and a killed worker is replaced without a new
+actor. If the actor is killed, reaper.py ends the child.
 
-Ray gets this module by value: the actor starts on a node without trainkit too, and can report that. Standard library only.
+Ray gets this module by value: the actor starts on a node without trainkit too, and can report that.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-_DRAIN_S = 2.0  # time for the output of an ended worker, as its children in other sessions may hold its pipes
+# time for the output of an ended worker, as its children in other sessions may hold its pipes
+_DRAIN_S = 2.0
 # Run with a worker's environment and folder: what it would find there.
 _LOOK = """
 import importlib.metadata, importlib.util, json, platform
@@ -49,41 +53,61 @@ class Keeper:
 
     Args:
         reaper: the text of reaper.py.
-        folder: the folder for workers; if it does not exist on this node, or for None, the actor's own.
+        folder: the folder for workers; if it does not exist on this node, or for None, the actor's
+            own.
         address: this node's: the interface that has it is Gloo's and NCCL's here.
     """
 
     def __init__(self, reaper: str, folder: str | None, address: str) -> None:
         command = [sys.executable, "-S", "-E", "-c", reaper]
-        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        self._reaper = subprocess.Popen(
+            command, stdin=subprocess.PIPE, text=True, start_new_session=True
+        )
         self._folder = folder if folder is not None and os.path.isdir(folder) else os.getcwd()
         self._interface = interface_of(address)
         self._lock = threading.Lock()
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
-        self._early: set[str] = set()  # workers that were sent SIGKILL or SIGTERM before they were started
+        # workers that were sent SIGKILL or SIGTERM before they were started
+        self._early: set[str] = set()
 
     def look(self, environ: Mapping[str, str], token: str | None) -> dict[str, Any]:
-        """Return what a worker would find here: versions, its folder, whether the driver's file `token` is there."""
+        """Return what a worker would find here:
+        versions, its folder, whether the driver's file `token` is there.
+        """
         command = [sys.executable, "-c", _LOOK]
         done = subprocess.run(
-            command, cwd=self._folder, env=os.environ | dict(environ), capture_output=True, text=True, check=False
+            command,
+            cwd=self._folder,
+            env=os.environ | dict(environ),
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        found = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": done.stderr[-500:]}
+        found = (
+            json.loads(done.stdout.splitlines()[-1])
+            if done.returncode == 0
+            else {"error": done.stderr[-500:]}
+        )
         sees = token is None or os.path.exists(os.path.join(self._folder, token))
         return found | {"folder": self._folder, "token": sees, "pid": os.getpid()}
 
     def run(
         self, worker: str, command: Sequence[str], environ: Mapping[str, str], call: bytes | None
     ) -> Iterator[tuple[str, bytes | int]]:
-        """Start a worker; yield ("stdout" | "stderr", bytes) as they come, ("result", bytes) if it left one, ("code", code).
+        """Start a worker; yield ("stdout" | "stderr", bytes) as they come, ("result", bytes) if it
+        left one, ("code", code).
 
         Args:
             worker: its name at the driver.
-            command: a first word "python" means this actor's Python, which a runtime_env may have chosen.
+            command: a first word "python" means this actor's Python, which a runtime_env may have
+                chosen.
             environ: is added to the actor's own, which holds Ray's CUDA_VISIBLE_DEVICES.
             call: what the worker is to find in the file TRAINKIT_CALL/call, or None.
         """
-        words = [sys.executable if i == 0 and word == "python" else word for i, word in enumerate(command)]
+        words = [
+            sys.executable if i == 0 and word == "python" else word
+            for i, word in enumerate(command)
+        ]
         here = {"HOROVOD_GLOO_IFACE": self._interface, "NCCL_SOCKET_IFNAME": self._interface}
         scratch = tempfile.mkdtemp(prefix="trainkit-call-") if call is not None else ""
         if call is not None:
@@ -109,14 +133,22 @@ class Keeper:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
 
-    def _follow(self, worker: str, words: Sequence[str], environ: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+    def _follow(
+        self, worker: str, words: Sequence[str], environ: Mapping[str, str]
+    ) -> Iterator[tuple[str, bytes]]:
         pipe = subprocess.PIPE
         with self._lock:
             if worker in self._early:
                 self._code = -signal.SIGTERM
                 return
             process = subprocess.Popen(
-                words, cwd=self._folder, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+                words,
+                cwd=self._folder,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                start_new_session=True,
             )
             self._workers[worker] = process
         self._report("+", process.pid)
@@ -125,7 +157,9 @@ class Keeper:
         for name, end in (("stdout", process.stdout), ("stderr", process.stderr)):
             copies.append(threading.Thread(target=_copy, args=(name, end, chunks), daemon=True))
             copies[-1].start()
-        threading.Thread(target=self._wait, args=(worker, process, copies, chunks), daemon=True).start()
+        threading.Thread(
+            target=self._wait, args=(worker, process, copies, chunks), daemon=True
+        ).start()
         while (chunk := chunks.get())[0]:
             yield chunk
 
@@ -142,13 +176,15 @@ class Keeper:
                 del self._workers[worker]
                 self._early.add(worker)  # later signals have no receiver
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # its children; wait() has not freed the number yet
+                    # its children; wait() has not freed the number yet
+                    os.killpg(process.pid, signal.SIGKILL)
                 self._code = process.wait()
             self._report("-", process.pid)
             for copy in copies:
                 copy.join(_DRAIN_S)
         finally:
-            chunks.put(("", b""))  # the stream ends whatever happens here; Ray shows an exception of this thread
+            # the stream ends whatever happens here; Ray shows an exception of this thread
+            chunks.put(("", b""))
 
     def _report(self, sign: str, group: int) -> None:
         assert self._reaper.stdin is not None
@@ -167,7 +203,13 @@ def interface_of(address: str) -> str:
     """Return the interface that has this address, or the loopback one."""
     for _, name in socket.if_nameindex():
         request = struct.pack("256s", name.encode()[:15])
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-            if socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]) == address:
+        with (
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+            contextlib.suppress(OSError),
+        ):
+            if (
+                socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+                == address
+            ):
                 return name
     return "lo"

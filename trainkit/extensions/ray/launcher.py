@@ -1,4 +1,6 @@
-"""RayLauncher: a fit on the ranks of a Ray cluster (job.py). Ray is imported when it runs: a config is checked without it."""
+"""RayLauncher: a fit on the ranks of a Ray cluster (job.py).
+Ray is imported when it runs: a config is checked without it.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,22 @@ from trainkit.launch.overrides import ELASTIC, override
 
 
 class RayLauncher(JobLauncher):
-    """Ranks of a Ray cluster: the one that RAY_ADDRESS names, as inside `ray job submit`, or one started on this machine.
+    """Ranks of a Ray cluster: the one that RAY_ADDRESS names, as inside `ray job submit`, or one
+    started on this machine.
 
-    Lost workers are replaced in their slots, and the living ones continue from memory; see docs/ray.md.
+    Lost workers are replaced in their slots, and the living ones continue from memory; see
+    docs/ray.md.
 
     Args:
-        num_workers: ranks; of two numbers, [least, most], the job begins with the first, grows up to the second as resources
-            come, and continues with fewer, down to the first, as nodes go.
+        num_workers: ranks; of two numbers, [least, most], the job begins with the first, grows up
+            to the second as resources come, and continues with fewer, down to the first, as nodes
+            go.
         resources_per_worker: Ray's resources of a rank, as {CPU: 2, GPU: 1}; memory in bytes.
         placement_strategy: of the first ranks' bundles.
-        workers_per_bundle: ranks that share a bundle, and so a host: with STRICT_SPREAD so many on each host.
-        max_failures: so often ranks may be lost by crashes; null: any number. 0: the first loss ends the job, as under
-            horovodrun -np.
+        workers_per_bundle: ranks that share a bundle, and so a host: with STRICT_SPREAD so many on
+            each host.
+        max_failures: so often ranks may be lost by crashes; null: any number. 0: the first loss
+            ends the job, as under horovodrun -np.
         start_timeout_s: the job ends after fewer ranks than needed were available for so long.
         runtime_env: Ray's environment of the workers: pip, env_vars, working_dir.
 
@@ -74,34 +80,46 @@ class RayLauncher(JobLauncher):
         """Return why it cannot start a fit, and what to do; None if it can."""
         if fit.engine not in ("auto", "horovod", ""):
             return (
-                f"engine is {fit.engine}, and launcher=ray starts ranks of Horovod. Use engine=auto or engine=horovod; for "
-                "engine=ddp and engine=fsdp use Ray Train's TorchTrainer, with a Trainer(engine='ddp') in its function."
+                f"engine is {fit.engine}, and launcher=ray starts ranks of Horovod. Use engine=auto"
+                " or engine=horovod; for engine=ddp and engine=fsdp use Ray Train's TorchTrainer,"
+                " with a Trainer(engine='ddp') in its function."
             )
         if importlib.util.find_spec("ray") is None:
-            return "launcher is ray, and ray is not installed. Install it: pip install 'trainkit[ray]'"
+            return (
+                "launcher is ray, and ray is not installed. Install it: pip install 'trainkit[ray]'"
+            )
         return super().refuses(fit)
 
     def launch(self, fit: FitConfig, arguments: Sequence[str]) -> int:
         """Run the command on all ranks, with Elastic; see `run`."""
         arguments = [*arguments, override("run_dir", fit.run_dir)]
         if "elastic" not in fit.roles:
-            print("[elastic] callbacks.elastic is added, with its defaults: ranks that are lost are replaced", file=sys.stderr)
+            print(
+                "[elastic] callbacks.elastic is added, with its defaults: ranks that are lost are"
+                " replaced",
+                file=sys.stderr,
+            )
             arguments.append(ELASTIC)
-        return self.run(["python", "-m", "trainkit", *arguments], None if fit.stores_elsewhere else fit.run_dir)
+        return self.run(
+            ["python", "-m", "trainkit", *arguments], None if fit.stores_elsewhere else fit.run_dir
+        )
 
     def run(self, command: Sequence[str], run_dir: str | None = None) -> int:
-        """Run a command on all ranks; return the job's exit code: 0, that of the first error, or 75 with a checkpoint.
+        """Run a command on all ranks; return the job's exit code: 0, that of the first error, or 75
+        with a checkpoint.
 
         Args:
             command: a first word "python" is the Python of the worker's node.
             run_dir: a folder that all nodes must share, as the command knows it; None: not checked.
 
         Raises:
-            ConfigError: there is no such cluster, its resources do not come, or its nodes lack what workers need.
+            ConfigError: there is no such cluster, its resources do not come, or its nodes lack what
+                workers need.
             EngineError: the command calls hvd.init() itself.
         """
         refuse_shared_gpus("launcher.", self.options)
-        # Before Ray is connected: raylets of one machine share a submitted job's folder, and may remove it.
+        # Before Ray is connected: raylets of one machine share a submitted job's folder, and may
+        # remove it.
         folder = os.getcwd()
         job = importlib.import_module("trainkit.extensions.ray.job")  # ray
         cluster = importlib.import_module("trainkit.extensions.ray.cluster")

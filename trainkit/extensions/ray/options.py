@@ -52,9 +52,19 @@ class Options:
     @property
     def actor(self) -> dict[str, Any]:
         """The resources of one worker, as an actor's options."""
-        named = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU", "memory")}
-        options = {"num_cpus": self.resources.get("CPU", 0), "num_gpus": self.resources.get("GPU", 0), "resources": named}
-        return options | ({"memory": self.resources["memory"]} if "memory" in self.resources else {})
+        named = {
+            name: amount
+            for name, amount in self.resources.items()
+            if name not in ("CPU", "GPU", "memory")
+        }
+        options = {
+            "num_cpus": self.resources.get("CPU", 0),
+            "num_gpus": self.resources.get("GPU", 0),
+            "resources": named,
+        }
+        return options | (
+            {"memory": self.resources["memory"]} if "memory" in self.resources else {}
+        )
 
     @property
     def asked(self) -> str:
@@ -73,7 +83,8 @@ def options_of(
     start_timeout_s: float = 600.0,
     runtime_env: Mapping[str, Any] | None = None,
 ) -> Options:
-    """Check what a user set; `key` begins the names of settings in messages, as "launcher.". A worker takes a CPU by default.
+    """Check what a user set; `key` begins the names of settings in messages, as "launcher.". A
+    worker takes a CPU by default.
 
     Raises:
         ConfigError: a setting is not legal.
@@ -82,18 +93,35 @@ def options_of(
     given = {"CPU": 1} if resources_per_worker is None else resources_per_worker
     resources = _resources(f"{key}resources_per_worker", given)
     if placement_strategy not in STRATEGIES:
-        raise ConfigError(f"{key}placement_strategy is '{placement_strategy}'; it must be one of {', '.join(STRATEGIES)}.")
-    if not _is_count(workers_per_bundle) or workers_per_bundle < 1 or least % workers_per_bundle or most % workers_per_bundle:
         raise ConfigError(
-            f"{key}workers_per_bundle is {show(workers_per_bundle)}; it must be a whole number, 1 or more, that divides "
-            f"{key}num_workers, which is {show(num_workers)}."
+            f"{key}placement_strategy is '{placement_strategy}'; it must be one of"
+            f" {', '.join(STRATEGIES)}."
+        )
+    if (
+        not _is_count(workers_per_bundle)
+        or workers_per_bundle < 1
+        or least % workers_per_bundle
+        or most % workers_per_bundle
+    ):
+        raise ConfigError(
+            f"{key}workers_per_bundle is {show(workers_per_bundle)}; it must be a whole number, 1"
+            f" or more, that divides {key}num_workers, which is {show(num_workers)}."
         )
     if max_failures is not None and (not _is_count(max_failures) or max_failures < 0):
-        raise ConfigError(f"{key}max_failures is {show(max_failures)}; it must be 0 or more, or null for no limit.")
+        raise ConfigError(
+            f"{key}max_failures is {show(max_failures)}; it must be 0 or more, or null for no"
+            " limit."
+        )
     if not isinstance(start_timeout_s, (int, float)) or not 0 < start_timeout_s < math.inf:
-        raise ConfigError(f"{key}start_timeout_s is {show(start_timeout_s)}; it must be a number of seconds above 0.")
+        raise ConfigError(
+            f"{key}start_timeout_s is {show(start_timeout_s)}; it must be a number of seconds"
+            " above 0."
+        )
     if runtime_env is not None and not isinstance(runtime_env, Mapping):
-        raise ConfigError(f"{key}runtime_env is {show(runtime_env)}; it must be a mapping as Ray takes it, or null.")
+        raise ConfigError(
+            f"{key}runtime_env is {show(runtime_env)}; it must be a mapping as Ray takes it, or"
+            " null."
+        )
     options = (placement_strategy, workers_per_bundle, max_failures, float(start_timeout_s))
     return Options(least, most, resources, *options, dict(runtime_env) if runtime_env else None)
 
@@ -107,11 +135,14 @@ def refuse_shared_gpus(key: str, options: Options) -> None:
     gpus = options.resources.get("GPU", 0)
     if gpus == int(gpus) or options.most == 1:
         return
-    done = subprocess.run([sys.executable, "-c", _NCCL], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _NCCL], capture_output=True, text=True, check=False
+    )
     if done.returncode or done.stdout.strip() not in ("0", "False"):
         raise ConfigError(
-            f"{key}resources_per_worker asks for {gpus:g} of a GPU for each of {options.most} ranks; NCCL takes one rank for "
-            "each GPU, and would fail at the first step. Give whole GPUs (GPU: 1), one rank, or ranks without GPU (GPU: 0)."
+            f"{key}resources_per_worker asks for {gpus:g} of a GPU for each of {options.most}"
+            " ranks; NCCL takes one rank for each GPU, and would fail at the first step. Give"
+            " whole GPUs (GPU: 1), one rank, or ranks without GPU (GPU: 0)."
         )
 
 
@@ -121,28 +152,40 @@ def shown(resources: Mapping[str, float]) -> str:
 
 
 def _workers(key: str, given: int | Sequence[int]) -> tuple[int, int]:
-    two = (given, given) if _is_count(given) else tuple(given) if isinstance(given, (list, tuple)) else ()
+    two = (
+        (given, given)
+        if _is_count(given)
+        else tuple(given)
+        if isinstance(given, (list, tuple))
+        else ()
+    )
     if len(two) != 2 or not all(_is_count(n) for n in two) or not 1 <= two[0] <= two[1]:
         raise ConfigError(
-            f"{key}num_workers is {show(given)}; it must be a number of ranks, 1 or more, or two, [least, most], the smaller "
-            "first: the job begins with the first number, and grows up to the second."
+            f"{key}num_workers is {show(given)}; it must be a number of ranks, 1 or more, or two,"
+            " [least, most], the smaller first: the job begins with the first number, and grows up"
+            " to the second."
         )
     return two[0], two[1]
 
 
 def _resources(key: str, given: Mapping[str, float]) -> dict[str, float]:
     legal = isinstance(given, Mapping) and all(
-        isinstance(name, str) and isinstance(amount, (int, float)) and not isinstance(amount, bool) and 0 <= amount < math.inf
+        isinstance(name, str)
+        and isinstance(amount, (int, float))
+        and not isinstance(amount, bool)
+        and 0 <= amount < math.inf
         for name, amount in given.items()
     )
     resources = {name: amount for name, amount in given.items() if amount} if legal else {}
     if not resources:
         raise ConfigError(
-            f"{key} is {show(given)}; it must be a mapping of resources to numbers, one of them above 0, as "
-            "{CPU: 2, GPU: 1}; memory is in bytes."
+            f"{key} is {show(given)}; it must be a mapping of resources to numbers, one of them"
+            " above 0, as {CPU: 2, GPU: 1}; memory is in bytes."
         )
     if wrong := [
-        name for name in resources if name.upper() in ("CPU", "GPU", "MEMORY") and name not in ("CPU", "GPU", "memory")
+        name
+        for name in resources
+        if name.upper() in ("CPU", "GPU", "MEMORY") and name not in ("CPU", "GPU", "memory")
     ]:
         raise ConfigError(f"{key} has '{wrong[0]}'; Ray's names are CPU, GPU and memory.")
     return resources

@@ -1,7 +1,7 @@
 """Which bundle of a placement group is slot 2 of a host. Imports no ray.
 
-A bundle stays on its node while the node lives, whatever happens to the actors in it, so (host, slot) names one place in one
-bundle for as long as the host is there.
+A bundle stays on its node while the node lives, whatever happens to the actors in it, so (host,
+slot) names one place in one bundle for as long as the host is there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Room for one worker: the number of a group, a bundle in it, and a number within the bundle."""
+    """Room for one worker: the number of a group, a bundle in it,
+    and a number within the bundle.
+    """
 
     group: int
     bundle: int
@@ -32,12 +34,15 @@ class Places:
         self._names: dict[str, str] = {}  # node id -> host's name
         self.addresses: dict[str, str] = {}  # host's name -> its address
 
-    def update(self, bundles: Mapping[str, Sequence[tuple[int, int]]], addresses: Mapping[str, str]) -> dict[str, int]:
+    def update(
+        self, bundles: Mapping[str, Sequence[tuple[int, int]]], addresses: Mapping[str, str]
+    ) -> dict[str, int]:
         """Take what is placed now; return slots by host. A place that stays keeps its slot.
 
         Args:
             bundles: by node id, as (group, bundle).
-            addresses: by node id. A host is named by its address, and by its node id too if another node has that address.
+            addresses: by node id. A host is named by its address, and by its node id too if another
+                node has that address.
         """
         for node in bundles:
             if node not in self._names:
@@ -45,10 +50,15 @@ class Places:
                 name = f"{address}-{node[:6]}" if address in self._names.values() else address
                 self._names[node], self.addresses[name] = name, address
         now = {
-            self._names[node]: [Place(*pair, number) for pair in sorted(pairs) for number in range(self._per_bundle)]
+            self._names[node]: [
+                Place(*pair, number) for pair in sorted(pairs) for number in range(self._per_bundle)
+            ]
             for node, pairs in bundles.items()
         }
-        kept = {host: [place for place in places if place in now.get(host, ())] for host, places in self._by_host.items()}
+        kept = {
+            host: [place for place in places if place in now.get(host, ())]
+            for host, places in self._by_host.items()
+        }
         self._by_host = {host: places for host, places in kept.items() if places}
         for host, places in now.items():
             known = self._by_host.setdefault(host, [])

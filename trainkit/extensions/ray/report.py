@@ -1,9 +1,11 @@
 """RayReport and TuneReport: a run's metrics and checkpoints for Ray Train and Ray Tune.
 
-A report follows each validation, or each epoch of a run without validation. It holds a checkpoint of that moment, written for
-it in `<run_dir>/reported`, which Ray copies to its storage: ModelCheckpoint's own need not be due.
+A report follows each validation, or each epoch of a run without validation. It holds a checkpoint
+of that moment, written for it in `<run_dir>/reported`, which Ray copies to its storage:
+ModelCheckpoint's own need not be due.
 
-TuneReport in a job of `trainkit.tuning.trial` sends its reports to the trial's process (tuning/link.py), which knows Ray.
+TuneReport in a job of `trainkit.tuning.trial` sends its reports to the trial's process
+(tuning/link.py), which knows Ray.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _FOLDER = "reported"
 class Report(Callback):
     """What both callbacks share: when a report is due, and its checkpoint."""
 
-    runs_last = True  # a checkpoint includes the effects of the other callbacks' and the Task's hooks
+    # a checkpoint includes the effects of the other callbacks' and the Task's hooks
+    runs_last = True
 
     def __init__(self, checkpoints: bool) -> None:
         self.checkpoints = checkpoints
@@ -46,7 +49,10 @@ class Report(Callback):
             self._report(trainer)
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        if not trainer.evaluator.has_data or trainer.evaluator.num_validations != self._validations_seen:
+        if (
+            not trainer.evaluator.has_data
+            or trainer.evaluator.num_validations != self._validations_seen
+        ):
             self._report(trainer)
 
     def _report(self, trainer: RunView) -> None:
@@ -58,7 +64,8 @@ class Report(Callback):
             folder = place if trainer.is_global_zero else None
         epoch, state = trainer.current_epoch, trainer.state
         ended = state.epoch_done or state.step_in_epoch == trainer.train_feed.num_steps_in(epoch)
-        metrics = {**trainer.callback_metrics, "epoch": epoch + ended, "step": trainer.global_step}  # epochs that are done
+        # epochs that are done
+        metrics = {**trainer.callback_metrics, "epoch": epoch + ended, "step": trainer.global_step}
         try:
             self._send(trainer, metrics, folder)
         finally:
@@ -68,25 +75,31 @@ class Report(Callback):
 
 @checked
 class RayReport(Report):
-    """Reports to `ray.train`, in the function of a TorchTrainer; and hears that a node is about to be taken away.
+    """Reports to `ray.train`, in the function of a TorchTrainer; and hears that a node is about to
+    be taken away.
 
-    A preemption notice (`ray.train.get_preemption_info()`) ends the run as a signal does: all ranks report a checkpoint after
-    the same step, and `fit` raises trainkit.Preempted. Ray Train then starts the function again on other nodes, if its
-    FailureConfig has a failure left (max_failures); `trainer.fit(..., ckpt_path=RayReport.checkpoint())` resumes there.
+    A preemption notice (`ray.train.get_preemption_info()`) ends the run as a signal does: all ranks
+    report a checkpoint after the same step, and `fit` raises trainkit.Preempted. Ray Train then
+    starts the function again on other nodes, if its FailureConfig has a failure left
+    (max_failures); `trainer.fit(..., ckpt_path=RayReport.checkpoint())` resumes there.
 
     Args:
         checkpoints: report a checkpoint each time. Without one Ray Train keeps no metrics either.
         preemption_interval_s: seconds between two looks for a notice.
     """
 
-    def __init__(self, checkpoints: bool = True, preemption_interval_s: PositiveFloat = 5.0) -> None:
+    def __init__(
+        self, checkpoints: bool = True, preemption_interval_s: PositiveFloat = 5.0
+    ) -> None:
         super().__init__(checkpoints)
         self.preemption_interval_s = preemption_interval_s
         self._next_look = 0.0
 
     @staticmethod
     def checkpoint() -> str | None:
-        """Return the folder of the checkpoint to resume from, the latest that was reported; None at the first start."""
+        """Return the folder of the checkpoint to resume from, the latest that was reported;
+        None at the first start.
+        """
         found = _ray("train", "RayReport").get_checkpoint()
         if found is None:
             return None
@@ -101,12 +114,13 @@ class RayReport(Report):
             workers = _ray("train", "RayReport").get_context().get_world_size()
         except RuntimeError as error:
             raise ConfigError(
-                "RayReport reports to Ray Train, and this process is no worker of it. Call fit in the function of a "
-                "ray.train.torch.TorchTrainer, or leave the callback out."
+                "RayReport reports to Ray Train, and this process is no worker of it. Call fit in"
+                " the function of a ray.train.torch.TorchTrainer, or leave the callback out."
             ) from error
         if workers != trainer.world_size:
             raise ConfigError(
-                f"RayReport: Ray Train started {workers} workers, and the run has {trainer.world_size} ranks. Use engine=auto."
+                f"RayReport: Ray Train started {workers} workers, and the run has"
+                f" {trainer.world_size} ranks. Use engine=auto."
             )
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
@@ -116,7 +130,8 @@ class RayReport(Report):
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         super().on_train_step_end(trainer, task)
-        if trainer.coordinator.now < self._next_look:  # rank 0's clock: all ranks ask at the same step, as Ray requires
+        # rank 0's clock: all ranks ask at the same step, as Ray requires
+        if trainer.coordinator.now < self._next_look:
             return
         self._next_look = trainer.coordinator.now + self.preemption_interval_s
         notice = _ray("train", "RayReport").get_preemption_info()
@@ -127,12 +142,16 @@ class RayReport(Report):
 
     def _send(self, trainer: RunView, metrics: dict[str, Any], folder: Path | None) -> None:
         train = _ray("train", "RayReport")
-        train.report(metrics, checkpoint=None if folder is None else train.Checkpoint.from_directory(str(folder)))
+        train.report(
+            metrics,
+            checkpoint=None if folder is None else train.Checkpoint.from_directory(str(folder)),
+        )
 
 
 @checked
 class TuneReport(Report):
-    """Reports to Ray Tune: in a function of your own in `tune.Tuner`, or in a job of `trainkit.tuning.trial`, which adds it.
+    """Reports to Ray Tune: in a function of your own in `tune.Tuner`, or in a job of
+    `trainkit.tuning.trial`, which adds it.
 
     The scheduler's decision to end a trial ends the run here.
 
@@ -153,8 +172,9 @@ class TuneReport(Report):
         self._link = connect()
         if self._link is None and not _in_tune():
             raise ConfigError(
-                "TuneReport reports to Ray Tune, and this process is no trial of it. Start the run by ray.tune.Tuner, "
-                "trainkit.tuning.trial or `python -m trainkit tune`, or leave the callback out."
+                "TuneReport reports to Ray Tune, and this process is no trial of it. Start the run"
+                " by ray.tune.Tuner, trainkit.tuning.trial or `python -m trainkit tune`, or leave"
+                " the callback out."
             )
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
@@ -167,7 +187,9 @@ class TuneReport(Report):
         if self.metric is not None and self.metric not in trainer.callback_metrics:
             if trainer.evaluator.is_awaited:
                 return
-            raise ConfigError(f"search.metric is {not_logged(self.metric, trainer.callback_metrics)}")
+            raise ConfigError(
+                f"search.metric is {not_logged(self.metric, trainer.callback_metrics)}"
+            )
         super()._report(trainer)
 
     def _send(self, trainer: RunView, metrics: dict[str, Any], folder: Path | None) -> None:
@@ -176,7 +198,10 @@ class TuneReport(Report):
             continues = self._link.report(metrics, None if folder is None else str(folder))
         elif trainer.is_global_zero:
             tune = _ray("tune", "TuneReport")
-            tune.report(metrics, checkpoint=None if folder is None else tune.Checkpoint.from_directory(str(folder)))
+            tune.report(
+                metrics,
+                checkpoint=None if folder is None else tune.Checkpoint.from_directory(str(folder)),
+            )
         if not trainer.engine.comm.broadcast_object(continues):
             trainer.request_stop("the search ended this trial", at_once=True)
 

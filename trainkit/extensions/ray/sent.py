@@ -1,4 +1,6 @@
-"""Exceptions on their way from a rank to the driver: what arrives is the exception, or says what it was."""
+"""Exceptions on their way from a rank to the driver:
+what arrives is the exception, or says what it was.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ from trainkit.safety.tracebacks import text_of
 
 
 def sendable(error: Exception) -> Exception:
-    """Return a rank's exception if it can be pickled and unpickled, and else an EngineError with all that it says."""
+    """Return a rank's exception if it can be pickled and unpickled,
+    and else an EngineError with all that it says.
+    """
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
     except Exception as failed:  # pickle's errors have no common type
         kind = type(error)
         return EngineError(
-            f"Rank {os.environ.get('HOROVOD_RANK', '0')} raised {kind.__module__}.{kind.__qualname__}: {error}\n"
-            f"{text_of(error)}\n"
-            f"It cannot be sent to the driver itself ({type(failed).__name__}: {failed}): an exception is made again there as "
-            "type(error)(*error.args), so give all arguments of its __init__ to super().__init__()."
+            f"Rank {os.environ.get('HOROVOD_RANK', '0')} raised"
+            f" {kind.__module__}.{kind.__qualname__}: {error}\n{text_of(error)}\nIt cannot be sent"
+            f" to the driver itself ({type(failed).__name__}: {failed}): an exception is made again"
+            " there as type(error)(*error.args), so give all arguments of its __init__ to"
+            " super().__init__()."
         )
     return error

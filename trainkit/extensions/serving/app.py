@@ -33,8 +33,10 @@ class ServiceOptions:
         max_batch_size: samples of a call of the model at most.
         batch_wait_ms: so long the first sample of a batch waits for others.
         max_body_mb: the largest body of a request.
-        max_waiting: samples that may wait; more are refused with 503, and with 413 if they come in one request.
-        client_timeout_s: within it a client sends its request, and reads a part of the answer; a slower one is cut off.
+        max_waiting: samples that may wait; more are refused with 503, and with 413 if they come in
+            one request.
+        client_timeout_s: within it a client sends its request, and reads a part of the answer; a
+            slower one is cut off.
     """
 
     max_batch_size: int = 32
@@ -50,7 +52,9 @@ class Service:
     def __init__(self, path: Path, options: ServiceOptions) -> None:
         """Load the model; see ServedModel."""
         self.model, self._options = ServedModel(path), options
-        self._batcher = Batcher(self.model, options.max_batch_size, options.batch_wait_ms / 1e3, options.max_waiting)
+        self._batcher = Batcher(
+            self.model, options.max_batch_size, options.batch_wait_ms / 1e3, options.max_waiting
+        )
         self._codes: Counter[int] = Counter()
         self._seconds = 0.0
 
@@ -62,7 +66,9 @@ class Service:
             Route("/metrics", self._metrics),
             Route("/predict", self._predict, methods=["POST"]),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed})
+        return Starlette(
+            routes=routes, exception_handlers={HTTPException: _refused, Exception: _failed}
+        )
 
     async def _predict(self, request: Request) -> Response:
         begun = time.perf_counter()
@@ -88,12 +94,19 @@ class Service:
         except asyncio.TimeoutError:
             limit = f"{self._options.client_timeout_s:g} s (client_timeout_s)"
             raise RequestError(408, f"The body did not arrive within {limit}.") from None
-        return [self.model.sample_of_picture(body)] if kind in _PICTURES else self.model.samples_of_json(body)
+        return (
+            [self.model.sample_of_picture(body)]
+            if kind in _PICTURES
+            else self.model.samples_of_json(body)
+        )
 
     async def _body(self, request: Request) -> bytes:
         most = int(self._options.max_body_mb * 2**20)
         announced = request.headers.get("content-length", "")
-        refusal = RequestError(413, f"The body is larger than {self._options.max_body_mb:g} MiB, the most that is taken.")
+        refusal = RequestError(
+            413,
+            f"The body is larger than {self._options.max_body_mb:g} MiB, the most that is taken.",
+        )
         if announced.isdecimal() and int(announced) > most:
             raise refusal
         body = bytearray()
@@ -114,7 +127,10 @@ class Service:
         answered = sum(self._codes.values())
         lines = [
             "# TYPE trainkit_requests_total counter",
-            *(f'trainkit_requests_total{{code="{code}"}} {count}' for code, count in sorted(self._codes.items())),
+            *(
+                f'trainkit_requests_total{{code="{code}"}} {count}'
+                for code, count in sorted(self._codes.items())
+            ),
             "# TYPE trainkit_request_seconds summary",
             f"trainkit_request_seconds_sum {self._seconds:.6f}",
             f"trainkit_request_seconds_count {answered}",
@@ -129,14 +145,21 @@ def _answer(predictions: list[dict[str, Any]]) -> JSONResponse:
     try:
         return JSONResponse({"predictions": predictions})
     except ValueError:
-        raise RequestError(400, "The model's output for this input has NaN or Inf, which JSON does not have.") from None
+        raise RequestError(
+            400, "The model's output for this input has NaN or Inf, which JSON does not have."
+        ) from None
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path}: {error.detail}. There are POST /predict, GET /, GET /health and GET /metrics."
+    text = (
+        f"{request.method} {request.url.path}: {error.detail}. There are POST /predict, GET /, GET"
+        " /health and GET /metrics."
+    )
     return JSONResponse({"error": text}, error.status_code)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": f"The service failed: {type(error).__name__}. Its log has the details."}, 500)
+    return JSONResponse(
+        {"error": f"The service failed: {type(error).__name__}. Its log has the details."}, 500
+    )

@@ -1,4 +1,6 @@
-"""Batcher: samples of requests that come together are answered in one call of the model, in a thread of its own."""
+"""Batcher: samples of requests that come together are answered in one call of the model,
+in a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Batcher:
         num_samples: samples in them.
     """
 
-    def __init__(self, model: ServedModel, max_batch_size: int, wait_s: float, max_waiting: int) -> None:
+    def __init__(
+        self, model: ServedModel, max_batch_size: int, wait_s: float, max_waiting: int
+    ) -> None:
         """Build it.
 
         Args:
@@ -28,7 +32,12 @@ class Batcher:
             wait_s: so long the first sample of a batch waits for others.
             max_waiting: samples that may wait; more are refused.
         """
-        self._model, self._most, self._wait_s, self._max_waiting = model, max_batch_size, wait_s, max_waiting
+        self._model, self._most, self._wait_s, self._max_waiting = (
+            model,
+            max_batch_size,
+            wait_s,
+            max_waiting,
+        )
         self._waiting: list[Waiting] = []
         self._more = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
@@ -39,15 +48,20 @@ class Batcher:
         """Return the predictions of a request's samples.
 
         Raises:
-            RequestError: they are more than may wait, too many wait already, or the model refuses one.
+            RequestError: they are more than may wait, too many wait already, or the model refuses
+                one.
         """
         if len(samples) > self._max_waiting:
             raise RequestError(
                 413,
-                f"The request has {len(samples)} samples, and {self._max_waiting} may wait (max_waiting): send fewer.",
+                f"The request has {len(samples)} samples, and {self._max_waiting} may wait"
+                " (max_waiting): send fewer.",
             )
         if len(self._waiting) + len(samples) > self._max_waiting:
-            raise RequestError(503, f"{len(self._waiting)} samples wait, and {self._max_waiting} may. Try again later.")
+            raise RequestError(
+                503,
+                f"{len(self._waiting)} samples wait, and {self._max_waiting} may. Try again later.",
+            )
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
@@ -76,8 +90,11 @@ class Batcher:
         loop = asyncio.get_running_loop()
         self.num_batches, self.num_samples = self.num_batches + 1, self.num_samples + len(batch)
         try:
-            found = await loop.run_in_executor(self._thread, self._model.answer, [sample for sample, _ in batch])
-        except Exception as error:  # any of the model's: it is of one request, and not of its neighbours
+            found = await loop.run_in_executor(
+                self._thread, self._model.answer, [sample for sample, _ in batch]
+            )
+        except Exception as error:
+            # any of the model's: it is of one request, and not of its neighbours
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
                 return

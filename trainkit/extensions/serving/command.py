@@ -28,7 +28,8 @@ def _work(arguments: Sequence[str]) -> None:
     """Serve. torch is imported here, after all checks."""
     if "=" in arguments[0]:
         raise ConfigError(
-            f"The run's folder, or the exported file, comes first, before {arguments[0]}: serve RUN_DIR port=8000."
+            f"The run's folder, or the exported file, comes first, before {arguments[0]}: serve"
+            " RUN_DIR port=8000."
         )
     given = read_keys(arguments[1:], _KEYS, "serve")
     backend = given.get("backend", "auto")
@@ -36,14 +37,24 @@ def _work(arguments: Sequence[str]) -> None:
         raise ConfigError(f"backend is '{backend}'; it must be one of {', '.join(_BACKENDS)}.")
     absent = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if absent:
-        raise ConfigError(f"serve needs {', '.join(absent)}, not installed here. Install: pip install 'trainkit[serve]'")
-    port, replicas = count("port", given.get("port", "8000")), count("replicas", given.get("replicas", "1"))
+        raise ConfigError(
+            f"serve needs {', '.join(absent)}, not installed here. Install: pip install"
+            " 'trainkit[serve]'"
+        )
+    port, replicas = (
+        count("port", given.get("port", "8000")),
+        count("replicas", given.get("replicas", "1")),
+    )
     if port > 65535:
         raise ConfigError(f"port is {port}; it must be 65535 or less.")
     numbers = {key: _number(key, given[key]) for key in _NUMBERS if key in given}
     if numbers.get("client_timeout_s") == 0:
-        raise ConfigError("client_timeout_s is 0; it must be more: a request takes its time to arrive.")
-    counts = {key: count(key, given[key]) for key in ("max_batch_size", "max_waiting") if key in given}
+        raise ConfigError(
+            "client_timeout_s is 0; it must be more: a request takes its time to arrive."
+        )
+    counts = {
+        key: count(key, given[key]) for key in ("max_batch_size", "max_waiting") if key in given
+    }
     cpus = _number("cpus", given.get("cpus", "1"))
     serving: Any = importlib.import_module("trainkit.extensions.serving.serve")
     app: Any = importlib.import_module("trainkit.extensions.serving.app")

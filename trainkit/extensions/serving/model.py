@@ -1,4 +1,6 @@
-"""ServedModel: an exported file that answers lists of samples; requests are read here, without a web framework."""
+"""ServedModel: an exported file that answers lists of samples;
+requests are read here, without a web framework.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from trainkit.extensions.exporting import onnx, program
 from trainkit.extensions.exporting.description import InputTensor, read_description
 
 Sample = tuple[Tensor, ...]  # the arguments of the forward, without their rows' dimension
-_LOADERS: dict[str, Callable[[Path], Callable[..., Any]]] = {".pt2": program.load, ".onnx": onnx.load}
+_LOADERS: dict[str, Callable[[Path], Callable[..., Any]]] = {
+    ".pt2": program.load,
+    ".onnx": onnx.load,
+}
 _MOST_PIXELS = 50_000_000
 _JPEG = b"\xff\xd8"
 
@@ -49,8 +54,8 @@ class ServedModel:
         """
         if path.suffix not in _LOADERS:
             raise ConfigError(
-                f"{path} cannot be served: it must be a .pt2 or .onnx file. Export one: python -m trainkit export "
-                "ckpt_path=best run_dir=RUN format=torch_export."
+                f"{path} cannot be served: it must be a .pt2 or .onnx file. Export one: python -m"
+                " trainkit export ckpt_path=best run_dir=RUN format=torch_export."
             )
         self.path, self.description = path, read_description(path)
         try:
@@ -58,13 +63,18 @@ class ServedModel:
                 warnings.simplefilter("ignore")  # of torch about its own code
                 self._forward = _LOADERS[path.suffix](path)
         except Exception as error:  # any: a file of another kind
-            raise ConfigError(f"{path} cannot be loaded: {program.first_line(error)}. Export it again.") from error
+            raise ConfigError(
+                f"{path} cannot be loaded: {program.first_line(error)}. Export it again."
+            ) from error
         self._rows = [i for i in self.description.inputs if i.has_rows]
         if len(self._rows) != len(self.description.inputs):
-            raise ConfigError(f"{path} cannot be served: an argument of its forward has no row for each sample.")
+            raise ConfigError(
+                f"{path} cannot be served: an argument of its forward has no row for each sample."
+            )
 
     def samples_of_json(self, body: bytes) -> list[Sample]:
-        """Return the samples of {"inputs": one sample, or a list of samples}; with several arguments a list of these.
+        """Return the samples of {"inputs": one sample, or a list of samples}; with several
+        arguments a list of these.
 
         Raises:
             RequestError: it is something else.
@@ -77,11 +87,17 @@ class ServedModel:
             raise RequestError(400, 'The body must be {"inputs": ...}, and nothing else.')
         given = [found["inputs"]] if len(self._rows) == 1 else found["inputs"]
         if not isinstance(given, list) or len(given) != len(self._rows):
-            raise RequestError(400, f"inputs must be a list of {len(self._rows)} arrays, one for each argument of the model.")
+            raise RequestError(
+                400,
+                f"inputs must be a list of {len(self._rows)} arrays, one for each argument of the"
+                " model.",
+            )
         columns = [_rows(value, one) for value, one in zip(given, self._rows, strict=True)]
         if len({len(column) for column in columns}) != 1:
             raise RequestError(
-                400, f"The arrays of inputs have {[len(column) for column in columns]} samples; they must be as many."
+                400,
+                f"The arrays of inputs have {[len(column) for column in columns]} samples; they"
+                " must be as many.",
             )
         if not len(columns[0]):
             raise RequestError(400, "inputs has no samples.")
@@ -95,9 +111,15 @@ class ServedModel:
         """
         how = self.description.image
         if how is None:
-            raise RequestError(415, 'This model takes no pictures: its export does not say how. Send JSON: {"inputs": ...}.')
+            raise RequestError(
+                415,
+                'This model takes no pictures: its export does not say how. Send JSON: {"inputs":'
+                " ...}.",
+            )
         pixels = v2.functional.resize(_decode(body), [how.resize], antialias=True)
-        image = v2.functional.to_dtype(v2.functional.center_crop(pixels, [how.crop, how.crop]), torch.float32, scale=True)
+        image = v2.functional.to_dtype(
+            v2.functional.center_crop(pixels, [how.crop, how.crop]), torch.float32, scale=True
+        )
         return (v2.functional.normalize(image, list(how.mean), list(how.std)),)
 
     def answer(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -117,13 +139,21 @@ class ServedModel:
     def _answer(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         try:
             with torch.inference_mode():
-                output = self._forward(*(torch.stack(column) for column in zip(*samples, strict=True)))
+                output = self._forward(
+                    *(torch.stack(column) for column in zip(*samples, strict=True))
+                )
         except Exception as error:  # any of the model's: an index out of range, for example
             if len(samples) > 1 and self.description.batch_size is None:
                 raise
-            raise RequestError(400, f"The model refuses this input: {program.first_line(error)}.") from error
+            raise RequestError(
+                400, f"The model refuses this input: {program.first_line(error)}."
+            ) from error
         scores = None
-        if self.description.classes is not None and isinstance(output, Tensor) and output.dim() == 2:
+        if (
+            self.description.classes is not None
+            and isinstance(output, Tensor)
+            and output.dim() == 2
+        ):
             scores = output.float().softmax(1)
         return [self._prediction(output, scores, place) for place in range(len(samples))]
 
@@ -132,7 +162,10 @@ class ServedModel:
         if scores is not None and self.description.classes is not None:
             best = int(scores[place].argmax())
             names = self.description.classes
-            found |= {"class": names[best] if best < len(names) else str(best), "probability": float(scores[place, best])}
+            found |= {
+                "class": names[best] if best < len(names) else str(best),
+                "probability": float(scores[place, best]),
+            }
         return found
 
 
@@ -142,7 +175,9 @@ def _rows(value: Any, one: InputTensor) -> Tensor:
     try:
         tensor = torch.tensor(value)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise RequestError(400, f"inputs is no array of numbers of equal lengths ({error}); a sample is {wanted}.") from None
+        raise RequestError(
+            400, f"inputs is no array of numbers of equal lengths ({error}); a sample is {wanted}."
+        ) from None
     dtype: torch.dtype = getattr(torch, one.dtype)
     if (
         tensor.numel()
@@ -150,15 +185,25 @@ def _rows(value: Any, one: InputTensor) -> Tensor:
         and (tensor.is_floating_point() or tensor.dtype is torch.bool)
         and dtype is not torch.bool
     ):
-        raise RequestError(400, f"inputs has numbers of {str(tensor.dtype).removeprefix('torch.')}; a sample is {wanted}.")
+        raise RequestError(
+            400,
+            f"inputs has numbers of {str(tensor.dtype).removeprefix('torch.')}; a sample is"
+            f" {wanted}.",
+        )
     shape = tuple(tensor.shape)
     if shape != one.shape and (shape[1:] != one.shape or not shape):
-        raise RequestError(400, f"inputs has shape {list(shape)}; a sample is {wanted}, and several are [N, ...] of it.")
+        raise RequestError(
+            400,
+            f"inputs has shape {list(shape)}; a sample is {wanted}, and several are [N, ...]"
+            " of it.",
+        )
     # Not from `tensor` if that has rounded to float32.
     rows = torch.tensor(value, dtype=dtype) if tensor.is_floating_point() else tensor.to(dtype)
     fits = rows.isfinite() if dtype.is_floating_point else rows == tensor
     if dtype is not torch.bool and not fits.all():
-        raise RequestError(400, f"inputs has numbers beyond the range of {one.dtype}; a sample is {wanted}.")
+        raise RequestError(
+            400, f"inputs has numbers beyond the range of {one.dtype}; a sample is {wanted}."
+        )
     return rows.unsqueeze(0) if shape == one.shape else rows
 
 
@@ -170,17 +215,25 @@ def _decode(body: bytes) -> Tensor:
             with Image.open(io.BytesIO(body)) as image:
                 if image.width * image.height > _MOST_PIXELS:
                     raise RequestError(
-                        413, f"The picture has {image.width} x {image.height} pixels; {_MOST_PIXELS:,} are the most."
+                        413,
+                        f"The picture has {image.width} x {image.height} pixels; {_MOST_PIXELS:,}"
+                        " are the most.",
                     )
                 if body.startswith(_JPEG) and image.mode == "RGB":
-                    pixels: Tensor = decode_jpeg(torch.frombuffer(bytearray(body), dtype=torch.uint8), ImageReadMode.RGB)
+                    pixels: Tensor = decode_jpeg(
+                        torch.frombuffer(bytearray(body), dtype=torch.uint8), ImageReadMode.RGB
+                    )
                 else:
                     pixels = v2.functional.pil_to_tensor(image.convert("RGB"))
                 return pixels
     except Image.DecompressionBombError as error:
         raise RequestError(413, f"The picture is too large: {error}") from None
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, RuntimeError) as error:
-        reason = "its format is not known" if isinstance(error, UnidentifiedImageError) else program.first_line(error)
+        reason = (
+            "its format is not known"
+            if isinstance(error, UnidentifiedImageError)
+            else program.first_line(error)
+        )
         raise RequestError(400, f"The body is no picture that can be decoded: {reason}.") from None
 
 

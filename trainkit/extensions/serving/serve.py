@@ -41,7 +41,8 @@ class Where:
 
 
 def find_export(given: str, trust: list[str]) -> Path:
-    """Return the file to serve: the given one, or of a run's folder its newest .pt2, which is exported first if there is none.
+    """Return the file to serve: the given one, or of a run's folder its newest .pt2, which is
+    exported first if there is none.
 
     Raises:
         ConfigError: it is neither a run nor an export.
@@ -50,8 +51,14 @@ def find_export(given: str, trust: list[str]) -> Path:
     if path.is_file():
         return path
     if not (path / "checkpoints").is_dir() and not (path / "export").is_dir():
-        what = "does not exist" if not path.exists() else "is no run (it has no checkpoints/) and no exported file"
-        raise ConfigError(f"{given} {what}. Give a run's folder, as runs/mlp/<time>, or a .pt2 or .onnx file.")
+        what = (
+            "does not exist"
+            if not path.exists()
+            else "is no run (it has no checkpoints/) and no exported file"
+        )
+        raise ConfigError(
+            f"{given} {what}. Give a run's folder, as runs/mlp/<time>, or a .pt2 or .onnx file."
+        )
     files = sorted((path / "export").glob("*.pt2"), key=lambda file: file.stat().st_mtime)
     if not files:
         best = "best" if (path / "checkpoints" / "best").exists() else "last"
@@ -65,24 +72,39 @@ def serve(path: Path, options: ServiceOptions, where: Where) -> None:
     """Answer requests until a signal comes.
 
     Raises:
-        ConfigError: the file cannot be served, the port is taken, or what is needed is not installed.
+        ConfigError: the file cannot be served, the port is taken, or what is needed is not
+            installed.
     """
     service = Service(path, options)  # before anything listens: its errors are the user's to read
     has_ray = importlib.util.find_spec("ray") is not None
     if where.backend == "ray" and not has_ray:
-        raise ConfigError("backend=ray, but Ray is not installed. Install: pip install 'trainkit[ray]'; or use backend=local.")
+        raise ConfigError(
+            "backend=ray, but Ray is not installed. Install: pip install 'trainkit[ray]'; or use"
+            " backend=local."
+        )
     _check_port(where)
     if where.backend == "ray" or (where.backend == "auto" and has_ray):
         _on_ray(path, options, where)
         return
     if where.replicas > 1:
         raise ConfigError(
-            f"replicas is {where.replicas}, which needs Ray. Install: pip install 'trainkit[ray]'; or leave it out."
+            f"replicas is {where.replicas}, which needs Ray. Install: pip install 'trainkit[ray]';"
+            " or leave it out."
         )
     uvicorn = importlib.import_module("uvicorn")
     _announce(path, where, "one process")
-    http = punctual(importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol, options.client_timeout_s)
-    uvicorn.run(service.app(), host=where.host, port=where.port, http=http, log_level="warning", access_log=False)
+    http = punctual(
+        importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol,
+        options.client_timeout_s,
+    )
+    uvicorn.run(
+        service.app(),
+        host=where.host,
+        port=where.port,
+        http=http,
+        log_level="warning",
+        access_log=False,
+    )
 
 
 def deployment(path: Path, options: ServiceOptions, where: Where) -> Any:
@@ -107,7 +129,10 @@ def _on_ray(path: Path, options: ServiceOptions, where: Where) -> None:
     connect_ray("backend=ray")
     ray_serve = importlib.import_module("ray.serve")
     ended = threading.Event()
-    before = [(number, signal.signal(number, _setter(ended))) for number in (signal.SIGTERM, signal.SIGINT)]
+    before = [
+        (number, signal.signal(number, _setter(ended)))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    ]
     try:
         ray_serve.start(http_options={"host": where.host, "port": where.port})
         ray_serve.run(deployment(path.absolute(), options, where), name=_NAME, route_prefix="/")
@@ -124,7 +149,9 @@ def _setter(ended: threading.Event) -> Callable[..., None]:
 
 
 def _announce(path: Path, where: Where, how: str) -> None:
-    print(f"serving  {path} on {how}\nurl      http://{where.host}:{where.port}/predict", flush=True)
+    print(
+        f"serving  {path} on {how}\nurl      http://{where.host}:{where.port}/predict", flush=True
+    )
 
 
 def _check_port(where: Where) -> None:
@@ -133,5 +160,6 @@ def _check_port(where: Where) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"host={where.host} port={where.port} cannot be used: {error.strerror}. Choose another port."
+            f"host={where.host} port={where.port} cannot be used: {error.strerror}. Choose another"
+            " port."
         ) from error

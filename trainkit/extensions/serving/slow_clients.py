@@ -1,4 +1,5 @@
-"""Cuts off clients that hold a connection: a byte of the headers a minute, or an answer that is never read.
+"""Cuts off clients that hold a connection: a byte of the headers a minute, or an answer that is
+never read.
 
 The body of a request is the app's to wait for (app.py): Ray's proxy, too, leads it there.
 """
@@ -10,10 +11,12 @@ from typing import Any
 
 
 def punctual(protocol: Any, timeout_s: float) -> type[asyncio.Protocol]:
-    """Return a protocol of uvicorn with a limit of time for headers, and for each time that the client lets the answer wait.
+    """Return a protocol of uvicorn with a limit of time for headers, and for each time that the
+    client lets the answer wait.
 
     Args:
-        protocol: HttpToolsProtocol or H11Protocol; its `cycle` is the request whose headers are complete.
+        protocol: HttpToolsProtocol or H11Protocol; its `cycle` is the request whose headers are
+            complete.
         timeout_s: the limit.
     """
 

@@ -5,8 +5,9 @@ from trainkit.extension import Usage
 
 USAGE = Usage(
     "RUN_DIR | FILE [key=value ...]",
-    "Answer HTTP requests with a run's model or an export (.pt2, .onnx), until a signal comes. On Ray Serve if Ray is "
-    "installed, else in one process. A run without an export is exported first.",
+    "Answer HTTP requests with a run's model or an export (.pt2, .onnx), until a signal comes. On"
+    " Ray Serve if Ray is installed, else in one process. A run without an export is exported"
+    " first.",
     (
         ("port", "int", "8000", "the port"),
         ("host", "ADDRESS", "127.0.0.1", "the address to listen at; 0.0.0.0 for all"),

@@ -1,4 +1,5 @@
-"""data pack and data=webdataset: samples in tar files, read from a folder or an object store (docs/data_at_scale.md).
+"""data pack and data=webdataset: samples in tar files, read from a folder or an object store
+(docs/data_at_scale.md).
 
 store       files at a path or URL: read, fetched, written; errors in words
 tar         which bytes of a tar are which file of which sample
@@ -13,7 +14,9 @@ from trainkit.extension import Command, Extension
 
 EXTENSION = Extension(
     name="shards",
-    summary="data pack and data=webdataset: samples in tar files, in a folder or on an object store",
+    summary=(
+        "data pack and data=webdataset: samples in tar files, in a folder or on an object store"
+    ),
     proven="each commit, on folders and on an S3 server",
     commands={
         "data pack": Command(

@@ -1,10 +1,13 @@
-"""Whole shards on this host's disk: shared by its ranks and loader workers, up to a size, the longest unused ones evicted.
+"""Whole shards on this host's disk: shared by its ranks and loader workers, up to a size, the
+longest unused ones evicted.
 
-    open -> is it there? -> else, under the shard's lock: make room -> fetch to NAME.part -> size and sha256 -> fsync -> rename
-         -> size and sha256, unless it was fetched now -> another content: remove it, print that once, fetch it again
+    open -> is it there? -> else, under the shard's lock: make room -> fetch to NAME.part -> size
+    and sha256 -> fsync -> rename
+         -> size and sha256, unless it was fetched now -> another content: remove it, print that
+         once, fetch it again
 
-A shard that is open when it is evicted stays readable to its reader: the file system keeps it until it is closed. Shards of
-this machine's own file system are read where they are.
+A shard that is open when it is evicted stays readable to its reader: the file system keeps it until
+it is closed. Shards of this machine's own file system are read where they are.
 """
 
 from __future__ import annotations
@@ -47,10 +50,12 @@ class ShardCache:
         return {**self.__dict__, "_pool": None}
 
     def open(self, shard: Shard) -> BinaryIO:
-        """Return a shard's file; it is fetched if it is not there, or has another content than the index says.
+        """Return a shard's file; it is fetched if it is not there, or has another content than the
+        index says.
 
         Raises:
-            DataError: it is missing, cannot be reached, or has another content than the index says; or the disk is full.
+            DataError: it is missing, cannot be reached, or has another content than the index says;
+                or the disk is full.
         """
         path = self.path_of(shard)
         if is_local(shard.url):
@@ -68,13 +73,20 @@ class ShardCache:
                     os.utime(path)  # it was used now
                 return file
             with file:
-                self._remove(path, file, f"{shard.name} in data.cache_dir={self.folder} {difference}: it is fetched again")
+                self._remove(
+                    path,
+                    file,
+                    f"{shard.name} in data.cache_dir={self.folder} {difference}: it is fetched"
+                    " again",
+                )
 
     def path_of(self, shard: Shard) -> Path:
         """Return where a shard's file is, or will be."""
         if is_local(shard.url):
             return Path(shard.url.removeprefix("file://"))
-        digest = hashlib.sha256(f"{shard.url}|{shard.size}|{shard.sha256}".encode()).hexdigest()[:16]
+        digest = hashlib.sha256(f"{shard.url}|{shard.size}|{shard.sha256}".encode()).hexdigest()[
+            :16
+        ]
         return self.folder / f"{digest}-{shard.name}"
 
     def fetch(self, shard: Shard) -> bool:
@@ -89,23 +101,29 @@ class ShardCache:
             part.unlink(missing_ok=True)  # of a process that was killed: this one has its lock
             try:
                 while (other := self._reserve(shard, part)) is not None:
-                    with self.locked(_shard_of(other)):  # until it is fetched: then it may be evicted
+                    # until it is fetched: then it may be evicted
+                    with self.locked(_shard_of(other)):
                         pass
                 self.store.fetch(shard.url, part)
                 with part.open("r+b") as file:
                     if difference := _difference(file, shard):
                         raise _other_content(shard, difference)
-                    os.fsync(file.fileno())  # a crash of the host leaves no file with a name and without content
+                    # a crash of the host leaves no file with a name and without content
+                    os.fsync(file.fileno())
                 part.replace(path)
                 return True
             except FileNotFoundError as error:
                 raise DataError(
-                    f"{shard.url} does not exist; its index lists it. Upload it again, or remove the index."
+                    f"{shard.url} does not exist; its index lists it. Upload it again, or remove"
+                    " the index."
                 ) from error
             except OSError as error:
                 raise self._in_words(shard, error) from error
             except DataError as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in (
+                    errno.ENOSPC,
+                    errno.EDQUOT,
+                ):
                     raise self._in_words(shard, error.__cause__) from error
                 raise
             finally:
@@ -113,7 +131,11 @@ class ShardCache:
 
     def fetch_ahead(self, shards: Iterable[Shard]) -> None:
         """Fetch shards in the background; a failure is left to the reader that meets it again."""
-        missing = [shard for shard in shards if not is_local(shard.url) and not self.path_of(shard).exists()]
+        missing = [
+            shard
+            for shard in shards
+            if not is_local(shard.url) and not self.path_of(shard).exists()
+        ]
         if missing and self._pool is None:
             self._pool = ThreadPoolExecutor(_AHEAD, "shards")
         for shard in missing:
@@ -138,7 +160,8 @@ class ShardCache:
             try:
                 yield
             finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a worker that was forked meanwhile holds the file, too
+                # a worker that was forked meanwhile holds the file, too
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _lock_file(self, name: str) -> BinaryIO:
         try:
@@ -146,12 +169,14 @@ class ShardCache:
             return (self.folder / "locks" / name).open("wb")
         except OSError as error:
             raise ConfigError(
-                f"data.cache_dir is '{self.folder}', which cannot be written to ({error.strerror}). Give a folder on a "
-                "local disk."
+                f"data.cache_dir is '{self.folder}', which cannot be written to ({error.strerror})."
+                " Give a folder on a local disk."
             ) from error
 
     def _remove(self, path: Path, file: BinaryIO, message: str) -> None:
-        """Remove a damaged file, unless another worker has replaced it; the one that removes it prints it."""
+        """Remove a damaged file, unless another worker has replaced it;
+        the one that removes it prints it.
+        """
         with self.locked(path.name):
             there = _stat(path)
             if there is not None and os.path.samestat(there, os.fstat(file.fileno())):
@@ -159,7 +184,9 @@ class ShardCache:
                 warning(message)
 
     def _reserve(self, shard: Shard, part: Path) -> Path | None:
-        """Make room for a shard and return None; or return a part of another job or thread that has to be complete first."""
+        """Make room for a shard and return None;
+        or return a part of another job or thread that has to be complete first.
+        """
         with self.locked("room"):
             waited_for = self._make_room(shard)
             if waited_for is None:
@@ -167,13 +194,19 @@ class ShardCache:
             return waited_for
 
     def _make_room(self, shard: Shard) -> Path | None:
-        """Evict the longest unused shards until the new one fits; if parts leave too little room, return one of them."""
+        """Evict the longest unused shards until the new one fits;
+        if parts leave too little room, return one of them.
+        """
         if shard.size > self.max_bytes:
             raise ConfigError(
-                f"data.cache_size_gb is {self.max_bytes / 1e9:g}, and {shard.name} alone has {shard.size / 1e9:.3g} GB; "
-                "it must be more."
+                f"data.cache_size_gb is {self.max_bytes / 1e9:g}, and {shard.name} alone has"
+                f" {shard.size / 1e9:.3g} GB; it must be more."
             )
-        files = {path: stat for path in self.folder.iterdir() if path.is_file() and (stat := _stat(path)) is not None}
+        files = {
+            path: stat
+            for path in self.folder.iterdir()
+            if path.is_file() and (stat := _stat(path)) is not None
+        }
         for path in [path for path in files if path.name.endswith(_PART)]:
             if self._is_left(path):
                 path.unlink(missing_ok=True)
@@ -205,14 +238,19 @@ class ShardCache:
 
     def _in_words(self, shard: Shard, error: OSError) -> DataError:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            return DataError(f"{shard.url} cannot be kept in data.cache_dir={self.folder}: {error}.")
-        used = sum(stat.st_size for path in self.folder.iterdir() if path.is_file() and (stat := _stat(path)))
+            return DataError(
+                f"{shard.url} cannot be kept in data.cache_dir={self.folder}: {error}."
+            )
+        used = sum(
+            stat.st_size
+            for path in self.folder.iterdir()
+            if path.is_file() and (stat := _stat(path))
+        )
         return DataError(
-            f"The disk of data.cache_dir={self.folder} is full: {shard.name} needs {shard.size / 1e9:.2f} GB, and the "
-            "cache holds "
-            f"{used / 1e9:.2f} GB of at most {self.max_bytes / 1e9:.2f}. Free the disk, lower data.cache_size_gb below "
-            "what it can "
-            "hold, or give another data.cache_dir."
+            f"The disk of data.cache_dir={self.folder} is full: {shard.name} needs"
+            f" {shard.size / 1e9:.2f} GB, and the cache holds {used / 1e9:.2f} GB of at most"
+            f" {self.max_bytes / 1e9:.2f}. Free the disk, lower data.cache_size_gb below what it"
+            " can hold, or give another data.cache_dir."
         )
 
 
@@ -246,7 +284,9 @@ def _open_local(path: Path, shard: Shard) -> BinaryIO:
 
 
 def _difference(file: BinaryIO, shard: Shard) -> str:
-    """Return how a file's content differs from what the index says; "" if it does not, at the file's beginning."""
+    """Return how a file's content differs from what the index says;
+    "" if it does not, at the file's beginning.
+    """
     size = os.fstat(file.fileno()).st_size
     if size != shard.size:
         return f"has {size:,} bytes"
@@ -268,7 +308,7 @@ def sha256_of(file: BinaryIO) -> str:
 
 def _other_content(shard: Shard, found: str) -> DataError:
     return DataError(
-        f"{shard.url} {found}; its index promises {shard.size:,} bytes of another content: it is truncated, or was "
-        "written again. "
-        "Upload it again, or remove index.json, so that it is made again."
+        f"{shard.url} {found}; its index promises {shard.size:,} bytes of another content: it is"
+        " truncated, or was written again. Upload it again, or remove index.json, so that it is"
+        " made again."
     )

@@ -1,4 +1,6 @@
-"""data pack: a folder of images to tar files, which conf/data/webdataset.yaml reads from a folder or an object store."""
+"""data pack: a folder of images to tar files,
+which conf/data/webdataset.yaml reads from a folder or an object store.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,19 @@ def main(command: str, arguments: Sequence[str]) -> int:
         return 0
     try:
         if not arguments or arguments[0].partition("=")[0] in _KEYS:
-            raise ConfigError(f"The images are missing: a folder of them: {command} IMAGES output=FOLDER|URL")
+            raise ConfigError(
+                f"The images are missing: a folder of them: {command} IMAGES output=FOLDER|URL"
+            )
         given = read_keys(arguments[1:], _KEYS, command)
         if "output" not in given:
-            raise ConfigError("output is missing; it must be the folder or URL to write, as s3://bucket/imagenet.")
+            raise ConfigError(
+                "output is missing; it must be the folder or URL to write, as s3://bucket/imagenet."
+            )
         numbers: dict[str, Any] = {"shard_mb": _megabytes(given.get("shard_mb", "256"))}
         for key, default in (("seed", 0), ("workers", 4)):
-            numbers[key] = count(key, given[key], least=key == "workers") if key in given else default
+            numbers[key] = (
+                count(key, given[key], least=key == "workers") if key in given else default
+            )
     except ConfigError as error:
         return fail(error, launcher, str(error), error.exit_code)
     return guarded(lambda: _work(Path(arguments[0]), given["output"], **numbers), launcher)
@@ -46,7 +54,10 @@ def _megabytes(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise ConfigError(f"shard_mb is '{text}'; it must be a number above 0: the size of a tar in 10^6 bytes, about.")
+        raise ConfigError(
+            f"shard_mb is '{text}'; it must be a number above 0: the size of a tar in 10^6 bytes,"
+            " about."
+        )
     return number
 
 
@@ -61,15 +72,19 @@ def _work(source: Path, output: str, shard_mb: float, seed: int, workers: int) -
     screen = progress.make_screen(console_of(), _REFRESH_RATE)
 
     def moved(num_bytes: int) -> None:
-        screen.moved(num_bytes // 10**6, f"{num_bytes / 1e6 / max(1e-9, time.monotonic() - began):,.0f} MB/s", ())
+        screen.moved(
+            num_bytes // 10**6,
+            f"{num_bytes / 1e6 / max(1e-9, time.monotonic() - began):,.0f} MB/s",
+            (),
+        )
 
     try:
         for packing in packings:
             screen.begin("MB", packing.num_bytes // 10**6)
             index = packer.pack(packing, store, moved, workers)
             lines.append(
-                f"wrote    {packing.output}: {index.num_samples:,} images of {len(index.classes):,} classes in "
-                f"{plural(len(index.shards), 'shard')}, {index.num_bytes / 1e9:,.2f} GB"
+                f"wrote    {packing.output}: {index.num_samples:,} images of {len(index.classes):,}"
+                f" classes in {plural(len(index.shards), 'shard')}, {index.num_bytes / 1e9:,.2f} GB"
             )
             screen.end()
     finally:

@@ -1,4 +1,6 @@
-"""ShardDataset: the samples of shards by index, for any loader and any order; ShardOrder's is kind to shards."""
+"""ShardDataset: the samples of shards by index, for any loader and any order;
+ShardOrder's is kind to shards.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class ShardDataset(Dataset[Any]):
         decode: makes a sample of its files; None returns the Sample.
     """
 
-    def __init__(self, index: Index, cache: ShardCache, decode: Callable[[Sample], Any] | None = None) -> None:
+    def __init__(
+        self, index: Index, cache: ShardCache, decode: Callable[[Sample], Any] | None = None
+    ) -> None:
         self.index, self.cache, self.decode = index, cache, decode
         self.classes = list(index.classes)
         self._open: OrderedDict[int, tuple[BinaryIO, Members]] = OrderedDict()
@@ -63,7 +67,10 @@ class ShardDataset(Dataset[Any]):
         number, place = self.index.locate(index)
         file, members = self._opened(number)
         descriptor = file.fileno()  # pread: workers that were forked share the file's position
-        files = {kind: os.pread(descriptor, size, offset) for kind, (offset, size) in members[place].items()}
+        files = {
+            kind: os.pread(descriptor, size, offset)
+            for kind, (offset, size) in members[place].items()
+        }
         sample = Sample(files, lambda: f"{self.index.shards[number].url}: {members.key_of(place)}")
         return sample if self.decode is None else self.decode(sample)
 
@@ -82,9 +89,8 @@ class ShardDataset(Dataset[Any]):
         if len(members) != shard.samples:
             file.close()
             raise DataError(
-                f"{shard.url} holds {len(members):,} samples; its index promises {shard.samples:,}. Remove the index, "
-                "so that it "
-                "is made again."
+                f"{shard.url} holds {len(members):,} samples; its index promises {shard.samples:,}."
+                " Remove the index, so that it is made again."
             )
         self._open[number] = file, members
         while len(self._open) > _MOST_OPEN:

@@ -1,9 +1,12 @@
-"""The shards of a data set and their samples: index.json beside them, in wids' format, with a few keys of its own.
+"""The shards of a data set and their samples: index.json beside them, in wids' format, with a few
+keys of its own.
 
     {"wids_version": 1, "classes": ["cat", "dog"],
-     "shardlist": [{"url": "000000.tar", "nsamples": 1021, "filesize": 268435456, "sha256": "...", "classes": 2}, ...]}
+     "shardlist": [{"url": "000000.tar", "nsamples": 1021, "filesize": 268435456, "sha256": "...",
+     "classes": 2}, ...]}
 
-`data pack` writes it. For shards of other programs it is made once, by reading all of them (index_maker.py).
+`data pack` writes it. For shards of other programs it is made once, by reading all of them
+(index_maker.py).
 """
 
 from __future__ import annotations
@@ -86,7 +89,10 @@ class Index:
         for shard in self.shards:
             row = asdict(shard)
             rows.append({"url": row.pop("url").removeprefix(start), "nsamples": row.pop("samples")})
-            rows[-1] |= {"filesize": row.pop("size"), **{key: value for key, value in row.items() if value}}
+            rows[-1] |= {
+                "filesize": row.pop("size"),
+                **{key: value for key, value in row.items() if value},
+            }
         about = {"wids_version": 1, "classes": list(self.classes), "shardlist": rows}
         return (json.dumps(about, indent=1) + "\n").encode()
 
@@ -112,8 +118,9 @@ def index_of(content: bytes, root: str, name: str) -> Index:
         classes = tuple(map(str, about.get("classes", ())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{name} is no index of shards ({type(error).__name__}: {error}). Delete it, and it is made again from the shards; "
-            "or write them again: python -m trainkit data pack IMAGES output=..."
+            f"{name} is no index of shards ({type(error).__name__}: {error}). Delete it, and it is"
+            " made again from the shards; or write them again: python -m trainkit data pack IMAGES"
+            " output=..."
         ) from error
     if not any(shard.samples for shard in rows):
         raise DataError(f"{name} lists no samples.")
@@ -145,11 +152,14 @@ def urls_of(patterns: str | Sequence[str], store: Store, key: str) -> list[str]:
             found += store.matching(url) if re.search(r"[*?\[]", url) else [url]
     if not found:
         raise ConfigError(
-            f"{key} is '{patterns}', which no file matches. Give tars: s3://bucket/train-{{000..127}}.tar, or *.tar."
+            f"{key} is '{patterns}', which no file matches. Give tars:"
+            " s3://bucket/train-{000..127}.tar, or *.tar."
         )
     if len({*found}) < len(found):
         twice = next(url for url in found if found.count(url) > 1)
-        raise ConfigError(f"{key} names {twice} twice; its samples would be trained on twice. Leave one out.")
+        raise ConfigError(
+            f"{key} names {twice} twice; its samples would be trained on twice. Leave one out."
+        )
     return found
 
 
@@ -160,7 +170,9 @@ def _spelled_out(pattern: str, key: str) -> list[str]:
         return [pattern]
     numbers = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
     if numbers is None and "," not in found[1]:
-        raise ConfigError(f"{key} is '{pattern}'; braces hold numbers or a list, as {{000..127}} or {{a,b}}.")
+        raise ConfigError(
+            f"{key} is '{pattern}'; braces hold numbers or a list, as {{000..127}} or {{a,b}}."
+        )
     inner = found[1].split(",")
     if numbers is not None:
         width = len(numbers[1]) if numbers[1].startswith("0") else 0

@@ -18,7 +18,9 @@ from trainkit.extensions.shards.tar import Members
 _AT_ONCE = 8
 
 
-def index_for(urls: Sequence[str], cache: ShardCache, label: str, say: Callable[[str], object]) -> Index:
+def index_for(
+    urls: Sequence[str], cache: ShardCache, label: str, say: Callable[[str], object]
+) -> Index:
     """Return the index of these shards: that beside them, that of an earlier run, or a new one.
 
     Args:
@@ -26,7 +28,11 @@ def index_for(urls: Sequence[str], cache: ShardCache, label: str, say: Callable[
         say: prints.
     """
     root, _, _ = urls[0].rpartition("/")
-    beside = find_index(root, cache.store) if all(url.rpartition("/")[0] == root for url in urls) else None
+    beside = (
+        find_index(root, cache.store)
+        if all(url.rpartition("/")[0] == root for url in urls)
+        else None
+    )
     if beside is not None and {shard.url for shard in beside.shards} >= {*urls}:
         chosen = {*urls}
         return Index(tuple(shard for shard in beside.shards if shard.url in chosen), beside.classes)
@@ -40,8 +46,8 @@ def index_for(urls: Sequence[str], cache: ShardCache, label: str, say: Callable[
         if kept.is_file():
             return index_of(kept.read_bytes(), root, str(kept))
         say(
-            f"{root} has no {INDEX} of these shards: {plural(len(urls), 'shard')} ({sum(sizes) / 1e9:.2f} GB) are read "
-            "once to make it"
+            f"{root} has no {INDEX} of these shards: {plural(len(urls), 'shard')}"
+            f" ({sum(sizes) / 1e9:.2f} GB) are read once to make it"
         )
         index = Index(tuple(_read(urls, sizes, cache, label)))
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +64,8 @@ def _sizes(urls: Sequence[str], cache: ShardCache) -> list[int]:
             return cache.store.size(url)
         except FileNotFoundError as error:
             raise DataError(
-                f"{url} does not exist. Check data.root or data.urls: each shard that they name is read."
+                f"{url} does not exist. Check data.root or data.urls: each shard that they name is"
+                " read."
             ) from error
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -76,15 +83,20 @@ def _read(urls: Sequence[str], sizes: Sequence[int], cache: ShardCache, label: s
                     file.seek(at[0])
                     labels.add(file.read(at[1]))
             file.seek(0)
-            checksum = "" if is_local(url) else sha256_of(file)  # what is read in place is not copied, and not checked
+            # what is read in place is not copied, and not checked
+            checksum = "" if is_local(url) else sha256_of(file)
         shard = Shard(url, len(members), size, checksum, len(labels))
         with contextlib.suppress(FileNotFoundError):  # it was evicted
-            cache.path_of(Shard(url, 0, size)).replace(cache.path_of(shard))  # the name in the cache has the checksum
+            # the name in the cache has the checksum
+            cache.path_of(Shard(url, 0, size)).replace(cache.path_of(shard))
         return shard
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = list(pool.map(read, urls, sizes))
     empty = [shard.url for shard in found if not shard.samples]
     if len(empty) == len(found):
-        raise DataError(f"{urls[0]} and the other shards hold no samples: files named KEY.EXTENSION, as 0001.jpg and 0001.cls.")
+        raise DataError(
+            f"{urls[0]} and the other shards hold no samples: files named KEY.EXTENSION, as"
+            " 0001.jpg and 0001.cls."
+        )
     return [shard for shard in found if shard.samples]

@@ -1,12 +1,14 @@
-"""ShardOrder: a shuffle in two levels, a function of (seed, epoch) and of its own settings, never of ranks.
+"""ShardOrder: a shuffle in two levels, a function of (seed, epoch) and of its own settings, never
+of ranks.
 
     shards of the epoch in random order, one after the other        | 7 | 2 | 9 | 4 | 1 | 8 | ...
     their samples, cut into `lanes` of equal length                 lane 0: 7 2 9 ...    lane 1: 4 1 8 ...
     each lane in windows of some shards, shuffled within            lane 0: [7 2] [9 ...]
     the lanes take turns, with a microbatch each                    | lane 0 | lane 1 | lane 0 | lane 1 |
 
-Each step takes the next samples of this order, whatever the number of ranks, and the ranks take its microbatches in turn. So
-two ranks read a lane each, if there are two lanes: half of the shards. With one lane every rank reads all of them.
+Each step takes the next samples of this order, whatever the number of ranks, and the ranks take its
+microbatches in turn. So two ranks read a lane each, if there are two lanes: half of the shards.
+With one lane every rank reads all of them.
 """
 
 from __future__ import annotations
@@ -38,16 +40,33 @@ class EpochOrder(Sequence[int]):
     """
 
     def __init__(
-        self, index: Index, number: int, window: int, lanes: int, turn: int, ahead: Callable[[list[int]], object] | None = None
+        self,
+        index: Index,
+        number: int,
+        window: int,
+        lanes: int,
+        turn: int,
+        ahead: Callable[[list[int]], object] | None = None,
     ) -> None:
-        self._index, self._number, self._window, self._lanes, self._ahead = index, number, window, lanes, ahead
-        self._shards: Numbers = np.random.Generator(np.random.PCG64(number)).permutation(len(index.shards)).astype(np.int64)
+        self._index, self._number, self._window, self._lanes, self._ahead = (
+            index,
+            number,
+            window,
+            lanes,
+            ahead,
+        )
+        self._shards: Numbers = (
+            np.random.Generator(np.random.PCG64(number))
+            .permutation(len(index.shards))
+            .astype(np.int64)
+        )
         counts = np.array([shard.samples for shard in index.shards], np.int64)[self._shards]
         self._starts = [0, *np.cumsum(counts).tolist()]  # of the shards, in this order
         self._firsts = index.ends[self._shards] - counts  # the index of each one's first sample
         self._length = index.num_samples
         self._part = turn
-        self._full = self._length // (turn * lanes) * turn  # samples of each lane in rounds in which every lane has a turn
+        # samples of each lane in rounds in which every lane has a turn
+        self._full = self._length // (turn * lanes) * turn
         self._cuts = [self._length * lane // lanes for lane in range(lanes + 1)]
         rests = [self._cuts[lane + 1] - self._cuts[lane] - self._full for lane in range(lanes)]
         self._rests = [0, *itertools.accumulate(rests)]
@@ -71,7 +90,9 @@ class EpochOrder(Sequence[int]):
         return self._sample(lane, self._cuts[lane] + at)
 
     def _sample(self, lane: int, at: int) -> int:
-        """Return the sample at a place of all shards one after the other, once its window is shuffled."""
+        """Return the sample at a place of all shards one after the other,
+        once its window is shuffled.
+        """
         first_shard = self._shard_at(self._cuts[lane])
         window = (self._shard_at(at) - first_shard) // self._window
         start, shuffled = self._held.get((lane, window)) or self._shuffle(lane, window, first_shard)
@@ -106,8 +127,10 @@ class ShardOrder(Sampler[int]):
 
     Args:
         index: the shards.
-        window: shards of a lane that are shuffled together: as many are read at a time, and as many are fetched ahead.
-        lanes: parts of the order that are read beside each other. Ranks that divide them read their own lanes alone.
+        window: shards of a lane that are shuffled together: as many are read at a time, and as many
+            are fetched ahead.
+        lanes: parts of the order that are read beside each other. Ranks that divide them read their
+            own lanes alone.
         turn: samples of a lane's turn: the microbatch of a rank; of no effect with one lane.
         ahead: receives the shards that a lane will soon read, as numbers.
 
@@ -125,7 +148,8 @@ class ShardOrder(Sampler[int]):
     ) -> None:
         if lanes > len(index.shards):
             raise ConfigError(
-                f"data.lanes is {lanes}, but there are {len(index.shards)} shards; it must be {len(index.shards)} or less."
+                f"data.lanes is {lanes}, but there are {len(index.shards)} shards; it must be"
+                f" {len(index.shards)} or less."
             )
         self.index, self.window, self.lanes = index, min(window, len(index.shards)), lanes
         self.turn, self._ahead = turn if lanes > 1 else 1, ahead
@@ -140,12 +164,16 @@ class ShardOrder(Sampler[int]):
     def order_of(self, seed: int, epoch: int) -> Sequence[int]:
         """Return the order of an epoch; the loader asks for it, on each rank."""
         if self._latest is None or self._latest[0] != (seed, epoch):
-            order = EpochOrder(self.index, mix(seed, epoch), self.window, self.lanes, self.turn, self._ahead)
+            order = EpochOrder(
+                self.index, mix(seed, epoch), self.window, self.lanes, self.turn, self._ahead
+            )
             self._latest = (seed, epoch), order
         return self._latest[1]
 
     def describe(self, batch: int) -> str:
-        """Return how well it shuffles: how many shards a batch's samples come from, beside a shuffle of all samples."""
+        """Return how well it shuffles: how many shards a batch's samples come from,
+        beside a shuffle of all samples.
+        """
         here, all_of_them = self.window * self.lanes, len(self.index.shards)
         text = f"shuffle: {self.window} of {all_of_them:,} shards at a time" + (
             f" in each of {self.lanes} lanes" * (self.lanes > 1)
@@ -154,13 +182,16 @@ class ShardOrder(Sampler[int]):
             return text + ", which is all of them: as good as a shuffle of all samples"
         often = all_of_them / here
         text += (
-            f"; a batch of {batch:,} has samples of {_different(batch, here):.0f} shards (a shuffle of all samples: "
-            f"{_different(batch, all_of_them):.0f}), and two of its samples are of one shard {often:.1f} times as often"
+            f"; a batch of {batch:,} has samples of {_different(batch, here):.0f} shards (a shuffle"
+            f" of all samples: {_different(batch, all_of_them):.0f}), and two of its samples are of"
+            f" one shard {often:.1f} times as often"
         )
         return text + self._of_classes(batch, here)
 
     def _of_classes(self, batch: int, here: int) -> str:
-        """Return what the labels say: shards that were written class by class make batches of few classes."""
+        """Return what the labels say: shards that were written class
+        by class make batches of few classes.
+        """
         counts = [shard.classes for shard in self.index.shards if shard.classes]
         sizes = [shard.samples for shard in self.index.shards if shard.classes]
         num_classes = max([len(self.index.classes), *counts]) if counts else 0
@@ -171,10 +202,10 @@ class ShardOrder(Sampler[int]):
         if mean >= 0.5 * best:
             return ""
         return (
-            f". Its shards are sorted: one holds {mean:.1f} classes, of {best:.0f} if they were mixed, so a batch has few "
-            f"classes (about {_different(batch, min(num_classes, mean * here)):.0f}). Write them again (python -m "
-            "trainkit data pack "
-            "shuffles), or raise data.shuffle_shards"
+            f". Its shards are sorted: one holds {mean:.1f} classes, of {best:.0f} if they were"
+            " mixed, so a batch has few classes (about"
+            f" {_different(batch, min(num_classes, mean * here)):.0f}). Write them again (python -m"
+            " trainkit data pack shuffles), or raise data.shuffle_shards"
         )
 
 

@@ -1,10 +1,12 @@
 """Writes an image folder as shards: `python -m trainkit data pack IMAGES output=FOLDER|URL`.
 
-images_of -> shuffled by a seed, cut into shards -> packing.json: the plan, and the shards that are complete -> each shard as a
-tar on this machine, then copied as a whole -> index.json, last -> packing.json is deleted
+images_of -> shuffled by a seed, cut into shards -> packing.json: the plan, and the shards that are
+complete -> each shard as a tar on this machine, then copied as a whole -> index.json, last ->
+packing.json is deleted
 
-A folder without index.json is not complete; the same command then continues with the first shard that is missing. A shard is
-the same bytes whenever and wherever it is written, so that two writers cannot disagree.
+A folder without index.json is not complete; the same command then continues with the first shard
+that is missing. A shard is the same bytes whenever and wherever it is written, so that two writers
+cannot disagree.
 """
 
 from __future__ import annotations
@@ -76,12 +78,21 @@ def plan_of(source: Path, output: str, shard_bytes: int, seed: int = 0) -> list[
         DataError: there are no images, or train/ and val/ have other classes.
     """
     if not source.is_dir():
-        raise DataError(f"{source} is no folder; give one of images, as train/<class>/*.jpg and val/<class>/*.jpg.")
+        raise DataError(
+            f"{source} is no folder; give one of images, as train/<class>/*.jpg and"
+            " val/<class>/*.jpg."
+        )
     parts = [part for part in PARTS if (source / part).is_dir()] or [""]
-    found = [_plan(source / part, joined(output, part) if part else output, shard_bytes, seed) for part in parts]
+    found = [
+        _plan(source / part, joined(output, part) if part else output, shard_bytes, seed)
+        for part in parts
+    ]
     if len(found) == 2 and found[0].classes != found[1].classes:
         other = sorted({*found[0].classes} ^ {*found[1].classes})
-        raise DataError(f"{source}: train/ and val/ have other classes: {', '.join(other[:5])}. Both need the same folders.")
+        raise DataError(
+            f"{source}: train/ and val/ have other classes: {', '.join(other[:5])}. Both need the"
+            " same folders."
+        )
     return found
 
 
@@ -89,7 +100,9 @@ def _plan(folder: Path, output: str, shard_bytes: int, seed: int) -> Packing:
     classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
     images = list(_images(folder, classes))
     if not images:
-        raise DataError(f"{folder} has no images in folders of classes: <class>/*.jpg ({', '.join(KINDS)}).")
+        raise DataError(
+            f"{folder} has no images in folders of classes: <class>/*.jpg ({', '.join(KINDS)})."
+        )
     random.Random(seed).shuffle(images)
     shards, size = [list[Image]()], 0
     for image in images:
@@ -98,7 +111,10 @@ def _plan(folder: Path, output: str, shard_bytes: int, seed: int) -> Packing:
             size = 0
         shards[-1].append(image)
         size += _in_tar(image.size)
-    listed = [classes, [[(image.key, image.path.suffix, image.size) for image in shard] for shard in shards]]
+    listed = [
+        classes,
+        [[(image.key, image.path.suffix, image.size) for image in shard] for shard in shards],
+    ]
     digest = hashlib.sha256(json.dumps(listed).encode()).hexdigest()
     return Packing(output, classes, tuple(map(tuple, shards)), digest)
 
@@ -114,14 +130,21 @@ def _images(folder: Path, classes: Sequence[str]) -> Iterable[Image]:
             if path.suffix.lower() not in KINDS:
                 continue
             inside = path.relative_to(folder).with_suffix("").as_posix()
-            key = first = inside.rpartition("/")[0] + "/" + inside.rpartition("/")[2].replace(".", "_")
+            key = first = (
+                inside.rpartition("/")[0] + "/" + inside.rpartition("/")[2].replace(".", "_")
+            )
             while key in taken:  # a.jpg and a.png
                 key = f"{first}-{len(taken)}"
             taken.add(key)
             yield Image(path, label, key, path.stat().st_size)
 
 
-def pack(packing: Packing, store: Store, moved: Callable[[int], object] = lambda num_bytes: None, workers: int = 4) -> Index:
+def pack(
+    packing: Packing,
+    store: Store,
+    moved: Callable[[int], object] = lambda num_bytes: None,
+    workers: int = 4,
+) -> Index:
     """Write the shards that are missing, then the index, and return it.
 
     Args:
@@ -134,7 +157,8 @@ def pack(packing: Packing, store: Store, moved: Callable[[int], object] = lambda
     """
     if find_index(packing.output, store) is not None:
         raise ConfigError(
-            f"output is '{packing.output}', which holds shards already ({INDEX}). Give another place, or empty it."
+            f"output is '{packing.output}', which holds shards already ({INDEX}). Give another"
+            " place, or empty it."
         )
     journal = joined(packing.output, PACKING)
     done = _done_before(packing, store, journal)
@@ -169,18 +193,19 @@ def _done_before(packing: Packing, store: Store, journal: str) -> dict[int, Shar
         others = store.matching(joined(packing.output, "*.tar"))
         if others:
             raise ConfigError(
-                f"output is '{packing.output}', which holds {plural(len(others), 'tar')} of another program. Give an "
-                "empty place."
+                f"output is '{packing.output}', which holds {plural(len(others), 'tar')} of another"
+                " program. Give an empty place."
             ) from None
         _note(journal, packing, {}, store)
         return {}
     except ValueError as error:
-        raise DataError(f"{journal} cannot be read ({error}). Empty the place, and pack again.") from error
+        raise DataError(
+            f"{journal} cannot be read ({error}). Empty the place, and pack again."
+        ) from error
     if about.get("digest") != packing.digest:
         raise ConfigError(
-            f"output is '{packing.output}', which holds a part of another packing: the images, shard_mb or seed differ. "
-            "Type them "
-            "as before, or empty the place."
+            f"output is '{packing.output}', which holds a part of another packing: the images,"
+            " shard_mb or seed differ. Type them as before, or empty the place."
         )
     done = {int(number): Shard(**row) for number, row in about["done"].items()}
     return {number: shard for number, shard in done.items() if _is_there(shard, store)}
@@ -194,7 +219,10 @@ def _is_there(shard: Shard, store: Store) -> bool:
 
 
 def _note(journal: str, packing: Packing, done: dict[int, Shard], store: Store) -> None:
-    about = {"digest": packing.digest, "done": {number: asdict(shard) for number, shard in done.items()}}
+    about = {
+        "digest": packing.digest,
+        "done": {number: asdict(shard) for number, shard in done.items()},
+    }
     store.write(journal, json.dumps(about).encode())
 
 
@@ -214,7 +242,10 @@ def _write(packing: Packing, number: int, store: Store) -> Shard:
             size = path.stat().st_size
             store.put(path, url)
         except OSError as error:
-            raise DataError(f"{url} was not written: {error}. What is complete stays: the same command continues.") from error
+            raise DataError(
+                f"{url} was not written: {error}. What is complete stays: the same command"
+                " continues."
+            ) from error
     return Shard(url, len(images), size, sha256.hexdigest(), len({image.label for image in images}))
 
 

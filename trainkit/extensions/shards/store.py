@@ -1,4 +1,6 @@
-"""Files at a path or an fsspec URL (s3://, gs://, https://): the only place where shards meet fsspec."""
+"""Files at a path or an fsspec URL (s3://, gs://, https://):
+the only place where shards meet fsspec.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class Store:
     """Opens paths and URLs. Errors are DataErrors that name the URL, but for FileNotFoundError.
 
     Args:
-        options: further arguments of fsspec's file system, as {anon: true}; keys belong into the environment.
+        options: further arguments of fsspec's file system, as {anon: true}; keys belong into the
+            environment.
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
@@ -56,7 +59,9 @@ class Store:
         self.write(url, path)
 
     def write(self, url: str, content: bytes | Path) -> None:
-        """Write a file, as a whole or not at all: an object appears when it is complete, a local file is renamed."""
+        """Write a file, as a whole or not at all:
+        an object appears when it is complete, a local file is renamed.
+        """
 
         def work(files: Any, path: str) -> None:
             draft = f"{path}.{os.getpid()}.draft" if is_local(url) else path
@@ -78,7 +83,10 @@ class Store:
         """Return the URLs that match a glob, sorted."""
 
         def work(files: Any, path: str) -> list[str]:
-            return sorted(path if is_local(pattern) else files.unstrip_protocol(path) for path in files.glob(path))
+            return sorted(
+                path if is_local(pattern) else files.unstrip_protocol(path)
+                for path in files.glob(path)
+            )
 
         return self._ask(pattern, work)
 
@@ -86,8 +94,14 @@ class Store:
         try:
             files, path = fsspec.core.url_to_fs(url, **({} if is_local(url) else self.options))
         except (ValueError, ImportError, TypeError) as error:
-            needs = " Install it: pip install 'trainkit[shards]'." if isinstance(error, ImportError) else ""
-            raise ConfigError(f"'{url}' cannot be opened: {str(error).rstrip('.')}.{needs}") from error
+            needs = (
+                " Install it: pip install 'trainkit[shards]'."
+                if isinstance(error, ImportError)
+                else ""
+            )
+            raise ConfigError(
+                f"'{url}' cannot be opened: {str(error).rstrip('.')}.{needs}"
+            ) from error
         try:
             files.invalidate_cache()  # listings that it keeps: other processes write too
             return work(files, path)
@@ -102,10 +116,18 @@ class Store:
 def _in_words(url: str, error: Exception) -> str:
     kind, _, rest = url.partition("://")
     text = " ".join(str(error).split()).rstrip(".") or "no message"
-    keys = " For S3: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY." if kind == "s3" else ""
+    keys = (
+        " For S3: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        if kind == "s3"
+        else ""
+    )
     if isinstance(error, PermissionError):
-        return f"{url} may not be read or written ({text}). Check the keys in the environment and the bucket's rules.{keys}"
+        return (
+            f"{url} may not be read or written ({text}). Check the keys in the environment and the"
+            f" bucket's rules.{keys}"
+        )
     return (
-        f"{url} cannot be reached ({type(error).__name__}: {text}). Check that this host reaches {kind}://"
-        f"{rest.partition('/')[0].rpartition('@')[2]}, and the endpoint and keys in the environment.{keys}"
+        f"{url} cannot be reached ({type(error).__name__}: {text}). Check that this host reaches"
+        f" {kind}://{rest.partition('/')[0].rpartition('@')[2]}, and the endpoint and keys in the"
+        f" environment.{keys}"
     )

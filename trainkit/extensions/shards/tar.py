@@ -1,6 +1,8 @@
-"""Which bytes of a tar are which file of which sample, found from its headers without reading the files.
+"""Which bytes of a tar are which file of which sample, found from its headers without reading the
+files.
 
-A sample is a run of files with one key: the name up to the first dot after the last slash, as in WebDataset.
+A sample is a run of files with one key: the name up to the first dot after the last slash, as in
+WebDataset.
 
     n01440764/n01440764_10026.jpeg      sample "n01440764/n01440764_10026", its file "jpeg"
     n01440764/n01440764_10026.cls       the same sample, its file "cls"
@@ -33,7 +35,8 @@ class File(NamedTuple):
 
 
 class Members:
-    """The samples of one tar, in its order. A few bytes for each file: names are read again when they are asked for.
+    """The samples of one tar, in its order. A few bytes for each file: names are read again when
+    they are asked for.
 
     Args:
         file: the tar, open; its path may be gone (it was evicted from the cache).
@@ -57,7 +60,9 @@ class Members:
             kinds.append(known.setdefault(extension, len(known)))
         self._extensions = list(known)
         self._starts: npt.NDArray[np.int64] = np.array([*starts, len(offsets)], np.int64)
-        self._places: npt.NDArray[np.int64] = np.array([offsets, sizes, kinds], np.int64).reshape(3, -1).T
+        self._places: npt.NDArray[np.int64] = (
+            np.array([offsets, sizes, kinds], np.int64).reshape(3, -1).T
+        )
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -70,7 +75,14 @@ class Members:
     def key_of(self, place: int) -> str:
         """Return a sample's key."""
         first = int(self._places[self._starts[place], 0])
-        return next((key for key, _, member in _of_samples(self._file, self._name) if member.offset == first), "")
+        return next(
+            (
+                key
+                for key, _, member in _of_samples(self._file, self._name)
+                if member.offset == first
+            ),
+            "",
+        )
 
 
 def _of_samples(file: BinaryIO, name: str) -> Iterator[tuple[str, str, File]]:
@@ -102,8 +114,8 @@ def files_of(file: BinaryIO, name: str) -> Iterator[File]:
                     yield File(member.name, member.offset_data, member.size)
     except (tarfile.TarError, ValueError) as error:
         raise DataError(
-            f"{name} cannot be read as a tar ({error}; it has {size:,} bytes). It is truncated, compressed, or another file: "
-            "write it again, uncompressed."
+            f"{name} cannot be read as a tar ({error}; it has {size:,} bytes). It is truncated,"
+            " compressed, or another file: write it again, uncompressed."
         ) from error
 
 
@@ -116,7 +128,9 @@ class _NotPlainError(Exception):
 
 
 def _quickly(file: BinaryIO, size: int) -> Iterator[File]:
-    """Yield the files of a tar whose headers are plain: a tenth of the time of tarfile, which a worker spends on each shard."""
+    """Yield the files of a tar whose headers are plain:
+    a tenth of the time of tarfile, which a worker spends on each shard.
+    """
     at = 0
     while True:
         file.seek(at)
@@ -134,5 +148,7 @@ def _quickly(file: BinaryIO, size: int) -> Iterator[File]:
             raise tarfile.ReadError("unexpected end of data")
         folder = block[345:500].rstrip(b"\0") if block[257:263] == b"ustar\0" else b""
         name = block[:100].partition(b"\0")[0]
-        yield File((folder + b"/" + name if folder else name).decode(errors="replace"), offset, count)
+        yield File(
+            (folder + b"/" + name if folder else name).decode(errors="replace"), offset, count
+        )
         at = offset + -(-count // _BLOCK) * _BLOCK

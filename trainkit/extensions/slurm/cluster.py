@@ -1,4 +1,6 @@
-"""Slurm for `trainkit jobs`: by the run's folders that launcher=slurm wrote, squeue, sacct and scancel."""
+"""Slurm for `trainkit jobs`: by the run's folders that launcher=slurm wrote, squeue,
+sacct and scancel.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ class SlurmCluster:
                     nodes=state.nodes,
                     where=os.path.relpath(job.run_dir),
                     run_dir=job.run_dir,
-                    more={"job": job.number, "submitted": job.submitted, "log": str(job.log), "partition": state.partition},
+                    more={
+                        "job": job.number,
+                        "submitted": job.submitted,
+                        "log": str(job.log),
+                        "partition": state.partition,
+                    },
                 )
             )
         return rows
@@ -53,7 +60,8 @@ class SlurmCluster:
             state = states_of([submitted])[submitted.number]
             why = f" ({state.reason})" if state.reason else ""
             raise ConfigError(
-                f"Job {submitted.number} has no output yet: it is {state.state}{why}; its file will be {submitted.log}."
+                f"Job {submitted.number} has no output yet: it is {state.state}{why}; its file will"
+                f" be {submitted.log}."
             )
         with submitted.log.open(errors="replace") as file:
             sys.stdout.writelines(file if lines is None else deque(file, lines))
@@ -63,11 +71,17 @@ class SlurmCluster:
         submitted = _job(job)
         state = states_of([submitted])[submitted.number]
         if state.is_over:
-            raise ConfigError(f"Job {submitted.number} is {state.state} already; there is nothing to cancel.")
+            raise ConfigError(
+                f"Job {submitted.number} is {state.state} already; there is nothing to cancel."
+            )
         done = run_program("scancel", [str(submitted.number)])
         if done.returncode:
             raise ConfigError(f"scancel did not end job {submitted.number}: {error_of(done)}.")
-        what = "the ranks save a checkpoint and end" if state.state == "RUNNING" else "it had not started"
+        what = (
+            "the ranks save a checkpoint and end"
+            if state.state == "RUNNING"
+            else "it had not started"
+        )
         again = f"the same command, with run_dir={os.path.relpath(submitted.run_dir)}"
         return f"job {submitted.number} is cancelled: {what}. To resume: {again}"
 
@@ -79,5 +93,6 @@ def _job(given: str) -> Job:
         if job.number == int(given):
             return job
     raise ConfigError(
-        f"No run below {_RUNS}/ was submitted as job {given}. Give the run's folder, or use scancel and scontrol."
+        f"No run below {_RUNS}/ was submitted as job {given}. Give the run's folder, or use scancel"
+        " and scontrol."
     )

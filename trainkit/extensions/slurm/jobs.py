@@ -1,4 +1,5 @@
-"""The jobs that trainkit submitted, by what it left in their runs' folders, and what Slurm knows of them.
+"""The jobs that trainkit submitted, by what it left in their runs' folders, and what Slurm knows of
+them.
 
 RUN_DIR/slurm/jobs.jsonl has a line for each job of a run, the newest last.
 """
@@ -52,7 +53,8 @@ class JobState:
     """What Slurm knows of a job; texts as Slurm writes them, "" for what it does not.
 
     Attributes:
-        state: as "PENDING", "RUNNING", "COMPLETED"; "GONE" if Slurm has forgotten the job, and keeps no accounts.
+        state: as "PENDING", "RUNNING", "COMPLETED"; "GONE" if Slurm has forgotten the job, and
+            keeps no accounts.
         reason: why it waits.
     """
 
@@ -87,7 +89,9 @@ def jobs_of(run_dir: Path) -> list[Job]:
 
 def find_jobs(top: Path) -> list[Job]:
     """Return the jobs of all runs in and below a folder, by their numbers."""
-    return sorted((job for folder in _runs(top) for job in jobs_of(folder)), key=lambda job: job.number)
+    return sorted(
+        (job for folder in _runs(top) for job in jobs_of(folder)), key=lambda job: job.number
+    )
 
 
 def _runs(top: Path) -> Iterator[Path]:
@@ -109,18 +113,33 @@ def states_of(jobs: Sequence[Job]) -> dict[int, JobState]:
         return states
     numbers = ",".join(str(job.number) for job in jobs)
     # Of a single unknown job squeue makes an error, of several it prints those that it knows.
-    queue = run_program("squeue", ["--noheader", "--states=all", f"--format={_SQUEUE}", f"--jobs={numbers}"])
+    queue = run_program(
+        "squeue", ["--noheader", "--states=all", f"--format={_SQUEUE}", f"--jobs={numbers}"]
+    )
     if queue.returncode and "Invalid job id" not in queue.stderr:
-        raise ConfigError(f"squeue failed, so that the jobs' states are unknown: {error_of(queue)}.")
+        raise ConfigError(
+            f"squeue failed, so that the jobs' states are unknown: {error_of(queue)}."
+        )
     for line in queue.stdout.splitlines():
         number, state, reason, elapsed, left, partition, nodes = line.split("|")
         reason = "" if reason == "None" else reason
         states[int(number)] = JobState(state, reason, elapsed, left, partition, nodes)
-    if forgotten := ",".join(str(number) for number, state in states.items() if state.state == "GONE"):
+    if forgotten := ",".join(
+        str(number) for number, state in states.items() if state.state == "GONE"
+    ):
         accounts = run_program(
-            "sacct", ["--noheader", "--parsable2", "--allocations", f"--format={_SACCT}", f"--jobs={forgotten}"]
+            "sacct",
+            [
+                "--noheader",
+                "--parsable2",
+                "--allocations",
+                f"--format={_SACCT}",
+                f"--jobs={forgotten}",
+            ],
         )
         for line in accounts.stdout.splitlines():  # of a requeued job the newest start alone
             number, state, elapsed, partition, nodes = line.split("|")
-            states[int(number)] = JobState(state.partition(" ")[0], elapsed=elapsed, partition=partition, nodes=nodes)
+            states[int(number)] = JobState(
+                state.partition(" ")[0], elapsed=elapsed, partition=partition, nodes=nodes
+            )
     return states

@@ -1,7 +1,8 @@
 """SlurmLauncher: submits a fit as a batch job, or prints its script.
 
-sbatch itself, and not submitit: submitit runs a pickled function, where the ranks of this job run the same command as
-everywhere, and a plain script in the run's folder can be read, changed and submitted by hand.
+sbatch itself, and not submitit: submitit runs a pickled function, where the ranks of this job run
+the same command as everywhere, and a plain script in the run's folder can be read, changed and
+submitted by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from trainkit.launch.shared_folder import made_for_now
 from trainkit.safety.masking import masked_arguments
 
 _SCRIPT = "job.sh"
-# Reasons for which a job waits forever, as it is and as the cluster is, and the setting that each is about.
+# Reasons for which a job waits forever, as it is and as the cluster is, and the setting that each
+# is about.
 _NEVER = {
     "BadConstraints": "launcher.constraint",
     "PartitionConfig": "launcher.partition",
@@ -36,7 +38,8 @@ _ASKS, _ASK_AGAIN_S = 4, 1.0
 
 
 class SlurmLauncher(JobLauncher):
-    """A batch job on Slurm, its tasks are the ranks; see docs/slurm.md. Settings have sbatch's names.
+    """A batch job on Slurm, its tasks are the ranks; see docs/slurm.md. Settings have sbatch's
+    names.
 
     Args:
         nodes: number of nodes.
@@ -45,10 +48,13 @@ class SlurmLauncher(JobLauncher):
         cpus_per_task: CPUs of each rank.
         mem: of each node, as 64G.
         time: the limit of one start, as "04:00:00"; null: the partition's.
-        partition, account, qos, constraint, nodelist, exclude, mail_type, mail_user: as sbatch takes them.
+        partition, account, qos, constraint, nodelist, exclude, mail_type, mail_user: as sbatch
+        takes them.
         job_name: null: the config's name.
-        signal: what all ranks receive how many seconds before the time limit; they save a checkpoint and end.
-        requeue: whether the job is queued again after that, and after a preemption or the loss of a node, and resumes.
+        signal: what all ranks receive how many seconds before the time limit; they save a
+            checkpoint and end.
+        requeue: whether the job is queued again after that, and after a preemption or the loss of a
+            node, and resumes.
         array: refused: a job is one run.
         extra: further options of sbatch: {licenses: matlab, exclusive: true}.
         setup: lines of shell before the ranks are started: ["module load cuda"].
@@ -61,7 +67,10 @@ class SlurmLauncher(JobLauncher):
     """
 
     name = "slurm"
-    several = "submits one. Submit them one by one, or sweep with -m hydra/launcher=submitit_slurm, a process for each job."
+    several = (
+        "submits one. Submit them one by one, or sweep with -m hydra/launcher=submitit_slurm, a"
+        " process for each job."
+    )
     starts_again = "is queued again"
     starts_once = "launcher.requeue=false"
 
@@ -99,7 +108,9 @@ class SlurmLauncher(JobLauncher):
     @classmethod
     def engine_of(cls, settings: Mapping[str, Any]) -> str:
         """Return the engine that engine=auto has under srun."""
-        return engine_of_ranks(*(settings.get(name) for name in ("nodes", "ntasks_per_node", "gpus_per_node")))
+        return engine_of_ranks(
+            *(settings.get(name) for name in ("nodes", "ntasks_per_node", "gpus_per_node"))
+        )
 
     @classmethod
     def restarts(cls, settings: Mapping[str, Any]) -> bool:
@@ -109,9 +120,14 @@ class SlurmLauncher(JobLauncher):
     def launch(self, fit: FitConfig, arguments: Sequence[str]) -> int:
         """Submit a job that runs the command; see `run`."""
         start = resume = ["resume=auto"]
-        if (ckpt_path := fit.config.get("ckpt_path")) is not None:  # for the first start: later ones resume from the run's own
+        # for the first start: later ones resume from the run's own
+        if (ckpt_path := fit.config.get("ckpt_path")) is not None:
             start, resume = [override("ckpt_path", ckpt_path)], ["ckpt_path=null", "resume=auto"]
-        arguments = [each for each in arguments if not each.startswith(("ckpt_path=", "resume=", "launcher=", "launcher."))]
+        arguments = [
+            each
+            for each in arguments
+            if not each.startswith(("ckpt_path=", "resume=", "launcher=", "launcher."))
+        ]
         run_dir = Path(fit.run_dir).absolute()
         job = Fit(
             self.job_name or str(fit.config["conf"]),
@@ -126,15 +142,16 @@ class SlurmLauncher(JobLauncher):
         return 0
 
     def run(self, fit: Fit, private: bool = False) -> Job | None:
-        """Submit a fit, and keep its script in the run's folder; or print the script, and return None.
+        """Submit a fit, and keep its script in the run's folder; or print the script, and return
+        None.
 
         Args:
             fit: what the job runs.
             private: whether the words hold secrets, so that only their owner may read the script.
 
         Raises:
-            ConfigError: sbatch is not installed or does not take the job, or a job of this folder has not ended. Nothing was
-                submitted, and no file is left.
+            ConfigError: sbatch is not installed or does not take the job, or a job of this folder
+                has not ended. Nothing was submitted, and no file is left.
         """
         text = script_of(fit, self.options)
         if self.dry_run:
@@ -158,12 +175,24 @@ class SlurmLauncher(JobLauncher):
 
     def _say(self, job: Job, script: Path) -> None:
         options = self.options
-        print(f"[slurm] job {job.number} is submitted: {options.nodes} x {options.tasks} ranks; script: {script}")
-        ends = "is queued again, and resumes" if options.requeue else "ends (launcher.requeue=false)"
-        print(f"[slurm] {options.signal} before the time limit: all ranks save a checkpoint, and the job {ends}")
+        print(
+            f"[slurm] job {job.number} is submitted: {options.nodes} x {options.tasks} ranks;"
+            f" script: {script}"
+        )
+        ends = (
+            "is queued again, and resumes" if options.requeue else "ends (launcher.requeue=false)"
+        )
+        print(
+            f"[slurm] {options.signal} before the time limit: all ranks save a checkpoint, and the"
+            f" job {ends}"
+        )
         print("[slurm] elastic is off: the number of ranks stays; if one is lost, the job ends")
         folder, above = (shlex.quote(str(path)) for path in (job.run_dir, job.run_dir.parent))
-        print(f"[slurm] output: python -m trainkit jobs logs {folder}; all jobs: python -m trainkit jobs {above}", flush=True)
+        print(
+            f"[slurm] output: python -m trainkit jobs logs {folder}; all jobs: python -m trainkit"
+            f" jobs {above}",
+            flush=True,
+        )
         _warn_if_it_waits_forever(job)
 
 
@@ -172,9 +201,9 @@ def _refuse_second(run_dir: Path) -> None:
         state = states_of([job])[job.number]
         if not state.is_over:
             raise ConfigError(
-                f"run_dir is '{run_dir}', for which job {job.number} is {state.state} already: two would overwrite each "
-                f"other's files. Give another folder (run_dir=...), or end it: "
-                f"python -m trainkit jobs cancel {shlex.quote(str(run_dir))}"
+                f"run_dir is '{run_dir}', for which job {job.number} is {state.state} already: two"
+                " would overwrite each other's files. Give another folder (run_dir=...), or end"
+                f" it: python -m trainkit jobs cancel {shlex.quote(str(run_dir))}"
             )
 
 
@@ -185,12 +214,17 @@ def _warn_if_it_waits_forever(job: Job) -> None:
         if state.state == "PENDING" and state.reason in _FIRST:
             time.sleep(_ASK_AGAIN_S)
             state = states_of([job])[job.number]
-    setting = "what one job may ask for" if state.reason.endswith("PerJobLimit") else _NEVER.get(state.reason)
+    setting = (
+        "what one job may ask for"
+        if state.reason.endswith("PerJobLimit")
+        else _NEVER.get(state.reason)
+    )
     if state.state == "PENDING" and setting is not None:
         print(
-            f"[slurm] job {job.number} cannot start: {state.reason} in partition {state.partition}, which is about {setting} "
-            "(`scontrol show partition`, `sacctmgr show qos`). End it, and submit it with other settings: "
-            f"python -m trainkit jobs cancel {shlex.quote(str(job.run_dir))}",
+            f"[slurm] job {job.number} cannot start: {state.reason} in partition {state.partition},"
+            f" which is about {setting} (`scontrol show partition`, `sacctmgr show qos`). End it,"
+            " and submit it with other settings: python -m trainkit jobs cancel"
+            f" {shlex.quote(str(job.run_dir))}",
             flush=True,
         )
 
@@ -202,5 +236,9 @@ def _submit(script: str) -> int:
         return int(number)
     why = error_of(done)
     known = partitions() if "partition" in why.lower() else []
-    hint = f" Partitions here: {', '.join(known)}; choose one: launcher.partition={known[0]}" if known else ""
+    hint = (
+        f" Partitions here: {', '.join(known)}; choose one: launcher.partition={known[0]}"
+        if known
+        else ""
+    )
     raise ConfigError(f"sbatch did not take the job, and nothing was submitted: {why}.{hint}")

@@ -12,7 +12,9 @@ from trainkit.errors import ConfigError
 _TIMEOUT_S = 120.0  # a program tries for long to reach a controller that is restarted
 
 
-def run_program(name: str, arguments: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
+def run_program(
+    name: str, arguments: Sequence[str], text: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run a program of Slurm's with a text as its input.
 
     Raises:
@@ -20,14 +22,23 @@ def run_program(name: str, arguments: Sequence[str], text: str = "") -> subproce
     """
     if shutil.which(name) is None:
         raise ConfigError(
-            f"There is no {name} on this machine: it belongs to no Slurm cluster, or Slurm's programs are not on the PATH. Use "
-            "a login node of the cluster. launcher=slurm launcher.dry_run=true prints the script without Slurm."
+            f"There is no {name} on this machine: it belongs to no Slurm cluster, or Slurm's"
+            " programs are not on the PATH. Use a login node of the cluster. launcher=slurm"
+            " launcher.dry_run=true prints the script without Slurm."
         )
     try:
-        return subprocess.run([name, *arguments], input=text, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+        return subprocess.run(
+            [name, *arguments],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+        )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"{name} did not answer within {_TIMEOUT_S:g} s: Slurm's controller cannot be reached (`scontrol ping`)."
+            f"{name} did not answer within {_TIMEOUT_S:g} s: Slurm's controller cannot be reached"
+            " (`scontrol ping`)."
         ) from None
 
 
@@ -35,7 +46,8 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
     """Return a program's own message, on one line."""
     lines = [re.sub(r"^\w+: (?:error: |fatal: )?", "", line) for line in done.stderr.splitlines()]
     return (
-        "; ".join(dict.fromkeys(line.strip().rstrip(".") for line in lines if line.strip())) or f"exit code {done.returncode}"
+        "; ".join(dict.fromkeys(line.strip().rstrip(".") for line in lines if line.strip()))
+        or f"exit code {done.returncode}"
     )
 
 

@@ -1,4 +1,6 @@
-"""The batch script of a job: srun starts a rank on each task, and a job that was signalled is queued again."""
+"""The batch script of a job: srun starts a rank on each task,
+and a job that was signalled is queued again.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,16 @@ def script_of(fit: Fit, options: Options) -> str:
     ]
     srun = ["srun", "--kill-on-bad-exit=1"]
     srun += [f"--cpus-per-task={options.cpus_per_task}"] if options.cpus_per_task else []
-    command = _joined([*srun, *options.srun_args, options.python or sys.executable, "-m", "trainkit", *fit.words])
+    command = _joined(
+        [*srun, *options.srun_args, options.python or sys.executable, "-m", "trainkit", *fit.words]
+    )
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {directive}" for directive in directives),
-        "# Written by trainkit. The ranks touch this file after a signal, when their checkpoint is written.",
+        (
+            "# Written by trainkit. The ranks touch this file after a signal, when their checkpoint"
+            " is written."
+        ),
         f'export {LAUNCHER}=slurm {REQUEUE}={shlex.quote(str(folder))}/requeue-"$SLURM_JOB_ID"',
         f'rm -f "${REQUEUE}"',
     ]
@@ -71,7 +78,8 @@ def script_of(fit: Fit, options: Options) -> str:
         ]
         command += ' "${start[@]}"'
     lines += [command, "code=$?"]
-    if options.requeue:  # nothing is lost: a rank that has started Python holds signals until it can save (hold_signals)
+    # nothing is lost: a rank that has started Python holds signals until it can save (hold_signals)
+    if options.requeue:
         ends = " | ".join(str(128 + number) for number in (signal.SIGUSR1, signal.SIGTERM))
         lines += [
             "# Ended by a signal while Python started: as after a checkpoint.",
@@ -83,5 +91,10 @@ def script_of(fit: Fit, options: Options) -> str:
 
 
 def _joined(words: Sequence[str]) -> str:
-    """Return words as the shell reads them; one with single quotes in double quotes, for a reader's sake."""
-    return " ".join(f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word) for word in words)
+    """Return words as the shell reads them;
+    one with single quotes in double quotes, for a reader's sake.
+    """
+    return " ".join(
+        f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
+        for word in words
+    )

@@ -1,4 +1,5 @@
-"""Recordings of steps on all ranks: callbacks=timeline, and `timeline` and `scaling`, which read them (docs/seeing_a_run.md).
+"""Recordings of steps on all ranks: callbacks=timeline, and `timeline` and `scaling`, which read
+them (docs/seeing_a_run.md).
 
 callback.py   records steps on all ranks, and makes one file of them
 traces/       what each rank writes of itself, how their clocks are aligned, and the one file that all become
@@ -12,11 +13,16 @@ _TIMELINE = "trainkit.extensions.timeline.callback.Timeline"
 
 EXTENSION = Extension(
     name="timeline",
-    summary="callbacks=timeline records steps on all ranks; timeline reports them; scaling predicts larger jobs",
+    summary=(
+        "callbacks=timeline records steps on all ranks; timeline reports them; scaling predicts"
+        " larger jobs"
+    ),
     proven="each commit; events of a GPU not yet",
     commands={
         "timeline": Command(
-            summary="report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)",
+            summary=(
+                "report recorded steps as a table and a page (RUN_DIR; callbacks=timeline records)"
+            ),
             main="trainkit.extensions.timeline.command.main",
             usage="trainkit.extensions.timeline.usage.TIMELINE",
         ),

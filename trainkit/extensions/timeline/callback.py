@@ -1,4 +1,5 @@
-"""Timeline: records some steps of all ranks, with Horovod's and torch's activity in them, for a trace viewer.
+"""Timeline: records some steps of all ranks, with Horovod's and torch's activity in them, for a
+trace viewer.
 
 on_train_step_start   begin, if due or requested: profiler, Horovod's timeline, barriers that align clocks
 hooks of a step       mark the end of each part
@@ -35,15 +36,17 @@ _LOOK_EVERY_S = 0.3
 
 @checked
 class Timeline(Callback):
-    """Records `num_steps` steps from `start_step` on into `<run_dir>/timeline/steps-A-B/`, one file per rank.
+    """Records `num_steps` steps from `start_step` on into `<run_dir>/timeline/steps-A-B/`, one file
+    per rank.
 
-    A running job records on request: `python -m trainkit timeline RUN_DIR record=10`, or SIGUSR2 to any rank's process, from
-    its set-up to its end (before and after, that signal ends a process). All ranks begin at the same step. Outside of a
-    recording a step costs one comparison.
+    A running job records on request: `python -m trainkit timeline RUN_DIR record=10`, or SIGUSR2 to
+    any rank's process, from its set-up to its end (before and after, that signal ends a process).
+    All ranks begin at the same step. Outside of a recording a step costs one comparison.
 
-    A recording contains each rank's parts of a step, each gradient's path through its reduction, Horovod's own timeline of each
-    rank (needs the Horovod of `trainkit horovod install`), and the operators of torch's profiler, which slows these steps down;
-    disable it to see the steps' own times. Clocks of several hosts are aligned by barriers, with a bound on the error.
+    A recording contains each rank's parts of a step, each gradient's path through its reduction,
+    Horovod's own timeline of each rank (needs the Horovod of `trainkit horovod install`), and the
+    operators of torch's profiler, which slows these steps down; disable it to see the steps' own
+    times. Clocks of several hosts are aligned by barriers, with a bound on the error.
 
     Args:
         start_step: the first step, as `global_step` counts, from 0. null: only on request.
@@ -55,7 +58,10 @@ class Timeline(Callback):
     runs_first = True
 
     def __init__(
-        self, start_step: NonNegativeInt | None = 20, num_steps: PositiveInt = 10, torch_profiler: bool = True
+        self,
+        start_step: NonNegativeInt | None = 20,
+        num_steps: PositiveInt = 10,
+        torch_profiler: bool = True,
     ) -> None:
         self.start_step, self.num_steps, self.torch_profiler = start_step, num_steps, torch_profiler
         self.folders: list[Path] = []
@@ -81,7 +87,8 @@ class Timeline(Callback):
         self._agreement = trainer.coordinator.register("recording", self._is_requested)
         self._uses_torch_profiler = self.torch_profiler
         if self.torch_profiler and any(isinstance(c, PyTorchProfiler) for c in trainer.callbacks):
-            self._uses_torch_profiler = False  # torch can run one at a time; a second one may end the process
+            # torch can run one at a time; a second one may end the process
+            self._uses_torch_profiler = False
             trainer.say("Timeline: no operators: trainer.profiler=pytorch uses torch's profiler.")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -123,7 +130,9 @@ class Timeline(Callback):
         first = trainer.global_step
         total = trainer.total_steps
         self._until = first + steps if total is None else max(first + 1, min(first + steps, total))
-        folder = trainer.engine.comm.run_on_main(lambda: _new_folder(trainer.run_dir / FOLDER, first, self._until - 1))
+        folder = trainer.engine.comm.run_on_main(
+            lambda: _new_folder(trainer.run_dir / FOLDER, first, self._until - 1)
+        )
         self.folders.append(folder)
         trainer.say(f"Timeline: recording steps {first} to {self._until - 1}")
         self._recording = Recording(trainer, folder, self._uses_torch_profiler)
@@ -134,9 +143,13 @@ class Timeline(Callback):
         self._recording = None
         if is_written:
             see = f"python -m trainkit timeline {short(trainer.run_dir)}"
-            trainer.say(f"Timeline: recorded into {short(self.folders[-1])}. Print its report with: {see}")
+            trainer.say(
+                f"Timeline: recorded into {short(self.folders[-1])}. Print its report with: {see}"
+            )
 
-    def on_train_batch_start(self, trainer: RunView, task: Task, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
         if self._recording is not None:
             self._recording.mark("data")
 
@@ -148,7 +161,9 @@ class Timeline(Callback):
         if self._recording is not None:
             self._recording.mark("backward")
 
-    def on_train_batch_end(self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: RunView, task: Task, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Mark the end of the hooks, if another batch or the reduction follows."""
         if self._recording is not None and not self._recording.updated:
             self._recording.mark("hooks")
@@ -165,7 +180,8 @@ class Timeline(Callback):
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
         """Exclude a validation within or after a step from its parts."""
         if self._recording is not None:
-            within = "hooks" if trainer.state.step_open else "epoch end"  # the epoch's values are gathered before it
+            # the epoch's values are gathered before it
+            within = "hooks" if trainer.state.step_open else "epoch end"
             self._recording.mark("optimizer" if not self._recording.updated else within)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
@@ -182,8 +198,8 @@ class Timeline(Callback):
             self._finish(trainer)
         elif self._due and self.start_step is not None:
             trainer.say(
-                f"Timeline: nothing was recorded: callbacks.timeline.start_step is {self.start_step}, and training ended at "
-                f"step {trainer.global_step}."
+                "Timeline: nothing was recorded: callbacks.timeline.start_step is"
+                f" {self.start_step}, and training ended at step {trainer.global_step}."
             )
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
@@ -193,9 +209,13 @@ class Timeline(Callback):
                     continue
                 try:
                     path = write_whole(folder)
-                    trainer.say(f"Timeline: {short(path)} opens in ui.perfetto.dev and chrome://tracing")
+                    trainer.say(
+                        f"Timeline: {short(path)} opens in ui.perfetto.dev and chrome://tracing"
+                    )
                 except (TraceError, OSError) as error:
-                    trainer.say(f"Timeline: {short(folder)} could not be merged into one file: {error}")
+                    trainer.say(
+                        f"Timeline: {short(folder)} could not be merged into one file: {error}"
+                    )
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """End a recording that an error or a signal interrupted."""
@@ -209,11 +229,15 @@ class Timeline(Callback):
 
 
 def _new_folder(place: Path, first: int, last: int) -> Path:
-    """Create an empty folder for the recording; one of the same steps is left from an earlier attempt."""
+    """Create an empty folder for the recording;
+    one of the same steps is left from an earlier attempt.
+    """
     folder = place / f"steps-{first}-{last}"
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(f"Timeline cannot write {folder}: {error.strerror}. Leave callbacks=timeline out.") from error
+        raise ConfigError(
+            f"Timeline cannot write {folder}: {error.strerror}. Leave callbacks=timeline out."
+        ) from error
     return folder

@@ -1,4 +1,6 @@
-"""timeline: prints a recording as a table and writes it as a page; or requests a recording from a running job."""
+"""timeline: prints a recording as a table and writes it as a page;
+or requests a recording from a running job.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from trainkit.extensions.timeline.report.advice import advise
 from trainkit.extensions.timeline.report.page import write_timeline_page
 from trainkit.extensions.timeline.report.steps import analyse
 from trainkit.extensions.timeline.report.text import grids, in_words
-from trainkit.extensions.timeline.traces.merge import TraceError, read_recording, recordings, write_whole
+from trainkit.extensions.timeline.traces.merge import (
+    TraceError,
+    read_recording,
+    recordings,
+    write_whole,
+)
 from trainkit.extensions.timeline.traces.pieces import FOLDER, OWN, PATIENCE_S, REQUEST
 from trainkit.extensions.timeline.usage import TIMELINE
 from trainkit.run.lock import LOCK
@@ -28,10 +35,16 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         options = dict(a.split("=", 1) for a in arguments[1:] if "=" in a)
         if len(options) != len(arguments) - 1 or options.keys() - {"record"}:
-            raise ConfigError(f"{' '.join(arguments[1:])} is not understood: after RUN_DIR only record=STEPS may follow.")
+            raise ConfigError(
+                f"{' '.join(arguments[1:])} is not understood: after RUN_DIR only record=STEPS may"
+                " follow."
+            )
         folder = Path(arguments[0]).absolute()
         if not folder.is_dir():
-            raise ConfigError(f"There is no folder {short(folder)}. Give a run's folder, for example runs/resnet50/<time>.")
+            raise ConfigError(
+                f"There is no folder {short(folder)}. Give a run's folder, for example"
+                " runs/resnet50/<time>."
+            )
         if "record" in options:
             _ask(folder, options["record"])
         else:
@@ -49,8 +62,9 @@ def _show(folder: Path) -> None:
         found = recordings(folder)
         if not found:
             raise TraceError(
-                f"{short(folder)} has no recording in {FOLDER}/. Train with callbacks=timeline, or record from a job that runs "
-                f"there: python -m trainkit timeline {short(folder)} record=10"
+                f"{short(folder)} has no recording in {FOLDER}/. Train with callbacks=timeline, or"
+                f" record from a job that runs there: python -m trainkit timeline {short(folder)}"
+                " record=10"
             )
         recording, run_dir = found[-1], folder
     ranks = read_recording(recording)
@@ -66,7 +80,10 @@ def _show(folder: Path) -> None:
     write_timeline_page(page, short(recording), ranks, analysis, advice)
     console.print()
     console.print(f"page   {short(page)}", soft_wrap=True)
-    console.print(f"trace  {short(write_whole(recording))}  (open it in ui.perfetto.dev or chrome://tracing)", soft_wrap=True)
+    console.print(
+        f"trace  {short(write_whole(recording))}  (open it in ui.perfetto.dev or chrome://tracing)",
+        soft_wrap=True,
+    )
 
 
 def _ask(run_dir: Path, steps: str) -> None:
@@ -84,9 +101,12 @@ def _ask(run_dir: Path, steps: str) -> None:
         if time.monotonic() > until:
             request.unlink(missing_ok=True)
             raise ConfigError(
-                f"No answer within {PATIENCE_S:.0f} s: no job trains in {short(run_dir)} with callbacks=timeline, "
-                "or it is in a long validation."
+                f"No answer within {PATIENCE_S:.0f} s: no job trains in {short(run_dir)} with"
+                " callbacks=timeline, or it is in a long validation."
             )
         time.sleep(0.1)
     new = [str(folder) for folder in recordings(run_dir) if folder not in before]
-    print(f"The job records{f' into {short(new[-1])}' if new else ''}. Then: python -m trainkit timeline {short(run_dir)}")
+    print(
+        f"The job records{f' into {short(new[-1])}' if new else ''}. Then: python -m trainkit"
+        f" timeline {short(run_dir)}"
+    )

@@ -17,17 +17,28 @@ from trainkit.api.view import RunView
 from trainkit.console import warning
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.engine.reduce.reducer import Summed
-from trainkit.extensions.timeline.traces.pieces import HOROVOD, MEETINGS, OWN, SUMMED, TORCH, About, Event, Piece, span
+from trainkit.extensions.timeline.traces.pieces import (
+    HOROVOD,
+    MEETINGS,
+    OWN,
+    SUMMED,
+    TORCH,
+    About,
+    Event,
+    Piece,
+    span,
+)
 from trainkit.launch.moments import boot_id
 
 _MEETINGS = 8  # barriers that align the clocks; each reduces the error bound
 
 
 class Recording:
-    """Writes this rank's file during a recording. Created and finished on all ranks at the same step: both run collectives.
+    """Writes this rank's file during a recording. Created and finished on all ranks at the same
+    step: both run collectives.
 
-    Time runs from mark to mark; each mark names the part that ended there. If the disk fails, this rank's file ends, and
-    nothing else.
+    Time runs from mark to mark; each mark names the part that ended there. If the disk fails, this
+    rank's file ends, and nothing else.
 
     Attributes:
         updated: whether the update of the current step is done.
@@ -40,7 +51,9 @@ class Recording:
         self._on_gpu = _computes_on_gpu(trainer)
         self._profiler: profile | None = None
         if torch_profiler and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-            trainer.say("Timeline: no operators: torch's profiler is already running and cannot run twice.")
+            trainer.say(
+                "Timeline: no operators: torch's profiler is already running and cannot run twice."
+            )
         elif torch_profiler:
             self._profiler = _profiler(self._on_gpu)
         lacks = trainer.engine.heartbeat.start_timeline(folder / HOROVOD.format(self._rank))
@@ -73,15 +86,17 @@ class Recording:
             self._events.append(("", self._step, _event()))
 
     def mark(self, ended: str) -> None:
-        """Mark the end of "data", "forward", "backward", "communication", "optimizer" or "hooks"; or of a rare part outside of
-        steps: "validation", "epoch end"."""
+        """Mark the end of "data", "forward", "backward", "communication", "optimizer" or "hooks";
+        or of a rare part outside of steps: "validation", "epoch end"."""
         self._marks.append((ended, time.perf_counter_ns()))
         self.updated = self.updated or ended == "optimizer"
         if self._on_gpu:
             self._events.append((ended, self._step, _event()))
 
     def mark_sums(self) -> None:
-        """Mark the gradients of the whole step as reduced; unscaling and clipping count as the optimizer's."""
+        """Mark the gradients of the whole step as reduced;
+        unscaling and clipping count as the optimizer's.
+        """
         if self._has_sums:  # the first of several optimizers has marked it
             return
         self._has_sums = True
@@ -92,29 +107,64 @@ class Recording:
         self.updated = False
         events: list[Event] = []
         for i, one in enumerate(summed):
-            name = one.names[0] if len(one.names) == 1 else f"{one.names[0]} and {len(one.names) - 1} more"
-            base = {"cat": SUMMED, "name": name, "pid": self._rank, "tid": 0, "id": f"{self._rank}.{self._step}.{i}"}
+            name = (
+                one.names[0]
+                if len(one.names) == 1
+                else f"{one.names[0]} and {len(one.names) - 1} more"
+            )
+            base = {
+                "cat": SUMMED,
+                "name": name,
+                "pid": self._rank,
+                "tid": 0,
+                "id": f"{self._rank}.{self._step}.{i}",
+            }
             args = {"step": self._step, "bytes": one.num_bytes, "names": one.names}
             events.append(base | {"ph": "b", "ts": one.handed_ns / 1000, "args": args})
             events.append(base | {"ph": "e", "ts": one.done_ns / 1000})
         self._write(events)
 
     def _hook_parameters(self) -> list[Any]:
-        """With one rank, record when each gradient is ready: `trainkit scaling` predicts the cost of reductions from that."""
+        """With one rank, record when each gradient is ready:
+        `trainkit scaling` predicts the cost of reductions from that.
+        """
 
         def note(name: str, parameter: torch.nn.Parameter) -> None:
             now = time.perf_counter_ns()
-            self._ready[name] = Summed((name,), parameter.numel() * parameter.element_size(), now, now)
+            self._ready[name] = Summed(
+                (name,), parameter.numel() * parameter.element_size(), now, now
+            )
 
-        trained = [(name, p) for name, p in self._trainer.task.named_parameters() if p.requires_grad]
-        return [p.register_post_accumulate_grad_hook(functools.partial(note, name)) for name, p in trained]  # type: ignore[no-untyped-call]
+        trained = [
+            (name, p) for name, p in self._trainer.task.named_parameters() if p.requires_grad
+        ]
+        return [
+            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                functools.partial(note, name)
+            )
+            for name, p in trained
+        ]
 
     def end_step(self, is_last: bool = False) -> None:
-        """End a step, with the time between it and the next one; the work at an epoch's end is not part of it."""
-        self.mark("epoch end" if is_last or self._trainer.current_epoch != self._epoch else self._before_step)
-        began, self._last, samples = self._last, self._marks[-1][1], self._trainer.state.samples_seen
+        """End a step, with the time between it and the next one;
+        the work at an epoch's end is not part of it.
+        """
+        self.mark(
+            "epoch end"
+            if is_last or self._trainer.current_epoch != self._epoch
+            else self._before_step
+        )
+        began, self._last, samples = (
+            self._last,
+            self._marks[-1][1],
+            self._trainer.state.samples_seen,
+        )
         taken, self._samples = samples - self._samples, samples
-        events = [span(f"step {self._step}", began, self._last, self._rank, step=self._step, samples=taken)]
+        events = [
+            span(
+                f"step {self._step}", began, self._last, self._rank, step=self._step, samples=taken
+            )
+        ]
         for name, at in self._marks:
             if at > began:
                 events.append(span(name, began, at, self._rank, step=self._step))
@@ -152,7 +202,11 @@ class Recording:
             try:
                 profiler.stop()
                 if keep:
-                    self._try(lambda: profiler.export_chrome_trace(str(self._folder / TORCH.format(self._rank))))
+                    self._try(
+                        lambda: profiler.export_chrome_trace(
+                            str(self._folder / TORCH.format(self._rank))
+                        )
+                    )
             except RuntimeError as error:  # another profiler was started meanwhile
                 warning(f"Timeline: rank {self._rank} lacks torch's operators: {error}")
 
@@ -163,7 +217,9 @@ class Recording:
             came = time.perf_counter_ns()
             self._engine.comm.barrier()
             times.append((came, time.perf_counter_ns()))
-        self._write([{"name": MEETINGS, "ph": "M", "pid": self._rank, "tid": 0, "args": {"times": times}}])
+        self._write(
+            [{"name": MEETINGS, "ph": "M", "pid": self._rank, "tid": 0, "args": {"times": times}}]
+        )
 
     def _by_device(self) -> list[Event]:
         if not self._on_gpu:
@@ -190,7 +246,10 @@ class Recording:
             with contextlib.suppress(OSError):
                 if piece is not None:
                     piece.drop()
-            warning(f"Timeline: rank {self._rank} cannot write into {self._folder}: {error}. Its recording ends here.")
+            warning(
+                f"Timeline: rank {self._rank} cannot write into {self._folder}: {error}. Its"
+                " recording ends here."
+            )
 
 
 def _about(trainer: RunView) -> About:
@@ -206,7 +265,9 @@ def _about(trainer: RunView) -> About:
         device=torch.cuda.get_device_name(engine.device) if _computes_on_gpu(trainer) else "cpu",
         samples=contract.global_batch_size or 0,
         accumulate=contract.at(trainer.current_epoch).accumulate,
-        workers=int(feed.source.options.get("num_workers", -1)) if isinstance(feed, MapFeed) else -1,
+        workers=(
+            int(feed.source.options.get("num_workers", -1)) if isinstance(feed, MapFeed) else -1
+        ),
         dealt=contract.rank_shares,
         **engine.heartbeat.sum_settings,
     )
@@ -217,7 +278,10 @@ def _computes_on_gpu(trainer: RunView) -> bool:
 
 
 def _profiler(on_gpu: bool) -> profile:
-    profiler = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])], acc_events=False)
+    profiler = profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
+        acc_events=False,
+    )
     profiler.start()
     return profiler
 

@@ -1,4 +1,6 @@
-"""Elastic jobs: horovodrun's elastic mode asks for `run_elastic`, and runs Horovod's own driver if that is None."""
+"""Elastic jobs: horovodrun's elastic mode asks for `run_elastic`,
+and runs Horovod's own driver if that is None.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from trainkit.launch.elastic import driver, upstream
 
 
 def __getattr__(name: str) -> Any:
-    """Return trainkit's driver as `run_elastic`, or None if TRAINKIT_ELASTIC_DRIVER chooses Horovod's."""
+    """Return trainkit's driver as `run_elastic`,
+    or None if TRAINKIT_ELASTIC_DRIVER chooses Horovod's.
+    """
     if name != "run_elastic":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     if os.environ.get(upstream.CHOICE) != upstream.HOROVOD:

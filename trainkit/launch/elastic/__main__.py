@@ -1,4 +1,6 @@
-"""`python -m trainkit.launch.elastic`, with horovodrun's options: for tests, and for a horovodrun without trainkit's edits."""
+"""`python -m trainkit.launch.elastic`, with horovodrun's options:
+for tests, and for a horovodrun without trainkit's edits.
+"""
 
 from __future__ import annotations
 

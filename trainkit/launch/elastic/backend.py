@@ -27,8 +27,11 @@ class Started(Protocol):
 class Backend(Protocol):
     """Starts workers."""
 
-    def start(self, start: Start, given: Mapping[str, str], output: Output, on_exit: OnExit) -> Started:
-        """Start a worker, copy its output, and call `on_exit` from another thread as soon as it ends.
+    def start(
+        self, start: Start, given: Mapping[str, str], output: Output, on_exit: OnExit
+    ) -> Started:
+        """Start a worker, copy its output, and call `on_exit` from another thread as soon as it
+        ends.
 
         Args:
             start: what to start, and where.
@@ -47,8 +50,15 @@ class Backend(Protocol):
 class HostSource(Protocol):
     """Names the hosts and their slots while the job runs."""
 
-    def watch(self, known: dict[str, int], on_change: Callable[[dict[str, int]], None], say: Callable[[str], None]) -> None:
-        """Call `on_change` from another thread whenever the hosts differ from the last ones, at first from `known`."""
+    def watch(
+        self,
+        known: dict[str, int],
+        on_change: Callable[[dict[str, int]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Call `on_change` from another thread whenever the hosts differ from the last ones,
+        at first from `known`.
+        """
 
 
 class HostBackend:
@@ -58,7 +68,9 @@ class HostBackend:
         self._settings = settings
         self._reaper = Reaper()
 
-    def start(self, start: Start, given: Mapping[str, str], output: Output, on_exit: OnExit) -> Started:
+    def start(
+        self, start: Start, given: Mapping[str, str], output: Output, on_exit: OnExit
+    ) -> Started:
         """See Backend."""
         settings = self._settings
         environ = worker_environment(settings, given)

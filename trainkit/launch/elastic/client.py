@@ -1,11 +1,14 @@
-"""A worker's membership in an elastic job: it requests a seat (its rank) from the driver (driver.py) and sends heartbeats.
+"""A worker's membership in an elastic job: it requests a seat (its rank) from the driver
+(driver.py) and sends heartbeats.
 
     Membership.current() -> join(commit) -> RankAssignment        requests a seat until it gets one, or the job ends
                         a thread, every 0.5 s       reports step, progress and what the main thread waits for;
-                                                    receives whether the driver wants to form a new generation
+                                                    receives whether the driver wants to form a new
+                                                    generation
 
-A generation is a set of workers with their ranks. It ends if a worker is lost or leaves, or a new one arrives: the others
-then join again. Requests are JSON over HTTP, signed (signing.py). No torch, no Horovod.
+A generation is a set of workers with their ranks. It ends if a worker is lost or leaves, or a new
+one arrives: the others then join again. Requests are JSON over HTTP, signed (signing.py). No torch,
+no Horovod.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ class Membership:
         self.fits = 0  # number of fits that this process has begun
         # returns the names of the tensors waiting in it; called from the heartbeat thread
         self.tensors: Callable[[], list[str]] = list
-        self.stall_s: float | None = None  # seconds after which a worker without progress counts as hung; None: never
+        # seconds after which a worker without progress counts as hung; None: never
+        self.stall_s: float | None = None
         # called from the heartbeat thread when the driver requests the stacks of all threads
         self.on_dump: Callable[[], None] | None = None
         self.raised = False  # whether the code that this process runs has raised an exception
@@ -86,13 +90,16 @@ class Membership:
         self._address = address
         self._secret = secret
         self._asked = 0  # the generation that the driver wants
-        self._silent: float | None = None  # start of the current series of failed requests; None: the last one succeeded
+        # start of the current series of failed requests; None: the last one succeeded
+        self._silent: float | None = None
         self._thread: threading.Thread | None = None
         self._parting = threading.Event()
 
     @classmethod
     def current(cls) -> Membership | None:
-        """Return this process's membership, created from the environment at the first call; None outside an elastic job."""
+        """Return this process's membership, created from the environment at the first call;
+        None outside an elastic job.
+        """
         if cls._current is None and "TRAINKIT_WORKER" in os.environ:
             cls._current = cls.of(os.environ)
         return cls._current
@@ -105,23 +112,31 @@ class Membership:
             JobEnded: a variable is missing or invalid.
         """
         try:
-            address = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+            address = (
+                environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
+                int(environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]),
+            )
             return cls(environ["TRAINKIT_WORKER"], address, environ[SECRET])
         except (KeyError, ValueError) as error:
             raise JobEnded(
-                f"TRAINKIT_WORKER says that this process belongs to an elastic job, but its driver cannot be found: {error!r}. "
-                "Start it with horovodrun --min-np, and pass the environment on unchanged."
+                "TRAINKIT_WORKER says that this process belongs to an elastic job, but its driver"
+                f" cannot be found: {error!r}. Start it with horovodrun --min-np, and pass the"
+                " environment on unchanged."
             ) from None
 
     @property
     def wanted(self) -> bool:
-        """Return whether to call join() at the next opportunity: the driver requests it, or is gone."""
+        """Return whether to call join() at the next opportunity:
+        the driver requests it, or is gone.
+        """
         return self._asked > self.generation or self._is_lost()
 
     def beat(self) -> None:
         """Start the heartbeat thread: preparations before the first join may take long."""
         if self._thread is None:
-            self._thread = start_thread("membership", self._send_beats, printed("The heartbeats continue.", retry_s=BEAT_S))
+            self._thread = start_thread(
+                "membership", self._send_beats, printed("The heartbeats continue.", retry_s=BEAT_S)
+            )
             atexit.register(self._part, os.getpid())
 
     def join(self, commit: int) -> RankAssignment:
@@ -139,7 +154,12 @@ class Membership:
         while True:
             answer = self._ask(request)
             if answer["answer"] == "seat":
-                seat = RankAssignment(**{field.name: int(answer[field.name]) for field in dataclasses.fields(RankAssignment)})
+                seat = RankAssignment(
+                    **{
+                        field.name: int(answer[field.name])
+                        for field in dataclasses.fields(RankAssignment)
+                    }
+                )
                 self.generation = seat.generation
                 self.why = ""
                 return seat
@@ -161,7 +181,9 @@ class Membership:
                 connection.close()
             time.sleep(_PAUSE_S)
 
-    def _post(self, connection: SignedConnection, target: str, content: dict[str, Any]) -> dict[str, Any]:
+    def _post(
+        self, connection: SignedConnection, target: str, content: dict[str, Any]
+    ) -> dict[str, Any]:
         status, text = connection.post(target, content)
         if status != http.client.OK:
             raise JobEnded(
@@ -174,7 +196,9 @@ class Membership:
         return answer
 
     def _send_beats(self) -> None:
-        with contextlib.closing(SignedConnection(self._address, self._secret, _POLL_S)) as connection:
+        with contextlib.closing(
+            SignedConnection(self._address, self._secret, _POLL_S)
+        ) as connection:
             while not self._parting.is_set():
                 try:
                     answer = self._beat_once(connection)
@@ -186,21 +210,31 @@ class Membership:
                 self._parting.wait(BEAT_S)
 
     def _obey(self, answer: dict[str, Any]) -> None:
-        if answer.get("answer") == "wait":  # the driver's loop is busy, as with the start of many workers
+        # the driver's loop is busy, as with the start of many workers
+        if answer.get("answer") == "wait":
             return
         self._asked, self.why = int(answer["wanted"]), str(answer["why"])
         if answer["dump"] and self.on_dump is not None:
             self.on_dump()
 
     def _beat_once(self, connection: SignedConnection) -> dict[str, Any]:
-        beat = {"worker": self.worker, "generation": self.generation, "step": self.step, "progress": self.progress}
+        beat = {
+            "worker": self.worker,
+            "generation": self.generation,
+            "step": self.step,
+            "progress": self.progress,
+        }
         waiting = what_waits(self.waiting, self.tensors()) if self.waiting else ""
         return self._post(
-            connection, "/elastic/beat", beat | {"waiting": waiting, "stall_s": self.stall_s, "raised": self.raised}
+            connection,
+            "/elastic/beat",
+            beat | {"waiting": waiting, "stall_s": self.stall_s, "raised": self.raised},
         )
 
     def report_exception(self) -> None:
-        """Tell the driver that this process fails by an exception, not by its host: the job will end with its exit code."""
+        """Tell the driver that this process fails by an exception, not by its host:
+        the job will end with its exit code.
+        """
         self.raised = True
         self._beat_apart()
 
@@ -212,7 +246,9 @@ class Membership:
         connection.close()
 
     def _part(self, pid: int) -> None:
-        """Extend the time limit with a last heartbeat when the interpreter, and with it this thread, is about to end."""
+        """Extend the time limit with a last heartbeat when the interpreter,
+        and with it this thread, is about to end.
+        """
         if os.getpid() != pid or self.stall_s is None or self._thread is None:
             return
         self._parting.set()
@@ -231,6 +267,7 @@ class Membership:
     def _lost(self, error: Exception) -> str:
         host, port = self._address
         return (
-            f"The elastic driver at {host}:{port} could not be reached for {UNREACHABLE_S:g} s ({error}): horovodrun was "
-            f"killed, or its host is gone. Worker {self.worker} ends; start the job again to resume from its newest checkpoint."
+            f"The elastic driver at {host}:{port} could not be reached for {UNREACHABLE_S:g} s"
+            f" ({error}): horovodrun was killed, or its host is gone. Worker {self.worker} ends;"
+            " start the job again to resume from its newest checkpoint."
         )

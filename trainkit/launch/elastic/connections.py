@@ -1,4 +1,6 @@
-"""The two ends of a connection to a job's rendezvous server: the server's sockets, and a worker's signed requests."""
+"""The two ends of a connection to a job's rendezvous server:
+the server's sockets, and a worker's signed requests.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ class NotSigned(http.client.HTTPException):
 
 
 class SignedConnection:
-    """A worker's connection to the driver; one request at a time. It is opened again after `close`."""
+    """A worker's connection to the driver; one request at a time.
+    It is opened again after `close`.
+    """
 
     def __init__(self, address: tuple[str, int], secret: str, timeout_s: float) -> None:
         self._http = http.client.HTTPConnection(*address, timeout=timeout_s)
@@ -32,8 +36,8 @@ class SignedConnection:
         """Send a request as JSON; return the answer's status and body.
 
         Raises:
-            OSError, http.client.HTTPException: there is no answer, or none that is signed. A refusal (400 and above) need not
-                be.
+            OSError, http.client.HTTPException: there is no answer, or none that is signed. A
+                refusal (400 and above) need not be.
         """
         body = json.dumps(content).encode()
         headers = self._client.headers("POST", target, body)
@@ -52,14 +56,17 @@ class SignedConnection:
 
 
 class Connections(socketserver.ThreadingTCPServer):
-    """The server's connections, a thread for each. If strangers hold too many, the oldest of theirs is closed."""
+    """The server's connections, a thread for each.
+    If strangers hold too many, the oldest of theirs is closed.
+    """
 
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 256  # all workers connect at once
 
     def __init__(self, *args: Any) -> None:
-        self._open: dict[socket.socket, bool] = {}  # whether it has brought a signed request; the oldest first
+        # whether it has brought a signed request; the oldest first
+        self._open: dict[socket.socket, bool] = {}
         self._lock = threading.Lock()
         super().__init__(*args)
 
@@ -92,7 +99,9 @@ class Connections(socketserver.ThreadingTCPServer):
             _shut(one)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print an exception; but a worker that was killed during a request is reported by the driver elsewhere."""
+        """Print an exception; but a worker that was killed during a
+        request is reported by the driver elsewhere.
+        """
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 

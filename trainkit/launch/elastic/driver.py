@@ -1,4 +1,5 @@
-"""The driver of an elastic job: starts workers, assigns their ranks (seats), and replaces lost workers.
+"""The driver of an elastic job: starts workers, assigns their ranks (seats), and replaces lost
+workers.
 
     run_elastic(args)                   called by horovodrun, with its parsed arguments
     options.py                      the job's settings
@@ -8,8 +9,9 @@
     upstream.py                     Horovod's own driver, for scripts that call hvd.init() themselves
     Driver.run                      one loop: event -> state_machine.py -> decisions -> processes
 
-All events go through one queue, so only one thread uses the state machine. There is no polling: a thread waits for each process
-to end, and a worker that waits for a seat is answered in the same turn of the loop.
+All events go through one queue, so only one thread uses the state machine. There is no polling: a
+thread waits for each process to end, and a worker that waits for a seat is answered in the same
+turn of the loop.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ Event = Callable[[float], list[Decision]]
 
 
 def run_elastic(args: argparse.Namespace) -> int:
-    """Run an elastic job for horovodrun, with what its parse_args() returned, and return its exit code."""
+    """Run an elastic job for horovodrun, with what its parse_args() returned,
+    and return its exit code.
+    """
     from horovod.runner.common.util import config_parser
 
     environ = dict(os.environ)
@@ -59,7 +63,8 @@ def run_elastic(args: argparse.Namespace) -> int:
 
 
 def run(settings: Settings) -> int | Network:
-    """Run a job to its end, and return its exit code, or its network if Horovod's own driver is to run it.
+    """Run a job to its end, and return its exit code, or its network if Horovod's own driver is to
+    run it.
 
     Raises:
         ConfigError: there are no hosts, one has no address, or they are unreachable.
@@ -76,7 +81,9 @@ def run(settings: Settings) -> int | Network:
 
 
 def drive(driver: Driver, hosts: dict[str, int], source: HostSource | None) -> int | None:
-    """Run a driver to its end, with this process's signals, and close it; arguments and result are those of Driver.run."""
+    """Run a driver to its end, with this process's signals, and close it;
+    arguments and result are those of Driver.run.
+    """
     with contextlib.ExitStack() as stack:
         stack.callback(driver.close)
         if threading.current_thread() is threading.main_thread():  # only there may handlers be set
@@ -92,7 +99,10 @@ def _first_hosts(settings: Settings, discovery: Discovery | None, output: Output
     reported = False
     while not (hosts := discovery.ask()):
         if time.monotonic() > end:
-            raise ConfigError(f"--host-discovery-script '{settings.script}' named no host for {settings.rules.timeout_s:g} s.")
+            raise ConfigError(
+                f"--host-discovery-script '{settings.script}' named no host for"
+                f" {settings.rules.timeout_s:g} s."
+            )
         if not reported:
             output.say(f"'{settings.script}' names no host yet; asking every second")
         reported = True
@@ -116,7 +126,9 @@ def _signals(driver: Driver) -> Iterator[None]:
 class Driver:
     """One job's loop and its parts: server, processes, and workers waiting for an answer."""
 
-    def __init__(self, settings: Settings, network: Network, output: Output, backend: Backend) -> None:
+    def __init__(
+        self, settings: Settings, network: Network, output: Output, backend: Backend
+    ) -> None:
         self._settings = settings
         self._backend = backend
         self._network = network
@@ -129,14 +141,18 @@ class Driver:
         self._started = time.strftime("%Y-%m-%d_%H-%M-%S")
         self._refused: set[str] = set()
         self.state_machine = StateMachine(settings.rules, time.monotonic())
-        self._server = Server(network.address, self._secret, self._on_join, self._on_beat, self._on_unseated)
+        self._server = Server(
+            network.address, self._secret, self._on_join, self._on_beat, self._on_unseated
+        )
 
     def post(self, event: Event) -> None:
         """Queue an event for the loop; called from any thread, and from signal handlers."""
         self._inbox.put(event)
 
     def run(self, hosts: dict[str, int], source: HostSource | None) -> int | None:
-        """Run the job; return its exit code, or None if its script calls hvd.init() itself (`passes_on`)."""
+        """Run the job; return its exit code,
+        or None if its script calls hvd.init() itself (`passes_on`).
+        """
         self._on_hosts(hosts)
         if source is not None:
             source.watch(hosts, self._on_hosts, self._output.say)
@@ -152,7 +168,9 @@ class Driver:
         over = self.state_machine.job.over
         assert over is not None
         self._output.drain(_DRAIN_S)
-        self._output.say(over.why if not over.code else f"the job ends with exit code {over.code}: {over.why}")
+        self._output.say(
+            over.why if not over.code else f"the job ends with exit code {over.code}: {over.why}"
+        )
         return over.code
 
     def close(self) -> None:
@@ -165,12 +183,16 @@ class Driver:
     # ---- events from other threads
 
     def _on_hosts(self, hosts: dict[str, int]) -> None:
-        reachable = {host: slots for host, slots in hosts.items() if not self._network.is_closed or is_local(host)}
+        reachable = {
+            host: slots
+            for host, slots in hosts.items()
+            if not self._network.is_closed or is_local(host)
+        }
         for host in hosts.keys() - reachable.keys() - self._refused:
             self._refused.add(host)
             self._output.say(
-                f"{host} is ignored: the job started on this host only, at {self._network.address}; start it with "
-                "--network-interfaces driver=NAME to allow other hosts later"
+                f"{host} is ignored: the job started on this host only, at {self._network.address};"
+                " start it with --network-interfaces driver=NAME to allow other hosts later"
             )
         self.post(lambda now: self.state_machine.hosts(now, reachable))
 
@@ -181,7 +203,9 @@ class Driver:
             self._asking[content["worker"]] = request
             if content["generation"] == self._generation:
                 self._server.give_up(self._generation)
-            return self.state_machine.joined(now, content["worker"], content["commit"], content["generation"])
+            return self.state_machine.joined(
+                now, content["worker"], content["commit"], content["generation"]
+            )
 
         self.post(event)
 
@@ -237,16 +261,27 @@ class Driver:
             self._output.say(f"{start.worker} is started: {' '.join(self._settings.command)}")
         on_exit = functools.partial(self._on_exit, start.worker)
         try:
-            self._processes[start.worker] = self._backend.start(start, self._given(start), self._output, on_exit)
+            self._processes[start.worker] = self._backend.start(
+                start, self._given(start), self._output, on_exit
+            )
         except OSError as error:
             self._output.say(f"{start.worker} cannot be started: {error}")
             self._on_exit(start.worker, 127)
 
     def _given(self, start: Start) -> Mapping[str, str]:
-        """Return the job's variables in a worker's environment. The numbers are placeholders until it has a seat."""
+        """Return the job's variables in a worker's environment.
+        The numbers are placeholders until it has a seat.
+        """
         np = self._settings.rules.np
         rank = np if start.first is None else start.first
-        numbers = {"RANK": rank, "SIZE": max(np, rank + 1), "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+        numbers = {
+            "RANK": rank,
+            "SIZE": max(np, rank + 1),
+            "LOCAL_RANK": 0,
+            "LOCAL_SIZE": 1,
+            "CROSS_RANK": 0,
+            "CROSS_SIZE": 1,
+        }
         return {f"HOROVOD_{name}": str(value) for name, value in numbers.items()} | {
             SECRET: self._secret,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._network.address,

@@ -34,19 +34,28 @@ def parse(text: str, default_slots: int | None, source: str) -> dict[str, int]:
             continue
         if line.count(":") > 1:
             raise ConfigError(
-                f"{source} says '{line.strip()}', an IPv6 address. Horovod's ranks connect over IPv4: give the host's "
-                "IPv4 address, or a name that has one, as 'name:slots'."
+                f"{source} says '{line.strip()}', an IPv6 address. Horovod's ranks connect over"
+                " IPv4: give the host's IPv4 address, or a name that has one, as 'name:slots'."
             )
         count = slots.strip() if colon else str(1 if default_slots is None else default_slots)
-        if not host or not count.isdecimal() or any(c.isspace() for c in host) or host.startswith("-"):
-            raise ConfigError(f"{source} says '{line}'; each host must be 'name:slots' or 'name', one per line.")
+        if (
+            not host
+            or not count.isdecimal()
+            or any(c.isspace() for c in host)
+            or host.startswith("-")
+        ):
+            raise ConfigError(
+                f"{source} says '{line}'; each host must be 'name:slots' or 'name', one per line."
+            )
         if int(count):
             hosts[host] = int(count)
     return hosts
 
 
 class Discovery:
-    """Runs a host discovery script, a shell command that prints hosts, in its own thread; arguments as those of `parse`."""
+    """Runs a host discovery script, a shell command that prints hosts, in its own thread;
+    arguments as those of `parse`.
+    """
 
     def __init__(self, script: str, default_slots: int | None) -> None:
         self._script = script
@@ -66,24 +75,40 @@ class Discovery:
                 return {}
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(
-                self._script, shell=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+                self._script,
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                text=True,
+                start_new_session=True,
             )
         try:
             out, err = self._process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._kill()
             self._process.communicate()
-            raise ConfigError(f"--host-discovery-script '{self._script}' took more than {TIMEOUT_S:g} s.") from None
+            raise ConfigError(
+                f"--host-discovery-script '{self._script}' took more than {TIMEOUT_S:g} s."
+            ) from None
         if self._process.returncode:
             said = " ".join(err.split())[-200:]
             raise ConfigError(
-                f"--host-discovery-script '{self._script}' ended with exit code {self._process.returncode}; it must print "
-                f"hosts, one per line, and end with 0. Its error output: {said or 'none'}"
+                f"--host-discovery-script '{self._script}' ended with exit code"
+                f" {self._process.returncode}; it must print hosts, one per line, and end with 0."
+                f" Its error output: {said or 'none'}"
             )
         return parse(out, self._slots, f"--host-discovery-script '{self._script}'")
 
-    def watch(self, known: dict[str, int], on_change: Callable[[dict[str, int]], None], say: Callable[[str], None]) -> None:
-        """Run the script every second from now on; report a failure once and keep the last result."""
+    def watch(
+        self,
+        known: dict[str, int],
+        on_change: Callable[[dict[str, int]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Run the script every second from now on;
+        report a failure once and keep the last result.
+        """
 
         def run() -> None:
             last, failing = list(known.items()), False
@@ -97,9 +122,14 @@ class Discovery:
                     continue
                 if self._stop.is_set():
                     return
-                if not hosts:  # empty output is a failure, as of a cloud's API: a job is not ended by removing all hosts
+                # empty output is a failure, as of a cloud's API: a job is not ended by removing all
+                # hosts
+                if not hosts:
                     if not failing:
-                        say(f"--host-discovery-script '{self._script}' names no host. The hosts stay unchanged")
+                        say(
+                            f"--host-discovery-script '{self._script}' names no host. The hosts"
+                            " stay unchanged"
+                        )
                     failing = True
                     continue
                 if failing:
@@ -109,7 +139,11 @@ class Discovery:
                     last = list(hosts.items())
                     on_change(hosts)
 
-        start_thread("hosts", run, printed("The hosts stay unchanged until the script has run again.", retry_s=EVERY_S))
+        start_thread(
+            "hosts",
+            run,
+            printed("The hosts stay unchanged until the script has run again.", retry_s=EVERY_S),
+        )
 
     def close(self) -> None:
         """Stop; end the script if it is running."""

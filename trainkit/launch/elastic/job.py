@@ -17,21 +17,26 @@ class Job:
         self.rules = rules
         self.now = now
         self.generation = 0  # number of the newest generation, 0 before the first
-        self.over: Over | None = None  # how the job ended; None while it runs. Its processes may outlive that.
+        # how the job ended; None while it runs. Its processes may outlive that.
+        self.over: Over | None = None
         self.workers: dict[str, Worker] = {}  # workers with a live process, by name
         self.hosts: dict[str, int] = {}  # slots by host, in the order in which they are filled
-        self.slots: dict[tuple[str, int], Slot] = {}  # slots by host and number, including those of removed hosts
+        # slots by host and number, including those of removed hosts
+        self.slots: dict[tuple[str, int], Slot] = {}
         self.away: dict[str, Away] = {}  # hosts to which no connection can be made, by name
         self.members: set[str] = set()  # members of the newest generation that are not done
         self.failed: set[int] = set()  # numbers of the generations of which a member crashed
-        self.changes: list[tuple[str, float]] = []  # (event, time) since the newest generation was formed
+        # (event, time) since the newest generation was formed
+        self.changes: list[tuple[str, float]] = []
         self.short_s = 0.0  # seconds with too few workers since a generation was last formed
         self.stop: signal.Signals | None = None  # the signal that ends the job
         self.codes: list[int] = []  # exit codes, since that signal, of workers that ever had a seat
         self.done_at: float | None = None  # time at which the first worker was done
-        self.main_code: int | None = None  # exit code of rank 0 of the newest generation, once it has ended
+        # exit code of rank 0 of the newest generation, once it has ended
+        self.main_code: int | None = None
         self.preempted = False  # whether the last lost worker left voluntarily
-        self.stall: tuple[Stall, float] | None = None  # the current stall, and the time at which to act on it
+        # the current stall, and the time at which to act on it
+        self.stall: tuple[Stall, float] | None = None
         self.out: list[Decision] = []  # decisions not yet returned
 
     # ---- questions
@@ -54,21 +59,26 @@ class Job:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the job is ending: no workers are started, but the present ones may still form a generation."""
+        """Whether the job is ending: no workers are started,
+        but the present ones may still form a generation.
+        """
         return self.stop is not None or self.done_at is not None
 
     @property
     def is_broken(self) -> bool:
         """Whether a member of the newest generation is lost, must leave, or waits for the next."""
         return any(
-            m not in self.workers or self.workers[m].phase != "running" or self.workers[m].unwanted for m in self.members
+            m not in self.workers or self.workers[m].phase != "running" or self.workers[m].unwanted
+            for m in self.members
         )
 
     @property
     def may_form(self) -> bool:
         """Whether the limits of changes and of failures allow one more generation."""
         limit, failures = self.rules.reset_limit, self.rules.max_failures
-        may = (limit is None or self.generation - 1 < limit) and (failures is None or len(self.failed) <= failures)
+        may = (limit is None or self.generation - 1 < limit) and (
+            failures is None or len(self.failed) <= failures
+        )
         return self.is_ending or may
 
     @property
@@ -85,7 +95,9 @@ class Job:
         self.out.append(Say(text))
 
     def kill(self, w: Worker, fate: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a worker a signal that ends it; with a `fate` (the text of its report), this counts as a crash."""
+        """Send a worker a signal that ends it;
+        with a `fate` (the text of its report), this counts as a crash.
+        """
         w.phase, w.fate = "ending", fate
         w.term_at, w.kill_at = None, self.now + self.rules.term_s
         self.out.append(Send(w.name, number))
@@ -98,12 +110,15 @@ class Job:
                 w.term_at, w.kill_at = None, now + self.rules.stop_s
 
     def end(self, code: int | None, why: str) -> None:
-        """Declare the job over; workers that join get an answer to end, the others get signals after a while."""
+        """Declare the job over; workers that join get an answer to end,
+        the others get signals after a while.
+        """
         if self.over is None:
             self.over = Over(code, why)
             for w in self.workers.values():
                 if w.term_at is None and w.kill_at is None:
-                    w.term_at = self.now + (self.rules.end_s if w.seat is not None else 0.0)  # no seat: nothing to save
+                    # no seat: nothing to save
+                    w.term_at = self.now + (self.rules.end_s if w.seat is not None else 0.0)
 
     def lose(self, w: Worker, text: str) -> None:
         """Report a worker that was lost unexpectedly."""
@@ -111,7 +126,10 @@ class Job:
         if not others:
             rest = "no rank is left"
         elif others < self.need:
-            rest = f"{plural(others, 'rank')} {'waits' if others == 1 else 'wait'} for {self.need - others} more"
+            rest = (
+                f"{plural(others, 'rank')} {'waits' if others == 1 else 'wait'} for"
+                f" {self.need - others} more"
+            )
             rest += f" ({self.rules.words.min_np})"
         else:
             rest = f"{plural(others, 'rank')} {'continues' if others == 1 else 'continue'}"
@@ -120,17 +138,30 @@ class Job:
             self.changes.append((f"{w} {text}", self.now))
 
     def miss(self, w: Worker) -> None:
-        """Note that a worker's host could not be reached: it is tried again, for as long as it is one of the job's hosts."""
+        """Note that a worker's host could not be reached:
+        it is tried again, for as long as it is one of the job's hosts.
+        """
         away = self.away.setdefault(w.host, Away())
         tried = {host for (host, _), slot in self.slots.items() if slot.count}
-        if not self.generation and tried <= self.away.keys() and not self.alive("starting", "waiting"):
-            self.end(1, f"no host can be {self.rules.words.reached} ({', '.join(sorted(tried))}): see the output above")
+        if (
+            not self.generation
+            and tried <= self.away.keys()
+            and not self.alive("starting", "waiting")
+        ):
+            self.end(
+                1,
+                f"no host can be {self.rules.words.reached} ({', '.join(sorted(tried))}): see the"
+                " output above",
+            )
         elif away.ready_at <= self.now:  # not another worker of the same try
             first, longest = self.rules.pause_s
             before, away.pause_s = away.pause_s, min(longest, 2 * away.pause_s) or first
             away.ready_at = self.now + away.pause_s
             if away.pause_s != before:
-                self.say(f"{w.host} cannot be {self.rules.words.reached}; it is tried again in {away.pause_s:g} s")
+                self.say(
+                    f"{w.host} cannot be {self.rules.words.reached}; it is tried again in"
+                    f" {away.pause_s:g} s"
+                )
 
     def count_crash(self, w: Worker, text: str) -> None:
         """Count a worker's crash: its slot is refilled at once, after a pause, or never again."""
@@ -139,12 +170,20 @@ class Job:
         self.failed |= {self.generation} if w.name in self.members else set()
         tried = [s for s in self.slots.values() if s.count]
         if not self.generation and all(s.crashes for s in tried) and not self.alive("waiting"):
-            self.end(1, f"no worker got as far as a rank; the last one, {w.name}, {text}: see its output")
+            self.end(
+                1, f"no worker got as far as a rank; the last one, {w.name}, {text}: see its output"
+            )
         elif slot.crashes >= self.rules.crashes:
             slot.given_up = True
-            self.say(f"slot {w.slot} of {w.host} is given up: {slot.crashes} crashes without a step in between")
+            self.say(
+                f"slot {w.slot} of {w.host} is given up: {slot.crashes} crashes without a step in"
+                " between"
+            )
         elif slot.crashes > 1:
             first, longest = self.rules.pause_s
             pause = min(longest, first * 2 ** (slot.crashes - 2))
             slot.ready_at = self.now + pause
-            self.say(f"slot {w.slot} of {w.host} is filled again in {pause:g} s: crash {slot.crashes} in a row")
+            self.say(
+                f"slot {w.slot} of {w.host} is filled again in {pause:g} s: crash {slot.crashes} in"
+                " a row"
+            )

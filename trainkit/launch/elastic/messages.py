@@ -10,7 +10,9 @@ from trainkit.launch.elastic.upstream import WHY
 
 @dataclass(frozen=True)
 class Words:
-    """The names of a job's options, and of its links to hosts, in its messages; by default horovodrun's, and ssh."""
+    """The names of a job's options, and of its links to hosts, in its messages;
+    by default horovodrun's, and ssh.
+    """
 
     np: str = "-np"
     min_np: str = "--min-np"
@@ -27,23 +29,28 @@ class Rules:
 
     np: int  # ranks of the first generation
     min_np: int  # minimum number of ranks of later generations, 1 to np
-    max_np: int | None = None  # maximum number of ranks of a generation, np or more; None: as many as there are slots
-    timeout_s: float = 600.0  # the job fails after this time with too few workers present or starting
+    # maximum number of ranks of a generation, np or more; None: as many as there are slots
+    max_np: int | None = None
+    # the job fails after this time with too few workers present or starting
+    timeout_s: float = 600.0
     reset_limit: int | None = None  # maximum number of generations after the first; None: no limit
     # the pause before the second replacement of a slot's worker, and the longest pause
     pause_s: tuple[float, float] = (1.0, 60.0)
     leave_s: float = 30.0  # time for a worker to leave after its slot was removed
-    # time that workers may wait in a collective after the first one is done, since that one will not join it
+    # time that workers may wait in a collective after the first one is done, since that one will
+    # not join it
     finish_s: float = 30.0
     stop_s: float = 30.0  # time for all workers to end after a signal
     end_s: float = 10.0  # time for the other workers to end after a failure
     term_s: float = 10.0  # time between SIGTERM and SIGKILL
     start_s: float = 600.0  # time for a process to join
-    # time that replacements wait for each other if all workers were lost, so that none has state to resume from
+    # time that replacements wait for each other if all workers were lost, so that none has state to
+    # resume from
     fresh_s: float = 10.0
     dump_s: float = 2.0  # time between the request for stacks and the action on a stall
     crashes: int = 5  # maximum number of crashes of a slot while the job's step does not advance
-    max_failures: int | None = None  # maximum number of generations that end by a crash; None: no limit
+    # maximum number of generations that end by a crash; None: no limit
+    max_failures: int | None = None
     words: Words = Words()
 
     @property
@@ -54,7 +61,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class Start:
-    """Start a process. `first` is its number among those of the first generation, from 0; None: a later one."""
+    """Start a process. `first` is its number among those of the first generation, from 0;
+    None: a later one.
+    """
 
     worker: str
     host: str
@@ -82,7 +91,9 @@ Decision = Start | Send | Say
 
 @dataclass(frozen=True)
 class Over:
-    """How a job ended: horovodrun's exit code (None: Horovod's own driver takes the job), and the reason."""
+    """How a job ended: horovodrun's exit code (None: Horovod's own
+    driver takes the job), and the reason.
+    """
 
     code: int | None
     why: str

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from trainkit.errors import ConfigError
 
-FINDS_INTERFACE = "TRAINKIT_FINDS_INTERFACE"  # "1" in a worker's environment: it looks for its interface itself
+# "1" in a worker's environment: it looks for its interface itself
+FINDS_INTERFACE = "TRAINKIT_FINDS_INTERFACE"
 DRIVER = "driver="  # before the name of the driver's interface
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -31,7 +32,8 @@ class Network:
     address: str  # IPv4 address of the rendezvous server
     # network interfaces of workers that do not look for their own; Gloo uses the first, NCCL all
     interfaces: tuple[str, ...]
-    # whether the address is unreachable from other hosts; never set for an interface chosen by the user
+    # whether the address is unreachable from other hosts; never set for an interface chosen by the
+    # user
     is_closed: bool = False
 
 
@@ -51,7 +53,8 @@ def is_local(host: str) -> bool:
 
 
 def check_names(hosts: Iterable[str]) -> None:
-    """Check that all these hosts' names are known here: ssh would be tried with them until the job's time is over.
+    """Check that all these hosts' names are known here: ssh would be tried with them until the
+    job's time is over.
 
     Raises:
         ConfigError: a name has no address, and is not an alias of ssh's configuration.
@@ -62,18 +65,30 @@ def check_names(hosts: Iterable[str]) -> None:
         except OSError as error:
             if not is_local(host) and not _has_alias(host):
                 raise ConfigError(
-                    f"--hosts names '{host}', of which no address can be looked up here: {error}. Correct the name, or give "
-                    "the host's address; an alias of ~/.ssh/config is legal, too."
+                    f"--hosts names '{host}', of which no address can be looked up here: {error}."
+                    " Correct the name, or give the host's address; an alias of ~/.ssh/config is"
+                    " legal, too."
                 ) from None
 
 
 def _has_alias(host: str) -> bool:
-    """Return whether ssh's configuration leads to a host by another name, or through another host."""
+    """Return whether ssh's configuration leads to a host by another name,
+    or through another host.
+    """
     if (ssh := shutil.which("ssh")) is None:
         return False
-    done = subprocess.run([ssh, "-G", host], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=10)
+    done = subprocess.run(
+        [ssh, "-G", host],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10,
+    )
     known = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-    return known.get("hostname", host) != host.lower() or not known.keys().isdisjoint(("proxyjump", "proxycommand"))
+    return known.get("hostname", host) != host.lower() or not known.keys().isdisjoint(
+        ("proxyjump", "proxycommand")
+    )
 
 
 def choose(hosts: Iterable[str], interfaces: Sequence[str], driver: str | None = None) -> Network:
@@ -101,7 +116,8 @@ def choose(hosts: Iterable[str], interfaces: Sequence[str], driver: str | None =
 
 
 def worker_interface(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a worker's interface, if it looks for it itself; check that a named one is here.
+    """Return the variables of a worker's interface, if it looks for it itself; check that a named
+    one is here.
 
     Args:
         environ: the worker's, as the driver has set it.
@@ -133,10 +149,13 @@ def _unreachable(host: str, error: OSError) -> str:
     try:
         (*_, (address, *_)), *_ = socket.getaddrinfo(host, None, socket.AF_INET6)
     except OSError:
-        return f"There is no route to host '{host}': {error}. Use names that resolve here, or set --network-interface."
+        return (
+            f"There is no route to host '{host}': {error}. Use names that resolve here, or set"
+            " --network-interface."
+        )
     return (
-        f"Host '{host}' has an IPv6 address alone here ({address}). Horovod's ranks connect over IPv4: give it an IPv4 "
-        "address, and a name that has one."
+        f"Host '{host}' has an IPv6 address alone here ({address}). Horovod's ranks connect over"
+        " IPv4: give it an IPv4 address, and a name that has one."
     )
 
 
@@ -153,9 +172,10 @@ def address_of(interface: str) -> str:
         except OSError as error:
             known = ", ".join(name for _, name in socket.if_nameindex())
             raise ConfigError(
-                f"--network-interface is '{interface}', which has no IPv4 address here ({error.strerror}); interfaces: {known} "
-                f"(on {socket.gethostname()}). If the driver's has another name than the workers', give it apart: "
-                f"--network-interfaces {DRIVER}NAME, or {DRIVER}NAME,NAME."
+                f"--network-interface is '{interface}', which has no IPv4 address here"
+                f" ({error.strerror}); interfaces: {known} (on {socket.gethostname()}). If the"
+                " driver's has another name than the workers', give it apart: --network-interfaces"
+                f" {DRIVER}NAME, or {DRIVER}NAME,NAME."
             ) from None
 
 
@@ -167,5 +187,6 @@ def _interface_of(address: str) -> str:
         except ConfigError:
             continue
     raise ConfigError(
-        f"No interface has the address {address}, by which this host reaches the others; set --network-interface."
+        f"No interface has the address {address}, by which this host reaches the others; set"
+        " --network-interface."
     )

@@ -20,8 +20,8 @@ class Output:
     """Writes the workers' lines to the screen and to files.
 
     Args:
-        folder: a folder for files "worker.<host>-<slot>-<count>/stdout" and "stderr", in addition to the screen; None: no
-            files.
+        folder: a folder for files "worker.<host>-<slot>-<count>/stdout" and "stderr", in addition
+            to the screen; None: no files.
         with_time: whether each line starts with the time.
         instead: an open file that takes the place of this process's output and errors, or None.
     """
@@ -46,7 +46,9 @@ class Output:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all output is written, with a time limit: processes left behind by a worker may hold a pipe open."""
+        """Wait until all output is written, with a time limit:
+        processes left behind by a worker may hold a pipe open.
+        """
         end = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
@@ -63,7 +65,9 @@ class Output:
                 stack.enter_context(file)
             for line in _lines(pipe):
                 when = time.asctime() if self._with_time else ""
-                self._write(screen, file, f"{when}[{self._labels.get(worker, worker)}]<{name}>:{line}")
+                self._write(
+                    screen, file, f"{when}[{self._labels.get(worker, worker)}]<{name}>:{line}"
+                )
 
     def _open(self, worker: str, name: str) -> TextIO | None:
         if self._folder is None:
@@ -73,25 +77,33 @@ class Output:
             folder.mkdir(parents=True, exist_ok=True)
             return (folder / name).open("w", encoding="utf-8")
         except OSError as error:  # a full disk must not stop the workers, whose pipe is read here
-            self.say(f"{folder / name} could not be opened, and stays without the output of {worker}: {error}")
+            self.say(
+                f"{folder / name} could not be opened, and stays without the output of {worker}:"
+                f" {error}"
+            )
             return None
 
     def _write(self, screen: TextIO, file: TextIO | None, text: str) -> None:
         with self._lock:
             for target in (screen, file):
                 if target is not None:
-                    with contextlib.suppress(OSError, ValueError):  # a closed reader must not stop the workers
+                    # a closed reader must not stop the workers
+                    with contextlib.suppress(OSError, ValueError):
                         target.write(text)
                         target.flush()
 
 
 def _lines(pipe: IO[bytes]) -> Iterator[str]:
-    """Yield lines as they arrive; progress bars end theirs with a carriage return, ssh with that and a line feed: one end."""
+    """Yield lines as they arrive; progress bars end theirs with a carriage return,
+    ssh with that and a line feed: one end.
+    """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     rest = ""
     while True:
         chunk = pipe.read1(2**16)  # type: ignore[attr-defined]
-        *whole, rest = re.split(r"(?<=\n)|(?<=\r)(?!\n)", rest + decoder.decode(chunk, final=not chunk))
+        *whole, rest = re.split(
+            r"(?<=\n)|(?<=\r)(?!\n)", rest + decoder.decode(chunk, final=not chunk)
+        )
         yield from (line.replace("\r\n", "\n") for line in whole if line)
         if not chunk:
             break

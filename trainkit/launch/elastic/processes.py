@@ -21,7 +21,8 @@ from trainkit.safety.threads import printed, start_thread, start_timer
 
 _SSH_S = 5.0  # time for ssh to end after its worker was sent SIGKILL
 
-# Called with the exit code in the state machine's form: minus a signal's number, None for a lost connection.
+# Called with the exit code in the state machine's form: minus a signal's number, None for a lost
+# connection.
 OnExit = Callable[[int | None], None]
 
 
@@ -30,13 +31,16 @@ class Reaper:
 
     def __init__(self) -> None:
         command = [sys.executable, "-S", "-E", str(Path(reaper_program.__file__))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, text=True, start_new_session=True
+        )
         self._lock = threading.Lock()
 
     def tell(self, sign: str, group: int) -> None:
         """Report that a process group has started ("+") or ended ("-")."""
         assert self._process.stdin is not None
-        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):  # a killed reaper: the driver still works
+        # a killed reaper: the driver still works
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(f"{sign}{group}\n")
             self._process.stdin.flush()
 
@@ -51,9 +55,13 @@ class Reaper:
 class Process:
     """A worker's process on this host, with this complete environment; base of the remote one."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], stdin: int = subprocess.DEVNULL) -> None:
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], stdin: int = subprocess.DEVNULL
+    ) -> None:
         pipe = subprocess.PIPE
-        self.popen = subprocess.Popen(command, env=environ, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)
+        self.popen = subprocess.Popen(
+            command, env=environ, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True
+        )
         self._lock = threading.Lock()
         self._ended = False
 
@@ -68,7 +76,8 @@ class Process:
             with self._lock:
                 self._ended = True
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.popen.pid, signal.SIGKILL)  # its children; wait() has not freed the number yet
+                    # its children; wait() has not freed the number yet
+                    os.killpg(self.popen.pid, signal.SIGKILL)
                 code = self.popen.wait()
             reaper.tell("-", self.popen.pid)
             on_exit(self._ended_with(code))
@@ -91,11 +100,18 @@ class RemoteProcess(Process):
     """A worker's process on another host (remote.py), to which `environ` is sent."""
 
     def __init__(
-        self, host: str, port: int | None, identity_file: str | None, command: Sequence[str], environ: Mapping[str, str]
+        self,
+        host: str,
+        port: int | None,
+        identity_file: str | None,
+        command: Sequence[str],
+        environ: Mapping[str, str],
     ) -> None:
         mark = f"go-{secrets.token_hex(8)}"
         host_keys = os.environ.get("TRAINKIT_SSH_HOST_KEYS", "accept-new")
-        super().__init__(ssh_command(host, port, identity_file, mark, host_keys), os.environ, subprocess.PIPE)
+        super().__init__(
+            ssh_command(host, port, identity_file, mark, host_keys), os.environ, subprocess.PIPE
+        )
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._lines.put(first_lines(environ, os.getcwd(), command, mark))
         broken = printed(f"The ssh connection to {host} is closed.", then=self.popen.kill)
@@ -106,7 +122,12 @@ class RemoteProcess(Process):
         self._lines.put(f"{number.name.removeprefix('SIG')}\n")
         if number == signal.SIGKILL:
             kill = functools.partial(super().send, number)  # the host may be down
-            start_timer("kill ssh", _SSH_S, kill, printed(f"ssh, process {self.popen.pid}, may still run: kill it."))
+            start_timer(
+                "kill ssh",
+                _SSH_S,
+                kill,
+                printed(f"ssh, process {self.popen.pid}, may still run: kill it."),
+            )
 
     def _write(self) -> None:
         assert self.popen.stdin is not None
@@ -121,7 +142,9 @@ class RemoteProcess(Process):
 
 
 def code_of(code: int) -> int:
-    """Return minus the signal's number if a shell's exit code encodes a signal, 128 + number; other codes unchanged."""
+    """Return minus the signal's number if a shell's exit code encodes a signal, 128 + number;
+    other codes unchanged.
+    """
     with contextlib.suppress(ValueError):
         return -signal.Signals(code - 128)
     return code

@@ -1,8 +1,9 @@
-"""Ends the workers of a killed driver: a separate process that outlives the driver, run as a script.
+"""Ends the workers of a killed driver: a separate process that outlives the driver, run as a
+script.
 
-The driver writes "+<process group>" when a worker on this host starts and "-<process group>" when it has ended. When the pipe
-closes, the driver has ended; if it was killed, groups remain: they get SIGTERM, and after 30 s SIGKILL. Standard library only,
-for an instant start.
+The driver writes "+<process group>" when a worker on this host starts and "-<process group>" when
+it has ended. When the pipe closes, the driver has ended; if it was killed, groups remain: they get
+SIGTERM, and after 30 s SIGKILL. Standard library only, for an instant start.
 """
 
 from __future__ import annotations

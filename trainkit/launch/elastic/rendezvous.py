@@ -1,10 +1,11 @@
-"""The rendezvous server of an elastic job: a key-value store for Gloo's ranks, and the workers' requests.
+"""The rendezvous server of an elastic job: a key-value store for Gloo's ranks, and the workers'
+requests.
 
     GET, PUT, DELETE /scope/key         values are bytes; 410 for a value that will never be stored
     POST /elastic/join, /elastic/beat   JSON; passed to the driver's loop, which answers now or later
 
-Unsigned and repeated requests (signing.py) get 403 and no information. The server listens at one address, that of the job's
-interface.
+Unsigned and repeated requests (signing.py) get 403 and no information. The server listens at one
+address, that of the job's interface.
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ class Server:
     Args:
         address: address to listen at; the system chooses the port.
         secret: the job's secret, see signing.py.
-        on_join, on_beat: called with a request in its own thread; they pass it on and return at once.
-        on_unseated: called in a request's thread when a value of no generation is stored: by hvd.init() without a seat.
+        on_join, on_beat: called with a request in its own thread; they pass it on and return at
+            once.
+        on_unseated: called in a request's thread when a value of no generation is stored: by
+            hvd.init() without a seat.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class Server:
             return self._store.get(scope, {}).get(key)
 
     def give_up(self, generation: int) -> None:
-        """Tell ranks still searching for each other in this generation at once that it will never be complete."""
+        """Tell ranks still searching for each other in this generation
+        at once that it will never be complete.
+        """
         self._given_up = max(self._given_up, generation)
 
     def is_given_up(self, scope: str) -> bool:
@@ -106,8 +111,8 @@ class Server:
     def delete(self, scope: str, key: str) -> None:
         """Delete a value, unless it belongs to a generation.
 
-        Each Gloo rank deletes its own value once it has found all others, which may not have found it yet: such values stay
-        until `forget`.
+        Each Gloo rank deletes its own value once it has found all others, which may not have found
+        it yet: such values stay until `forget`.
         """
         with self._lock:
             if generation_of(scope) is None:
@@ -134,7 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     owner: Server
     server: Connections
-    _nonce: str | None = None  # of the present request, if it is signed; then its answer is signed too
+    # of the present request, if it is signed; then its answer is signed too
+    _nonce: str | None = None
 
     def do_GET(self) -> None:
         """Answer with a value, or 404; with 410 if it will never come."""
@@ -142,7 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         value = self.owner.get(*place)
         if value is None:
-            self._send(HTTPStatus.GONE if self.owner.is_given_up(place[0]) else HTTPStatus.NOT_FOUND)
+            self._send(
+                HTTPStatus.GONE if self.owner.is_given_up(place[0]) else HTTPStatus.NOT_FOUND
+            )
         else:
             self._send(HTTPStatus.OK, value)
 
@@ -171,7 +179,10 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             request = Request(_checked(self.path, json.loads(body)))
         except (ValueError, TypeError, KeyError) as error:
-            self._send(HTTPStatus.BAD_REQUEST, f"not a request that this driver understands: {error!r}".encode())
+            self._send(
+                HTTPStatus.BAD_REQUEST,
+                f"not a request that this driver understands: {error!r}".encode(),
+            )
             return
         hand_on(request)
         self._send(HTTPStatus.OK, json.dumps(request.wait(POLL_S) or {"answer": "wait"}).encode())
@@ -207,8 +218,12 @@ class _Handler(BaseHTTPRequestHandler):
         head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: {len(body)}\r\n"
         head += "Connection: close\r\n" if self.close_connection else ""
         if self._nonce is not None:
-            head += f"{HEADER}: {sign(self.owner.secret, answer_to(status), self.path, self._nonce, body)}\r\n"
-        self.wfile.write(head.encode() + b"\r\n" + body)  # one write: a second would wait for the first one's ACK
+            head += (
+                f"{HEADER}:"
+                f" {sign(self.owner.secret, answer_to(status), self.path, self._nonce, body)}\r\n"
+            )
+        # one write: a second would wait for the first one's ACK
+        self.wfile.write(head.encode() + b"\r\n" + body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
         """Log nothing: Gloo polls a hundred times a second."""

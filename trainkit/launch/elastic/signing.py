@@ -1,12 +1,14 @@
-"""Signatures of what goes to and from a job's rendezvous server: HMAC-SHA256, as made by Horovod's side (C++ and runner).
+"""Signatures of what goes to and from a job's rendezvous server: HMAC-SHA256, as made by Horovod's
+side (C++ and runner).
 
     X-Horovod-Nonce: CLIENT.COUNT     hex digits that a client has drawn, and a number that grows with each of its requests
-    X-Horovod-Signature: hex(hmac_sha256(key=secret as ASCII, METHOD + "\\n" + TARGET + "\\n" + NONCE + "\\n" + BODY))
+    X-Horovod-Signature: hex(hmac_sha256(key=secret as ASCII, METHOD + "\\n" + TARGET + "\\n" +
+    NONCE + "\\n" + BODY))
 
-TARGET is the path of the request line ("/scope/key"), BODY the raw bytes, empty for GET and DELETE. An answer to a signed
-request is signed likewise, with "ANSWER <status>" for the method and the request's nonce, so neither can be replayed. The
-secret is a text of 64 hex digits drawn by a job's launcher; it reaches processes through their environment, never through a
-command line.
+TARGET is the path of the request line ("/scope/key"), BODY the raw bytes, empty for GET and DELETE.
+An answer to a signed request is signed likewise, with "ANSWER <status>" for the method and the
+request's nonce, so neither can be replayed. The secret is a text of 64 hex digits drawn by a job's
+launcher; it reaches processes through their environment, never through a command line.
 """
 
 from __future__ import annotations
@@ -39,11 +41,17 @@ def sign(secret: str, method: str, target: str, nonce: str, body: bytes = b"") -
     return hmac.new(secret.encode("ascii"), head + body, "sha256").hexdigest()
 
 
-def is_signed(secret: str, method: str, target: str, nonce: str | None, body: bytes, signature: str | None) -> bool:
-    """Return whether `signature` is correct and `nonce` has its form: the headers' values, or None without one."""
+def is_signed(
+    secret: str, method: str, target: str, nonce: str | None, body: bytes, signature: str | None
+) -> bool:
+    """Return whether `signature` is correct and `nonce` has its form:
+    the headers' values, or None without one.
+    """
     if signature is None or nonce is None or _NONCE.fullmatch(nonce) is None:
         return False
-    return hmac.compare_digest(sign(secret, method, target, nonce, body).encode(), signature.encode(errors="replace"))
+    return hmac.compare_digest(
+        sign(secret, method, target, nonce, body).encode(), signature.encode(errors="replace")
+    )
 
 
 class Client:
@@ -59,7 +67,9 @@ class Client:
 
 
 class Nonces:
-    """The newest nonce of each client; only those of signed requests get here, so strangers cannot fill it."""
+    """The newest nonce of each client;
+    only those of signed requests get here, so strangers cannot fill it.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}

@@ -1,4 +1,6 @@
-"""Finds the workers that block a job: frozen processes, hung main threads, or collectives that never match."""
+"""Finds the workers that block a job:
+frozen processes, hung main threads, or collectives that never match.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,18 @@ from trainkit.launch.elastic.workers import Worker
 
 @dataclass(frozen=True)
 class Stall:
-    """A stall: the names of the workers that block the others; empty if all wait in collectives that never match."""
+    """A stall: the names of the workers that block the others;
+    empty if all wait in collectives that never match.
+    """
 
     culprits: tuple[str, ...]
     text: str
 
 
 def limit(worker: Worker, workers: Iterable[Worker]) -> float:
-    """Return a worker's `stall_s`; the others' maximum if it has joined and not sent its own yet."""
+    """Return a worker's `stall_s`; the others' maximum if it
+    has joined and not sent its own yet.
+    """
     if worker.stall_s is not None:
         return worker.stall_s
     return max((w.stall_s for w in workers if w.stall_s is not None), default=math.inf)
@@ -27,11 +33,16 @@ def limit(worker: Worker, workers: Iterable[Worker]) -> float:
 def frozen(workers: Iterable[Worker], now: float) -> list[Worker]:
     """Return workers whose process is alive but silent for too long."""
     all_workers = list(workers)
-    return [w for w in all_workers if w.phase in ("waiting", "running") and now - w.heard > limit(w, all_workers)]
+    return [
+        w
+        for w in all_workers
+        if w.phase in ("waiting", "running") and now - w.heard > limit(w, all_workers)
+    ]
 
 
 def stalled(workers: Iterable[Worker], now: float) -> Stall | None:
-    """Return the workers that hang while others have waited too long; None if there are none, or no worker waits.
+    """Return the workers that hang while others have waited too long; None if there are none, or no
+    worker waits.
 
     A job in which no worker waits for another, such as a single rank, has no stall.
     """
@@ -40,16 +51,24 @@ def stalled(workers: Iterable[Worker], now: float) -> Stall | None:
     hang = [w for w in running if now - w.moved > limit(w, all_workers)]
     busy = [w for w in hang if not w.waiting]
     blocked = [w for w in hang if w.waiting]
-    seatless = [w for w in all_workers if w.phase == "waiting" and w.seat is not None and w.stall_s is not None]
+    seatless = [
+        w
+        for w in all_workers
+        if w.phase == "waiting" and w.seat is not None and w.stall_s is not None
+    ]
     seatless = [w for w in seatless if now - w.joined > (w.stall_s or 0.0)]
     if busy and (blocked or seatless):
         waiters = "; ".join(_waits(w, now) for w in blocked + seatless)
-        who = ", ".join(f"{w} has made no progress for {now - w.moved:.0f} s and waits for nothing" for w in busy)
+        who = ", ".join(
+            f"{w} has made no progress for {now - w.moved:.0f} s and waits for nothing"
+            for w in busy
+        )
         return Stall(tuple(w.name for w in busy), f"{who}, while {waiters}")
     if not blocked or len(blocked) < len(running):
         return None
     waiters = "; ".join(_waits(w, now) for w in blocked + seatless)
-    if seatless:  # they left the generation: the collectives of the blocked ones will never complete
+    # they left the generation: the collectives of the blocked ones will never complete
+    if seatless:
         return Stall(tuple(w.name for w in blocked), waiters)
     return Stall((), waiters) if len(running) > 1 else None
 

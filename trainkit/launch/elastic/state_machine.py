@@ -1,10 +1,13 @@
-"""An elastic job's state machine: maps events and the time to decisions; it neither reads a clock nor starts anything.
+"""An elastic job's state machine: maps events and the time to decisions; it neither reads a clock
+nor starts anything.
 
-    hosts, joined, unseated, beat, exited, signalled, tick  ->  [Start, Send, Say]; `answer`: to workers waiting for a seat
+    hosts, joined, unseated, beat, exited, signalled, tick  ->  [Start, Send, Say]; `answer`: to
+    workers waiting for a seat
 
-Every event ends in transitions.settle: it ends workers that must leave, forms a generation if none runs and enough wait, and
-fills free slots. A worker is starting -> waiting -> running -> waiting ...; "ending" once it was asked to end or was killed.
-job.py holds the state, workers.py workers and slots, stalls.py finds blocked workers.
+Every event ends in transitions.settle: it ends workers that must leave, forms a generation if none
+runs and enough wait, and fills free slots. A worker is starting -> waiting -> running -> waiting
+...; "ending" once it was asked to end or was killed. job.py holds the state, workers.py workers and
+slots, stalls.py finds blocked workers.
 """
 
 from __future__ import annotations
@@ -41,10 +44,15 @@ class StateMachine:
         for host in (before | hosts) if before else ():
             old, new = before.get(host, 0), hosts.get(host, 0)
             if old != new:
-                self.job.say(f"{host} has {plural(new, 'slot')} now, {old or 'none'} before" if new else f"{host} is gone")
+                self.job.say(
+                    f"{host} has {plural(new, 'slot')} now, {old or 'none'} before"
+                    if new
+                    else f"{host} is gone"
+                )
         if not self.job.generation and sum(hosts.values()) < self.job.need:
             self.job.say(
-                f"{plural(sum(hosts.values()), 'slot')} available, {self.job.need} are needed to start: waiting for more hosts"
+                f"{plural(sum(hosts.values()), 'slot')} available, {self.job.need} are needed to"
+                " start: waiting for more hosts"
             )
         for (host, n), slot in self.job.slots.items():
             if n >= hosts.get(host, 0):
@@ -56,7 +64,9 @@ class StateMachine:
                 self._take_away(now, w)
             elif not gone and w.unwanted and w.kill_at is None:
                 w.unwanted, w.term_at = "", None
-                self.job.changes = [change for change in self.job.changes if not change[0].startswith(f"{w} ")]
+                self.job.changes = [
+                    change for change in self.job.changes if not change[0].startswith(f"{w} ")
+                ]
         return settle(self.job, now)
 
     def _take_away(self, now: float, w: Worker) -> None:
@@ -83,13 +93,17 @@ class StateMachine:
         return settle(self.job, now)
 
     def unseated(self, now: float) -> list[Decision]:
-        """A worker calls hvd.init() without a seat. Before any has one, this says that the script is not trainkit's."""
+        """A worker calls hvd.init() without a seat.
+        Before any has one, this says that the script is not trainkit's.
+        """
         if not self.job.generation and self.job.stop is None:
             self.job.end(None, self.job.rules.words.unseated)
         return settle(self.job, now)
 
     def beat(self, now: float, name: str, said: dict[str, Any]) -> list[Decision]:
-        """A worker's heartbeat: generation, step, progress, waiting, stall_s, raised as in client.py."""
+        """A worker's heartbeat: generation, step, progress, waiting, stall_s,
+        raised as in client.py.
+        """
         w = self.job.workers.get(name)
         if w is not None:
             w.heard = now
@@ -99,7 +113,12 @@ class StateMachine:
             if state != (w.step, w.progress, w.waiting):
                 w.step, w.progress, w.waiting = state
                 w.moved = now
-            if w.phase == "running" and w.seat is not None and said["generation"] == w.seat.generation and w.got_on:
+            if (
+                w.phase == "running"
+                and w.seat is not None
+                and said["generation"] == w.seat.generation
+                and w.got_on
+            ):
                 self.job.slots[w.host, w.slot].crashes = 0
         return settle(self.job, now)
 
@@ -108,7 +127,9 @@ class StateMachine:
             self.job.say(f"{w.host} can be reached again")
 
     def exited(self, now: float, name: str, code: int | None) -> list[Decision]:
-        """A worker's process ended: exit code, minus a signal's number, or None if the connection to it was lost."""
+        """A worker's process ended: exit code, minus a signal's number,
+        or None if the connection to it was lost.
+        """
         job = self.job
         job.now = max(job.now, now)
         w, how = job.workers.pop(name), describe(code, job.rules.words.lost)
@@ -117,7 +138,8 @@ class StateMachine:
         if job.over is not None:
             pass
         elif job.stop is not None:
-            if w.seat is not None and code is not None:  # a host that is lost says nothing of the others' checkpoint
+            # a host that is lost says nothing of the others' checkpoint
+            if w.seat is not None and code is not None:
                 job.codes.append(shell_code(code))
         elif (w.phase == "ending" and not w.fate) or (w.unwanted and code != 0):
             job.preempted = False
@@ -125,8 +147,9 @@ class StateMachine:
         elif code == 0 and not job.generation:
             job.end(
                 1,
-                f"{w} ended with 0 and never requested a rank: an elastic job must run trainkit (python -m trainkit fit ...), "
-                f"or a script with hvd.elastic.run ({CHOICE}=horovod)",
+                f"{w} ended with 0 and never requested a rank: an elastic job must run trainkit"
+                " (python -m trainkit fit ...), or a script with hvd.elastic.run"
+                f" ({CHOICE}=horovod)",
             )
         elif code == 0:
             job.members.discard(name)
@@ -144,8 +167,14 @@ class StateMachine:
         return settle(job, now)
 
     def _is_of_its_own(self, w: Worker) -> bool:
-        """Return whether a failed worker was new among others that train: then the cause is its host, not the job."""
-        return w.commit < 0 and not w.got_on and any(other.commit >= 0 for other in self.job.workers.values())
+        """Return whether a failed worker was new among others that train:
+        then the cause is its host, not the job.
+        """
+        return (
+            w.commit < 0
+            and not w.got_on
+            and any(other.commit >= 0 for other in self.job.workers.values())
+        )
 
     def _leave(self, now: float, w: Worker, slot: Slot) -> None:
         self.job.preempted = True
@@ -158,7 +187,9 @@ class StateMachine:
         if job.over is not None and job.over.code is None:
             job.over = Over(128 + number, f"{number.name} received")
         if job.stop is None and job.over is None:
-            job.say(f"{number.name} received: all workers get it and have {job.rules.stop_s:g} s to end")
+            job.say(
+                f"{number.name} received: all workers get it and have {job.rules.stop_s:g} s to end"
+            )
             job.stop = number
         job.forward(number, now)
         return settle(job, now)
@@ -173,7 +204,10 @@ class StateMachine:
         """Return the answer to a worker that requests a seat, or None while it must wait."""
         w = self.job.workers.get(name)
         if w is None:
-            return {"answer": "end", "why": f"the driver does not know worker {name}, or saw it end"}
+            return {
+                "answer": "end",
+                "why": f"the driver does not know worker {name}, or saw it end",
+            }
         if self.job.over is not None:
             return {"answer": "end", "why": f"the job is over: {self.job.over.why}"}
         if w.phase == "ending":
@@ -189,7 +223,11 @@ class StateMachine:
         dump = w is not None and w.dump
         if w is not None:
             w.dump = False
-        return {"wanted": self.job.generation + 1 if why else self.job.generation, "dump": dump, "why": why}
+        return {
+            "wanted": self.job.generation + 1 if why else self.job.generation,
+            "dump": dump,
+            "why": why,
+        }
 
     def _wanted(self, w: Worker) -> str:
         """Return why a worker should join again, or an empty text."""

@@ -1,4 +1,6 @@
-"""Consequences of an elastic job's state and the time: which workers end or start, when a generation forms, when it is over."""
+"""Consequences of an elastic job's state and the time:
+which workers end or start, when a generation forms, when it is over.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from trainkit.launch.elastic.messages import Decision, Say, Send, Start
 from trainkit.launch.elastic.stalls import frozen, limit, stalled
 from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker
 
-# Ticks come several times a second. A longer time between two events means that the driver did not run.
+# Ticks come several times a second. A longer time between two events means that the driver did not
+# run.
 ASLEEP_S = 5.0
 
 
@@ -41,7 +44,10 @@ def _watch(job: Job) -> None:
     if job.stop is not None:
         return
     for w in frozen(job.workers.values(), job.now):
-        job.kill(w, f"sent no heartbeat for {limit(w, job.workers.values()):g} s (frozen?) and was killed")
+        job.kill(
+            w,
+            f"sent no heartbeat for {limit(w, job.workers.values()):g} s (frozen?) and was killed",
+        )
     stall = stalled(job.workers.values(), job.now)
     if stall is not None and not stall.culprits and job.is_broken:
         stall = None  # they wait for a lost rank, until its connection times out
@@ -68,11 +74,15 @@ def _dismiss(job: Job) -> None:
                 w.unwanted = "the other ranks are done"
                 if w.phase == "starting":
                     job.kill(w, "")  # it has no state to save
-        # A worker blocked on an exited worker never returns; one not blocked may still be writing its final checkpoint.
+        # A worker blocked on an exited worker never returns; one not blocked may still be writing
+        # its final checkpoint.
         for w in [*job.alive("waiting"), *(w for w in job.alive("running") if w.waiting)]:
             still = job.now - max(w.moved, w.joined, job.done_at)
             if w.term_at is None and w.kill_at is None and still > job.rules.finish_s:
-                w.unwanted = f"it waited for other ranks for {job.rules.finish_s:g} s after the first one was done"
+                w.unwanted = (
+                    f"it waited for other ranks for {job.rules.finish_s:g} s after the first one"
+                    " was done"
+                )
                 job.kill(w, "", signal.SIGTERM)
     for w in job.alive("waiting"):
         if w.unwanted:
@@ -84,13 +94,20 @@ def _form(job: Job) -> None:
     if job.generation and job.is_broken and not job.may_form:
         what = job.changes[-1][0] if job.changes else "the ranks joined again"
         most = job.rules.reset_limit if job.rules.max_failures is None else job.rules.max_failures
-        job.end(1, f"{what}, and the {most} changes that {job.rules.words.reset_limit} allows are used up")
+        job.end(
+            1,
+            f"{what}, and the {most} changes that {job.rules.words.reset_limit} allows are used up",
+        )
         return
     waiting = [w for w in job.alive("waiting") if not job.is_ending or w.seat is not None]
     if len(waiting) < job.need or job.alive("running"):
         return
     fresh = job.generation > 0 and all(w.seat is None for w in waiting)
-    if fresh and job.alive("starting") and job.now - min(w.joined for w in waiting) < job.rules.fresh_s:
+    if (
+        fresh
+        and job.alive("starting")
+        and job.now - min(w.joined for w in waiting) < job.rules.fresh_s
+    ):
         return
     begins_at = max(0, *(w.commit for w in waiting))
     seats = _assign(waiting, job.generation + 1, job.rules.most)
@@ -108,9 +125,10 @@ def _form(job: Job) -> None:
 def _assign(workers: Iterable[Worker], generation: int, most: float) -> dict[str, RankAssignment]:
     """Return the seats of a generation by the workers' names.
 
-    Rank 0 gets the newest commit; then the old rank counts, then the order of arrival. The ranks of a host are consecutive, and
-    hosts are ordered by their best worker, like in Horovod's own launcher: its rings and hierarchies stay within a host.
-    Beyond `most` seats, late workers get none.
+    Rank 0 gets the newest commit; then the old rank counts, then the order of arrival. The ranks of
+    a host are consecutive, and hosts are ordered by their best worker, like in Horovod's own
+    launcher: its rings and hierarchies stay within a host. Beyond `most` seats, late workers get
+    none.
     """
     chosen = sorted(workers, key=_order)
     if len(chosen) > most:
@@ -154,15 +172,27 @@ def _fill(job: Job) -> None:
     """Start processes in free slots, those with the fewest crashes first."""
     if job.is_ending or (job.generation and not job.may_form):
         return
-    room = job.rules.most - sum(w.phase != "ending" and not w.unwanted for w in job.workers.values())
+    room = job.rules.most - sum(
+        w.phase != "ending" and not w.unwanted for w in job.workers.values()
+    )
     taken = {(w.host, w.slot) for w in job.workers.values()}
-    probed = {w.host for w in job.workers.values()}  # of a host that is away, one worker shows whether it is back
-    free = [(host, n) for host, slots in job.hosts.items() for n in range(slots) if (host, n) not in taken]
+    # of a host that is away, one worker shows whether it is back
+    probed = {w.host for w in job.workers.values()}
+    free = [
+        (host, n)
+        for host, slots in job.hosts.items()
+        for n in range(slots)
+        if (host, n) not in taken
+    ]
     for host, n in sorted(free, key=lambda key: job.slots.setdefault(key, Slot()).crashes):
         slot, away = job.slots[host, n], job.away.get(host)
         if room < 1:
             break
-        if slot.given_up or slot.ready_at > job.now or (away is not None and (away.ready_at > job.now or host in probed)):
+        if (
+            slot.given_up
+            or slot.ready_at > job.now
+            or (away is not None and (away.ready_at > job.now or host in probed))
+        ):
             continue
         if away is not None:
             probed.add(host)
@@ -182,13 +212,16 @@ def _cancel_starts(job: Job) -> None:
     for start in [decision for decision in job.out if isinstance(decision, Start)]:
         w = job.workers.pop(start.worker)
         job.slots[w.host, w.slot].count -= 1
-        job.out = [decision for decision in job.out if decision not in (start, Say(f"{w} is started"))]
+        job.out = [
+            decision for decision in job.out if decision not in (start, Say(f"{w} is started"))
+        ]
 
 
 def _give_up(job: Job) -> None:
     """End the job if all workers have ended; kill a process that never joined."""
     for w in job.alive("starting"):
-        if job.now - max(w.born, w.heard) > job.rules.start_s:  # a process with heartbeats prepares its data
+        # a process with heartbeats prepares its data
+        if job.now - max(w.born, w.heard) > job.rules.start_s:
             job.kill(w, f"did not join within {job.rules.start_s:g} s of its start and was killed")
     if job.workers:
         return
@@ -197,9 +230,17 @@ def _give_up(job: Job) -> None:
         code = wrong[0] if wrong else max(job.codes, default=128 + job.stop)
         job.end(code, f"{job.stop.name} ended all workers")
     elif job.done_at is not None:
-        job.end(job.main_code or 0, "rank 0 ended with an error after others were done" if job.main_code else "done")
-    elif job.preempted and not any(s.is_pending and n < job.hosts.get(host, 0) for (host, n), s in job.slots.items()):
-        job.end(PREEMPTED, "all workers were preempted; the same command resumes from the newest checkpoint")
+        job.end(
+            job.main_code or 0,
+            "rank 0 ended with an error after others were done" if job.main_code else "done",
+        )
+    elif job.preempted and not any(
+        s.is_pending and n < job.hosts.get(host, 0) for (host, n), s in job.slots.items()
+    ):
+        job.end(
+            PREEMPTED,
+            "all workers were preempted; the same command resumes from the newest checkpoint",
+        )
 
 
 def _run_short(job: Job, gap: float) -> None:
@@ -208,12 +249,23 @@ def _run_short(job: Job, gap: float) -> None:
     if job.is_ending or job.short_s <= job.rules.timeout_s:
         return
     there = len(job.coming)
-    lost = [f"slot {n} of {host} {s}" for (host, n), s in job.slots.items() if n < job.hosts.get(host, 0) and str(s)]
+    lost = [
+        f"slot {n} of {host} {s}"
+        for (host, n), s in job.slots.items()
+        if n < job.hosts.get(host, 0) and str(s)
+    ]
     hosts = ", ".join(f"{host}:{slots}" for host, slots in job.hosts.items()) or "none"
     words = job.rules.words
     option = words.min_np if job.generation else words.np
-    text = f"{plural(there, 'worker')} for {job.rules.timeout_s:g} s ({words.timeout}), and {job.need} are needed ({option})"
-    job.end(1, f"{text}; hosts: {hosts}{''.join(f'; {one}' for one in lost)}. Start the job again when enough are available")
+    text = (
+        f"{plural(there, 'worker')} for {job.rules.timeout_s:g} s ({words.timeout}), and {job.need}"
+        f" are needed ({option})"
+    )
+    job.end(
+        1,
+        f"{text}; hosts: {hosts}{''.join(f'; {one}' for one in lost)}. Start the job again when"
+        " enough are available",
+    )
 
 
 def _press(job: Job) -> None:

@@ -1,7 +1,9 @@
-"""Horovod's own elastic driver, for scripts with Horovod's own elastic API (`hvd.elastic.run`, `TorchState`).
+"""Horovod's own elastic driver, for scripts with Horovod's own elastic API (`hvd.elastic.run`,
+`TorchState`).
 
-TRAINKIT_ELASTIC_DRIVER chooses the driver: trainkit or horovod. If it is not set, trainkit's driver starts the job, and passes
-it on if a worker calls hvd.init() without a seat: trainkit's own workers get a seat first, and Horovod reads it.
+TRAINKIT_ELASTIC_DRIVER chooses the driver: trainkit or horovod. If it is not set, trainkit's driver
+starts the job, and passes it on if a worker calls hvd.init() without a seat: trainkit's own workers
+get a seat first, and Horovod reads it.
 """
 
 from __future__ import annotations
@@ -20,17 +22,19 @@ HOROVOD = "horovod"
 _LEGAL = {"": None, "trainkit": "trainkit", HOROVOD: HOROVOD}
 
 WHY = (
-    "the script calls hvd.init() itself, as with hvd.elastic.run: Horovod's own elastic driver takes the job, and starts its "
-    f"command once more ({CHOICE}=trainkit keeps trainkit's driver)"
+    "the script calls hvd.init() itself, as with hvd.elastic.run: Horovod's own elastic driver"
+    f" takes the job, and starts its command once more ({CHOICE}=trainkit keeps trainkit's driver)"
 )
 _ONE_HOST = (
-    "[elastic] Horovod's own driver uses no host again on which a worker was lost, and there is one host: a lost worker ends "
-    "the job. Give several (-H host1:2,host2:2), or train with trainkit's Elastic callback, whose jobs recover on one host too."
+    "[elastic] Horovod's own driver uses no host again on which a worker was lost, and there is one"
+    " host: a lost worker ends the job. Give several (-H host1:2,host2:2), or train with trainkit's"
+    " Elastic callback, whose jobs recover on one host too."
 )
 
 
 def chosen_driver(environ: Mapping[str, str]) -> str | None:
-    """Return the driver that TRAINKIT_ELASTIC_DRIVER names, "trainkit" or "horovod"; None if it is not set.
+    """Return the driver that TRAINKIT_ELASTIC_DRIVER names, "trainkit" or "horovod"; None if it is
+    not set.
 
     Raises:
         ConfigError: it has another value.
@@ -38,15 +42,17 @@ def chosen_driver(environ: Mapping[str, str]) -> str | None:
     text = environ.get(CHOICE, "")
     if text not in _LEGAL:
         raise ConfigError(
-            f"{CHOICE} is '{text}'; it must be 'trainkit', 'horovod' (for scripts with hvd.elastic.run), or not set: then "
-            "trainkit's driver starts the job, and passes it on to Horovod's if the script calls hvd.init() itself."
+            f"{CHOICE} is '{text}'; it must be 'trainkit', 'horovod' (for scripts with"
+            " hvd.elastic.run), or not set: then trainkit's driver starts the job, and passes it"
+            " on to Horovod's if the script calls hvd.init() itself."
         )
     return _LEGAL[text]
 
 
 def prepare() -> None:
-    """Let Horovod's rendezvous server close while a worker waits for its answer: the driver hung if a failed job's last worker
-    was lost while others waited for ranks, since the server waited for their requests, and these for the server's end."""
+    """Let Horovod's rendezvous server close while a worker waits for its answer: the driver hung if
+    a failed job's last worker was lost while others waited for ranks, since the server waited for
+    their requests, and these for the server's end."""
     from horovod.runner.http.http_server import RendezvousHTTPServer
 
     RendezvousHTTPServer.block_on_close = False
@@ -58,7 +64,8 @@ def run_upstream(args: argparse.Namespace, network: Network) -> int:
 
     Args:
         args: changed where Horovod's driver refuses what trainkit's accepts: a single host.
-        network: that of the job under trainkit's driver; where it is this host's, no common interface is searched for.
+        network: that of the job under trainkit's driver; where it is this host's, no common
+            interface is searched for.
 
     Raises:
         RuntimeError: the job failed, by Horovod's report.

@@ -19,7 +19,8 @@ class Worker:
     host: str
     slot: int
     born: float  # start of its process
-    # starting: has not joined; waiting: for a seat; running: has one; ending: asked to end, or killed
+    # starting: has not joined; waiting: for a seat; running: has one; ending: asked to end, or
+    # killed
     phase: Literal["starting", "waiting", "running", "ending"] = "starting"
     commit: int = -1  # the newest step in its memory, -1 for none
     came: int = 0  # its number among all workers that ever joined
@@ -33,7 +34,8 @@ class Worker:
     stall_s: float | None = None
     heard: float = 0.0  # time of its last sign of life, 0 before the first
     moved: float = 0.0  # time of its main thread's last progress
-    entered: int = 0  # the step from which its generation resumed; beyond it, the worker has made progress
+    # the step from which its generation resumed; beyond it, the worker has made progress
+    entered: int = 0
     raised: bool = False  # whether it has reported an exception of the code that it runs
     dump: bool = False  # whether its stacks are still to be requested
     term_at: float | None = None  # time at which it gets SIGTERM
@@ -95,7 +97,9 @@ class Away:
 
 
 def describe(code: int | None, lost: str) -> str:
-    """Describe how a process ended: exit code, minus a signal's number, or None for a lost connection, described by `lost`."""
+    """Describe how a process ended:
+    exit code, minus a signal's number, or None for a lost connection, described by `lost`.
+    """
     if code is None:
         return f"was lost: {lost}"
     if code >= 0:
@@ -107,7 +111,9 @@ def describe(code: int | None, lost: str) -> str:
 
 
 def shell_code(code: int | None) -> int:
-    """Return the exit code that a shell would show: 128 + a signal's number, 255 for a lost connection."""
+    """Return the exit code that a shell would show:
+    128 + a signal's number, 255 for a lost connection.
+    """
     if code is None:
         return 255
     return code if code >= 0 else 128 - code

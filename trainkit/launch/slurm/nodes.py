@@ -1,4 +1,6 @@
-"""The lists in Slurm's variables: host names as "gpu[01-03,7],login", and tasks of each node as "2(x3),1"."""
+"""The lists in Slurm's variables:
+host names as "gpu[01-03,7],login", and tasks of each node as "2(x3),1".
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import re
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Return the names of a host list: "gpu[01-03,7],login" gives gpu01, gpu02, gpu03, gpu7, login."""
+    """Return the names of a host list:
+    "gpu[01-03,7],login" gives gpu01, gpu02, gpu03, gpu7, login.
+    """
     return [name for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text) for name in _expand(item)]
 
 

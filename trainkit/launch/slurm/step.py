@@ -1,8 +1,9 @@
 """A step of a Slurm job as one of its tasks sees it: the tasks that srun started are the ranks.
 
-Slurm gives each task its numbers, and the names of the nodes; there is no server at which ranks could meet. So that all tasks
-know the same address without a message, the meeting point is the first node of the step, at a port that follows from the job's
-number. MASTER_ADDR and MASTER_PORT, where they are set before srun, replace these two.
+Slurm gives each task its numbers, and the names of the nodes; there is no server at which ranks
+could meet. So that all tasks know the same address without a message, the meeting point is the
+first node of the step, at a port that follows from the job's number. MASTER_ADDR and MASTER_PORT,
+where they are set before srun, replace these two.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Step:
     """The step of this task.
 
     Attributes:
-        rank, world_size, local_rank: this task among all, their number, and this task among those of its node.
+        rank, world_size, local_rank: this task among all, their number, and this task among those
+            of its node.
         node: number of this task's node, from 0, in the order of `hosts`.
         hosts: names of the nodes, as Slurm calls them.
         tasks: number of tasks of each node.
@@ -78,8 +80,9 @@ class Step:
                 probe.bind(("", self.port))
             except OSError as error:
                 raise EngineError(
-                    f"Port {self.port} of {self.hosts[0]}, at which the ranks of this Slurm job meet, cannot be used: "
-                    f"{error.strerror}. Choose another one before srun: export MASTER_PORT=29512"
+                    f"Port {self.port} of {self.hosts[0]}, at which the ranks of this Slurm job"
+                    f" meet, cannot be used: {error.strerror}. Choose another one before srun:"
+                    " export MASTER_PORT=29512"
                 ) from None
 
 
@@ -87,7 +90,8 @@ def this_step(environ: Mapping[str, str] = os.environ) -> Step:
     """Read the step of this task, which srun started, from Slurm's variables.
 
     Raises:
-        EngineError: a variable is missing or not as Slurm writes it, or the first node's name cannot be resolved.
+        EngineError: a variable is missing or not as Slurm writes it, or the first node's name
+            cannot be resolved.
     """
     try:
         rank, size = int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"])
@@ -97,23 +101,29 @@ def this_step(environ: Mapping[str, str] = os.environ) -> Step:
         job, step = int(environ["SLURM_JOB_ID"]), environ.get("SLURM_STEP_ID", "0")
         port = environ.get("MASTER_PORT") or str(_FIRST_PORT + (7 * job + int(step)) % _PORTS)
         if sum(tasks) != size or len(hosts) != len(tasks) or not 0 <= node < len(hosts):
-            raise ValueError(f"{size} tasks, {environ['SLURM_STEP_TASKS_PER_NODE']} on {environ['SLURM_STEP_NODELIST']}")
+            raise ValueError(
+                f"{size} tasks, {environ['SLURM_STEP_TASKS_PER_NODE']} on"
+                f" {environ['SLURM_STEP_NODELIST']}"
+            )
         place = (rank, size, local_rank, node, tuple(hosts), tuple(tasks))
         address = environ.get("MASTER_ADDR") or address_of(hosts[0])
         return Step(*place, address=address, port=int(port))
     except (KeyError, ValueError) as error:
         raise EngineError(
-            f"srun started this process, but its variables do not describe the other ranks ({error!r}). Start trainkit with "
-            "srun itself, and pass Slurm's environment on unchanged: srun --ntasks=2 python -m trainkit fit ..."
+            "srun started this process, but its variables do not describe the other ranks"
+            f" ({error!r}). Start trainkit with srun itself, and pass Slurm's environment on"
+            " unchanged: srun --ntasks=2 python -m trainkit fit ..."
         ) from None
 
 
 @functools.cache
 def address_of(node: str) -> str:
-    """Return a name or an address by which the tasks reach a node: its name, or what Slurm's configuration has for it.
+    """Return a name or an address by which the tasks reach a node: its name, or what Slurm's
+    configuration has for it.
 
     Raises:
-        EngineError: the name cannot be resolved, and Slurm's configuration cannot be read or has no other.
+        EngineError: the name cannot be resolved, and Slurm's configuration cannot be read or has no
+            other.
     """
     try:
         socket.getaddrinfo(node, None)
@@ -122,8 +132,9 @@ def address_of(node: str) -> str:
         if known is not None and known[1] != node:
             return known[1]
         raise EngineError(
-            f"Node {node} is this Slurm job's first, where its ranks meet, but its name cannot be resolved here ({error}), and "
-            f"`scontrol show node {node}` gives no other. Set its address before srun: export MASTER_ADDR=..."
+            f"Node {node} is this Slurm job's first, where its ranks meet, but its name cannot be"
+            f" resolved here ({error}), and `scontrol show node {node}` gives no other. Set its"
+            " address before srun: export MASTER_ADDR=..."
         ) from None
     return node
 
@@ -131,25 +142,31 @@ def address_of(node: str) -> str:
 def _described(node: str) -> str:
     if (scontrol := shutil.which("scontrol")) is None:  # in a container
         return ""
-    done = subprocess.run([scontrol, "show", "node", node], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [scontrol, "show", "node", node], capture_output=True, text=True, check=False, timeout=60
+    )
     return done.stdout
 
 
 def hold_signals(environ: Mapping[str, str] = os.environ) -> None:
-    """Let signals wait until the run can save, if a batch script of launcher=slurm started this process.
+    """Let signals wait until the run can save, if a batch script of launcher=slurm started this
+    process.
 
-    A rank imports for seconds, and a signal ends a process that has no handler for it yet: without a checkpoint, and the script
-    would not requeue the job. `Signals` (run/signals.py) receives them once it handles them.
+    A rank imports for seconds, and a signal ends a process that has no handler for it yet: without
+    a checkpoint, and the script would not requeue the job. `Signals` (run/signals.py) receives them
+    once it handles them.
     """
     if REQUEUE in environ:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGTERM))
 
 
 def note_requeue(code: int, is_main: bool, environ: Mapping[str, str] = os.environ) -> int:
-    """Let the batch script requeue the job after a signal ended this rank with a checkpoint; return the rank's exit code.
+    """Let the batch script requeue the job after a signal ended this rank with a checkpoint; return
+    the rank's exit code.
 
-    The script learns it by a file, and each rank ends with 0: by its exit code the first rank to end would have srun kill the
-    others (--kill-on-bad-exit), and their code would be the job's. A rank that no script started keeps its code.
+    The script learns it by a file, and each rank ends with 0: by its exit code the first rank to
+    end would have srun kill the others (--kill-on-bad-exit), and their code would be the job's. A
+    rank that no script started keeps its code.
     """
     if (path := environ.get(REQUEUE)) is None:
         return code

@@ -1,1 +1,3 @@
-"""The page of a test of a classifier: counts and worst samples (results), derived figures (facts), charts (page)."""
+"""The page of a test of a classifier:
+counts and worst samples (results), derived figures (facts), charts (page).
+"""

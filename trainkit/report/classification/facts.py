@@ -62,21 +62,36 @@ class Classified:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error (Guo et al. 2017, equation 3): mean of |accuracy - confidence| of a sample's bin."""
+        """Expected calibration error (Guo et al. 2017, equation 3):
+        mean of |accuracy - confidence| of a sample's bin.
+        """
         _, confidences, correct = self.bins
         return float(np.abs(correct - confidences).sum() / max(1.0, self.bins[0].sum()))
 
     def scores(self) -> list[ClassScore]:
         """Return the scores of each class."""
-        right, of_label, predicted = self.confusion.diagonal(), self.confusion.sum(1), self.confusion.sum(0)
+        right, of_label, predicted = (
+            self.confusion.diagonal(),
+            self.confusion.sum(1),
+            self.confusion.sum(0),
+        )
         with np.errstate(invalid="ignore", divide="ignore"):
-            precision, recall, f1 = right / predicted, right / of_label, 2 * right / (predicted + of_label)
+            precision, recall, f1 = (
+                right / predicted,
+                right / of_label,
+                2 * right / (predicted + of_label),
+            )
         rows = zip(self.names, of_label, precision, recall, f1, strict=True)
-        return [ClassScore(name, int(count), float(p), float(r), float(f)) for name, count, p, r, f in rows]
+        return [
+            ClassScore(name, int(count), float(p), float(r), float(f))
+            for name, count, p, r, f in rows
+        ]
 
     def confused(self, most: int) -> list[tuple[str, str, int]]:
         """Return (label, prediction, samples) of the pairs that are confused most often."""
         wrong = self.confusion - np.diag(self.confusion.diagonal())
         order = np.argsort(wrong, axis=None, kind="stable")[::-1][:most]
         pairs = [divmod(int(place), len(self.names)) for place in order]
-        return [(self.names[i], self.names[j], int(wrong[i, j])) for i, j in pairs if wrong[i, j] > 0]
+        return [
+            (self.names[i], self.names[j], int(wrong[i, j])) for i, j in pairs if wrong[i, j] > 0
+        ]

@@ -24,13 +24,26 @@ def write_classification_page(path: Path, of: str, results: Classified) -> None:
         ("samples", f"{results.num_samples:,}"),
         ("classes", str(len(results.names))),
     ]
-    pairs = Grid("", ("label", "predicted", "samples"), [(a, b, str(n)) for a, b, n in results.confused(_PAIRS)], (1,))
+    pairs = Grid(
+        "",
+        ("label", "predicted", "samples"),
+        [(a, b, str(n)) for a, b, n in results.confused(_PAIRS)],
+        (1,),
+    )
     chart = _confusion(results) if len(results.names) <= _HEATMAP else None
     parts = [
-        Part("Confusion", chart=chart, grid=pairs, note="The pairs that are confused most often.", id="confusion"),
+        Part(
+            "Confusion",
+            chart=chart,
+            grid=pairs,
+            note="The pairs that are confused most often.",
+            id="confusion",
+        ),
         Part("Scores by class", grid=_scores(results), note=_SCORES, id="classes"),
         Part("Calibration", chart=_calibration(results), note=_CALIBRATION, id="calibration"),
-        Part("Worst samples", pictures=_worst(results), note="The largest losses first.", id="worst"),
+        Part(
+            "Worst samples", pictures=_worst(results), note="The largest losses first.", id="worst"
+        ),
     ]
     write_page(path, "Test", of, cards, parts)
 
@@ -64,7 +77,9 @@ def _scores(results: Classified) -> Grid:
         return "-" if value != value else f"{value:.4f}"  # noqa: PLR0124 - NaN
 
     worst = sorted(results.scores(), key=lambda score: (score.f1 == score.f1, score.f1))[:_ROWS]  # noqa: PLR0124
-    rows = [(s.name, f"{s.count:,}", shown(s.precision), shown(s.recall), shown(s.f1)) for s in worst]
+    rows = [
+        (s.name, f"{s.count:,}", shown(s.precision), shown(s.recall), shown(s.f1)) for s in worst
+    ]
     return Grid("", ("class", "samples", "precision", "recall", "F1"), rows)
 
 
@@ -73,11 +88,25 @@ def _calibration(results: Classified) -> go.Figure:
     chart = figure("confidence", "accuracy", height=340)
     used = [i for i, count in enumerate(counts) if count]
     x, y = ([float(values[i] / counts[i]) for i in used] for values in (confidences, correct))
-    chart.add_scatter(x=[0, 1], y=[0, 1], mode="lines", name="calibrated", line={"color": "#9aa5b1", "dash": "dot"})
+    chart.add_scatter(
+        x=[0, 1],
+        y=[0, 1],
+        mode="lines",
+        name="calibrated",
+        line={"color": "#9aa5b1", "dash": "dot"},
+    )
     size = [6 + 24 * float(counts[i] / counts.max()) ** 0.5 for i in used]
     labels = [f"{int(counts[i]):,} samples" for i in used]
     marker = {"size": size, "color": "#2f6fb3"}
-    chart.add_scatter(x=x, y=y, mode="lines+markers", name="tested", marker=marker, text=labels, line={"color": "#7fb3e6"})
+    chart.add_scatter(
+        x=x,
+        y=y,
+        mode="lines+markers",
+        name="tested",
+        marker=marker,
+        text=labels,
+        line={"color": "#7fb3e6"},
+    )
     chart.update_xaxes(range=[0, 1.02])
     chart.update_yaxes(range=[0, 1.05])
     return chart
@@ -87,15 +116,20 @@ def _worst(results: Classified) -> list[Picture]:
     return [
         Picture(
             sample.png,
-            f"{results.names[sample.label]}, predicted {results.names[sample.prediction]} ({100 * sample.probability:.0f} %)",
+            f"{results.names[sample.label]}, predicted {results.names[sample.prediction]}"
+            f" ({100 * sample.probability:.0f} %)",
             sample.name,
         )
         for sample in results.worst
     ]
 
 
-_SCORES = "The lowest F1 first. Precision: of the samples predicted so, the share that are. Recall: of the class's samples."
+_SCORES = (
+    "The lowest F1 first. Precision: of the samples predicted so, the share that are. Recall: of"
+    " the class's samples."
+)
 _CALIBRATION = (
-    "Samples in 15 bins by the probability of their prediction; the area of a point follows their number. Above the line the "
-    "model is right more often than it claims. The error is the mean distance to the line (Guo et al. 2017)."
+    "Samples in 15 bins by the probability of their prediction; the area of a point follows their"
+    " number. Above the line the model is right more often than it claims. The error is the mean"
+    " distance to the line (Guo et al. 2017)."
 )

@@ -27,7 +27,9 @@ class ClassificationResults:
         self._bins: Tensor | None = None
         self._worst: dict[str, Tensor] = {}
 
-    def add(self, inputs: Tensor, logits_BC: Tensor, labels_B: Tensor, indices: Sequence[int] | None) -> None:
+    def add(
+        self, inputs: Tensor, logits_BC: Tensor, labels_B: Tensor, indices: Sequence[int] | None
+    ) -> None:
         """Count a batch.
 
         Args:
@@ -39,12 +41,20 @@ class ClassificationResults:
         log_p_BC, num_classes = logits_BC.detach().double().log_softmax(1), logits_BC.shape[1]
         best_B, chosen_B = log_p_BC.max(1)
         pairs_B = labels_B * num_classes + chosen_B
-        confusion = torch.bincount(pairs_B, minlength=num_classes**2).view(num_classes, num_classes).double()
+        confusion = (
+            torch.bincount(pairs_B, minlength=num_classes**2)
+            .view(num_classes, num_classes)
+            .double()
+        )
         self._confusion = confusion if self._confusion is None else self._confusion + confusion
         confidence_B = best_B.exp()
         bin_B = (confidence_B * _BINS).long().clamp(max=_BINS - 1)
-        columns_3B = torch.stack([torch.ones_like(confidence_B), confidence_B, (chosen_B == labels_B).double()])
-        bins = torch.zeros(3, _BINS, dtype=torch.float64, device=logits_BC.device).index_add(1, bin_B, columns_3B)
+        columns_3B = torch.stack(
+            [torch.ones_like(confidence_B), confidence_B, (chosen_B == labels_B).double()]
+        )
+        bins = torch.zeros(3, _BINS, dtype=torch.float64, device=logits_BC.device).index_add(
+            1, bin_B, columns_3B
+        )
         self._bins = bins if self._bins is None else self._bins + bins
         number_B = torch.arange(len(labels_B)) if indices is None else torch.tensor(indices)
         batch = {
@@ -52,17 +62,28 @@ class ClassificationResults:
             "label": labels_B,
             "chosen": chosen_B,
             "confidence": confidence_B,
-            "number": (number_B if indices is not None else -1 - number_B).to(logits_BC.device, non_blocking=True),
+            "number": (
+                (number_B if indices is not None else -1 - number_B).to(
+                    logits_BC.device, non_blocking=True
+                )
+            ),
         }
         if inputs.dim() == 4:
             batch["image"] = inputs.detach()
-        held = {name: torch.cat([self._worst[name], value]) if self._worst else value for name, value in batch.items()}
+        held = {
+            name: torch.cat([self._worst[name], value]) if self._worst else value
+            for name, value in batch.items()
+        }
         order = held["loss"].topk(min(_WORST, len(held["loss"]))).indices
         self._worst = {name: value[order] for name, value in held.items()}
 
     def over_ranks(self, trainer: RunView) -> Classified | None:
         """Return the results of all ranks; None if no rank has a sample. Call it on all ranks."""
-        data, device, dataset = trainer.engine.data, trainer.engine.device, trainer.evaluator.dataset
+        data, device, dataset = (
+            trainer.engine.data,
+            trainer.engine.device,
+            trainer.evaluator.dataset,
+        )
         sizes = data.all_gather_object(0 if self._confusion is None else len(self._confusion))
         if not (num_classes := max(sizes)):
             return None
@@ -72,9 +93,15 @@ class ClassificationResults:
             bins = torch.zeros(3, _BINS, dtype=torch.float64, device=device)
         confusion, bins = data.all_reduce(confusion).cpu(), data.all_reduce(bins).cpu()
         found = data.all_gather_object((self._samples(dataset), class_names_of(dataset)))
-        worst = sorted((sample for own, _ in found for sample in own), key=lambda sample: -sample.loss)[:_WORST]
-        names = next((names for _, names in found if names is not None and len(names) == num_classes), None)
-        return Classified(names or [str(i) for i in range(num_classes)], confusion.numpy(), bins.numpy(), worst)
+        worst = sorted(
+            (sample for own, _ in found for sample in own), key=lambda sample: -sample.loss
+        )[:_WORST]
+        names = next(
+            (names for _, names in found if names is not None and len(names) == num_classes), None
+        )
+        return Classified(
+            names or [str(i) for i in range(num_classes)], confusion.numpy(), bins.numpy(), worst
+        )
 
     def leave_page(self, trainer: RunView) -> None:
         """Write `<run_dir>/reports/test.html` on rank 0. Call it on all ranks."""
@@ -85,7 +112,9 @@ class ClassificationResults:
         from trainkit.report.classification.page import write_classification_page  # noqa: PLC0415
 
         page = trainer.run_dir / "reports" / "test.html"
-        write_classification_page(page, short(trainer.checkpoints.resumed_from or trainer.run_dir), results)
+        write_classification_page(
+            page, short(trainer.checkpoints.resumed_from or trainer.run_dir), results
+        )
         trainer.say(f"page  {short(page)}")
 
     def _samples(self, dataset: Any) -> list[WorstSample]:
@@ -93,7 +122,9 @@ class ClassificationResults:
             return []
         names = ("loss", "label", "chosen", "confidence", "number")
         rows = zip(*(self._worst[name].tolist() for name in names), strict=True)
-        pictures = [png_of(image) for image in self._worst.get("image", ())] or [b""] * len(self._worst["loss"])
+        pictures = [png_of(image) for image in self._worst.get("image", ())] or [b""] * len(
+            self._worst["loss"]
+        )
         return [
             WorstSample(loss, label, chosen, confidence, _name(dataset, number), image)
             for (loss, label, chosen, confidence, number), image in zip(rows, pictures, strict=True)
@@ -105,14 +136,24 @@ def _name(dataset: Any, number: int) -> str:
 
 
 def png_of(image_CHW: Tensor) -> bytes:
-    """Return an image as PNG: its values are stretched to the whole range, since its normalization is not known."""
+    """Return an image as PNG: its values are stretched to the whole range,
+    since its normalization is not known.
+    """
     image = image_CHW.detach().float().cpu()
     image = image[:3] if len(image) >= 3 else image[:1].expand(3, -1, -1)
     if max(image.shape[1:]) > _LARGEST:
         scale = _LARGEST / max(image.shape[1:])
-        image = functional.interpolate(image[None], scale_factor=scale, mode="bilinear", antialias=True)[0]
+        image = functional.interpolate(
+            image[None], scale_factor=scale, mode="bilinear", antialias=True
+        )[0]
     low, high = image.min(), image.max()
-    pixels_HWC = ((image - low) / (high - low).clamp(min=1e-9) * 255).round().byte().permute(1, 2, 0).contiguous()
+    pixels_HWC = (
+        ((image - low) / (high - low).clamp(min=1e-9) * 255)
+        .round()
+        .byte()
+        .permute(1, 2, 0)
+        .contiguous()
+    )
     height, width, _ = pixels_HWC.shape
     rows = b"".join(b"\0" + bytes(row.flatten().tolist()) for row in pixels_HWC)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB

@@ -1,4 +1,6 @@
-"""Reads what a run left in its folder: metrics.csv (or .jsonl), config.yaml, manifests of checkpoints, goodput.json."""
+"""Reads what a run left in its folder:
+metrics.csv (or .jsonl), config.yaml, manifests of checkpoints, goodput.json.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ from trainkit.safety.masking import masked
 Series = tuple[list[int], list[float]]  # steps, values
 RATE = "throughput/samples_per_s"
 # Folders of a run, which hold no other run.
-_PARTS = {"checkpoints", "tensorboard", "timeline", "reports", "capsules", "predictions", "logs", "sweep"}
+_PARTS = {
+    "checkpoints",
+    "tensorboard",
+    "timeline",
+    "reports",
+    "capsules",
+    "predictions",
+    "logs",
+    "sweep",
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,9 @@ class FinishedRun:
     @property
     def steps(self) -> int:
         """The last step with a value or a checkpoint."""
-        ends = [steps[-1] for steps, _ in self.series.values()] + [saved.step for saved in self.checkpoints]
+        ends = [steps[-1] for steps, _ in self.series.values()] + [
+            saved.step for saved in self.checkpoints
+        ]
         return max(ends, default=0)
 
     @property
@@ -84,13 +97,23 @@ class FinishedRun:
         return self.series[name][1][-1] if name in self.series else None
 
     def rates(self) -> Series:
-        """Return samples per second: logged by callbacks=throughput, or else from the times of the checkpoints."""
+        """Return samples per second: logged by callbacks=throughput,
+        or else from the times of the checkpoints.
+        """
         if RATE in self.series:
             return self.series[RATE]
-        timed = [saved for saved in self.checkpoints if saved.written is not None and saved.global_batch_size]
+        timed = [
+            saved
+            for saved in self.checkpoints
+            if saved.written is not None and saved.global_batch_size
+        ]
         steps, values = [], []
         for before, after in zip(timed, timed[1:], strict=False):
-            assert before.written is not None and after.written is not None and after.global_batch_size is not None
+            assert (
+                before.written is not None
+                and after.written is not None
+                and after.global_batch_size is not None
+            )
             seconds = (after.written - before.written).total_seconds()
             if seconds > 0 and after.step > before.step:
                 steps.append(after.step)
@@ -107,7 +130,10 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
     absolute = [folder.absolute() for folder in folders]
     for folder in absolute:
         if not folder.is_dir():
-            raise ConfigError(f"There is no folder {folder}. Give a run's folder, for example runs/resnet50/<time>.")
+            raise ConfigError(
+                f"There is no folder {folder}. Give a run's folder, for example"
+                " runs/resnet50/<time>."
+            )
     if len(set(absolute)) < len(absolute):
         raise ConfigError("A run is named twice. Leave one out.")
     depth = 1
@@ -117,30 +143,46 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
 
 
 def find_runs(top: Path) -> list[FinishedRun]:
-    """Return all runs in and below a folder by their paths below it, also those that failed before they logged a value."""
+    """Return all runs in and below a folder by their paths below it,
+    also those that failed before they logged a value.
+    """
     folders = [Path(folder) for folder, names, files in os.walk(top) if _is_run(names, files)]
-    named = {folder: folder.relative_to(top).as_posix() if folder != top else top.name for folder in folders}
-    return [read_any(folder, named[folder]) for folder in sorted(named, key=lambda f: _natural(named[f]))]
+    named = {
+        folder: folder.relative_to(top).as_posix() if folder != top else top.name
+        for folder in folders
+    }
+    return [
+        read_any(folder, named[folder])
+        for folder in sorted(named, key=lambda f: _natural(named[f]))
+    ]
 
 
 def _is_run(names: list[str], files: list[str]) -> bool:
-    """Return whether a folder with these subfolders and files is a run's; remove subfolders that hold none from `names`."""
-    found = bool({"state.json", "metrics.csv", "metrics.jsonl"} & {*files} or "checkpoints" in names)
-    names[:] = [name for name in names if name not in _PARTS and not name.startswith((".", "before-"))]
+    """Return whether a folder with these subfolders and files is a run's;
+    remove subfolders that hold none from `names`.
+    """
+    found = bool(
+        {"state.json", "metrics.csv", "metrics.jsonl"} & {*files} or "checkpoints" in names
+    )
+    names[:] = [
+        name for name in names if name not in _PARTS and not name.startswith((".", "before-"))
+    ]
     return found
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts run 9 before run 10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
 
 
 def _read_logged(folder: Path, name: str) -> FinishedRun:
     run = read_any(folder, name)
     if not run.series and not run.checkpoints:
         raise ConfigError(
-            f"{folder} has neither metrics.csv, nor metrics.jsonl, nor checkpoints: it is no run's folder, or nothing was "
-            "logged yet. Train with logger=csv (the default)."
+            f"{folder} has neither metrics.csv, nor metrics.jsonl, nor checkpoints: it is no run's"
+            " folder, or nothing was logged yet. Train with logger=csv (the default)."
         )
     return run
 
@@ -158,7 +200,13 @@ def read_any(folder: Path, name: str) -> FinishedRun:
     epochs = {epoch for epoch, _, _ in rows} | {saved.epoch for saved in checkpoints}
     config = folder / "config.yaml"
     settings = flat(masked(read_config(config))) if config.is_file() else {}
-    about = (settings, _seconds(folder), read_overrides(folder), read_state(folder), read_progress(folder))
+    about = (
+        settings,
+        _seconds(folder),
+        read_overrides(folder),
+        read_state(folder),
+        read_progress(folder),
+    )
     return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, *about)
 
 
@@ -175,8 +223,16 @@ def _rows(folder: Path) -> Iterator[tuple[int, int, dict[str, float]]]:
     if (folder / "metrics.csv").is_file():
         with (folder / "metrics.csv").open(newline="", errors="replace") as file:
             for row in csv.DictReader(line for line in file if "\0" not in line):
-                if (row.get("step") or "").isdigit() and (row.get("epoch") or "").isdigit() and None not in row:
-                    values = {name: text for name, text in row.items() if name not in ("epoch", "step") and text}
+                if (
+                    (row.get("step") or "").isdigit()
+                    and (row.get("epoch") or "").isdigit()
+                    and None not in row
+                ):
+                    values = {
+                        name: text
+                        for name, text in row.items()
+                        if name not in ("epoch", "step") and text
+                    }
                     yield int(row["epoch"]), int(row["step"]), _finite(values)
     elif (folder / "metrics.jsonl").is_file():
         for line in (folder / "metrics.jsonl").read_text(errors="replace").splitlines():
@@ -213,17 +269,31 @@ def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
             continue
         try:
             manifest = json.loads(path.read_text())
-            found.append(_checkpoint(path.parent, manifest, tuple(marks.get(path.parent.resolve(), ()))))
+            found.append(
+                _checkpoint(path.parent, manifest, tuple(marks.get(path.parent.resolve(), ())))
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # deleted by the job that runs there, or damaged: `fit` names it when it is loaded
+            # deleted by the job that runs there, or damaged: `fit` names it when it is loaded
+            continue
     return sorted(found, key=lambda saved: saved.step)
 
 
-def _checkpoint(folder: Path, manifest: Mapping[str, Any], marks: tuple[str, ...]) -> SavedCheckpoint:
+def _checkpoint(
+    folder: Path, manifest: Mapping[str, Any], marks: tuple[str, ...]
+) -> SavedCheckpoint:
     plan = manifest.get("contract") or {}
     sizes = [plan.get(name) for name in ("batch_size", "world_size", "accumulate")]
     written = datetime.fromisoformat(manifest["written"]) if manifest.get("written") else None
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
     batch = None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
     metrics = {name: float(value) for name, value in (manifest.get("metrics") or {}).items()}
-    return SavedCheckpoint(folder.name, manifest["epoch"], manifest["global_step"], metrics, written, num_bytes, batch, marks)
+    return SavedCheckpoint(
+        folder.name,
+        manifest["epoch"],
+        manifest["global_step"],
+        metrics,
+        written,
+        num_bytes,
+        batch,
+        marks,
+    )

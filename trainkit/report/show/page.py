@@ -1,4 +1,6 @@
-"""The page of one run or several: a chart for each kind of value, rates, throughput, checkpoints, and what differs."""
+"""The page of one run or several:
+a chart for each kind of value, rates, throughput, checkpoints, and what differs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,18 @@ from trainkit.report.page import Part, figure, write_page
 from trainkit.report.show.files import RATE, FinishedRun, Series
 from trainkit.report.show.table import number
 
-_COLORS = ("#2f6fb3", "#d1495b", "#3f9c6b", "#e0a100", "#8a63b8", "#1d2733", "#7fb3e6", "#c97b3d", "#9aa5b1", "#5aa9a3")
+_COLORS = (
+    "#2f6fb3",
+    "#d1495b",
+    "#3f9c6b",
+    "#e0a100",
+    "#8a63b8",
+    "#1d2733",
+    "#7fb3e6",
+    "#c97b3d",
+    "#9aa5b1",
+    "#5aa9a3",
+)
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STAGES = ("train", "val", "test")
 _NOT_COMPARED = ("run_dir", "conf")
@@ -36,7 +49,9 @@ def write_show_page(path: Path, runs: Sequence[FinishedRun]) -> None:
 
 
 def groups(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
-    """Return the metrics of each chart: "loss" of training and validation together, learning rates, others by their prefix."""
+    """Return the metrics of each chart:
+    "loss" of training and validation together, learning rates, others by their prefix.
+    """
     found: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for run in runs for name in run.series):
         room, _, rest = name.partition("/")
@@ -47,11 +62,20 @@ def groups(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
         elif room in _STAGES and rest:
             title = rest.removesuffix("_step").removesuffix("_epoch").split("/dataloader_idx_")[0]
         elif room == "throughput":
-            title = "step time, ms" if rest.startswith("step_ms") else "shares of a step" if rest.endswith("_share") else rest
+            title = (
+                "step time, ms"
+                if rest.startswith("step_ms")
+                else "shares of a step"
+                if rest.endswith("_share")
+                else rest
+            )
         else:
             title = room
         found.setdefault(title, []).append(name)
-    order = sorted(found, key=lambda title: (title != "loss", title == "learning rate", not _of_stage(found[title])))
+    order = sorted(
+        found,
+        key=lambda title: (title != "loss", title == "learning rate", not _of_stage(found[title])),
+    )
     return {title: found[title] for title in order}
 
 
@@ -62,7 +86,9 @@ def _of_stage(names: Sequence[str]) -> bool:
 def runs_grid(runs: Sequence[FinishedRun]) -> Grid:
     """Return a row for each run: its length, its last values, its rate."""
     known = dict.fromkeys(name for run in runs for name in run.series)
-    names = [n for n in known if n.startswith(("val/", "test/"))] or [n for n in known if n.startswith("train/")]
+    names = [n for n in known if n.startswith(("val/", "test/"))] or [
+        n for n in known if n.startswith("train/")
+    ]
     names = names[:_MOST_VALUES]
     rows = [
         (
@@ -82,9 +108,12 @@ def settings_grid(runs: Sequence[FinishedRun]) -> Grid | None:
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in _NOT_COMPARED)
     values = {key: [str(run.settings.get(key, "-")) for run in runs] for key in keys}
     differ = {key: shown for key, shown in values.items() if len(set(shown)) > 1}
-    # A group that the task refers to is in the resolved config twice: optimizer.lr and task.optimizer.lr.
+    # A group that the task refers to is in the resolved config twice: optimizer.lr and
+    # task.optimizer.lr.
     rows = [
-        (k, *shown) for k, shown in differ.items() if differ.get(k.removeprefix("task.")) != shown or not k.startswith("task.")
+        (k, *shown)
+        for k, shown in differ.items()
+        if differ.get(k.removeprefix("task.")) != shown or not k.startswith("task.")
     ]
     rows = rows[:_MOST_SETTINGS]
     return Grid("", ("setting", *(run.name for run in runs)), rows, is_code=True) if rows else None
@@ -92,7 +121,9 @@ def settings_grid(runs: Sequence[FinishedRun]) -> Grid | None:
 
 def checkpoints_grid(runs: Sequence[FinishedRun]) -> Grid:
     """Return a row for each checkpoint."""
-    known = dict.fromkeys(name for run in runs for saved in run.checkpoints for name in saved.metrics)
+    known = dict.fromkeys(
+        name for run in runs for saved in run.checkpoints for name in saved.metrics
+    )
     metrics = [name for name in known if name.startswith("val/")][:_MOST_VALUES]
     rows = [
         (
@@ -107,16 +138,25 @@ def checkpoints_grid(runs: Sequence[FinishedRun]) -> Grid:
         for run in runs
         for saved in run.checkpoints
     ]
-    return Grid("", ("checkpoint", "", "epoch", "step", *metrics, "size", "written (UTC)"), rows, (1,))
+    return Grid(
+        "", ("checkpoint", "", "epoch", "step", *metrics, "size", "written (UTC)"), rows, (1,)
+    )
 
 
 def _cards(runs: Sequence[FinishedRun]) -> list[tuple[str, str]]:
     if len(runs) > 1:
-        return [("runs", str(len(runs))), ("steps, the longest", f"{max(run.steps for run in runs):,}")]
+        return [
+            ("runs", str(len(runs))),
+            ("steps, the longest", f"{max(run.steps for run in runs):,}"),
+        ]
     (run,) = runs
     cards = [("epochs", str(run.epochs)), ("steps", f"{run.steps:,}")]
     best = next((saved for saved in run.checkpoints if "best" in saved.marks), None)
-    monitors = [value for key, value in run.settings.items() if key.startswith("callbacks.") and key.endswith(".monitor")]
+    monitors = [
+        value
+        for key, value in run.settings.items()
+        if key.startswith("callbacks.") and key.endswith(".monitor")
+    ]
     monitored = str(monitors[0]) if monitors else ""
     if best is not None and monitored in best.metrics:
         cards.append((f"{monitored}, best (step {best.step:,})", number(best.metrics[monitored])))
@@ -131,12 +171,18 @@ def _curves(runs: Sequence[FinishedRun], names: Sequence[str]) -> go.Figure:
     chart = figure("step", "")
     for label, (steps, values), line in _lines(runs, names):
         mode = "lines+markers" if len(steps) <= 30 else "lines"
-        chart.add_scatter(x=steps, y=values, name=label, mode=mode, line=line, marker={"size": 5}, showlegend=True)
+        chart.add_scatter(
+            x=steps, y=values, name=label, mode=mode, line=line, marker={"size": 5}, showlegend=True
+        )
     return chart
 
 
-def _lines(runs: Sequence[FinishedRun], names: Sequence[str]) -> Iterator[tuple[str, Series, dict[str, Any]]]:
-    """Yield label, values and style of each line: a color for each metric of one run, or for each run of several."""
+def _lines(
+    runs: Sequence[FinishedRun], names: Sequence[str]
+) -> Iterator[tuple[str, Series, dict[str, Any]]]:
+    """Yield label, values and style of each line:
+    a color for each metric of one run, or for each run of several.
+    """
     for i, run in enumerate(runs):
         for j, name in enumerate(names):
             if name not in run.series:
@@ -153,7 +199,14 @@ def _throughput(runs: Sequence[FinishedRun]) -> go.Figure:
     for i, run in enumerate(runs):
         steps, values = run.rates()
         color = _COLORS[i % len(_COLORS)]
-        chart.add_scatter(x=steps, y=values, name=run.name, mode="lines+markers", line={"color": color}, showlegend=True)
+        chart.add_scatter(
+            x=steps,
+            y=values,
+            name=run.name,
+            mode="lines+markers",
+            line={"color": color},
+            showlegend=True,
+        )
     chart.update_yaxes(rangemode="tozero")
     return chart
 
@@ -164,6 +217,6 @@ def _middle(series: Series) -> float | None:
 
 
 _RATES = (
-    "Of all ranks, by callbacks=throughput; of a run without it from the times of its checkpoints, validation and writing "
-    "included."
+    "Of all ranks, by callbacks=throughput; of a run without it from the times of its checkpoints,"
+    " validation and writing included."
 )

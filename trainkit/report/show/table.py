@@ -1,4 +1,6 @@
-"""A table of runs: the settings that differ, last and best values, state; and the best run with the command that repeats it."""
+"""A table of runs: the settings that differ, last and best values, state;
+and the best run with the command that repeats it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _MOST_SETTINGS, _MOST_VALUES, _LONGEST_ERROR, _MOST_ERRORS = 8, 4, 160, 5
 
 @dataclass(frozen=True)
 class Goal:
-    """What runs are compared by: a metric, and whether "min" or "max" of it is best; None where unknown."""
+    """What runs are compared by: a metric, and whether "min" or "max" of it is best;
+    None where unknown.
+    """
 
     metric: str | None = None
     mode: str | None = None
@@ -39,11 +43,15 @@ class Goal:
         return (min if self.mode == "min" else max)(run.series[self.metric][1])
 
     def best_run(self, runs: Sequence[FinishedRun]) -> FinishedRun | None:
-        """Return the run with the best last value, which is also what a sweeper receives; None if it is unknown."""
+        """Return the run with the best last value, which is also what a sweeper receives;
+        None if it is unknown.
+        """
         ended = self.compared(runs)
         if self.mode is None or not ended or len(tasks_of(ended)) > 1:
             return None
-        return min(ended, key=lambda run: (self.last(run) or 0.0) * (1 if self.mode == "min" else -1))
+        return min(
+            ended, key=lambda run: (self.last(run) or 0.0) * (1 if self.mode == "min" else -1)
+        )
 
     def compared(self, runs: Sequence[FinishedRun]) -> list[FinishedRun]:
         """Return the runs with a value that have not failed; of several tasks none is best."""
@@ -60,20 +68,32 @@ def tasks_of(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def goal_of(runs: Sequence[FinishedRun], metric: str | None = None) -> Goal:
-    """Return what a callback of the runs monitors, or the given metric, with its mode if a callback monitors that one."""
+    """Return what a callback of the runs monitors, or the given metric,
+    with its mode if a callback monitors that one.
+    """
     for run in runs:
         for key, value in run.settings.items():
-            if key.startswith("callbacks.") and key.endswith(".monitor") and value and metric in (None, value):
-                return Goal(str(value), str(run.settings.get(key.removesuffix("monitor") + "mode") or "min"))
+            if (
+                key.startswith("callbacks.")
+                and key.endswith(".monitor")
+                and value
+                and metric in (None, value)
+            ):
+                return Goal(
+                    str(value), str(run.settings.get(key.removesuffix("monitor") + "mode") or "min")
+                )
     return Goal(metric)
 
 
-def differing(runs: Sequence[FinishedRun], searched: Collection[str] | None = None) -> dict[str, list[str]]:
+def differing(
+    runs: Sequence[FinishedRun], searched: Collection[str] | None = None
+) -> dict[str, list[str]]:
     """Return the typed settings that differ: key -> a text for each run.
 
     Args:
         runs: to compare.
-        searched: the keys of a search, of which a trial that never started has none, and a resumed one more; None: all.
+        searched: the keys of a search, of which a trial that never started has none, and a resumed
+            one more; None: all.
     """
     typed = dict.fromkeys(key for run in runs for key in _compared(run))
     keys = [key for key in typed if searched is None or key in searched]
@@ -82,17 +102,25 @@ def differing(runs: Sequence[FinishedRun], searched: Collection[str] | None = No
 
 
 def _compared(run: FinishedRun) -> list[str]:
-    """Return the typed settings, of a trial without those that its search adds: Tune lets one resume from another's weights."""
+    """Return the typed settings, of a trial without those that its search adds:
+    Tune lets one resume from another's weights.
+    """
     own = (*_OF_A_TRIAL, "ckpt_path") if _TRIAL in run.overrides else ()
     return [key for key in run.overrides if key not in (*_NOT_COMPARED, *own)]
 
 
-def table_of(runs: Sequence[FinishedRun], goal: Goal, searched: Collection[str] | None = None) -> Grid:
+def table_of(
+    runs: Sequence[FinishedRun], goal: Goal, searched: Collection[str] | None = None
+) -> Grid:
     """Return a row for each run; `searched` as for `differing`."""
     settings = dict(list(differing(runs, searched).items())[:_MOST_SETTINGS])
     known = dict.fromkeys(name for run in runs for name in run.series)
-    names = [name for name in known if name.startswith("val/")] or [name for name in known if name.startswith("train/")]
-    names = list(dict.fromkeys([*([goal.metric] if goal.metric in known else []), *names]))[:_MOST_VALUES]
+    names = [name for name in known if name.startswith("val/")] or [
+        name for name in known if name.startswith("train/")
+    ]
+    names = list(dict.fromkeys([*([goal.metric] if goal.metric in known else []), *names]))[
+        :_MOST_VALUES
+    ]
     best = [f"best {goal.metric}"] * (goal.mode is not None and goal.metric in known)
     top = goal.best_run(runs)
     rows = [
@@ -110,15 +138,26 @@ def table_of(runs: Sequence[FinishedRun], goal: Goal, searched: Collection[str] 
     return Grid("", columns, rows, (len(columns) - 1,))
 
 
-def print_table(runs: Sequence[FinishedRun], goal: Goal, console: Console, searched: Collection[str] | None = None) -> None:
-    """Print the table as wide as the console is; below it what it leaves out, and the first errors."""
-    grid, left_out = table_of(runs, goal, searched).fitted(console.width, ("state", goal.metric or ""))
+def print_table(
+    runs: Sequence[FinishedRun],
+    goal: Goal,
+    console: Console,
+    searched: Collection[str] | None = None,
+) -> None:
+    """Print the table as wide as the console is;
+    below it what it leaves out, and the first errors.
+    """
+    grid, left_out = table_of(runs, goal, searched).fitted(
+        console.width, ("state", goal.metric or "")
+    )
     console.print(grid.rich())
     if left_out:
         console.print(f"no room for {', '.join(left_out)}", soft_wrap=True, markup=False)
     failed = [run for run in runs if run.state.error]
     for run in failed[:_MOST_ERRORS]:
-        console.print(f"error   run {run.name}: {_first_line(run.state.error)}", soft_wrap=True, markup=False)
+        console.print(
+            f"error   run {run.name}: {_first_line(run.state.error)}", soft_wrap=True, markup=False
+        )
     if len(failed) > _MOST_ERRORS:
         console.print(f"error   {len(failed) - _MOST_ERRORS} more; runs --json prints all")
 
@@ -135,8 +174,13 @@ def facts_of(runs: Sequence[FinishedRun], goal: Goal) -> dict[str, Any]:
                 "error": run.state.error,
                 "epochs": run.epochs,
                 "steps": run.steps,
-                "settings": {key: run.overrides.get(key, run.settings.get(key)) for key in settings},
-                "metrics": {name: {"last": v[-1], "min": min(v), "max": max(v)} for name, (_, v) in run.series.items()},
+                "settings": {
+                    key: run.overrides.get(key, run.settings.get(key)) for key in settings
+                },
+                "metrics": {
+                    name: {"last": v[-1], "min": min(v), "max": max(v)}
+                    for name, (_, v) in run.series.items()
+                },
             }
             for run in runs
         ],
@@ -148,24 +192,34 @@ def facts_of(runs: Sequence[FinishedRun], goal: Goal) -> dict[str, Any]:
 
 
 def command_of(run: FinishedRun) -> str | None:
-    """Return the command that repeats a run, ranks included, in a new folder; None for a run from Python code."""
+    """Return the command that repeats a run, ranks included, in a new folder;
+    None for a run from Python code.
+    """
     if (conf := run.overrides.get("conf")) is None:
         return None
     launcher, ranks = (run.progress.launcher, run.progress.ranks) if run.progress else ("none", 1)
     left_out = ("conf", "run_dir", "optimized_metric", *_OF_A_TRIAL)
-    words = [f"{key}={value}" if value else key for key, value in run.overrides.items() if key not in left_out]
+    words = [
+        f"{key}={value}" if value else key
+        for key, value in run.overrides.items()
+        if key not in left_out
+    ]
     if launcher == "ray" and "launcher" not in run.overrides:
         words += ["launcher=ray", f"launcher.num_workers={ranks}"]
-    start = "python" if "launcher" in run.overrides else _STARTS.get(launcher, "python").format(ranks)
+    start = (
+        "python" if "launcher" in run.overrides else _STARTS.get(launcher, "python").format(ranks)
+    )
     return f"{start} -m trainkit fit {shlex.join([f'conf={conf}', *words])}"
 
 
 def sort_runs(runs: Sequence[FinishedRun], key: str, goal: Goal) -> list[FinishedRun]:
-    """Return the runs sorted by a metric's last value, by a setting, or by "state"; those without it last.
+    """Return the runs sorted by a metric's last value, by a setting, or by "state"; those without
+    it last.
 
     Args:
         runs: to sort.
-        key: the name; best first if a callback monitors it, else small ones first. "-NAME" is large ones first.
+        key: the name; best first if a callback monitors it, else small ones first. "-NAME" is large
+            ones first.
         goal: what a callback monitors.
 
     Raises:
@@ -176,13 +230,20 @@ def sort_runs(runs: Sequence[FinishedRun], key: str, goal: Goal) -> list[Finishe
     settings = dict.fromkeys(setting for run in runs for setting in (*run.overrides, *run.settings))
     if name not in (*metrics, *settings, "state"):
         raise ConfigError(
-            f"sort is '{key}', which is no metric or setting of these runs.{did_you_mean(name, [*metrics, *settings])} "
-            f"They logged {', '.join(metrics) or 'nothing'}."
+            f"sort is '{key}', which is no metric or setting of these"
+            f" runs.{did_you_mean(name, [*metrics, *settings])} They logged"
+            f" {', '.join(metrics) or 'nothing'}."
         )
     is_reversed = key.startswith("-") or (goal.metric == name and goal.mode == "max")
 
     def place(run: FinishedRun) -> tuple[bool, float, str]:
-        value: Any = run.last(name) if name in metrics else run.state.name if name == "state" else _setting(run, name)
+        value: Any = (
+            run.last(name)
+            if name in metrics
+            else run.state.name
+            if name == "state"
+            else _setting(run, name)
+        )
         try:
             size, text = float(value if value is not None else math.nan), ""
         except ValueError:

@@ -15,7 +15,13 @@ from trainkit.report.show.files import SavedCheckpoint
 from trainkit.report.status.status import Alert, Status, written_s
 from trainkit.run.progress_file import Progress
 
-_COLOURS = {"running": "green", "ended": "green", "starting": "yellow", "waiting": "yellow", "stopped": "yellow"}
+_COLOURS = {
+    "running": "green",
+    "ended": "green",
+    "starting": "yellow",
+    "waiting": "yellow",
+    "stopped": "yellow",
+}
 _MOST_ALERTS, _MOST_HOSTS, _MOST_ALERTS_JSON = 5, 8, 100
 _LONGEST = 300
 
@@ -41,11 +47,18 @@ def line_of(status: Status) -> str:
     """Return one line, for a file or a pipe."""
     done, progress = status.progress, []
     if done is not None:
-        progress = [f"step {_of(done.step, done.total_steps)}", _epoch(done), _rate(done), _left(status)]
+        progress = [
+            f"step {_of(done.step, done.total_steps)}",
+            _epoch(done),
+            _rate(done),
+            _left(status),
+        ]
     last = _checkpoint(status.checkpoints[-1]) if status.checkpoints else "no checkpoint"
     alerts = plural(len(status.alerts), "alert") if status.alerts else ""
     why = status.why if status.state not in ("running", "ended") else ""
-    return "  ".join(filter(None, [time.strftime("%H:%M:%S"), status.state, why, *progress, last, alerts]))
+    return "  ".join(
+        filter(None, [time.strftime("%H:%M:%S"), status.state, why, *progress, last, alerts])
+    )
 
 
 def facts_of(status: Status) -> dict[str, Any]:
@@ -61,7 +74,13 @@ def facts_of(status: Status) -> dict[str, Any]:
     facts["restarts"] = None if progress is None else progress.num_starts - 1
     facts["progress"] = None if progress is None else asdict(progress)
     facts["checkpoints"] = [
-        {"name": saved.name, "step": saved.step, "epoch": saved.epoch, "marks": list(saved.marks), "age_s": written_s(saved)}
+        {
+            "name": saved.name,
+            "step": saved.step,
+            "epoch": saved.epoch,
+            "marks": list(saved.marks),
+            "age_s": written_s(saved),
+        }
         | {"metrics": dict(saved.metrics), "num_bytes": saved.num_bytes}
         for saved in status.checkpoints
     ]
@@ -74,24 +93,54 @@ def facts_of(status: Status) -> dict[str, Any]:
 def _rows(status: Status) -> Iterable[tuple[str, str]]:
     progress = status.progress
     if progress is not None:
-        share = f" ({100 * progress.step / progress.total_steps:.0f} %)" if progress.total_steps else ""
-        yield "step", _joined([f"{_of(progress.step, progress.total_steps)}{share}", _epoch(progress), progress.task])
+        share = (
+            f" ({100 * progress.step / progress.total_steps:.0f} %)" if progress.total_steps else ""
+        )
+        yield (
+            "step",
+            _joined(
+                [
+                    f"{_of(progress.step, progress.total_steps)}{share}",
+                    _epoch(progress),
+                    progress.task,
+                ]
+            ),
+        )
         yield "rate", _joined([_rate(progress), _left(status)])
-        yield "ranks", _joined([f"{plural(progress.ranks, 'rank')} on {_hosts(progress)}", _launcher(progress)])
-    yield "checkpoint", _joined([_checkpoint(saved) for saved in _shown(status.checkpoints)] or _none(status))
+        yield (
+            "ranks",
+            _joined(
+                [f"{plural(progress.ranks, 'rank')} on {_hosts(progress)}", _launcher(progress)]
+            ),
+        )
+    yield (
+        "checkpoint",
+        _joined([_checkpoint(saved) for saved in _shown(status.checkpoints)] or _none(status)),
+    )
     if status.stores:
         yield "", f"those in {', '.join(status.stores)} are not looked at"
     if progress is not None:
         yield "starts", _starts(progress)
     if status.goodput:
         seconds = status.goodput["seconds"]
-        lost = sorted(((s, part) for part, s in seconds.items() if part != "steps"), reverse=True)[:2]
+        lost = sorted(((s, part) for part, s in seconds.items() if part != "steps"), reverse=True)[
+            :2
+        ]
         parts = ", ".join(f"{part} {duration(s)}" for s, part in lost if s >= 1)
         total = f"{100 * status.goodput['goodput']:.1f} % of {duration(sum(seconds.values()))}"
         yield "goodput", total + f" (the rest: {parts})" * bool(parts)
     if progress is not None:
         silent = "" if status.silent_s is None else f"last written {duration(status.silent_s)} ago"
-        yield "process", _joined([f"rank 0 is process {progress.pid} on {progress.host}", progress.prometheus, silent])
+        yield (
+            "process",
+            _joined(
+                [
+                    f"rank 0 is process {progress.pid} on {progress.host}",
+                    progress.prometheus,
+                    silent,
+                ]
+            ),
+        )
 
 
 def _none(status: Status) -> list[str]:
@@ -100,22 +149,35 @@ def _none(status: Status) -> list[str]:
 
 def _shown(checkpoints: Sequence[SavedCheckpoint]) -> list[SavedCheckpoint]:
     """Return the newest checkpoint and the best one."""
-    return [saved for saved in reversed(checkpoints) if saved is checkpoints[-1] or "best" in saved.marks]
+    return [
+        saved
+        for saved in reversed(checkpoints)
+        if saved is checkpoints[-1] or "best" in saved.marks
+    ]
 
 
 def _checkpoint(saved: SavedCheckpoint) -> str:
     age = written_s(saved)
     marks = f" ({', '.join(saved.marks)})" if saved.marks else ""
-    return f"checkpoint of step {saved.step}{marks}" + (f" {duration(age)} ago" if age is not None else "")
+    return f"checkpoint of step {saved.step}{marks}" + (
+        f" {duration(age)} ago" if age is not None else ""
+    )
 
 
 def _starts(progress: Progress) -> str:
     if progress.num_starts < 2:
         return ""
     last = progress.starts[-1]
-    how = {"start": "started", "resume": "resumed from a checkpoint", "recovery": "continued after a change of ranks"}
+    how = {
+        "start": "started",
+        "resume": "resumed from a checkpoint",
+        "recovery": "continued after a change of ranks",
+    }
     ranks = " -> ".join(str(start.ranks) for start in progress.starts[-6:])
-    return f"{progress.num_starts}; the last {how.get(last.how, last.how)} at step {last.step}; ranks {ranks}"
+    return (
+        f"{progress.num_starts}; the last {how.get(last.how, last.how)} at step {last.step}; ranks"
+        f" {ranks}"
+    )
 
 
 def _hosts(progress: Progress) -> str:
@@ -130,7 +192,11 @@ def _launcher(progress: Progress) -> str:
 
 
 def _epoch(progress: Progress) -> str:
-    within = f", step {_of(progress.step_in_epoch, progress.steps_in_epoch)}" if progress.step_in_epoch else ""
+    within = (
+        f", step {_of(progress.step_in_epoch, progress.steps_in_epoch)}"
+        if progress.step_in_epoch
+        else ""
+    )
     if progress.max_epochs is not None and progress.epoch >= progress.max_epochs:
         return f"{plural(progress.max_epochs, 'epoch')} done"
     return f"epoch {_of(progress.epoch + 1, progress.max_epochs)}{within}"
@@ -144,7 +210,11 @@ def _rate(progress: Progress) -> str:
 
 def _left(status: Status) -> str:
     left = status.progress.seconds_left if status.progress is not None else None
-    return f"{duration(left)} left" if left is not None and status.state in ("running", "waiting") else ""
+    return (
+        f"{duration(left)} left"
+        if left is not None and status.state in ("running", "waiting")
+        else ""
+    )
 
 
 def _alert(alert: Alert) -> str:
@@ -167,7 +237,11 @@ def _joined(texts: Iterable[str], by: str = "  ") -> str:
 def duration(seconds: float) -> str:
     """Return "34 s", "4 min 20 s", "3 h 5 min" or "2 d 3 h"."""
     left = round(seconds)
-    for unit, size, smaller, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+    for unit, size, smaller, part in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
         if left >= size:
             whole, rest = divmod(left, size)
             return f"{whole} {unit} {rest // part} {smaller}"

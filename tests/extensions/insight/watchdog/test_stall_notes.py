@@ -19,7 +19,9 @@ def note(rank: int, waiting: str = "", still_s: float = 0.0, tensors: tuple[str,
     return Note(rank, f"node{rank}", 100 + rank, 7, waiting, tensors, still_s, 3)
 
 
-def stall(*notes: Note, silent: dict[int, float] | None = None, timeout_s: float = 10.0) -> str | None:
+def stall(
+    *notes: Note, silent: dict[int, float] | None = None, timeout_s: float = 10.0
+) -> str | None:
     """Return the stall found in these notes."""
     quiet = dict.fromkeys(range(len(notes)), 0.0) | (silent or {})
     return find_stall({n.rank: n for n in notes}, quiet, len(notes), timeout_s)
@@ -32,14 +34,22 @@ def test_a_rank_that_waits_for_nobody_and_does_not_get_on_is_named() -> None:
     """It is named with its host, process and step, and the collective in which the others wait."""
     text = stall(note(0, SUMS, 12, ("conv1.weight", "fc.bias")), note(1, "", 12))
     assert text is not None
-    assert text.startswith("rank 1 (node1, process 101) has made no progress for 12 s at step 7, and waits for no rank.")
-    assert "rank 0 (node0, process 100) waits, at step 7, for the sums of gradients: conv1.weight, fc.bias" in text
+    assert text.startswith(
+        "rank 1 (node1, process 101) has made no progress for 12 s at step 7, and waits for no"
+        " rank."
+    )
+    assert (
+        "rank 0 (node0, process 100) waits, at step 7, for the sums of gradients: conv1.weight,"
+        " fc.bias" in text
+    )
 
 
 def test_a_rank_whose_note_does_not_change_is_frozen() -> None:
     """A stopped process, or a host that is cut off, cannot report that it is stuck."""
     text = stall(note(0, SUMS, 12), note(1), silent={1: 11.0})
-    assert text is not None and text.startswith("rank 1 (node1, process 101) has been frozen or cut off for 11 s")
+    assert text is not None and text.startswith(
+        "rank 1 (node1, process 101) has been frozen or cut off for 11 s"
+    )
 
 
 def test_ranks_that_wait_for_each_other_are_told_so() -> None:
@@ -52,7 +62,8 @@ def test_ranks_that_wait_for_each_other_are_told_so() -> None:
 @pytest.mark.parametrize(
     "notes",
     [
-        [note(0, "", 50), note(1, "", 50)],  # a long validation step, a long download: nobody waits for anybody
+        # a long validation step, a long download: nobody waits for anybody
+        [note(0, "", 50), note(1, "", 50)],
         [note(0, SUMS, 9), note(1, "", 9)],
         [note(0, SUMS, 12), note(1, "", 3)],  # it is slow, and gets on
         [note(0, SUMS, 12), note(1, "the barrier", 3)],
@@ -76,7 +87,12 @@ def test_notes_travel_by_files(tmp_path: Path) -> None:
     now += 3
     own.write(5, SUMS, ["w"], 1.5)
     notes, silent = other.read()
-    assert (notes[0].step, notes[0].waiting, notes[0].tensors, notes[0].still_s) == (5, SUMS, ("w",), 1.5)
+    assert (notes[0].step, notes[0].waiting, notes[0].tensors, notes[0].still_s) == (
+        5,
+        SUMS,
+        ("w",),
+        1.5,
+    )
     assert notes[0].pid == os.getpid() and notes[1].step == -1
     assert silent == {0: 0, 1: 3}
     now += 4

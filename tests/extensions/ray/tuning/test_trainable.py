@@ -54,7 +54,9 @@ def test_reports_pass_and_the_answer_ends_a_run(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_report_ends_the_job_first(tmp_path: Path) -> None:
-    """Tune ends a trial by SystemExit within a report: the job is asked to stop, and then the error goes on its way."""
+    """Tune ends a trial by SystemExit within a report:
+    the job is asked to stop, and then the error goes on its way.
+    """
 
     def report(metrics: dict[str, Any], folder: str | None) -> bool:
         raise SystemExit(0)
@@ -68,7 +70,9 @@ def test_a_stranger_is_not_heard() -> None:
     """A message that is not signed with the trial's secret is no report."""
     server, seen = wire.TrialServer("127.0.0.1"), []
     running = [True]
-    thread = threading.Thread(target=server.serve, args=(lambda *report: seen.append(report) or True, lambda: running[0]))
+    thread = threading.Thread(
+        target=server.serve, args=(lambda *report: seen.append(report) or True, lambda: running[0])
+    )
     thread.start()
     host, _, port = next(iter(server.variables.values())).partition(":")
     with socket.create_connection((host, int(port))) as stranger:
@@ -92,11 +96,20 @@ def test_a_trial_has_a_fixed_number_of_ranks(num_workers: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Error: optimizer.lr is -1; it must be above 0.\n", "optimizer.lr is -1; it must be above 0."),
+        (
+            "Error: optimizer.lr is -1; it must be above 0.\n",
+            "optimizer.lr is -1; it must be above 0.",
+        ),
         ("epoch 1\nError: no data.\nmore\n", "no data.\nmore"),
-        ("Traceback\n  x\nValueError: bad\n", "the run ended with exit code 1:\nTraceback\n  x\nValueError: bad"),
+        (
+            "Traceback\n  x\nValueError: bad\n",
+            "the run ended with exit code 1:\nTraceback\n  x\nValueError: bad",
+        ),
         ("", "the run ended with exit code 1:"),
-        ("[0]<stdout>:epoch 1\n[1]<stderr>:Error on rank 1: no data.\n[elastic] the job ends\n", "no data."),
+        (
+            "[0]<stdout>:epoch 1\n[1]<stderr>:Error on rank 1: no data.\n[elastic] the job ends\n",
+            "no data.",
+        ),
     ],
 )
 def test_the_error_of_a_job(text: str, expected: str) -> None:

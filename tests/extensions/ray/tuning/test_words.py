@@ -28,7 +28,10 @@ def test_words_of_a_search_are_read() -> None:
     ]
     settings, space, others = read_search(words)
     assert (settings.num_samples, settings.resources) == (3, {"CPU": 1.0, "GPU": 0.5})
-    assert space == {"optimizer.lr": Drawn("loguniform", (1e-4, 1e-1)), "task.act": Drawn("choice", ("relu", "a,b", None))}
+    assert space == {
+        "optimizer.lr": Drawn("loguniform", (1e-4, 1e-1)),
+        "task.act": Drawn("choice", ("relu", "a,b", None)),
+    }
     assert others == ["conf=mlp"]
 
 
@@ -36,7 +39,10 @@ def test_words_of_a_search_are_read() -> None:
     ("word", "message"),
     [
         ("search.num_sample=8", r"'num_samples'\?"),
-        ("search.optimizer.lr=loguniforn(1e-4,1e-1)", r"no function 'loguniforn'. Did you mean 'loguniform'\?"),
+        (
+            "search.optimizer.lr=loguniforn(1e-4,1e-1)",
+            r"no function 'loguniforn'. Did you mean 'loguniform'\?",
+        ),
         ("search.optimizer.lr=0.1", "a searched key has a function"),
         ("search.optimizer.lr=uniform(1)", r"the arguments of uniform are \(low, high\)"),
         ("search.optimizer.lr=uniform(2,1)", "the first number must be below the second"),
@@ -49,7 +55,10 @@ def test_words_of_a_search_are_read() -> None:
         ("search.mode=best", "it must be min or max"),
         ("search.metric=", "has no value"),
         ("search.optimizer.lr=uniform(0,1)", "given twice"),
-        ("optimizer.lr=0.1", "optimizer.lr is searched by search.optimizer.lr, and set by optimizer.lr="),
+        (
+            "optimizer.lr=0.1",
+            "optimizer.lr is searched by search.optimizer.lr, and set by optimizer.lr=",
+        ),
     ],
 )
 def test_mistakes_are_named(word: str, message: str) -> None:
@@ -65,7 +74,8 @@ def test_a_search_needs_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [0.1, 3, True, None, "adamw", "a b", "it's", "null", "", [1, "x y"], {"a": 1}, "/a/b=c", "a,b"]
+    "value",
+    [0.1, 3, True, None, "adamw", "a b", "it's", "null", "", [1, "x y"], {"a": 1}, "/a/b=c", "a,b"],
 )
 def test_a_value_survives_as_an_override(value: object) -> None:
     """Hydra reads the value that a trial was given, whatever it is."""
@@ -81,7 +91,9 @@ def test_a_value_survives_as_an_override(value: object) -> None:
 )
 def test_the_best_trial_is_repeated_on_its_ranks(resources: str, typed: str) -> None:
     """One rank would train with half the batch, half the rate, and twice the steps."""
-    settings, space, own = read_search(["conf=mlp", LR, "search.num_workers=2", f"search.resources={resources}"])
+    settings, space, own = read_search(
+        ["conf=mlp", LR, "search.num_workers=2", f"search.resources={resources}"]
+    )
     command = repeat_of(Search(own, space, settings, 1, None, Path()), ["optimizer.lr=0.1"])
     ranks = f"launcher=ray launcher.num_workers=2{typed}"
     assert command == f"python -m trainkit fit conf=mlp optimizer.lr=0.1 {ranks}"

@@ -35,12 +35,17 @@ def test_a_run_without_faults_gets_no_advice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "setting", "gain"), [(0, "data.num_workers=2 or more", 59 / 39 - 1), (4, "data.num_workers=8", 59 / 39 - 1)]
+    ("workers", "setting", "gain"),
+    [(0, "data.num_workers=2 or more", 59 / 39 - 1), (4, "data.num_workers=8", 59 / 39 - 1)],
 )
-def test_waiting_for_data_asks_for_workers(tmp_path: Path, workers: int, setting: str, gain: float) -> None:
+def test_waiting_for_data_asks_for_workers(
+    tmp_path: Path, workers: int, setting: str, gain: float
+) -> None:
     """The most that can be gained is all that is waited; twice the workers halve a step at best."""
     waits = PARTS | {"data": 20.0}
-    analysis = seen(tmp_path, parts_of=lambda rank, step: waits, about=replace(ABOUT, workers=workers))
+    analysis = seen(
+        tmp_path, parts_of=lambda rank, step: waits, about=replace(ABOUT, workers=workers)
+    )
     advice = of(analysis, "data.")
     assert advice.setting == setting and advice.is_bound and advice.gain == pytest.approx(gain)
     assert "20 ms" in advice.why
@@ -54,17 +59,30 @@ def test_twice_the_workers_halve_a_step_at_most(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_computes_longest_is_dealt_fewer_samples(tmp_path: Path) -> None:
-    """The gain is that of equal times: of 30 and 60 ms for as many samples both compute 40 ms; for 1:3 of them, 48."""
+    """The gain is that of equal times: of 30 and 60 ms for as many samples both compute 40 ms;
+    for 1:3 of them, 48.
+    """
     usual = PARTS | {"forward": 10.0, "backward": 20.0}
     slow = PARTS | {"forward": 20.0, "backward": 40.0}
     even = seen(tmp_path / "even", ranks=2, parts_of=lambda rank, step: slow if rank else usual)
-    assert of(even, "callbacks=balance").gain == pytest.approx(even.step_s / (even.step_s - 0.020) - 1)
+    assert of(even, "callbacks=balance").gain == pytest.approx(
+        even.step_s / (even.step_s - 0.020) - 1
+    )
     about = replace(ABOUT, dealt="1:3")
-    dealt = seen(tmp_path / "dealt", ranks=2, parts_of=lambda rank, step: slow if rank else usual, about=about)
-    assert of(dealt, "callbacks=balance").gain == pytest.approx(dealt.step_s / (dealt.step_s - 0.012) - 1)
+    dealt = seen(
+        tmp_path / "dealt",
+        ranks=2,
+        parts_of=lambda rank, step: slow if rank else usual,
+        about=about,
+    )
+    assert of(dealt, "callbacks=balance").gain == pytest.approx(
+        dealt.step_s / (dealt.step_s - 0.012) - 1
+    )
     assert "Samples are dealt 1:3." in " ".join(in_words(dealt))
     waits = PARTS | {"data": 60.0}
-    loading = seen(tmp_path / "loading", ranks=2, parts_of=lambda rank, step: waits if rank else usual)
+    loading = seen(
+        tmp_path / "loading", ranks=2, parts_of=lambda rank, step: waits if rank else usual
+    )
     assert not any(advice.setting == "callbacks=balance" for advice in advise(loading))
 
 
@@ -74,10 +92,13 @@ def test_a_slow_rank_is_the_first_to_mend(tmp_path: Path) -> None:
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: slow if rank else PARTS)
     first = advise(analysis)[0]
     assert first.setting == "make rank 1 on node1 as fast as the others"
-    assert first.gain == pytest.approx(80 / 40 - 1) and first.is_bound  # the other one waits 40 of 80 ms
+    # the other one waits 40 of 80 ms
+    assert first.gain == pytest.approx(80 / 40 - 1) and first.is_bound
 
 
-def with_sums(analysis: Analysis, ready: tuple[tuple[float, float], ...], link: Link, summing: Summing) -> Analysis:
+def with_sums(
+    analysis: Analysis, ready: tuple[tuple[float, float], ...], link: Link, summing: Summing
+) -> Analysis:
     """Return the analysis of steps with these gradients."""
     return replace(analysis, profiles=[Profile(ready, 0.020, 0.016)], link=link, summing=summing)
 
@@ -86,10 +107,13 @@ def test_a_long_cycle_is_shortened(tmp_path: Path) -> None:
     """Gradients wait for Horovod's next cycle, and the model predicts the gain of a shorter one."""
     waits = PARTS | {"communication": 10.0}
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits)
-    slow = with_sums(analysis, ((0.0201, 1e6),), Link(1e-4, 1e10), Summing(cycle_s=0.010, fusion_bytes=2**27))
+    slow = with_sums(
+        analysis, ((0.0201, 1e6),), Link(1e-4, 1e10), Summing(cycle_s=0.010, fusion_bytes=2**27)
+    )
     advice = of(slow, "engine.cycle_time_ms")
     assert advice.setting == "engine.cycle_time_ms=0.1"
-    assert advice.gain == pytest.approx(46 / (46 - 6.1) - 1, rel=0.05)  # 2.4 to 9.9 ms, as looks happen to come
+    # 2.4 to 9.9 ms, as looks happen to come
+    assert advice.gain == pytest.approx(46 / (46 - 6.1) - 1, rel=0.05)
 
 
 def test_many_small_sums_are_fused(tmp_path: Path) -> None:
@@ -108,7 +132,9 @@ def test_a_slow_network_asks_for_fewer_bytes_and_fewer_sums(tmp_path: Path) -> N
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits, about=about)
     slow = with_sums(analysis, ((0.0, 12e6),), Link(0.0, 1e8), Summing())
     assert of(slow, "engine.compression=fp16").gain == pytest.approx(136 / 76 - 1)
-    assert of(slow, "trainer.accumulate_grad_batches=2").gain == pytest.approx(136 / (33 + 103 / 2) - 1)
+    assert of(slow, "trainer.accumulate_grad_batches=2").gain == pytest.approx(
+        136 / (33 + 103 / 2) - 1
+    )
     narrow = replace(slow, abouts=[replace(about, wire="fp16") for about in slow.abouts])
     assert not any("compression" in advice.setting for advice in advise(narrow))
 
@@ -117,7 +143,11 @@ def test_no_gain_is_promised_beyond_what_was_measured(tmp_path: Path) -> None:
     """Whatever the model predicts, exposed communication limits the gain for reductions."""
     analysis = seen(tmp_path, ranks=2)
     mad = with_sums(analysis, ((0.020, 1e9),), Link(1.0, 1e6), Summing(cycle_s=100.0))
-    assert all(advice.gain <= 40 / 36 - 1 + 1e-9 for advice in advise(mad) if advice.setting.startswith("engine."))
+    assert all(
+        advice.gain <= 40 / 36 - 1 + 1e-9
+        for advice in advise(mad)
+        if advice.setting.startswith("engine.")
+    )
 
 
 def test_the_words_name_what_matters(tmp_path: Path) -> None:
@@ -128,15 +158,23 @@ def test_the_words_name_what_matters(tmp_path: Path) -> None:
     assert "Steps 0 to 5 on 2 ranks" in text and "Most of it is backward" in text
     assert "Rank 1 on node1 is the slowest since step 0: in 6 of 6 steps the last, by 40 ms" in text
     (tmp_path / "rank-1.json").unlink()
-    assert "Of 2 ranks only the files of 0 are present" in " ".join(in_words(analyse(read_recording(tmp_path))))
+    assert "Of 2 ranks only the files of 0 are present" in " ".join(
+        in_words(analyse(read_recording(tmp_path)))
+    )
 
 
-def test_stalls_in_changing_parts_are_not_laid_to_the_part_of_the_largest_median(tmp_path: Path) -> None:
-    """If the medians add up to little of a step, the part with most of all time is named instead."""
+def test_stalls_in_changing_parts_are_not_laid_to_the_part_of_the_largest_median(
+    tmp_path: Path,
+) -> None:
+    """If the medians add up to little of a step,
+    the part with most of all time is named instead.
+    """
     stalls = ("data", "data", "forward", "backward", "communication", "hooks")
     analysis = seen(
         tmp_path,
-        parts_of=lambda rank, step: dict.fromkeys(PARTS, 1.0) | {"optimizer": 3.0} | {stalls[step]: 100.0},
+        parts_of=lambda rank, step: (
+            dict.fromkeys(PARTS, 1.0) | {"optimizer": 3.0} | {stalls[step]: 100.0}
+        ),
     )
     text = " ".join(in_words(analysis))
     assert "Most of it is" not in text
@@ -152,7 +190,9 @@ def test_stalls_in_changing_parts_are_not_laid_to_the_part_of_the_largest_median
         ("horovod", {"a": 4000, "b": 400}, "too similar in size to determine the network's cost"),
     ],
 )
-def test_what_cannot_be_said_is_said_why(tmp_path: Path, engine: str, gradients: dict[str, int], says: str) -> None:
+def test_what_cannot_be_said_is_said_why(
+    tmp_path: Path, engine: str, gradients: dict[str, int], says: str
+) -> None:
     """The cause is printed, and there is no prediction for reductions of unknown cost."""
     analysis = seen(tmp_path, ranks=2, about=replace(ABOUT, engine=engine), gradients=gradients)
     assert says in " ".join(in_words(analysis))
@@ -162,5 +202,16 @@ def test_what_cannot_be_said_is_said_why(tmp_path: Path, engine: str, gradients:
 def test_of_many_ranks_four_and_the_slowest_are_in_the_table(tmp_path: Path) -> None:
     """It stays readable."""
     slow = PARTS | {"data": 30.0}
-    analysis = seen(tmp_path, ranks=12, steps=6, parts_of=lambda rank, step: slow if rank == 9 else PARTS)
-    assert parts_grid(analysis).columns == ("part", "median", "share", "rank 0", "rank 1", "rank 2", "rank 3", "rank 9")
+    analysis = seen(
+        tmp_path, ranks=12, steps=6, parts_of=lambda rank, step: slow if rank == 9 else PARTS
+    )
+    assert parts_grid(analysis).columns == (
+        "part",
+        "median",
+        "share",
+        "rank 0",
+        "rank 1",
+        "rank 2",
+        "rank 3",
+        "rank 9",
+    )

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.extensions.timeline.report.overlap import Link, Profile, Ring, Summing, exposed_s, fit_link, ring_of, step_s
+from trainkit.extensions.timeline.report.overlap import (
+    Link,
+    Profile,
+    Ring,
+    Summing,
+    exposed_s,
+    fit_link,
+    ring_of,
+    step_s,
+)
 
 LINK = Link(latency_s=0.001, bytes_per_s=1e9)
 EARLY = Profile(((0.1, 1e6), (0.2, 1e6)), backward_s=1.0, other_s=0.5)
@@ -34,7 +43,9 @@ def test_sums_go_one_after_the_other() -> None:
 
 
 def test_horovod_looks_each_cycle() -> None:
-    """A ready gradient waits for the next cycle, in the mean over its phases: 25, 50, 75 or 100 ms after 0.1 s."""
+    """A ready gradient waits for the next cycle, in the mean over its phases:
+    25, 50, 75 or 100 ms after 0.1 s.
+    """
     profile = Profile(((0.101, 1e6),), backward_s=0.101, other_s=0.0)
     exposed = exposed_s(profile, LINK, Summing(cycle_s=0.1, fusion_bytes=1e9))
     assert exposed == pytest.approx(0.1 + 0.0625 - 0.101 + 0.002)
@@ -63,25 +74,38 @@ READY = st.lists(st.tuples(st.floats(0, 1), st.floats(1, 1e8)), min_size=1, max_
 def test_the_model_keeps_to_what_must_hold(
     ready: list[tuple[float, float]], latency: float, bandwidth: float, cycle: float, fusion: float
 ) -> None:
-    """No reduction ends too early, and all of them take no longer than one by one after backward, cycles included."""
+    """No reduction ends too early, and all of them take no longer than one by one after backward,
+    cycles included.
+    """
     profile = Profile(tuple(sorted(ready)), backward_s=1.0, other_s=0.0)
     link = Link(latency, bandwidth)
     exposed = exposed_s(profile, link, Summing(cycle, fusion))
     last = max(at for at, _ in ready)
     total = sum(size for _, size in ready) / bandwidth
     assert exposed >= max(0.0, last + latency - 1.0) - 1e-9
-    assert exposed <= last - 1.0 + (latency + cycle) * len(ready) + total + cycle + 1e-9 or exposed == 0.0
+    assert (
+        exposed <= last - 1.0 + (latency + cycle) * len(ready) + total + cycle + 1e-9
+        or exposed == 0.0
+    )
 
 
 @given(READY, st.floats(1e6, 1e11))
 def test_fewer_bytes_never_cost_more(ready: list[tuple[float, float]], bandwidth: float) -> None:
     """Without cycles and fusion, in which a change may move a tensor into another buffer."""
-    profile, link = Profile(tuple(sorted(ready)), backward_s=1.0, other_s=0.0), Link(1e-4, bandwidth)
-    assert exposed_s(profile.compressed(0.5), link, Summing()) <= exposed_s(profile, link, Summing()) + 1e-12
+    profile, link = (
+        Profile(tuple(sorted(ready)), backward_s=1.0, other_s=0.0),
+        Link(1e-4, bandwidth),
+    )
+    assert (
+        exposed_s(profile.compressed(0.5), link, Summing())
+        <= exposed_s(profile, link, Summing()) + 1e-12
+    )
 
 
 @given(st.floats(1e-6, 0.01), st.floats(1e6, 1e12), st.integers(2, 512))
-def test_a_ring_gives_back_the_link_it_was_fitted_to(latency: float, bandwidth: float, ranks: int) -> None:
+def test_a_ring_gives_back_the_link_it_was_fitted_to(
+    latency: float, bandwidth: float, ranks: int
+) -> None:
     """And at other numbers of ranks it costs what the formula gives."""
     ring = ring_of(Link(latency, bandwidth), ranks)
     again = ring.link(ranks)
@@ -95,7 +119,10 @@ def test_a_ring_gives_back_the_link_it_was_fitted_to(latency: float, bandwidth: 
 def test_a_link_is_found_again(latency: float, bandwidth: float) -> None:
     """From reductions of several sizes, one in ten of them delayed."""
     sizes = [1e3 * 2**i for i in range(16)] * 3
-    sums = [(size, latency + size / bandwidth + (5.0 if i % 10 == 0 else 0.0)) for i, size in enumerate(sizes)]
+    sums = [
+        (size, latency + size / bandwidth + (5.0 if i % 10 == 0 else 0.0))
+        for i, size in enumerate(sizes)
+    ]
     found = fit_link(sums)
     assert found is not None
     assert found.seconds(1e6) == pytest.approx(latency + 1e6 / bandwidth, rel=0.05)
@@ -109,7 +136,8 @@ def test_a_link_is_found_again(latency: float, bandwidth: float) -> None:
         [(4, 0.0001), (68, 0.0004)],  # small ones
         [(1e6, 0.1), (2e6, 0.2)],  # too alike
         [(1e3, 0.2), (1e5, 0.1), (1e6, 0.05)],  # larger ones are faster: something else decides
-        [(1e3 * 2**i, 0.01 * (-1) ** i + 0.02 + 1e-12 * 2**i) for i in range(12)],  # scatter hides the slope
+        # scatter hides the slope
+        [(1e3 * 2**i, 0.01 * (-1) ** i + 0.02 + 1e-12 * 2**i) for i in range(12)],
     ],
 )
 def test_sums_that_tell_no_bandwidth_give_none(sums: list[tuple[float, float]]) -> None:

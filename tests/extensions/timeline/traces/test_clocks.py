@@ -12,7 +12,9 @@ DELAYS = st.lists(st.tuples(*[st.integers(0, 5_000_000)] * 4), min_size=1, max_s
 
 
 @given(DELAYS, st.integers(-(10**15), 10**15))
-def test_the_true_offset_is_within_the_bound(delays: list[tuple[int, int, int, int]], true: int) -> None:
+def test_the_true_offset_is_within_the_bound(
+    delays: list[tuple[int, int, int, int]], true: int
+) -> None:
     """Whatever each rank waited before a barrier and after it."""
     first, other, now = [], [], 10**12
     for early_0, late_0, early_r, late_r in delays:
@@ -24,7 +26,10 @@ def test_the_true_offset_is_within_the_bound(delays: list[tuple[int, int, int, i
     found = offset(first, other)
     assert found is not None
     assert abs(found.ns - true) <= found.error_ns
-    narrowest = min(met_0 - came_0 + left - came for (came_0, met_0), (came, left) in zip(first, other, strict=True))
+    narrowest = min(
+        met_0 - came_0 + left - came
+        for (came_0, met_0), (came, left) in zip(first, other, strict=True)
+    )
     assert 2 * found.error_ns <= narrowest
 
 

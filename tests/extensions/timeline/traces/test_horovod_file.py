@@ -15,7 +15,9 @@ def test_fused_tensors_are_one_operation() -> None:
     assert (operation.kind, operation.num_bytes) == ("ALLREDUCE", 1200)
     assert operation.names == ["trainkit.grad.a", "trainkit.grad.b"]
     assert (operation.start, operation.end) == (1000.0, 2000.0)
-    assert round(operation.wire_s, 6) == 0.0008 and round(operation.seconds_in("MEMCPY"), 6) == 0.0002
+    assert (
+        round(operation.wire_s, 6) == 0.0008 and round(operation.seconds_in("MEMCPY"), 6) == 0.0002
+    )
 
 
 def test_one_after_the_other_are_two() -> None:
@@ -26,7 +28,10 @@ def test_one_after_the_other_are_two() -> None:
 
 def test_times_are_of_the_steady_clock() -> None:
     """Horovod counts from its own start, and records when that was."""
-    head = [{"ph": "M", "pid": 0, "args": {"start_time_steady_in_micros": 5000}}, *_head(GRADIENTS)[1:]]
+    head = [
+        {"ph": "M", "pid": 0, "args": {"start_time_steady_in_micros": 5000}},
+        *_head(GRADIENTS)[1:],
+    ]
     (operation,) = read_operations([*head, *_operation(GRADIENTS, 1.0, 2.0)])
     assert operation.start == 5001.0
 
@@ -38,17 +43,26 @@ def test_negotiation_is_no_operation() -> None:
         {"ph": "X", "name": "1", "ts": 1, "pid": 1, "dur": 0},
         {"ph": "E", "ts": 2, "pid": 1},
     ]
-    (operation,) = read_operations([*_head(GRADIENTS), *negotiation, *_operation(GRADIENTS, 3.0, 4.0)])
+    (operation,) = read_operations(
+        [*_head(GRADIENTS), *negotiation, *_operation(GRADIENTS, 3.0, 4.0)]
+    )
     assert operation.start == 3.0
 
 
 def test_on_a_gpu_an_operation_may_begin_before_the_one_before_has_ended() -> None:
-    """NCCL's operations are queued: the ends of the first come after the beginning of the second."""
-    first, second = (_operation({name: 400}, start, start + 10) for name, start in (("a", 0.0), ("b", 5.0)))
+    """NCCL's operations are queued:
+    the ends of the first come after the beginning of the second.
+    """
+    first, second = (
+        _operation({name: 400}, start, start + 10) for name, start in (("a", 0.0), ("b", 5.0))
+    )
     for event in second:
         event["pid"] = 2
     mixed = [*first[:-1], *second[:1], first[-1], *second[1:]]
-    assert [o.names for o in read_operations([*_head(GRADIENTS), *mixed])] == [["trainkit.grad.a"], ["trainkit.grad.b"]]
+    assert [o.names for o in read_operations([*_head(GRADIENTS), *mixed])] == [
+        ["trainkit.grad.a"],
+        ["trainkit.grad.b"],
+    ]
 
 
 def test_an_operation_that_was_cut_off_is_left_out() -> None:

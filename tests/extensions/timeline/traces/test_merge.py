@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 
 from tests.helpers.recordings import record
 from trainkit.extensions.timeline.report.steps import analyse
-from trainkit.extensions.timeline.traces.merge import TraceError, read_recording, recordings, write_whole
+from trainkit.extensions.timeline.traces.merge import (
+    TraceError,
+    read_recording,
+    recordings,
+    write_whole,
+)
 from trainkit.extensions.timeline.traces.pieces import FOLDER, HOROVOD, OWN, TORCH
 
 
@@ -34,7 +39,10 @@ def test_ranks_are_processes(tmp_path: Path) -> None:
     assert names == {0: "rank 0 on node0 (cpu)", 1: "rank 1 on node1 (cpu)"}
     tracks = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
     assert tracks == {(rank, name) for rank in (0, 1) for name in ("steps", "Horovod")}
-    assert {e["name"] for e in events if e.get("cat") == "horovod"} >= {"ALLREDUCE of 2", "GLOO_ALLREDUCE"}
+    assert {e["name"] for e in events if e.get("cat") == "horovod"} >= {
+        "ALLREDUCE of 2",
+        "GLOO_ALLREDUCE",
+    }
     assert min(e["ts"] for e in events if "ts" in e) == 0.0
 
 
@@ -44,7 +52,9 @@ def test_complete_events_nest(tmp_path: Path) -> None:
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in whole(tmp_path):
         if event["ph"] == "X":
-            tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+            tracks.setdefault((event["pid"], event["tid"]), []).append(
+                (event["ts"], event["ts"] + event["dur"])
+            )
     for spans in tracks.values():
         open_: list[float] = []
         for start, end in sorted(spans, key=lambda s: (s[0], -s[1])):
@@ -55,19 +65,32 @@ def test_complete_events_nest(tmp_path: Path) -> None:
 
 
 def test_another_hosts_clock_is_aligned(tmp_path: Path) -> None:
-    """A rank with a clock an hour ahead has its steps in the right place, within the given bound."""
+    """A rank with a clock an hour ahead has its steps in the right place,
+    within the given bound.
+    """
     record(tmp_path, ranks=2, steps=2, skews_ms={1: 3_600_000.0})
     first, second = read_recording(tmp_path)
     assert first.clock.error_us == 0.0 and 0 < second.clock.error_us <= 100.0
     starts = {e["pid"]: e["ts"] for e in whole(tmp_path) if e["name"] == "step 1"}
     assert starts[1] == pytest.approx(starts[0], abs=second.clock.error_us)
-    assert any("clock +- 0.1 ms" in str(e["args"]) for e in whole(tmp_path) if e["name"] == "process_name")
+    assert any(
+        "clock +- 0.1 ms" in str(e["args"]) for e in whole(tmp_path) if e["name"] == "process_name"
+    )
 
 
 def test_torch_is_brought_to_the_same_clock(tmp_path: Path) -> None:
     """The profiler counts from a time of day; our file records the time of day of its own zero."""
     record(tmp_path, steps=1)  # monotonic 0 is 10**18 ns of the day; the step begins at 1000 ms
-    event = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1_005_000.0, "dur": 10.0, "pid": 99, "tid": 7, "id": 3}
+    event = {
+        "ph": "X",
+        "name": "aten::mm",
+        "cat": "cpu_op",
+        "ts": 1_005_000.0,
+        "dur": 10.0,
+        "pid": 99,
+        "tid": 7,
+        "id": 3,
+    }
     kernel = event | {"name": "sgemm", "cat": "kernel", "pid": 0, "tid": 20}
     early = event | {"name": "profiler", "ts": 5.0}
     content = {
@@ -88,7 +111,12 @@ def test_a_rank_that_was_killed_is_there_as_far_as_it_came(tmp_path: Path) -> No
     record(tmp_path, ranks=2, steps=4)
     path = tmp_path / OWN.format(1)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    steps = {rank: {e["name"] for e in whole(tmp_path) if e["pid"] == rank and e["name"].startswith("step")} for rank in (0, 1)}
+    steps = {
+        rank: {
+            e["name"] for e in whole(tmp_path) if e["pid"] == rank and e["name"].startswith("step")
+        }
+        for rank in (0, 1)
+    }
     assert steps[1] and steps[1] < steps[0]
 
 
@@ -107,18 +135,32 @@ def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
         read_recording(tmp_path)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 60), st.sampled_from([OWN, HOROVOD, TORCH]), st.booleans())
+@given(
+    st.integers(0, 10**6), st.integers(1, 60), st.sampled_from([OWN, HOROVOD, TORCH]), st.booleans()
+)
 @settings(max_examples=150, deadline=None)
-def test_a_damaged_recording_is_read_as_far_as_it_goes(at: int, length: int, file: str, is_cut: bool) -> None:
+def test_a_damaged_recording_is_read_as_far_as_it_goes(
+    at: int, length: int, file: str, is_cut: bool
+) -> None:
     """Bytes that are missing or others, in any of the files, are no error of ours."""
     with tempfile.TemporaryDirectory() as place:
         folder = record(Path(place), ranks=2, steps=3, gradients={"a": 400, "b": 800})
-        event = {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "ts": 1_005_000.0, "dur": 10.0, "pid": 99, "tid": 7}
+        event = {
+            "ph": "X",
+            "name": "aten::mm",
+            "cat": "cpu_op",
+            "ts": 1_005_000.0,
+            "dur": 10.0,
+            "pid": 99,
+            "tid": 7,
+        }
         content = {"baseTimeNanoseconds": 10**18, "traceEvents": [event] * 50}
         (folder / TORCH.format(1)).write_bytes(gzip.compress(json.dumps(content).encode()))
         path = folder / file.format(1)
         whole_, start = path.read_bytes(), at % path.stat().st_size
-        path.write_bytes(whole_[:start] + (b"" if is_cut else b"\x00" * length) + whole_[start + length :])
+        path.write_bytes(
+            whole_[:start] + (b"" if is_cut else b"\x00" * length) + whole_[start + length :]
+        )
         write_whole(folder)
         with contextlib.suppress(TraceError):
             analyse(read_recording(folder))

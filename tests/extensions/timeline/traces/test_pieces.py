@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.recordings import ABOUT, record
-from trainkit.extensions.timeline.traces.pieces import OWN, Piece, about_of, read_events, read_head, span
+from trainkit.extensions.timeline.traces.pieces import (
+    OWN,
+    Piece,
+    about_of,
+    read_events,
+    read_head,
+    span,
+)
 
 
 def events_of(path: Path) -> int:
@@ -41,7 +48,9 @@ def test_a_piece_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert counts == sorted(counts) and counts[-1] == 11
 
 
-@pytest.mark.parametrize("content", [b"", b"[", b"nonsense", b"{}", b"[1, 2", b'{"traceEvents": 5}', b"\x1f\x8b\x08"])
+@pytest.mark.parametrize(
+    "content", [b"", b"[", b"nonsense", b"{}", b"[1, 2", b'{"traceEvents": 5}', b"\x1f\x8b\x08"]
+)
 def test_what_is_no_trace_has_no_events(tmp_path: Path, content: bytes) -> None:
     """A damaged file is read as empty, not as an error."""
     (tmp_path / "a.json").write_bytes(content)
@@ -51,11 +60,18 @@ def test_what_is_no_trace_has_no_events(tmp_path: Path, content: bytes) -> None:
 
 def test_what_torch_writes_is_read(tmp_path: Path) -> None:
     """Its events are in an object, often gzipped; a cut file is read too."""
-    events = [{"ph": "X", "name": f"op{i}", "ts": i, "dur": 1, "pid": 1, "tid": 1} for i in range(200)]
-    content = json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": 77, "traceEvents": events}).encode()
+    events = [
+        {"ph": "X", "name": f"op{i}", "ts": i, "dur": 1, "pid": 1, "tid": 1} for i in range(200)
+    ]
+    content = json.dumps(
+        {"schemaVersion": 1, "baseTimeNanoseconds": 77, "traceEvents": events}
+    ).encode()
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(content))
-    assert read_events(path) == events and read_head(path) == {"schemaVersion": 1, "baseTimeNanoseconds": 77}
+    assert read_events(path) == events and read_head(path) == {
+        "schemaVersion": 1,
+        "baseTimeNanoseconds": 77,
+    }
     path.write_bytes(gzip.compress(content)[:-200])
     cut = read_events(path)
     assert 0 < len(cut) < 200 and cut == events[: len(cut)] and read_head(path) == {}

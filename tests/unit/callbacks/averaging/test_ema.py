@@ -27,7 +27,9 @@ class Watch(Callback):
         """The update was made."""
         self.trained.append(weights(task))
 
-    def on_validation_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> None:
+    def on_validation_batch_start(
+        self, trainer: Any, task: Any, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
         """A validation runs."""
         self.validated.append(weights(task))
 
@@ -48,27 +50,41 @@ def close(one: Tensor, other: Tensor) -> bool:
 
 @pytest.mark.parametrize("warmup", [True, False])
 def test_the_average_is_validated_saved_and_left(tmp_path: Path, warmup: bool) -> None:
-    """Validation, weights.safetensors and the task at the end use the plain loop's average; training itself is unchanged."""
+    """Validation, weights.safetensors and the task at the end use the plain loop's average;
+    training itself is unchanged.
+    """
     plain, watch_plain = Line(), Watch()
-    quiet(tmp_path / "plain", max_epochs=3, precision="64-true", callbacks=watch_plain).fit(plain, loader(23), loader(4))
+    quiet(tmp_path / "plain", max_epochs=3, precision="64-true", callbacks=watch_plain).fit(
+        plain, loader(23), loader(4)
+    )
     task, watch = Line(), Watch()
     settings: dict[str, Any] = {"max_epochs": 3, "precision": "64-true", "num_sanity_val_steps": 0}
-    trainer = quiet(tmp_path / "ema", callbacks=[EMA(0.9, warmup), watch, ModelCheckpoint(save_top_k=-1)], **settings)
+    trainer = quiet(
+        tmp_path / "ema",
+        callbacks=[EMA(0.9, warmup), watch, ModelCheckpoint(save_top_k=-1)],
+        **settings,
+    )
     trainer.fit(task, loader(23), loader(4))
     assert all(torch.equal(a, b) for a, b in zip(watch.trained, watch_plain.trained, strict=True))
     by_hand = averages(watch.trained, 0.9, warmup)
     assert len(watch.validated) == 3
     for i, step in enumerate((6, 12, 18)):
         assert close(watch.validated[i], by_hand[step - 1])
-        file = load_file(tmp_path / "ema" / "checkpoints" / f"epoch={i}-step={step}" / "weights.safetensors")
-        assert close(torch.cat([file[n].reshape(-1) for n, _ in task.named_parameters()]), by_hand[step - 1])
+        file = load_file(
+            tmp_path / "ema" / "checkpoints" / f"epoch={i}-step={step}" / "weights.safetensors"
+        )
+        assert close(
+            torch.cat([file[n].reshape(-1) for n, _ in task.named_parameters()]), by_hand[step - 1]
+        )
     assert close(weights(task), by_hand[-1])
     assert not close(weights(task), watch.trained[-1])
 
 
 @pytest.mark.parametrize("callbacks", [[], [EMA(0.5)]], ids=["without", "with"])
 def test_a_checkpoint_validates_as_it_was_monitored(tmp_path: Path, callbacks: Any) -> None:
-    """validate with ckpt_path=best gives the value that made it the best, with the callback and without."""
+    """validate with ckpt_path=best gives the value that made it the best,
+    with the callback and without.
+    """
     keeper = ModelCheckpoint(monitor="val/loss")
     settings: dict[str, Any] = {"max_epochs": 2, "val_check_interval": 2}
     quiet(tmp_path, callbacks=[EMA(0.5), keeper], **settings).fit(Net(), loader(23), loader(8))
@@ -79,21 +95,40 @@ def test_a_checkpoint_validates_as_it_was_monitored(tmp_path: Path, callbacks: A
 def test_a_validation_inside_an_epoch_knows_the_last_update(tmp_path: Path) -> None:
     """With val_check_interval the step's own update is in the average that is validated."""
     watch = Watch()
-    settings: dict[str, Any] = {"max_steps": 6, "precision": "64-true", "val_check_interval": 2, "num_sanity_val_steps": 0}
-    quiet(tmp_path, callbacks=[EMA(0.5, warmup=False), watch], **settings).fit(Line(), loader(24), loader(4))
+    settings: dict[str, Any] = {
+        "max_steps": 6,
+        "precision": "64-true",
+        "val_check_interval": 2,
+        "num_sanity_val_steps": 0,
+    }
+    quiet(tmp_path, callbacks=[EMA(0.5, warmup=False), watch], **settings).fit(
+        Line(), loader(24), loader(4)
+    )
     by_hand = averages(watch.trained, 0.5, False)
-    assert [close(value, by_hand[step]) for value, step in zip(watch.validated, (1, 3, 5), strict=True)] == [True] * 3
+    assert [
+        close(value, by_hand[step]) for value, step in zip(watch.validated, (1, 3, 5), strict=True)
+    ] == [True] * 3
 
 
 def test_updates_can_be_rare_and_late(tmp_path: Path) -> None:
-    """Only every n-th step after the start counts; before it the weights themselves are validated and saved."""
+    """Only every n-th step after the start counts;
+    before it the weights themselves are validated and saved.
+    """
     watch, task = Watch(), Line()
     callback = EMA(0.5, warmup=False, update_every_n_steps=2, update_starting_at_step=3)
-    settings: dict[str, Any] = {"max_steps": 9, "precision": "64-true", "val_check_interval": 3, "num_sanity_val_steps": 0}
+    settings: dict[str, Any] = {
+        "max_steps": 9,
+        "precision": "64-true",
+        "val_check_interval": 3,
+        "num_sanity_val_steps": 0,
+    }
     quiet(tmp_path, callbacks=[callback, watch], **settings).fit(task, loader(36), loader(4))
     assert torch.equal(watch.validated[0], watch.trained[2])
     assert close(watch.validated[1], watch.trained[4])
-    assert close(weights(task), averages([watch.trained[4], watch.trained[6], watch.trained[8]], 0.5, False)[-1])
+    assert close(
+        weights(task),
+        averages([watch.trained[4], watch.trained[6], watch.trained[8]], 0.5, False)[-1],
+    )
 
 
 def test_an_update_that_was_held_back_does_not_count(tmp_path: Path) -> None:
@@ -121,20 +156,35 @@ class Scheduled(Net):
     def configure_optimizers(self) -> Any:
         """Return SGD with a falling rate."""
         optimizer = super().configure_optimizers()
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step"}]
+        return [optimizer], [
+            {
+                "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+                "interval": "step",
+            }
+        ]
 
 
 @pytest.mark.parametrize("use_buffers", [True, False])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 @pytest.mark.parametrize("stop_at", [1, 4, 6, 9])
-def test_going_on_changes_no_bit(tmp_path: Path, stop_at: int, precision: Any, use_buffers: bool) -> None:
-    """Stopped at any step and resumed, trained weights, average and values equal those of an uninterrupted run."""
+def test_going_on_changes_no_bit(
+    tmp_path: Path, stop_at: int, precision: Any, use_buffers: bool
+) -> None:
+    """Stopped at any step and resumed, trained weights,
+    average and values equal those of an uninterrupted run.
+    """
     ends = []
     for name, steps in (("whole", [14]), ("parts", [stop_at, 14])):
         for steps_now in steps:
             task, watch = Scheduled(), Watch()
-            callbacks = [EMA(0.9, use_buffers=use_buffers), watch, ModelCheckpoint(every_n_train_steps=5, every_n_epochs=1)]
-            trainer = quiet(tmp_path / name, max_steps=steps_now, precision=precision, callbacks=callbacks)
+            callbacks = [
+                EMA(0.9, use_buffers=use_buffers),
+                watch,
+                ModelCheckpoint(every_n_train_steps=5, every_n_epochs=1),
+            ]
+            trainer = quiet(
+                tmp_path / name, max_steps=steps_now, precision=precision, callbacks=callbacks
+            )
             ckpt_path = "last" if len(steps) > 1 and steps_now == 14 else None
             trainer.fit(task, loader(23, shuffle=True), loader(5), ckpt_path=ckpt_path)
         ends.append((task.state_dict(), watch.trained[-1], trainer.callback_metrics))
@@ -148,7 +198,9 @@ def test_a_checkpoint_of_any_time_changes_no_bit(tmp_path: Path) -> None:
     """Saving inside a step, in hooks and twice a step is seen nowhere in the training."""
 
     class Saves(Callback):
-        def on_train_batch_end(self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             trainer.save_checkpoint(tmp_path / "batch")
 
         def on_train_step_start(self, trainer: Any, task: Any) -> None:
@@ -160,7 +212,11 @@ def test_a_checkpoint_of_any_time_changes_no_bit(tmp_path: Path) -> None:
     ends = []
     for name, callbacks in (("plain", [EMA(0.8)]), ("saves", [Saves(), EMA(0.8)])):
         task, watch = Scheduled(), Watch()
-        settings: dict[str, Any] = {"max_epochs": 2, "accumulate_grad_batches": 2, "callbacks": [*callbacks, watch]}
+        settings: dict[str, Any] = {
+            "max_epochs": 2,
+            "accumulate_grad_batches": 2,
+            "callbacks": [*callbacks, watch],
+        }
         quiet(tmp_path / name, **settings).fit(task, loader(23), loader(5))
         ends.append((watch.trained, weights(task)))
     assert all(torch.equal(a, b) for a, b in zip(ends[0][0], ends[1][0], strict=True))
@@ -169,7 +225,9 @@ def test_a_checkpoint_of_any_time_changes_no_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["validation_step", "training_step"])
 def test_an_error_leaves_the_weights_that_were_trained(tmp_path: Path, where: str) -> None:
-    """After an error in validation, or in training after a checkpoint, the task holds the trained weights."""
+    """After an error in validation, or in training after a checkpoint,
+    the task holds the trained weights.
+    """
 
     class Fails(Line):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -184,7 +242,9 @@ def test_an_error_leaves_the_weights_that_were_trained(tmp_path: Path, where: st
     watch, task = Watch(), Fails()
     callbacks = [watch, EMA(0.5), ModelCheckpoint()]
     with pytest.raises(RuntimeError, match="here"):
-        quiet(tmp_path, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0).fit(task, loader(23), loader(4))
+        quiet(tmp_path, max_epochs=2, callbacks=callbacks, num_sanity_val_steps=0).fit(
+            task, loader(23), loader(4)
+        )
     assert torch.equal(weights(task), watch.trained[-1])
 
 
@@ -198,7 +258,9 @@ def test_an_update_is_counted_once_over_a_restart(tmp_path: Path) -> None:
     for steps, ckpt_path in ((4, None), (5, "last")):
         callback = EMA(0.5)
         callbacks = [callback, Saves(), ModelCheckpoint()]
-        quiet(tmp_path, max_steps=steps, callbacks=callbacks).fit(Line(), loader(23), ckpt_path=ckpt_path)
+        quiet(tmp_path, max_steps=steps, callbacks=callbacks).fit(
+            Line(), loader(23), ckpt_path=ckpt_path
+        )
     assert callback._average is not None
     assert callback._average.num_updates == 5
 
@@ -206,7 +268,11 @@ def test_an_update_is_counted_once_over_a_restart(tmp_path: Path) -> None:
 def test_without_checkpoints_the_average_is_left_too(tmp_path: Path) -> None:
     """The task ends with the average even if nothing is saved."""
     task, watch = Line(), Watch()
-    settings: dict[str, Any] = {"max_steps": 5, "precision": "64-true", "callbacks": [EMA(0.5), watch]}
+    settings: dict[str, Any] = {
+        "max_steps": 5,
+        "precision": "64-true",
+        "callbacks": [EMA(0.5), watch],
+    }
     quiet(tmp_path, **settings).fit(task, loader(23))
     assert close(weights(task), averages(watch.trained, 0.5, True)[-1])
 
@@ -232,10 +298,17 @@ def test_the_task_is_not_copied(tmp_path: Path) -> None:
     quiet(tmp_path, callbacks=EMA()).fit(Once(), loader(8), loader(4))
 
 
-def test_it_says_once_what_the_values_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_says_once_what_the_values_are_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A line says that values and checkpoints belong to the average."""
     quiet(tmp_path, max_epochs=2, callbacks=EMA(0.99)).fit(Line(), loader(8), loader(4))
-    assert capsys.readouterr().out.count("EMA: validation, checkpoints and the end of the run use averaged weights") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "EMA: validation, checkpoints and the end of the run use averaged weights"
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,7 +317,10 @@ def test_it_says_once_what_the_values_are_of(tmp_path: Path, capsys: pytest.Capt
         ({"decay": 1.5}, r"EMA\.decay is 1\.5; it must be a number from 0 to 1"),
         ({"decay": -0.1}, r"EMA\.decay is -0\.1"),
         ({"decay": 1.0}, r"EMA\.decay is 1, which would keep the first weights"),
-        ({"update_every_n_steps": 0}, r"EMA\.update_every_n_steps is 0; it must be a whole number, 1 or more"),
+        (
+            {"update_every_n_steps": 0},
+            r"EMA\.update_every_n_steps is 0; it must be a whole number, 1 or more",
+        ),
         ({"decoy": 0.9}, r"EMA\.decoy is not a setting\. Did you mean 'decay'"),
     ],
 )
@@ -257,12 +333,16 @@ def test_bad_settings_are_refused(settings: Any, words: str) -> None:
 def test_two_averages_are_refused(tmp_path: Path) -> None:
     """Two callbacks that average would each put their own into the model."""
     callbacks = [EMA(), StochasticWeightAveraging(0.1)]
-    with pytest.raises(ConfigError, match="EMA and StochasticWeightAveraging would each put their own average"):
+    with pytest.raises(
+        ConfigError, match="EMA and StochasticWeightAveraging would each put their own average"
+    ):
         quiet(tmp_path, callbacks=callbacks).fit(Line(), loader(8))
 
 
 def test_a_checkpoint_leaves_the_trained_weights(tmp_path: Path) -> None:
-    """The average is in the model only while it is written; resuming without EMA reports the missing callback."""
+    """The average is in the model only while it is written;
+    resuming without EMA reports the missing callback.
+    """
     same: list[bool] = []
 
     class Save(Callback):
@@ -276,7 +356,9 @@ def test_a_checkpoint_leaves_the_trained_weights(tmp_path: Path) -> None:
 
 
 def test_going_on_without_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint with an average, resumed without EMA, resumes from the average and reports it."""
+    """A checkpoint with an average, resumed without EMA,
+    resumes from the average and reports it.
+    """
     quiet(tmp_path, callbacks=[EMA(), ModelCheckpoint()]).fit(Line(), loader(16))
     quiet(tmp_path, max_epochs=2).fit(Line(), loader(16), ckpt_path="last")
     assert "the state of EMA (the saved weights are its averages: add it" in capsys.readouterr().out

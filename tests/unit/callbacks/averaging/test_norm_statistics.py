@@ -1,4 +1,6 @@
-"""Batch norm's statistics over the training data: every sample counts the same, and nothing else changes."""
+"""Batch norm's statistics over the training data:
+every sample counts the same, and nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from trainkit.callbacks.averaging.norm_statistics import recompute_norm_statisti
 
 
 class Normed(Line):
-    """A norm of the inputs, an unused one, and one without statistics; draws a random number per batch."""
+    """A norm of the inputs, an unused one, and one without statistics;
+    draws a random number per batch.
+    """
 
     def make_model(self) -> Any:
         """Return the model."""
         self.idle = nn.BatchNorm1d(2)
-        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1), nn.BatchNorm1d(1, track_running_stats=False))
+        return nn.Sequential(
+            nn.BatchNorm1d(3), nn.Linear(3, 1), nn.BatchNorm1d(1, track_running_stats=False)
+        )
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """Draw."""
@@ -38,7 +44,9 @@ class Recompute(Callback):
 
 
 def test_each_sample_counts_the_same(tmp_path: Path) -> None:
-    """With a short last batch the mean is that of all samples, and the variance the batch variances weighted by samples."""
+    """With a short last batch the mean is that of all samples,
+    and the variance the batch variances weighted by samples.
+    """
     task = Normed()
     quiet(tmp_path, max_epochs=2, precision="64-true", callbacks=Recompute()).fit(task, loader(22))
     x_NI = rows(22).tensors[0].double()

@@ -26,8 +26,12 @@ def rows(out: str) -> dict[str, list[str]]:
     return {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
 
 
-def test_layers_are_shown_with_their_shapes_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first batch's shapes, parameters, and FLOPs of one sample, down to the requested depth."""
+def test_layers_are_shown_with_their_shapes_and_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first batch's shapes, parameters, and FLOPs of one sample,
+    down to the requested depth.
+    """
     run(tmp_path, Net(), ModelSummary(max_depth=2))
     out = capsys.readouterr().out
     table = rows(out)
@@ -35,11 +39,15 @@ def test_layers_are_shown_with_their_shapes_and_numbers(tmp_path: Path, capsys: 
     assert table["model"] == ["Sequential", "4x3", "4x1", "57", "57", "64"]
     assert table["model.0"] == ["Linear", "4x3", "4x8", "32", "32", "48"]
     assert table["model.3"] == ["Dropout", "4x8", "4x8", "0", "0", "-"]
-    assert "Net: parameters 57, 57 trainable; 300 B with buffers; forward of a sample: 64 FLOPs" in out
+    assert (
+        "Net: parameters 57, 57 trainable; 300 B with buffers; forward of a sample: 64 FLOPs" in out
+    )
     assert max(map(len, out.splitlines())) <= 120
 
 
-def test_by_default_only_the_first_level_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_by_default_only_the_first_level_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """max_depth=1 shows the Task's own modules, -1 all."""
     run(tmp_path, Net(), ModelSummary())
     assert list(rows(capsys.readouterr().out)) == ["layer", "model", "Net:"]
@@ -63,8 +71,12 @@ class Several(Line):
         return self.model(x) * self.scale.mean()
 
 
-def test_an_example_of_the_task_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """example_input_array is a tuple of arguments; frozen parameters and the Task's direct ones are counted separately."""
+def test_an_example_of_the_task_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """example_input_array is a tuple of arguments;
+    frozen parameters and the Task's direct ones are counted separately.
+    """
     run(tmp_path, Several(), ModelSummary())
     out = capsys.readouterr().out
     table = rows(out)
@@ -72,7 +84,9 @@ def test_an_example_of_the_task_comes_first(tmp_path: Path, capsys: pytest.Captu
     assert "(its own)  Several" in out and "parameters 18, 6 trainable" in out
 
 
-def test_a_forward_that_cannot_be_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_forward_that_cannot_be_run_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Then the table has no shapes, the reason is printed below it, and training continues."""
 
     class NoForward(Line):
@@ -85,7 +99,10 @@ def test_a_forward_that_cannot_be_run_is_told(tmp_path: Path, capsys: pytest.Cap
     run(tmp_path, NoForward(), ModelSummary())
     out = capsys.readouterr().out
     assert rows(out)["model"] == ["Linear", "4", "4"]
-    assert "No shapes: NoForward.forward failed on Tensor [4, 3] (ValueError: only with targets)." in out
+    assert (
+        "No shapes: NoForward.forward failed on Tensor [4, 3] (ValueError: only with targets)."
+        in out
+    )
 
 
 class Ends(Callback):
@@ -96,11 +113,15 @@ class Ends(Callback):
 
     def on_train_step_end(self, trainer: Any, task: Any) -> None:
         """Keep them."""
-        self.kept.append([weights(task), *(b.clone() for b in task.buffers()), torch.get_rng_state()])
+        self.kept.append(
+            [weights(task), *(b.clone() for b in task.buffers()), torch.get_rng_state()]
+        )
 
 
 class Counts(Net):
-    """Changes a buffer and draws random numbers in each forward, in eval mode too, and freezes its norm."""
+    """Changes a buffer and draws random numbers in each forward, in eval mode too,
+    and freezes its norm.
+    """
 
     def __init__(self, example: bool) -> None:
         super().__init__()
@@ -121,13 +142,19 @@ class Counts(Net):
 @pytest.mark.parametrize("example", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"precision": "bf16-mixed"}, {"assert_no_sync": True}])
 def test_a_summary_changes_nothing(tmp_path: Path, example: bool, settings: dict[str, Any]) -> None:
-    """Weights, buffers, modes and random states of each step equal those of a run without a summary, bit for bit."""
+    """Weights, buffers, modes and random states of each step equal
+    those of a run without a summary, bit for bit.
+    """
     summed, plain, task = Ends(), Ends(), Counts(example)
     quiet(tmp_path, callbacks=[ModelSummary(-1), summed], **settings).fit(task, loader(16))
-    quiet(tmp_path, callbacks=[plain], precision=settings.get("precision", "32-true")).fit(Counts(example), loader(16))
+    quiet(tmp_path, callbacks=[plain], precision=settings.get("precision", "32-true")).fit(
+        Counts(example), loader(16)
+    )
     assert len(summed.kept) == 4
     assert all(
-        torch.equal(a, b) for one, other in zip(summed.kept, plain.kept, strict=True) for a, b in zip(one, other, strict=True)
+        torch.equal(a, b)
+        for one, other in zip(summed.kept, plain.kept, strict=True)
+        for a, b in zip(one, other, strict=True)
     )
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in task.modules())
 
@@ -135,10 +162,20 @@ def test_a_summary_changes_nothing(tmp_path: Path, example: bool, settings: dict
 @pytest.mark.parametrize("depth", [0, -2])
 def test_an_illegal_depth_is_refused(depth: int) -> None:
     """A depth of 0 is refused."""
-    with pytest.raises(ConfigError, match=rf"callbacks\.model_summary\.max_depth is {depth}; it must be 1 or more, or -1"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"callbacks\.model_summary\.max_depth is {depth}; it must be 1 or more, or -1",
+    ):
         ModelSummary(depth)
 
 
 def test_numbers_are_written_short() -> None:
     """Numbers have three digits and a prefix."""
-    assert [short_number(n) for n in (0, 999, 1500, 2.5e6, 4e9, 1.23e12)] == ["0 ", "999 ", "1.5 k", "2.5 M", "4 G", "1.23 T"]
+    assert [short_number(n) for n in (0, 999, 1500, 2.5e6, 4e9, 1.23e12)] == [
+        "0 ",
+        "999 ",
+        "1.5 k",
+        "2.5 M",
+        "4 G",
+        "1.23 T",
+    ]

@@ -38,7 +38,9 @@ def bar_on(screen: Screen) -> LaunchedBar:
 
 
 def test_the_cursor_rests_above_the_bar() -> None:
-    """Each frame clears the last one, leaves a line empty for others, draws one line of bar, and goes back up."""
+    """Each frame clears the last one, leaves a line empty for others, draws one line of bar,
+    and goes back up.
+    """
     screen = Screen()
     bar = bar_on(screen)
     assert screen.seen.wait(10)
@@ -59,7 +61,11 @@ def test_epochs_are_a_table_above_the_bar(capsys: pytest.CaptureFixture[str]) ->
         bar.epoch(epoch, {"val/loss": 0.25}, "5 samples/s", 1.5)
     bar.say("Stopped: [enough].")
     bar.close()
-    lines = [line.split("\r")[0] for line in drawn("".join(screen.written)) if "step" not in line and line.strip()]
+    lines = [
+        line.split("\r")[0]
+        for line in drawn("".join(screen.written))
+        if "step" not in line and line.strip()
+    ]
     assert [line.split() for line in lines] == [
         ["val/loss", "rate", "time"],
         ["epoch", "1/2", "0.25", "5", "samples/s", "1.5", "s"],
@@ -78,7 +84,10 @@ def test_in_the_background_there_are_lines(capsys: pytest.CaptureFixture[str]) -
     bar.end()
     bar.close()
     assert screen.written == []
-    assert capsys.readouterr().out == "epoch 1/2  val/loss 0.25  5 samples/s  1.5 s\nStopped: enough.\n"
+    assert (
+        capsys.readouterr().out
+        == "epoch 1/2  val/loss 0.25  5 samples/s  1.5 s\nStopped: enough.\n"
+    )
 
 
 def test_a_validation_takes_the_bars_place() -> None:

@@ -40,12 +40,16 @@ class Clock:
 
 
 def test_each_epoch_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a terminal each epoch prints a line with its values, its rate and its time, and no more."""
+    """Without a terminal each epoch prints a line with its values,
+    its rate and its time, and no more.
+    """
     quiet(tmp_path, max_epochs=2, enable_progress_bar=True).fit(Line(), loader(23), loader(4))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     for epoch, line in enumerate(lines, 1):
-        assert re.fullmatch(rf"epoch {epoch}/2  val/loss [\d.e-]+  [\d,]+ samples/s  \d+\.\d s", line)
+        assert re.fullmatch(
+            rf"epoch {epoch}/2  val/loss [\d.e-]+  [\d,]+ samples/s  \d+\.\d s", line
+        )
 
 
 def test_a_long_epoch_is_seen_to_live(
@@ -53,7 +57,9 @@ def test_a_long_epoch_is_seen_to_live(
 ) -> None:
     """Without a terminal a line comes every half minute, with the values logged for the bar."""
     monkeypatch.setattr("trainkit.callbacks.progress.displays.time", Clock(step_s=16.0))
-    quiet(tmp_path, max_steps=5, log_every_n_steps=1, enable_progress_bar=True).fit(Logs(), loader(23))
+    quiet(tmp_path, max_steps=5, log_every_n_steps=1, enable_progress_bar=True).fit(
+        Logs(), loader(23)
+    )
     steps = [line for line in capsys.readouterr().out.splitlines() if "step" in line]
     assert [line.split("  ")[1] for line in steps] == ["step 2/5", "step 4/5"]
     assert all("train/score 0.25" in line for line in steps)
@@ -102,7 +108,8 @@ def test_the_bar_is_taken_away(tmp_path: Path, terminal: io.StringIO, fails: boo
     (bar,) = [c for c in trainer.callbacks if isinstance(c, ProgressBar)]
     assert bar._screen is None
     assert "epoch 1/1" in terminal.getvalue()
-    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1  # the cursor is back
+    # the cursor is back
+    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1
 
 
 def test_epochs_are_a_table_on_a_terminal(tmp_path: Path, terminal: io.StringIO) -> None:
@@ -110,9 +117,16 @@ def test_epochs_are_a_table_on_a_terminal(tmp_path: Path, terminal: io.StringIO)
     quiet(tmp_path, max_epochs=3, enable_progress_bar=True).fit(Line(), loader(23), loader(4))
     lines = [line.rstrip() for line in plain(terminal).splitlines()]
     heads = [line for line in lines if line.endswith("time") and "val/loss" in line]
-    rows = [line for line in lines if re.match(r" *epoch \d/3 +[\d.e-]+ +[\d,]+ samples/s +[\d.]+ s$", line)]
+    rows = [
+        line
+        for line in lines
+        if re.match(r" *epoch \d/3 +[\d.e-]+ +[\d,]+ samples/s +[\d.]+ s$", line)
+    ]
     assert len(heads) == 1 and len(rows) == 3
-    assert heads[0].index("val/loss") + len("val/loss") == re.search(r"3 +[\d.e-]+(?= )", rows[-1]).end()  # type: ignore[union-attr]
+    assert (
+        heads[0].index("val/loss") + len("val/loss")
+        == re.search(r"3 +[\d.e-]+(?= )", rows[-1]).end()
+    )  # type: ignore[union-attr]
 
 
 def test_a_table_that_is_too_wide_is_turned(terminal: io.StringIO) -> None:
@@ -120,11 +134,16 @@ def test_a_table_that_is_too_wide_is_turned(terminal: io.StringIO) -> None:
     bars = Bars(Console(file=terminal, force_terminal=True, width=60), 4.0)
     bars.epoch("epoch 1", {f"val/{i}": float(i) for i in range(40)}, "5 samples/s", 1.0)
     bars.close()
-    assert sum(bool(re.match(r" *val/\d+ +\d+ *$", line)) for line in plain(terminal).splitlines()) == 40
+    assert (
+        sum(bool(re.match(r" *val/\d+ +\d+ *$", line)) for line in plain(terminal).splitlines())
+        == 40
+    )
 
 
 def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epoch, validation and test show their totals, and each ends; the sanity check's two batches are not shown."""
+    """Epoch, validation and test show their totals, and each ends;
+    the sanity check's two batches are not shown.
+    """
     told: list[str] = []
 
     class Told:
@@ -145,7 +164,18 @@ def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("trainkit.callbacks.progress.progress.make_screen", lambda *_: Told())
     trainer = quiet(tmp_path, enable_progress_bar=True, num_sanity_val_steps=1)
     trainer.fit(Line(), loader(8, 4), loader(12, 4))
-    assert told == ["epoch 1/1  step of 2", "1", "2", "validating of 3", "1", "2", "3", "end", "end", "close"]
+    assert told == [
+        "epoch 1/1  step of 2",
+        "1",
+        "2",
+        "validating of 3",
+        "1",
+        "2",
+        "3",
+        "end",
+        "end",
+        "close",
+    ]
     told.clear()
     trainer.validate(Line(), loader(12, 4))
     assert told == ["validating of 3", "1", "2", "3", "end", "close"]
@@ -156,7 +186,9 @@ def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     bar = ProgressBar(metrics=["train/score"])
     trainer = quiet(tmp_path, callbacks=[bar], enable_progress_bar=True, log_every_n_steps=1)
     trainer.fit(Logs(), loader(23), loader(4))
-    assert [c for c in trainer.callbacks if isinstance(c, ProgressBar)] == [bar], "no second one is added"
+    assert [c for c in trainer.callbacks if isinstance(c, ProgressBar)] == [bar], (
+        "no second one is added"
+    )
     assert bar._values() == ["train/score 0.25"]
     assert "val/loss" not in capsys.readouterr().out
 
@@ -172,27 +204,41 @@ def test_a_value_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
     trainer = quiet(tmp_path, enable_progress_bar=True)
     trainer.fit(Both(), loader(23))
-    assert trainer.callback_metrics["train/score_epoch"] == trainer.callback_metrics["train/score"] == 0.25
+    assert (
+        trainer.callback_metrics["train/score_epoch"]
+        == trainer.callback_metrics["train/score"]
+        == 0.25
+    )
     assert re.match(r"epoch 1/1  train/score 0.25  [\d,]+ samples/s", capsys.readouterr().out)
 
 
-def test_a_validation_within_an_epoch_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_validation_within_an_epoch_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A validation within an epoch is printed once, also if the run ends within that epoch."""
-    quiet(tmp_path, enable_progress_bar=True, val_check_interval=2, max_steps=5).fit(Line(), loader(23), loader(4))
+    quiet(tmp_path, enable_progress_bar=True, val_check_interval=2, max_steps=5).fit(
+        Line(), loader(23), loader(4)
+    )
     lines = [line for line in capsys.readouterr().out.splitlines() if "val/loss" in line]
     assert [re.split("  +", line)[1] for line in lines] == ["step 2", "step 4", "step 5"]
 
 
 def test_the_bar_ends_where_the_run_does(tmp_path: Path, terminal: io.StringIO) -> None:
     """max_steps within an epoch limits the bar."""
-    quiet(tmp_path, enable_progress_bar=True, max_steps=2, log_every_n_steps=1).fit(Line(), loader(23))
+    quiet(tmp_path, enable_progress_bar=True, max_steps=2, log_every_n_steps=1).fit(
+        Line(), loader(23)
+    )
     assert "2/2" in plain(terminal) and "/6" not in plain(terminal)
 
 
 def test_other_ranks_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """Of two ranks only one prints."""
-    settings: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary"), False)
-    World(2).run(lambda engine: Trainer(engine=engine, max_epochs=1, **settings).fit(Line(), loader(8, 2)))
+    settings: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_model_summary"), False
+    )
+    World(2).run(
+        lambda engine: Trainer(engine=engine, max_epochs=1, **settings).fit(Line(), loader(8, 2))
+    )
     assert capsys.readouterr().out.count("epoch 1/1") == 1
 
 
@@ -216,7 +262,9 @@ def test_no_bar_means_none(tmp_path: Path) -> None:
     assert not any(isinstance(c, ProgressBar) for c in trainer.callbacks)
 
 
-def test_a_finished_epoch_may_be_gone_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_epoch_may_be_gone_on_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run that resumes at the last step of an epoch shows nothing for it, and does not fail."""
     quiet(tmp_path, max_steps=5, enable_checkpointing=True).fit(Line(), loader(23))
     quiet(tmp_path, max_steps=6, enable_progress_bar=True).fit(Line(), loader(23), ckpt_path="last")
@@ -226,7 +274,9 @@ def test_a_finished_epoch_may_be_gone_on_from(tmp_path: Path, capsys: pytest.Cap
 def test_no_epoch_comes_after_the_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SWA validates its average when training is over: that is no step of another epoch."""
     swa = StochasticWeightAveraging(0.05, swa_epoch_start=0)
-    quiet(tmp_path, max_epochs=2, callbacks=swa, enable_progress_bar=True).fit(Line(), loader(8), loader(5))
+    quiet(tmp_path, max_epochs=2, callbacks=swa, enable_progress_bar=True).fit(
+        Line(), loader(8), loader(5)
+    )
     told = capsys.readouterr()
     assert "2/2" in told.out + told.err
     assert "3/2" not in told.out + told.err

@@ -28,9 +28,15 @@ def drawn(row: Row, width: int) -> list[str]:
     [
         (
             200,
-            "epoch 2/9  step {40} 300/450 1,234 samples/s 1:05 train/loss 1.886  train/acc 0.25  lr 0.03  train/grad_norm 12.3",
+            (
+                "epoch 2/9  step {40} 300/450 1,234 samples/s 1:05 train/loss 1.886  train/acc 0.25"
+                "  lr 0.03  train/grad_norm 12.3"
+            ),
         ),
-        (100, "epoch 2/9  step {18} 300/450 1,234 samples/s 1:05 train/loss 1.886  train/acc 0.25  …"),
+        (
+            100,
+            "epoch 2/9  step {18} 300/450 1,234 samples/s 1:05 train/loss 1.886  train/acc 0.25  …",
+        ),
         (80, "epoch 2/9  step {14} 300/450 1,234 samples/s 1:05 train/loss 1.886  …"),
         (60, "epoch 2/9  step {14} 300/450 1,234 samples/s 1:05"),
         (45, "epoch 2/9  step {15} 300/450 1:05"),
@@ -40,7 +46,9 @@ def drawn(row: Row, width: int) -> list[str]:
     ],
 )
 def test_values_go_first_then_the_rate_then_the_name(width: int, expected: str) -> None:
-    """Of each width the same row: the bar keeps twelve columns as long as there are as many beside the count."""
+    """Of each width the same row: the bar keeps twelve columns as
+    long as there are as many beside the count.
+    """
     (line,) = drawn(Row("epoch 2/9  step", 300, 450, "1,234 samples/s", 65, VALUES), width)
     assert re.sub("[━╸╺]+", lambda bar: f"{{{len(bar[0])}}}", line.rstrip()) == expected
 

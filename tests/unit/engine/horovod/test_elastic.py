@@ -10,7 +10,9 @@ from trainkit.launch.elastic.client import Membership
 pytest.importorskip("horovod")
 
 
-def test_a_script_of_an_elastic_job_has_one_fit_and_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_of_an_elastic_job_has_one_fit_and_begins_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A rank that joins later starts the script from its top."""
     from trainkit.engine.horovod.engine import HorovodEngine
 

@@ -26,7 +26,9 @@ def test_the_users_variable_wins_and_that_is_said() -> None:
     """A variable that is set stays, with a sentence; one of the same value without."""
     environ = {"HOROVOD_CYCLE_TIME": "3", "HOROVOD_CACHE_CAPACITY": "7"}
     said = Tuning(cycle_time_ms=1, cache_capacity=7).apply(environ, runs_already=False)
-    assert said == ["engine.cycle_time_ms is 1, but HOROVOD_CYCLE_TIME=3 is set in the environment, and wins."]
+    assert said == [
+        "engine.cycle_time_ms is 1, but HOROVOD_CYCLE_TIME=3 is set in the environment, and wins."
+    ]
     assert environ == {"HOROVOD_CYCLE_TIME": "3", "HOROVOD_CACHE_CAPACITY": "7"}
 
 
@@ -34,13 +36,20 @@ def test_horovod_reads_them_once() -> None:
     """Once it runs, another value would have no effect and is refused; the same value is fine."""
     environ = {"HOROVOD_FUSION_THRESHOLD": str(2**20)}
     assert Tuning(fusion_threshold_mb=1).apply(environ, runs_already=True) == []
-    with pytest.raises(EngineError, match=r"engine\.fusion_threshold_mb is 2, but Horovod runs .*=1048576\) and reads"):
+    with pytest.raises(
+        EngineError,
+        match=r"engine\.fusion_threshold_mb is 2, but Horovod runs .*=1048576\) and reads",
+    ):
         Tuning(fusion_threshold_mb=2).apply(environ, runs_already=True)
-    with pytest.raises(EngineError, match=r"engine\.autotune is true, but .*HOROVOD_AUTOTUNE=not set"):
+    with pytest.raises(
+        EngineError, match=r"engine\.autotune is true, but .*HOROVOD_AUTOTUNE=not set"
+    ):
         Tuning(autotune=True).apply(environ, runs_already=True)
 
 
 def test_a_log_of_no_tuning_is_refused() -> None:
     """autotune_log_file alone would have no effect."""
-    with pytest.raises(ConfigError, match=r"engine\.autotune_log_file is 'a\.csv', but engine\.autotune is false"):
+    with pytest.raises(
+        ConfigError, match=r"engine\.autotune_log_file is 'a\.csv', but engine\.autotune is false"
+    ):
         Tuning(autotune_log_file="a.csv")

@@ -11,10 +11,15 @@ from trainkit.errors import ConfigError
 
 
 def layers(*double: int) -> list[NamedParameter]:
-    """Five parameters of 400 bytes in float32, named a.0, a.1, b.2, ...; those of `double` are of float64."""
+    """Five parameters of 400 bytes in float32, named a.0, a.1, b.2, ...;
+    those of `double` are of float64.
+    """
     names = ["a.0", "a.1", "b.2", "b.3", "b.4"]
     dtypes = [torch.float64 if i in double else torch.float32 for i in range(5)]
-    return [(name, nn.Parameter(torch.zeros(100, dtype=dtype))) for name, dtype in zip(names, dtypes, strict=True)]
+    return [
+        (name, nn.Parameter(torch.zeros(100, dtype=dtype)))
+        for name, dtype in zip(names, dtypes, strict=True)
+    ]
 
 
 def names(buckets: list[list[NamedParameter]]) -> list[list[str]]:
@@ -26,7 +31,11 @@ def test_buckets_hold_each_parameter_once_from_the_last_to_the_first() -> None:
     """Buckets keep to their size and to one dtype; a sparse one stays alone."""
     assert names(by_size(layers(2), 800)) == [["b.4", "b.3"], ["b.2"], ["a.1", "a.0"]]
     trained = layers()
-    assert names(by_size(trained, 10**6, {trained[2][1]})) == [["b.4", "b.3"], ["b.2"], ["a.1", "a.0"]]
+    assert names(by_size(trained, 10**6, {trained[2][1]})) == [
+        ["b.4", "b.3"],
+        ["b.2"],
+        ["a.1", "a.0"],
+    ]
 
 
 def test_groups_by_number_are_of_equal_length() -> None:
@@ -34,11 +43,17 @@ def test_groups_by_number_are_of_equal_length() -> None:
     assert names(by_number(layers(), 2)) == [["b.4", "b.3", "b.2"], ["a.1", "a.0"]]
     assert names(by_number(layers(3), 2)) == [["b.4", "b.2"], ["b.3"], ["a.1", "a.0"]]
     trained = layers()
-    assert names(by_number(trained, 2, {trained[4][1]})) == [["b.3", "b.2"], ["a.1", "a.0"], ["b.4"]]
+    assert names(by_number(trained, 2, {trained[4][1]})) == [
+        ["b.3", "b.2"],
+        ["a.1", "a.0"],
+        ["b.4"],
+    ]
 
 
 def test_groups_by_name_take_parameters_and_modules() -> None:
-    """A module's name selects all of its parameters; a parameter that is not named is a group of its own."""
+    """A module's name selects all of its parameters;
+    a parameter that is not named is a group of its own.
+    """
     assert names(by_name(layers(), [["b"], ["a.0"]])) == [["b.4", "b.3", "b.2"], ["a.0"], ["a.1"]]
     assert names(by_name(layers(), [])) == [["b.4"], ["b.3"], ["b.2"], ["a.1"], ["a.0"]]
 
@@ -46,9 +61,21 @@ def test_groups_by_name_take_parameters_and_modules() -> None:
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([["a.5"]], r"engine\.groups names 'a\.5', which is no trained parameter and no module.*Did you mean 'a\.\d'\?"),
+        (
+            [["a.5"]],
+            (
+                r"engine\.groups names 'a\.5', which is no trained parameter and no module.*Did you"
+                r" mean 'a\.\d'\?"
+            ),
+        ),
         ([["a"], ["a.1"]], r"engine\.groups has 'a\.1' in two groups"),
-        ([["b"]], r"engine\.groups has 'b\.2', whose sparse gradient .* or set engine\.sparse_as_dense=true"),
+        (
+            [["b"]],
+            (
+                r"engine\.groups has 'b\.2', whose sparse gradient .* or set"
+                r" engine\.sparse_as_dense=true"
+            ),
+        ),
     ],
 )
 def test_groups_that_cannot_be_are_refused(groups: list[list[str]], words: str) -> None:
@@ -60,7 +87,9 @@ def test_groups_that_cannot_be_are_refused(groups: list[list[str]], words: str) 
 
 def test_more_groups_than_parameters_are_refused() -> None:
     """No group stays empty."""
-    with pytest.raises(ConfigError, match=r"engine\.num_groups is 6, but the model has 5 trained parameters"):
+    with pytest.raises(
+        ConfigError, match=r"engine\.num_groups is 6, but the model has 5 trained parameters"
+    ):
         by_number(layers(), 6)
 
 

@@ -12,18 +12,25 @@ from trainkit.engine.reduce.low_rank import LowRank
 SHAPES = {"wide": (4, 9), "tall": (11, 3), "picture": (6, 2, 3, 3), "bias": (5,)}
 
 
-def ranks(settings: PowerSGD, count: int = 2) -> list[tuple[LowRank, list[tuple[str, nn.Parameter]]]]:
+def ranks(
+    settings: PowerSGD, count: int = 2
+) -> list[tuple[LowRank, list[tuple[str, nn.Parameter]]]]:
     """Return the factors and the parameters of each rank, started."""
     made = []
     for _ in range(count):
-        entries = [(name, nn.Parameter(torch.zeros(shape, dtype=torch.float64))) for name, shape in SHAPES.items()]
+        entries = [
+            (name, nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
+            for name, shape in SHAPES.items()
+        ]
         low = LowRank(settings)
         low.start(entries, frozenset())
         made.append((low, entries))
     return made
 
 
-def step(made: list[tuple[LowRank, list[tuple[str, nn.Parameter]]]], seed: int, zero: bool = False) -> dict[str, Tensor]:
+def step(
+    made: list[tuple[LowRank, list[tuple[str, nn.Parameter]]]], seed: int, zero: bool = False
+) -> dict[str, Tensor]:
     """Sum random gradients by factors; return what exact sums would be."""
     generator = torch.Generator().manual_seed(seed)
     exact: dict[str, Tensor] = {}
@@ -37,7 +44,9 @@ def step(made: list[tuple[LowRank, list[tuple[str, nn.Parameter]]]], seed: int, 
     flags = [low.finish(f, sum(second).clone()) for (low, _), f in zip(made, factors, strict=True)]
     for low, _ in made:
         low.end_step([])
-    assert all(torch.equal(own, torch.full((2,), float(len(made)), dtype=torch.float64)) for own in flags)
+    assert all(
+        torch.equal(own, torch.full((2,), float(len(made)), dtype=torch.float64)) for own in flags
+    )
     return exact
 
 
@@ -49,7 +58,9 @@ def wide(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_nothing_is_lost(rank: int) -> None:
-    """Over all steps, the results and what the ranks hold back add up to the exact sums; the ranks' results are equal."""
+    """Over all steps, the results and what the ranks hold back add up to the exact sums;
+    the ranks' results are equal.
+    """
     made = ranks(PowerSGD(rank=rank, start_after_steps=0, min_compression=0.0))
     total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     found = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}

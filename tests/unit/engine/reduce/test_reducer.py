@@ -54,7 +54,9 @@ def model() -> nn.Sequential:
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_sums_start_while_backward_runs(in_order: bool) -> None:
-    """The last layer's sum starts first, before finish; the first layer's, which carries the flags, in it."""
+    """The last layer's sum starts first, before finish;
+    the first layer's, which carries the flags, in it.
+    """
     net = model()
     reducer = Noting(net, in_order)
     net(torch.ones(2, 3)).sum().backward()
@@ -66,7 +68,9 @@ def test_sums_start_while_backward_runs(in_order: bool) -> None:
 
 
 def test_nothing_starts_under_no_sync() -> None:
-    """Accumulated backwards keep their gradients until the last one; after it, the next step starts from zero."""
+    """Accumulated backwards keep their gradients until the last one;
+    after it, the next step starts from zero.
+    """
     net = model()
     reducer = Noting(net, in_order=True)
     for _ in range(2):
@@ -89,7 +93,9 @@ def test_a_second_gradient_in_one_synchronised_step_is_an_error() -> None:
 
 
 def test_a_rank_without_samples_takes_part_with_zeros() -> None:
-    """finish without any backward starts every sum, in order; a parameter that no rank used has no gradient afterwards."""
+    """finish without any backward starts every sum, in order;
+    a parameter that no rank used has no gradient afterwards.
+    """
     net = model()
     reducer = Noting(net, in_order=True)
     reducer.finish()
@@ -119,7 +125,9 @@ def test_removed_hooks_do_nothing() -> None:
     ],
 )
 def test_a_dense_tensor_has_a_flat_view(tensor: Tensor, has_view: bool) -> None:
-    """Tensors that fill their memory can be sent without a copy; those with gaps or overlaps cannot."""
+    """Tensors that fill their memory can be sent without a copy;
+    those with gaps or overlaps cannot.
+    """
     view = dense_view(tensor)
     assert (view is not None) == has_view
     if view is not None:
@@ -128,7 +136,9 @@ def test_a_dense_tensor_has_a_flat_view(tensor: Tensor, has_view: bool) -> None:
 
 
 def test_a_sparse_gradient_travels_as_rows_and_an_idle_one_as_none() -> None:
-    """Rows of both ranks are added; a rank without a gradient sends no rows; a parameter that no rank used has none."""
+    """Rows of both ranks are added; a rank without a gradient sends no rows;
+    a parameter that no rank used has none.
+    """
     table, idle = nn.Embedding(5, 2, sparse=True), nn.Embedding(5, 2, sparse=True)
     net = nn.ModuleList([table, idle])
 
@@ -136,7 +146,9 @@ def test_a_sparse_gradient_travels_as_rows_and_an_idle_one_as_none() -> None:
         def __init__(self) -> None:
             self.events = []
             named = list(net.named_parameters())
-            GradientReducer.__init__(self, [[n] for n in named], [], in_order=True, sparse=set(net.parameters()))
+            GradientReducer.__init__(
+                self, [[n] for n in named], [], in_order=True, sparse=set(net.parameters())
+            )
 
     reducer = Sparse()
     table(torch.tensor([1, 3, 1])).sum().backward()

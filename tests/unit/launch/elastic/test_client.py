@@ -17,7 +17,9 @@ from trainkit.launch.elastic.client import Membership, RankAssignment
 from trainkit.launch.elastic.rendezvous import Request, Server
 
 SECRET = "ab" * 32
-SEAT = RankAssignment(generation=3, rank=1, size=4, local_rank=1, local_size=2, cross_rank=0, cross_size=2)
+SEAT = RankAssignment(
+    generation=3, rank=1, size=4, local_rank=1, local_size=2, cross_rank=0, cross_size=2
+)
 
 
 class Driver:
@@ -66,7 +68,11 @@ def wait(condition: Callable[[], bool]) -> None:
 
 def jump(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an hour pass at once."""
-    monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 3600, sleep=time.sleep))
+    monkeypatch.setattr(
+        membership,
+        "time",
+        SimpleNamespace(monotonic=lambda: time.monotonic() + 3600, sleep=time.sleep),
+    )
 
 
 def test_a_seat_sets_horovods_variables() -> None:
@@ -149,8 +155,13 @@ def test_beats_tell_what_the_main_thread_does(driver: Driver) -> None:
 
 
 def test_a_newer_generation_is_wanted_until_it_is_there(driver: Driver) -> None:
-    """The driver's request arrives with the next heartbeat, and is fulfilled by joining; an old request is ignored."""
-    driver.answers = [{"answer": "seat"} | vars(SEAT), {"answer": "seat"} | vars(SEAT) | {"generation": 4}]
+    """The driver's request arrives with the next heartbeat, and is fulfilled by joining;
+    an old request is ignored.
+    """
+    driver.answers = [
+        {"answer": "seat"} | vars(SEAT),
+        {"answer": "seat"} | vars(SEAT) | {"generation": 4},
+    ]
     m = driver.member()
     m.join(0)
     assert not m.wanted
@@ -173,7 +184,9 @@ def test_a_request_for_stacks_calls_on_dump(driver: Driver) -> None:
 
 
 def test_a_heartbeat_without_an_answer_is_followed_by_others(driver: Driver) -> None:
-    """A driver that is busy for 10 s answers "wait"; the thread that reads it lives on, and obeys the next answer."""
+    """A driver that is busy for 10 s answers "wait";
+    the thread that reads it lives on, and obeys the next answer.
+    """
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     driver.reply = {"answer": "wait"}
     m = driver.member()
@@ -185,8 +198,12 @@ def test_a_heartbeat_without_an_answer_is_followed_by_others(driver: Driver) -> 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_heartbeats_survive_what_fails_between_them(driver: Driver, capfd: pytest.CaptureFixture[str]) -> None:
-    """As stacks that a full disk does not take: printed once, and the healthy worker does not become a silent one."""
+def test_heartbeats_survive_what_fails_between_them(
+    driver: Driver, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As stacks that a full disk does not take:
+    printed once, and the healthy worker does not become a silent one.
+    """
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     driver.reply = {"wanted": 0, "dump": True, "why": ""}
     dumps: list[int] = []
@@ -216,8 +233,12 @@ def test_a_driver_that_is_gone_ends_the_job(driver: Driver) -> None:
         m.join(1)
 
 
-def test_a_process_that_was_stopped_itself_does_not_blame_the_driver(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time without heartbeats is not time of failed heartbeats: SIGSTOP, or a main thread that blocks all others."""
+def test_a_process_that_was_stopped_itself_does_not_blame_the_driver(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time without heartbeats is not time of failed heartbeats:
+    SIGSTOP, or a main thread that blocks all others.
+    """
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     monkeypatch.setattr(membership, "BEAT_S", 60.0)
     m = driver.member()
@@ -235,7 +256,9 @@ def test_a_driver_that_is_away_for_a_moment_is_asked_again(driver: Driver) -> No
     assert m.join(0) == SEAT
 
 
-def test_beats_go_on_after_the_driver_hung_up(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beats_go_on_after_the_driver_hung_up(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broken connection is reopened, and a failure long ago is no silence."""
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     m = driver.member()

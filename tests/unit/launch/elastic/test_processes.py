@@ -35,12 +35,16 @@ class Ended:
         return self.code
 
 
-def run(command: str, output: Output | None = None, number: signal.Signals | None = None) -> int | None:
+def run(
+    command: str, output: Output | None = None, number: signal.Signals | None = None
+) -> int | None:
     """Run a shell command as a worker; return its code."""
     return finished(Process(["sh", "-c", command], {"PATH": os.environ["PATH"]}), output, number)
 
 
-def finished(process: Process, output: Output | None = None, number: signal.Signals | None = None) -> int | None:
+def finished(
+    process: Process, output: Output | None = None, number: signal.Signals | None = None
+) -> int | None:
     """Follow a worker to its end, with a signal on the way; return its code."""
     reaper, ended, output = Reaper(), Ended(), output or Output(None, False)
     process.follow("a/0#1", output, reaper, ended)
@@ -55,7 +59,14 @@ def finished(process: Process, output: Output | None = None, number: signal.Sign
 
 @pytest.mark.parametrize(
     ("command", "code"),
-    [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", -9), ("exit 137", -9), ("exit 255", 255), ("exit 75", 75)],
+    [
+        ("exit 0", 0),
+        ("exit 3", 3),
+        ("kill -9 $$", -9),
+        ("exit 137", -9),
+        ("exit 255", 255),
+        ("exit 75", 75),
+    ],
 )
 def test_exit_codes_and_signals(command: str, code: int) -> None:
     """A shell's 128 + 9 is a signal too."""
@@ -85,14 +96,21 @@ def test_a_line_of_sshs_has_one_prefix(tmp_path: Path, monkeypatch: pytest.Monke
     assert next(tmp_path.glob("worker.*/stderr")).read_bytes() == expected.encode()
 
 
-def test_lines_carry_the_rank_of_their_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker's name until it has a rank; progress bars and a last line without an end are lines too."""
+def test_lines_carry_the_rank_of_their_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's name until it has a rank;
+    progress bars and a last line without an end are lines too.
+    """
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     output = Output(tmp_path, False)
     run(r"printf 'one\n10%%\r20%%\rtwo \303\251'; printf 'bad\n' >&2", output)
-    assert out.getvalue() == "[a/0#1]<stdout>:one\n[a/0#1]<stdout>:10%\r[a/0#1]<stdout>:20%\r[a/0#1]<stdout>:two é\n"
+    assert (
+        out.getvalue()
+        == "[a/0#1]<stdout>:one\n[a/0#1]<stdout>:10%\r[a/0#1]<stdout>:20%\r[a/0#1]<stdout>:two é\n"
+    )
     assert err.getvalue() == "[a/0#1]<stderr>:bad\n"
     assert (tmp_path / "worker.a-0-1" / "stderr").read_text() == "[a/0#1]<stderr>:bad\n"
     output.label("a/0#1", "3")
@@ -112,23 +130,53 @@ def test_an_ssh_command_tells_nothing() -> None:
     """Options as horovodrun has them; environment and command are not there."""
     command = ssh_command("node2", 2222, "key", "go-1", "accept-new")
     assert command[:-1] == [
-        *("ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new", "-o", "ConnectTimeout=10"),
-        *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", "-p", "2222", "-i", "key", "node2"),
+        *(
+            "ssh",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=accept-new",
+            "-o",
+            "ConnectTimeout=10",
+        ),
+        *(
+            "-o",
+            "ServerAliveInterval=15",
+            "-o",
+            "ServerAliveCountMax=4",
+            "-p",
+            "2222",
+            "-i",
+            "key",
+            "node2",
+        ),
     ]
     assert command[-1] == f"exec sh -c {shlex.quote(SCRIPT)} trainkit go-1"
 
 
-def test_a_file_that_cannot_be_opened_costs_no_worker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its pipe is read all the same: a worker whose output is not taken would end by SIGPIPE, or wait forever."""
+def test_a_file_that_cannot_be_opened_costs_no_worker(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its pipe is read all the same:
+    a worker whose output is not taken would end by SIGPIPE, or wait forever.
+    """
     (tmp_path / "logs").write_text("a file in place of the folder")
-    assert run("head -c 300000 /dev/zero | tr '\\0' x && echo && echo done", Output(tmp_path / "logs", False)) == 0
+    assert (
+        run(
+            "head -c 300000 /dev/zero | tr '\\0' x && echo && echo done",
+            Output(tmp_path / "logs", False),
+        )
+        == 0
+    )
     shown = capfd.readouterr()
     assert "[a/0#1]<stdout>:done" in shown.out
     assert shown.err.count("could not be opened, and stays without the output of a/0#1: ") == 2
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [(None, "accept-new"), ("yes", "yes")])
-def test_host_keys_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: str) -> None:
+def test_host_keys_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: str
+) -> None:
     """ssh refuses a host whose key has changed, unless TRAINKIT_SSH_HOST_KEYS says otherwise."""
     stand_in = tmp_path / "ssh"
     stand_in.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\n')
@@ -151,8 +199,9 @@ def test_what_belongs_to_this_host_is_not_sent() -> None:
         "UID": "0",
         "_": "x",
     }
-    assert first_lines(environ, "/my dir", ["python", "it's"], "go-1") == (
-        "export A='x y'\ncd '/my dir' 2>/dev/null\nset -- python 'it'\"'\"'s'\ngo-1\n"
+    assert (
+        first_lines(environ, "/my dir", ["python", "it's"], "go-1")
+        == "export A='x y'\ncd '/my dir' 2>/dev/null\nset -- python 'it'\"'\"'s'\ngo-1\n"
     )
 
 
@@ -163,23 +212,47 @@ def remote(shell: str, text: str, wait_s: float = 10) -> tuple[int, str]:
     """Run the script as sshd would, with this on its stdin."""
     command = ["setsid", "--wait", shell, "-c", SCRIPT, "trainkit", "go-1"]
     done = subprocess.run(
-        command, input=text, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=wait_s, check=False
+        command,
+        input=text,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=wait_s,
+        check=False,
     )
     return done.returncode, done.stdout
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_remote_script_runs_the_command_with_its_environment(shell: str, tmp_path: Path) -> None:
-    """Values with quotes and newlines arrive intact; its stdin is empty. Its SIGTERM at the end of our stdin comes too late."""
-    command = ["sh", "-c", 'cat; printf "%s|%s|%s" "$A" "$PWD" "$1"; trap "" TERM; exit 7', "x", "two words"]
-    code, out = remote(shell, first_lines({"A": "it's\na\\b $HOME"}, str(tmp_path), command, "go-1") + "0\n")
+def test_the_remote_script_runs_the_command_with_its_environment(
+    shell: str, tmp_path: Path
+) -> None:
+    """Values with quotes and newlines arrive intact; its stdin is empty.
+    Its SIGTERM at the end of our stdin comes too late.
+    """
+    command = [
+        "sh",
+        "-c",
+        'cat; printf "%s|%s|%s" "$A" "$PWD" "$1"; trap "" TERM; exit 7',
+        "x",
+        "two words",
+    ]
+    code, out = remote(
+        shell, first_lines({"A": "it's\na\\b $HOME"}, str(tmp_path), command, "go-1") + "0\n"
+    )
     assert out in (f"it's\na\\b $HOME|{tmp_path}|two words", "") and code in (7, 143)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize(("sent", "code"), [("KILL\n", 137), ("TERM\n", 143), ("INT\n", 143), ("", 143)])
-def test_the_remote_script_hands_on_signals_and_ends_with_its_stdin(shell: str, sent: str, code: int) -> None:
-    """The worker's group gets them, SIGTERM for SIGINT, which it would ignore; the code is a shell's."""
+@pytest.mark.parametrize(
+    ("sent", "code"), [("KILL\n", 137), ("TERM\n", 143), ("INT\n", 143), ("", 143)]
+)
+def test_the_remote_script_hands_on_signals_and_ends_with_its_stdin(
+    shell: str, sent: str, code: int
+) -> None:
+    """The worker's group gets them, SIGTERM for SIGINT, which it would ignore;
+    the code is a shell's.
+    """
     worker = "import time; print('ready', flush=True); time.sleep(60)"
     lines = first_lines({}, "/", [sys.executable, "-c", worker], "go-1")
     process = subprocess.Popen(
@@ -200,7 +273,9 @@ def test_the_remote_script_hands_on_signals_and_ends_with_its_stdin(shell: str, 
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_remote_script_starts_nothing_without_the_whole_text(shell: str, tmp_path: Path) -> None:
+def test_the_remote_script_starts_nothing_without_the_whole_text(
+    shell: str, tmp_path: Path
+) -> None:
     """A driver that died while it wrote."""
     text = first_lines({}, str(tmp_path), ["touch", "started"], "go-1").removesuffix("go-1\n")
     assert remote(shell, text) == (255, "")

@@ -16,24 +16,41 @@ from trainkit.launch.elastic.rendezvous import Request, Server
 from trainkit.launch.elastic.signing import HEADER, Client, sign
 
 SECRET = "ab" * 32
-BEAT = {"worker": "a/0#1", "generation": 1, "step": 2, "progress": 3, "waiting": "", "stall_s": None, "raised": False}
+BEAT = {
+    "worker": "a/0#1",
+    "generation": 1,
+    "step": 2,
+    "progress": 3,
+    "waiting": "",
+    "stall_s": None,
+    "raised": False,
+}
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     """A server that answers heartbeats with their content, and lets joins wait."""
-    one = Server("127.0.0.1", SECRET, lambda request: None, lambda request: request.answer(request.content))
+    one = Server(
+        "127.0.0.1", SECRET, lambda request: None, lambda request: request.answer(request.content)
+    )
     yield one
     one.close()
 
 
 def ask(
-    server: Server, method: str, target: str, body: bytes = b"", signature: str | None = "", **headers: str
+    server: Server,
+    method: str,
+    target: str,
+    body: bytes = b"",
+    signature: str | None = "",
+    **headers: str,
 ) -> tuple[int, bytes]:
     """Send a request, correctly signed unless a signature is given; None: unsigned."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
     signed = {} if signature is None else Client(SECRET).headers(method, target, body)
-    connection.request(method, target, body, signed | ({HEADER: signature} if signature else {}) | headers)
+    connection.request(
+        method, target, body, signed | ({HEADER: signature} if signature else {}) | headers
+    )
     response = connection.getresponse()
     text = response.read()
     connection.close()
@@ -58,9 +75,17 @@ def test_a_generations_values_outlive_the_ranks_that_delete_theirs(server: Serve
 
 
 def test_a_value_without_a_generation_is_reported() -> None:
-    """A worker without a seat stores such values when it calls hvd.init(); trainkit's workers have a seat then."""
+    """A worker without a seat stores such values when it calls hvd.init();
+    trainkit's workers have a seat then.
+    """
     calls: list[str] = []
-    server = Server("127.0.0.1", SECRET, lambda request: None, lambda request: None, lambda: calls.append("unseated"))
+    server = Server(
+        "127.0.0.1",
+        SECRET,
+        lambda request: None,
+        lambda request: None,
+        lambda: calls.append("unseated"),
+    )
     ask(server, "PUT", "/g1.global/0", b"x")
     assert calls == []
     ask(server, "PUT", "/global/0", b"x", signature="cd" * 32)
@@ -75,13 +100,16 @@ def test_older_generations_are_forgotten(server: Server) -> None:
     for scope in ("g9.global", "g10.local_a", "g11.global", "plain", "gx.a", "g.a"):
         server.put(scope, "0", b"x")
     server.forget(before=11)
-    assert [server.get(s, "0") for s in ("g9.global", "g10.local_a", "g11.global", "plain", "gx.a", "g.a")] == [None] * 2 + [
-        b"x"
-    ] * 4
+    assert [
+        server.get(s, "0")
+        for s in ("g9.global", "g10.local_a", "g11.global", "plain", "gx.a", "g.a")
+    ] == [None] * 2 + [b"x"] * 4
 
 
 def test_who_looks_for_a_rank_of_a_broken_generation_is_told_so(server: Server) -> None:
-    """410 for a value that will never come, instead of a search of 30 s; existing values can still be read."""
+    """410 for a value that will never come, instead of a search of 30 s;
+    existing values can still be read.
+    """
     server.put("g2.global", "0", b"x")
     server.give_up(2)
     assert ask(server, "GET", "/g2.global/1")[0] == ask(server, "GET", "/g1.local_a/0")[0] == 410
@@ -90,7 +118,9 @@ def test_who_looks_for_a_rank_of_a_broken_generation_is_told_so(server: Server) 
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
-@pytest.mark.parametrize("signature", [None, "00" * 32, sign("cd" * 32, "PUT", "/a/b", f"{'ab' * 16}.1", b"x")])
+@pytest.mark.parametrize(
+    "signature", [None, "00" * 32, sign("cd" * 32, "PUT", "/a/b", f"{'ab' * 16}.1", b"x")]
+)
 def test_an_unsigned_request_is_refused(server: Server, method: str, signature: str | None) -> None:
     """403, and nothing is done."""
     server.put("a", "b", b"before")
@@ -112,7 +142,8 @@ def test_a_beat_is_answered_at_once(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"worker": "a/0#1"}', json.dumps(BEAT | {"step": "x"}).encode(), b"\xff"]
+    "body",
+    [b"", b"[]", b"{}", b'{"worker": "a/0#1"}', json.dumps(BEAT | {"step": "x"}).encode(), b"\xff"],
 )
 def test_a_malformed_request_is_refused(server: Server, body: bytes) -> None:
     """400, for invalid JSON and for a missing value."""
@@ -124,7 +155,9 @@ def test_there_are_no_other_requests(server: Server) -> None:
     assert ask(server, "POST", "/elastic/shutdown", b"{}")[0] == 404
 
 
-def test_who_is_not_answered_in_time_asks_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_not_answered_in_time_asks_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ "wait"."""
     monkeypatch.setattr(module, "POLL_S", 0.05)
     body = json.dumps({"worker": "a/0#1", "generation": 0, "commit": -1}).encode()
@@ -144,7 +177,9 @@ def test_a_request_counts_once(server: Server) -> None:
 
 
 def test_an_answer_is_used_if_it_is_signed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker takes the driver's word; a program at its address that lacks the secret is as good as none."""
+    """A worker takes the driver's word;
+    a program at its address that lacks the secret is as good as none.
+    """
     address = "127.0.0.1", server.port
     connection = SignedConnection(address, SECRET, 5)
     assert connection.post("/elastic/beat", BEAT) == (200, json.dumps(BEAT).encode())
@@ -176,7 +211,9 @@ def test_a_request_has_its_answer_from_another_thread() -> None:
 
 
 def test_a_mistake_in_a_request_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    """A thread that ends by an exception of ours says so; only those of killed workers are silent."""
+    """A thread that ends by an exception of ours says so;
+    only those of killed workers are silent.
+    """
 
     def fail(request: Request) -> None:
         raise KeyError("no such worker")

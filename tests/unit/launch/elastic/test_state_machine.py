@@ -1,4 +1,6 @@
-"""The elastic job's state machine: which workers get a seat, which are replaced, and how a job ends."""
+"""The elastic job's state machine:
+which workers get a seat, which are replaced, and how a job ends.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_the_first_workers_are_counted_for_their_placeholders() -> None:
 
 
 def test_a_killed_rank_does_not_hold_up_the_other() -> None:
-    """The survivor gets a seat at once; the dead one's slot a new process, which joins as soon as it can."""
+    """The survivor gets a seat at once;
+    the dead one's slot a new process, which joins as soon as it can.
+    """
     job = started()
     job.exit(B)
     assert job.wanted(A)
@@ -61,12 +65,20 @@ def test_a_killed_rank_does_not_hold_up_the_other() -> None:
     job.join(A, commit=9)
     assert job.seats() == [A, "node1/1#2"]
     assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank continues"
-    assert job.said[2] == "1 rank on node1, generation 2: rank 1 (node1, slot 1) was killed by SIGKILL; formed 0.00 s later"
-    assert job.said[-1] == "2 ranks on node1, generation 3: worker node1/1#2 came; formed 0.00 s later"
+    assert (
+        job.said[2]
+        == "1 rank on node1, generation 2: rank 1 (node1, slot 1) was killed by SIGKILL; formed"
+        " 0.00 s later"
+    )
+    assert (
+        job.said[-1] == "2 ranks on node1, generation 3: worker node1/1#2 came; formed 0.00 s later"
+    )
 
 
 def test_rank_0_is_the_one_with_the_newest_commit() -> None:
-    """When rank 0 is killed, the survivor with the newest step becomes rank 0, and a new worker without state never does."""
+    """When rank 0 is killed, the survivor with the newest step becomes rank 0,
+    and a new worker without state never does.
+    """
     job = Simulated({"node1": 2, "node2": 1}, np=3)
     job.join(A, B, "node2/0#1")
     job.exit(A)
@@ -86,7 +98,9 @@ def test_ranks_of_a_host_are_consecutive() -> None:
 
 
 def test_max_np_limits_processes() -> None:
-    """No more processes are started than there are seats; a free slot elsewhere replaces one that crashed."""
+    """No more processes are started than there are seats;
+    a free slot elsewhere replaces one that crashed.
+    """
     job = Simulated({"node1": 2, "node2": 2}, max_np=2)
     assert job.alive == [A, B]
     job.join(A, B)
@@ -301,7 +315,9 @@ def test_a_job_is_done_when_rank_0_is() -> None:
 
 
 def test_who_waits_for_nobody_after_the_first_is_done_is_left_alone() -> None:
-    """It may write the last checkpoint for minutes; thirty seconds in a collective end it: the other rank will not join."""
+    """It may write the last checkpoint for minutes;
+    thirty seconds in a collective end it: the other rank will not join.
+    """
     job = started()
     job.exit(B, code=0)
     for _ in range(100):
@@ -424,7 +440,10 @@ def test_too_few_workers_for_too_long_end_the_job() -> None:
     job.wait(2)
     assert job.code == 1
     over = job.state_machine.job.over
-    assert over is not None and "1 worker for 5 s (--elastic-timeout), and 2 are needed (--min-np)" in over.why
+    assert (
+        over is not None
+        and "1 worker for 5 s (--elastic-timeout), and 2 are needed (--min-np)" in over.why
+    )
 
 
 def test_the_timeout_begins_anew_with_each_generation() -> None:
@@ -442,10 +461,15 @@ def test_the_timeout_begins_anew_with_each_generation() -> None:
 
 
 def test_a_rank_that_cannot_go_on_alone_is_said_to_wait() -> None:
-    """With --min-np 2 of 2 the other waits for a replacement; too few slots at the start are reported, too."""
+    """With --min-np 2 of 2 the other waits for a replacement;
+    too few slots at the start are reported, too.
+    """
     job = started(min_np=2)
     job.exit(B)
-    assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank waits for 1 more (--min-np)"
+    assert (
+        job.said[0]
+        == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank waits for 1 more (--min-np)"
+    )
     few = Simulated({"node1": 1})
     assert few.said == ["1 slot available, 2 are needed to start: waiting for more hosts"]
 
@@ -472,7 +496,9 @@ def test_a_process_that_never_joins_is_ended() -> None:
 
 
 def test_the_reset_limit_ends_the_job() -> None:
-    """--reset-limit 1: one change is allowed, the second ends the job; new workers alone cause none then."""
+    """--reset-limit 1: one change is allowed, the second ends the job;
+    new workers alone cause none then.
+    """
     job = started(reset_limit=1)
     job.exit(B)
     job.join(A, commit=1)
@@ -492,7 +518,10 @@ def test_a_signal_reaches_all_and_nobody_is_replaced() -> None:
     assert job.code == 75
 
 
-@pytest.mark.parametrize(("codes", "code"), [((75, 0), 75), ((0, 0), 0), ((75, 3), 3), ((-9, 75), 137), ((-15, -15), 143)])
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [((75, 0), 75), ((0, 0), 0), ((75, 3), 3), ((-9, 75), 137), ((-15, -15), 143)],
+)
 def test_after_a_signal_the_exit_code_is_the_workers(codes: tuple[int, int], code: int) -> None:
     """75 if all left so, else the first error."""
     job = started()
@@ -599,11 +628,16 @@ def test_who_holds_up_the_others_writes_its_stacks_and_is_killed() -> None:
     assert job.sent == {}
     hang(job, 2, A="grads", B="")
     assert job.sent == {B: [signal.SIGKILL]}
-    assert "rank 1 (node1, slot 1) has made no progress for 6 s and waits for nothing, while rank 0" in job.said[0]
+    assert (
+        "rank 1 (node1, slot 1) has made no progress for 6 s and waits for nothing, while rank 0"
+        in job.said[0]
+    )
 
 
 def test_ranks_that_wait_for_a_lost_one_are_no_deadlock() -> None:
-    """The process of a frozen rank on a host that is cut off does not end; the others wait for their connections."""
+    """The process of a frozen rank on a host that is cut off does not end;
+    the others wait for their connections.
+    """
     job = Simulated({"node1": 3}, np=3)
     c = "node1/2#1"
     job.join(A, B, c)
@@ -649,7 +683,9 @@ def test_a_stall_that_dissolves_in_time_has_no_victim() -> None:
 
 
 def test_a_rank_that_never_comes_to_join_is_killed() -> None:
-    """A has waited for a new generation for longer than stall_s; B hangs in a collective of the old one."""
+    """A has waited for a new generation for longer than stall_s;
+    B hangs in a collective of the old one.
+    """
     job = started()
     job.beat(A, B, stall_s=5)
     job.join(A)
@@ -665,19 +701,30 @@ def test_a_lost_ssh_connection_is_a_crash() -> None:
 
 
 def test_another_backends_words_are_used() -> None:
-    """The text for a lost link, and the options' names, are those of the backend: no word of ssh, no option of horovodrun."""
-    words = Words("launcher.num_workers", "launcher.num_workers", lost="its actor ended", reached="reached by Ray")
+    """The text for a lost link, and the options' names, are those of the backend:
+    no word of ssh, no option of horovodrun.
+    """
+    words = Words(
+        "launcher.num_workers",
+        "launcher.num_workers",
+        lost="its actor ended",
+        reached="reached by Ray",
+    )
     job = Simulated(words=words, min_np=2)
     job.join(A, B)
     job.exit(B, code=None)
-    assert job.said[-2].endswith("was lost: its actor ended; 1 rank waits for 1 more (launcher.num_workers)")
+    assert job.said[-2].endswith(
+        "was lost: its actor ended; 1 rank waits for 1 more (launcher.num_workers)"
+    )
     job = Simulated({"node1": 1}, np=1, words=words)
     job.exit("node1/0#1", code=None)
     assert "no host can be reached by Ray (node1)" in job.state_machine.job.over.why  # type: ignore[union-attr]
 
 
 def test_failures_are_limited_and_growth_is_none() -> None:
-    """max_failures counts generations that a crash ended: two ranks lost at once are one, a rank that comes is none."""
+    """max_failures counts generations that a crash ended:
+    two ranks lost at once are one, a rank that comes is none.
+    """
     job = Simulated({"node1": 2}, np=2, min_np=1, max_failures=1)
     job.join(A, B)
     job.hosts({"node1": 2, "node2": 1})
@@ -694,7 +741,9 @@ def test_failures_are_limited_and_growth_is_none() -> None:
 
 
 def test_a_host_that_cannot_be_reached_is_tried_again_and_again() -> None:
-    """A reboot, or a broken switch: by one worker at a time, with growing pauses, and its slots are not given up."""
+    """A reboot, or a broken switch:
+    by one worker at a time, with growing pauses, and its slots are not given up.
+    """
     job = Simulated({"node1": 1, "node2": 2}, np=1)
     job.join("node1/0#1")
     tried = []
@@ -704,10 +753,14 @@ def test_a_host_that_cannot_be_reached_is_tried_again_and_again() -> None:
             job.exit(name, code=None)
         job.wait(1)
         job.beat("node1/0#1", step=1)
-    pauses = [after - before for before, after in zip(tried, tried[1:], strict=False) if after > before]
+    pauses = [
+        after - before for before, after in zip(tried, tried[1:], strict=False) if after > before
+    ]
     assert pauses[:6] == [1, 2, 4, 8, 16, 32] and set(pauses[6:]) == {60}
     assert not any("given up" in text for text in job.said)
-    assert len([text for text in job.said if text.startswith("node2 cannot be reached")]) == 7, "each pause is named once"
+    assert len([text for text in job.said if text.startswith("node2 cannot be reached")]) == 7, (
+        "each pause is named once"
+    )
     while not (back := [name for name in job.alive if name.startswith("node2")]):
         job.wait(1)
         job.beat("node1/0#1", step=1)
@@ -734,7 +787,9 @@ def test_an_unknown_worker_is_told_to_end() -> None:
 
 
 def test_a_newcomer_that_fails_of_itself_is_no_end_of_the_job() -> None:
-    """A host without the data, or with another Python: its slot is given up in the end, and the others train."""
+    """A host without the data, or with another Python:
+    its slot is given up in the end, and the others train.
+    """
     job = started()
     job.beat(A, B, step=5)
     job.exit(B)
@@ -790,7 +845,9 @@ def test_a_newcomer_that_hangs_in_its_set_up_is_found_out() -> None:
 
 @pytest.mark.parametrize("code", [-9, 1])
 def test_newcomers_that_fail_again_and_again_are_given_up(code: int) -> None:
-    """The others' steps in the meantime do not count for it: the pause grows, and the fifth crash is the last."""
+    """The others' steps in the meantime do not count for it:
+    the pause grows, and the fifth crash is the last.
+    """
     job = started()
     job.beat(A, B, step=5)
     job.exit(B)

@@ -1,4 +1,6 @@
-"""A signal that reaches a rank of launcher=slurm while it imports ends it with a checkpoint, as a later one does."""
+"""A signal that reaches a rank of launcher=slurm while it imports ends it with a checkpoint,
+as a later one does.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,20 @@ def blocked(pid: int) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_during_imports_waits_for_the_run(number: signal.Signals, tmp_path: Path) -> None:
-    """It ends after its first steps with a checkpoint and exit code 0, and the script learns that it may requeue."""
+    """It ends after its first steps with a checkpoint and exit code 0,
+    and the script learns that it may requeue.
+    """
     env = {**os.environ, REQUEUE: str(tmp_path / "requeue"), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [sys.executable, "-m", "trainkit", *FIT.split()], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "trainkit", *FIT.split()],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as fit:
         deadline = time.monotonic() + 60
-        while not blocked(fit.pid) >> (number - 1) & 1:  # from the first line of main, long before torch is imported
+        # from the first line of main, long before torch is imported
+        while not blocked(fit.pid) >> (number - 1) & 1:
             assert fit.poll() is None and time.monotonic() < deadline
         fit.send_signal(number)
         out, _ = fit.communicate(timeout=120)

@@ -40,7 +40,10 @@ def test_host_lists_are_expanded(text: str, names: list[str]) -> None:
     assert expand_hosts(text) == names
 
 
-@pytest.mark.parametrize(("text", "tasks"), [("1", [1]), ("2(x3),1", [2, 2, 2, 1]), ("8(x2)", [8, 8]), ("4,4,2", [4, 4, 2])])
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [("1", [1]), ("2(x3),1", [2, 2, 2, 1]), ("8(x2)", [8, 8]), ("4,4,2", [4, 4, 2])],
+)
 def test_tasks_of_nodes_are_expanded(text: str, tasks: list[int]) -> None:
     """Equal neighbours are written once by Slurm."""
     assert expand_tasks(text) == tasks
@@ -50,7 +53,14 @@ def test_a_task_is_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """ddp takes its numbers from Slurm's, and sets what torch reads."""
     for name, value in TASK.items():
         monkeypatch.setenv(name, value)
-    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    for name in (
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+    ):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)  # so that they are removed at the end
     ranks = Ranks(read_launcher())
@@ -75,13 +85,21 @@ def test_a_port_that_is_taken_is_named() -> None:
         server.bind(("", 0))
         server.listen()
         port = str(server.getsockname()[1])
-        with pytest.raises(EngineError, match=rf"Port {port} of localhost.*in use.*export MASTER_PORT"):
+        with pytest.raises(
+            EngineError, match=rf"Port {port} of localhost.*in use.*export MASTER_PORT"
+        ):
             this_step(TASK | {"MASTER_PORT": port, "SLURM_PROCID": "0"}).torch_variables()
         this_step(TASK | {"MASTER_PORT": port}).torch_variables()  # rank 3 connects to it
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"SLURM_NODEID": "3"}, {"SLURM_STEP_TASKS_PER_NODE": "2"}, {"SLURM_PROCID": "x"}, {"SLURM_STEP_NODELIST": "a"}]
+    "wrong",
+    [
+        {"SLURM_NODEID": "3"},
+        {"SLURM_STEP_TASKS_PER_NODE": "2"},
+        {"SLURM_PROCID": "x"},
+        {"SLURM_STEP_NODELIST": "a"},
+    ],
 )
 def test_variables_that_do_not_fit_are_refused(wrong: dict[str, str]) -> None:
     """A wrapper that passes on a part of them, or those of another step."""
@@ -89,10 +107,14 @@ def test_variables_that_do_not_fit_are_refused(wrong: dict[str, str]) -> None:
         this_step(TASK | wrong)
 
 
-def test_a_node_without_an_address_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_an_address_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither the name service nor Slurm knows it."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EngineError, match=r"Node nowhere\.invalid is this Slurm job's first.*export MASTER_ADDR"):
+    with pytest.raises(
+        EngineError, match=r"Node nowhere\.invalid is this Slurm job's first.*export MASTER_ADDR"
+    ):
         this_step(TASK | {"SLURM_STEP_NODELIST": "nowhere.invalid,gpu[08-09]"})
 
 

@@ -1,4 +1,6 @@
-"""The page of a classifier's test: exact counts over all ranks, scores, calibration, and the worst samples as pictures."""
+"""The page of a classifier's test:
+exact counts over all ranks, scores, calibration, and the worst samples as pictures.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def classifier() -> Found:
     """Return a linear classifier, always the same."""
     task = Found(nn.Sequential(nn.Flatten(), nn.Linear(60, 3)), partial(torch.optim.SGD, lr=0.1))
     with torch.no_grad():
-        task.model[1].weight.copy_(torch.randn(3, 60, generator=torch.Generator().manual_seed(2)) / 8)
+        task.model[1].weight.copy_(
+            torch.randn(3, 60, generator=torch.Generator().manual_seed(2)) / 8
+        )
         task.model[1].bias.zero_()
     return task
 
@@ -91,7 +95,9 @@ def test_the_worst_samples_are_named(tmp_path: Path) -> None:
     """Those with the largest losses of all ranks, the largest first, with file and picture."""
     results, data = results_of(tmp_path, 2), Pictures(31)
     with torch.no_grad():
-        losses = nn.functional.cross_entropy(classifier().eval()(data.images), torch.arange(31) % 3, reduction="none")
+        losses = nn.functional.cross_entropy(
+            classifier().eval()(data.images), torch.arange(31) % 3, reduction="none"
+        )
     order = losses.argsort(descending=True)[:24].tolist()
     assert [sample.name for sample in results.worst] == [f"{i}.png" for i in order]
     assert results.worst[0].loss == pytest.approx(losses.max().item())
@@ -99,10 +105,19 @@ def test_the_worst_samples_are_named(tmp_path: Path) -> None:
 
 
 def test_a_page_is_left(tmp_path: Path) -> None:
-    """It holds all parts, names of classes, and pictures as data: nothing is loaded from elsewhere."""
+    """It holds all parts, names of classes, and pictures as data:
+    nothing is loaded from elsewhere.
+    """
     results_of(tmp_path, 1)
     text = (tmp_path / "reports" / "test.html").read_text()
-    for part in ("Confusion", "Scores by class", "Calibration", "Worst samples", "calibration error", "emu, predicted"):
+    for part in (
+        "Confusion",
+        "Scores by class",
+        "Calibration",
+        "Worst samples",
+        "calibration error",
+        "emu, predicted",
+    ):
         assert part in text
     assert text.count('<img src="data:image/png;base64,') == 24
 
@@ -118,8 +133,12 @@ def test_calibration_error_is_that_of_its_definition() -> None:
 
 def test_a_class_that_never_occurs_has_no_scores() -> None:
     """It neither divides by zero nor counts as bad."""
-    (_, never) = Classified(["a", "b"], np.array([[3.0, 0.0], [0.0, 0.0]]), np.zeros((3, 15)), []).scores()
-    assert never.count == 0 and all(score != score for score in (never.precision, never.recall, never.f1))
+    _, never = Classified(
+        ["a", "b"], np.array([[3.0, 0.0], [0.0, 0.0]]), np.zeros((3, 15)), []
+    ).scores()
+    assert never.count == 0 and all(
+        score != score for score in (never.precision, never.recall, never.f1)
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

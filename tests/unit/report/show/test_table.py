@@ -22,10 +22,14 @@ from trainkit.run.state import read_state, write_state
 MONITOR = "callbacks: {checkpoint: {monitor: val/acc, mode: max}}\n"
 
 
-def add_run(folder: Path, lr: str, values: list[float], state: str = "done", error: str = "") -> None:
+def add_run(
+    folder: Path, lr: str, values: list[float], state: str = "done", error: str = ""
+) -> None:
     """Write what a run leaves."""
     (folder / ".hydra").mkdir(parents=True)
-    (folder / ".hydra" / "overrides.yaml").write_text(f"- conf=mlp\n- optimizer.lr={lr}\n- run_dir={folder}\n- seed=3\n")
+    (folder / ".hydra" / "overrides.yaml").write_text(
+        f"- conf=mlp\n- optimizer.lr={lr}\n- run_dir={folder}\n- seed=3\n"
+    )
     if values:
         rows = "".join(f"{i},{10 * i},{value}\n" for i, value in enumerate(values))
         (folder / "metrics.csv").write_text("epoch,step,val/acc\n" + rows)
@@ -45,7 +49,9 @@ def top(tmp_path: Path) -> Path:
 
 
 def test_runs_are_found_and_compared(top: Path) -> None:
-    """Also a run that failed before it logged anything; numbers sort as numbers; the best run has a mark."""
+    """Also a run that failed before it logged anything; numbers sort as numbers;
+    the best run has a mark.
+    """
     found = find_runs(top)
     assert [run.name for run in found] == ["one", "sweep1/9", "sweep1/10"]
     grid = table_of(found, goal_of(found))
@@ -55,7 +61,9 @@ def test_runs_are_found_and_compared(top: Path) -> None:
         ("sweep1/9", "0.5", "-", "-", "0", "failed"),
         ("sweep1/10 *", "0.123457", "0.8", "0.9", "3", "done"),
     ]
-    assert command_of(found[2]) == "python -m trainkit fit conf=mlp optimizer.lr=0.12345678901 seed=3"
+    assert (
+        command_of(found[2]) == "python -m trainkit fit conf=mlp optimizer.lr=0.12345678901 seed=3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,21 +76,27 @@ def test_runs_are_found_and_compared(top: Path) -> None:
     ],
 )
 def test_runs_are_sorted(key: str, names: list[str], top: Path) -> None:
-    """Best first by a monitored metric, those without it last; by a setting small ones first, or large ones."""
+    """Best first by a monitored metric, those without it last;
+    by a setting small ones first, or large ones.
+    """
     found = find_runs(top)
     assert [run.name for run in sort_runs(found, key, goal_of(found))] == names
 
 
 def test_a_resumed_run_is_repeated_from_its_first_start(tmp_path: Path) -> None:
-    """With what was typed at both starts; what only resumes it, or belongs to a search, is left out."""
+    """With what was typed at both starts;
+    what only resumes it, or belongs to a search, is left out.
+    """
     add_run(tmp_path / "a", "0.1", [0.5])
     file = tmp_path / "a" / ".hydra" / "overrides.yaml"
     now = ["conf=mlp", "ckpt_path=last", "resume=auto", "optimizer=adamw", "trainer.max_epochs=9"]
     typed = joined(["conf=mlp", "optimizer.lr=0.1", "optimizers.n=2", "seed=3", "data=x"], now)
     file.write_text("".join(f"- {line}\n" for line in [*typed, "callbacks.tune={}"]))
     (run,) = find_runs(tmp_path)
-    assert command_of(run) == (
-        "python -m trainkit fit conf=mlp optimizers.n=2 seed=3 data=x optimizer=adamw trainer.max_epochs=9"
+    assert (
+        command_of(run)
+        == "python -m trainkit fit conf=mlp optimizers.n=2 seed=3 data=x optimizer=adamw"
+        " trainer.max_epochs=9"
     )
 
 
@@ -111,7 +125,9 @@ def test_the_table_of_a_search_has_what_was_searched(tmp_path: Path) -> None:
         ("ray", "python", " launcher=ray launcher.num_workers=2"),
     ],
 )
-def test_a_run_is_repeated_on_its_ranks(launcher: str, start: str, end: str, tmp_path: Path) -> None:
+def test_a_run_is_repeated_on_its_ranks(
+    launcher: str, start: str, end: str, tmp_path: Path
+) -> None:
     """Fewer ranks would have another batch and rate."""
     add_run(tmp_path / "a", "0.1", [0.5])
     progress = Progress(Moment.now(), "host", 1, None, launcher=launcher, hosts={"host": [0, 1]})
@@ -174,7 +190,11 @@ def test_the_command_prints_json(top: Path, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_a_wrong_request_is_explained(
-    typed: list[str], said: str, top: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    typed: list[str],
+    said: str,
+    top: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Exit code 2, and what to give."""
     monkeypatch.chdir(top.parent)
@@ -190,7 +210,9 @@ def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> Non
     holder = {"host": "elsewhere", "pid": 1, "birth": "x"}
     (tmp_path / ".lock").write_text(json.dumps(holder))
     assert read_state(tmp_path).name == "running"  # another host's process cannot be seen
-    (tmp_path / ".lock").write_text(json.dumps(holder | {"host": socket.gethostname(), "pid": os.getpid()}))
+    (tmp_path / ".lock").write_text(
+        json.dumps(holder | {"host": socket.gethostname(), "pid": os.getpid()})
+    )
     assert read_state(tmp_path).name == "killed"  # another process had this number
     (tmp_path / "state.json").write_text("{")
     assert read_state(tmp_path).name == "-"

@@ -27,9 +27,23 @@ from trainkit.run.state import write_state
 
 def progress(**changed: Any) -> Progress:
     """Return the progress of a job of two hosts; rank 0 is this process."""
-    current = Progress(Moment.now(), socket.gethostname(), os.getpid(), birth(os.getpid()), hosts={"a": [0, 1], "b": [2]})
-    known: dict[str, Any] = {"step": 30, "total_steps": 120, "epoch": 1, "max_epochs": 4, "steps_per_s": 2.0}
-    return dataclasses.replace(current, **known | {"samples_per_s": 64.0, "seconds_left": 45.0} | changed)
+    current = Progress(
+        Moment.now(),
+        socket.gethostname(),
+        os.getpid(),
+        birth(os.getpid()),
+        hosts={"a": [0, 1], "b": [2]},
+    )
+    known: dict[str, Any] = {
+        "step": 30,
+        "total_steps": 120,
+        "epoch": 1,
+        "max_epochs": 4,
+        "steps_per_s": 2.0,
+    }
+    return dataclasses.replace(
+        current, **known | {"samples_per_s": 64.0, "seconds_left": 45.0} | changed
+    )
 
 
 def ended_process() -> tuple[int, str]:
@@ -49,7 +63,9 @@ def state_of(folder: Path, current: Progress) -> tuple[str, str]:
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     """All of it, and without the keys that a later version adds."""
-    current = progress(starts=[Start(1.0, 0, 3, "start"), Start(2.0, 9, 2, "recovery")], num_starts=2)
+    current = progress(
+        starts=[Start(1.0, 0, 3, "start"), Start(2.0, 9, 2, "recovery")], num_starts=2
+    )
     write_progress(tmp_path, current)
     assert read_progress(tmp_path) == current
     content = json.loads((tmp_path / "progress.json").read_text())
@@ -60,24 +76,33 @@ def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_living_rank_0_runs_or_waits(tmp_path: Path) -> None:
-    """It waits once it has waited for others for longer than ten seconds, and than five usual steps."""
+    """It waits once it has waited for others for longer than ten seconds,
+    and than five usual steps.
+    """
     assert state_of(tmp_path, progress()) == ("running", "training")
     waits = {"waiting_for": "the sums of gradients"}
     assert state_of(tmp_path, progress(**waits, still_s=9.0))[0] == "running"
     state, why = state_of(tmp_path, progress(**waits, still_s=11.0))
-    assert (state, why) == ("waiting", "rank 0 has waited 11 s for other ranks (the sums of gradients)")
+    assert (state, why) == (
+        "waiting",
+        "rank 0 has waited 11 s for other ranks (the sums of gradients)",
+    )
     assert state_of(tmp_path, progress(**waits, still_s=11.0, steps_per_s=0.1))[0] == "running"
     assert state_of(tmp_path, progress(still_s=11.0))[0] == "running"  # a long step of its own
 
 
 def test_a_killed_process_is_lost(tmp_path: Path) -> None:
-    """Of this host by its number and birth, so that another process with its number is not taken for it."""
+    """Of this host by its number and birth,
+    so that another process with its number is not taken for it.
+    """
     pid, born = ended_process()
     assert state_of(tmp_path, progress(pid=pid, birth=born))[0] == "lost"
     assert state_of(tmp_path, progress(birth="another boot 1"))[0] == "lost"
 
 
-@pytest.mark.parametrize(("ended", "state"), [("done", "ended"), ("stopped", "stopped"), ("failed", "failed")])
+@pytest.mark.parametrize(
+    ("ended", "state"), [("done", "ended"), ("stopped", "stopped"), ("failed", "failed")]
+)
 def test_an_end_is_reported(ended: str, state: str, tmp_path: Path) -> None:
     """Although the process may live on, as a notebook does; a failure with its error."""
     assert state_of(tmp_path, progress(ended=ended, error="No room."))[0] == state
@@ -86,7 +111,9 @@ def test_an_end_is_reported(ended: str, state: str, tmp_path: Path) -> None:
 
 
 def test_another_host_is_judged_by_its_file(tmp_path: Path) -> None:
-    """A fresh file is a living process; an old one is watched, for the other clock may be behind, or ahead."""
+    """A fresh file is a living process;
+    an old one is watched, for the other clock may be behind, or ahead.
+    """
     other = {"host": "another-host", "pid": 1}
     boot, now = "another boot", time.time()
     assert state_of(tmp_path, progress(**other, written=Moment(now, 5.0, boot)))[0] == "running"
@@ -105,30 +132,44 @@ def test_another_host_is_judged_by_its_file(tmp_path: Path) -> None:
 
 
 def test_an_elastic_job_with_a_driver_that_answers_waits(tmp_path: Path) -> None:
-    """Rank 0 is gone, and the driver's port is open: the ranks are formed again; once it is closed, the job is lost."""
+    """Rank 0 is gone, and the driver's port is open: the ranks are formed again;
+    once it is closed, the job is lost.
+    """
     pid, born = ended_process()
     with socket.create_server(("127.0.0.1", 0)) as driver:
         address = f"127.0.0.1:{driver.getsockname()[1]}"
         current = progress(pid=pid, birth=born, job="now", driver=address, ended="ranks changed")
-        assert state_of(tmp_path, current) == ("waiting", f"the job's driver ({address}) forms the ranks again")
+        assert state_of(tmp_path, current) == (
+            "waiting",
+            f"the job's driver ({address}) forms the ranks again",
+        )
     assert state_of(tmp_path, current)[0] == "lost"
     write_state(tmp_path, "failed", "No rank is left.")
     assert state_of(tmp_path, current) == ("failed", "No rank is left.")
 
 
 def test_a_run_that_has_not_trained_yet_starts(tmp_path: Path) -> None:
-    """There is a lock, and no progress; without a holder the run was lost, or failed before its first step."""
-    (tmp_path / ".lock").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "birth": birth(os.getpid())}))
+    """There is a lock, and no progress;
+    without a holder the run was lost, or failed before its first step.
+    """
+    (tmp_path / ".lock").write_text(
+        json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "birth": birth(os.getpid())})
+    )
     assert read_status(tmp_path).state == "starting"
     (tmp_path / ".lock").write_text("")
     assert read_status(tmp_path).state == "lost"
     write_state(tmp_path, "failed", "data.root does not exist.")
-    assert (read_status(tmp_path).state, read_status(tmp_path).why) == ("failed", "data.root does not exist.")
+    assert (read_status(tmp_path).state, read_status(tmp_path).why) == (
+        "failed",
+        "data.root does not exist.",
+    )
 
 
 def test_a_run_that_is_started_again_starts(tmp_path: Path) -> None:
     """Another process holds the folder, and progress.json is still of the former."""
-    (tmp_path / ".lock").write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "birth": birth(os.getpid())}))
+    (tmp_path / ".lock").write_text(
+        json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "birth": birth(os.getpid())})
+    )
     pid, born = ended_process()
     for ended in ("stopped", ""):
         assert state_of(tmp_path, progress(pid=pid, birth=born, ended=ended))[0] == "starting"
@@ -139,9 +180,15 @@ def test_alerts_come_from_all_ranks_in_order(tmp_path: Path) -> None:
     write_progress(tmp_path, progress())
     logs = tmp_path / "logs"
     logs.mkdir()
-    (logs / "alerts-rank1.jsonl").write_text('{"unix_s": 2.0, "step": 9, "rank": 1, "kind": "spike", "text": "s"}\n{"unix')
-    (logs / "alerts-rank0.jsonl").write_text('{"unix_s": 1.0, "step": 8, "rank": 0, "kind": "straggler", "text": "r"}\n')
-    (logs / "stacks-rank1-77.txt").write_text("rank 1, process 77, after step 9: waits for no rank\n\nThread")
+    (logs / "alerts-rank1.jsonl").write_text(
+        '{"unix_s": 2.0, "step": 9, "rank": 1, "kind": "spike", "text": "s"}\n{"unix'
+    )
+    (logs / "alerts-rank0.jsonl").write_text(
+        '{"unix_s": 1.0, "step": 8, "rank": 0, "kind": "straggler", "text": "r"}\n'
+    )
+    (logs / "stacks-rank1-77.txt").write_text(
+        "rank 1, process 77, after step 9: waits for no rank\n\nThread"
+    )
     (tmp_path / "capsules" / "step=12-rank=1").mkdir(parents=True)
     found = read_status(tmp_path)
     assert [alert.kind for alert in found.alerts] == ["straggler", "spike", "stall", "capsule"]
@@ -152,9 +199,14 @@ def test_alerts_come_from_all_ranks_in_order(tmp_path: Path) -> None:
 def test_a_fit_writes_what_is_read(tmp_path: Path) -> None:
     """From Python too; a resumed one continues the list of starts, a new one begins it."""
     for epochs, starts in ((1, ["start"]), (2, ["start", "resume"])):
-        quiet(tmp_path, max_epochs=epochs, enable_checkpointing=True).fit(Line(), loader(12), ckpt_path="auto")
+        quiet(tmp_path, max_epochs=epochs, enable_checkpointing=True).fit(
+            Line(), loader(12), ckpt_path="auto"
+        )
         found = read_status(tmp_path)
-        assert found.progress is not None and (found.state, found.progress.ended) == ("ended", "done")
+        assert found.progress is not None and (found.state, found.progress.ended) == (
+            "ended",
+            "done",
+        )
         assert [start.how for start in found.progress.starts] == starts
         assert (found.progress.step, found.progress.total_steps) == (3 * epochs, 3 * epochs)
         assert found.checkpoints[-1].step == 3 * epochs
@@ -210,7 +262,9 @@ def test_a_quick_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
     """A path that is missing, a file, a folder of runs: each with what to give."""
-    with pytest.raises(ConfigError, match=r"missing does not exist\. Give a run's folder.*trainkit runs"):
+    with pytest.raises(
+        ConfigError, match=r"missing does not exist\. Give a run's folder.*trainkit runs"
+    ):
         check_folder(tmp_path / "missing")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file is a file"):
@@ -233,7 +287,9 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
         (["a", "--wach"], "'--wach' is no setting of status"),
     ],
 )
-def test_mistakes_are_explained(words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_explained(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Exit code 2, and what is legal."""
     write_progress(tmp_path, progress())
     given = [str(tmp_path) if word == "a" else word for word in words] or ["every_s=1"]
@@ -241,7 +297,9 @@ def test_mistakes_are_explained(words: list[str], text: str, tmp_path: Path, cap
     assert text in capsys.readouterr().err
 
 
-def test_watch_prints_lines_and_ends_with_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_prints_lines_and_ends_with_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without a terminal: a line for each look; as JSON an object for each."""
     write_progress(tmp_path, progress(ended="done"))
     assert command.main("status", [str(tmp_path), "--watch"]) == 0
@@ -254,8 +312,13 @@ def test_watch_prints_lines_and_ends_with_the_run(tmp_path: Path, capsys: pytest
 def test_the_table_says_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Step, time left, hosts, starts, goodput, process."""
     starts = [Start(1.0, 0, 3, "start"), Start(2.0, 9, 2, "recovery")]
-    write_progress(tmp_path, progress(starts=starts, num_starts=2, launcher="horovodrun", engine="horovod", job="now"))
-    (tmp_path / "goodput.json").write_text(json.dumps({"goodput": 0.5, "seconds": {"steps": 50, "saving": 50}}))
+    write_progress(
+        tmp_path,
+        progress(starts=starts, num_starts=2, launcher="horovodrun", engine="horovod", job="now"),
+    )
+    (tmp_path / "goodput.json").write_text(
+        json.dumps({"goodput": 0.5, "seconds": {"steps": 50, "saving": 50}})
+    )
     assert command.main("status", [str(tmp_path)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     for text in (
@@ -272,4 +335,10 @@ def test_the_table_says_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_durations() -> None:
     """Two units at most."""
-    assert [duration(s) for s in (0.4, 59, 61, 3660, 90000)] == ["0 s", "59 s", "1 min 1 s", "1 h 1 min", "1 d 1 h"]
+    assert [duration(s) for s in (0.4, 59, 61, 3660, 90000)] == [
+        "0 s",
+        "59 s",
+        "1 min 1 s",
+        "1 h 1 min",
+        "1 d 1 h",
+    ]

@@ -25,17 +25,21 @@ _LONGEST_S = 10.0  # maximum time between two notes
 
 @checked
 class Watchdog(Callback):
-    """Detects a rank that hangs (in an endless loop, in a read that never returns, frozen) while others wait for it.
+    """Detects a rank that hangs (in an endless loop, in a read that never returns, frozen) while
+    others wait for it.
 
-    Then every responsive rank writes the stacks of its threads to `<run_dir>/logs/stacks-rank<N>-<process>.txt`, and the run
-    ends with an error that names the hung rank, its host, its step, and the collective in which the others wait. In an elastic
-    job the launcher replaces the hung rank instead, and the others continue.
+    Then every responsive rank writes the stacks of its threads to
+    `<run_dir>/logs/stacks-rank<N>-<process>.txt`, and the run ends with an error that names the
+    hung rank, its host, its step, and the collective in which the others wait. In an elastic job
+    the launcher replaces the hung rank instead, and the others continue.
 
-    It costs a counter increment at each hook, and a thread that writes a line each `stall_timeout_s` / 8 (10 s at most).
+    It costs a counter increment at each hook, and a thread that writes a line each
+    `stall_timeout_s` / 8 (10 s at most).
 
     Args:
-        stall_timeout_s: seconds that ranks may wait for one without progress. It must exceed any work that one rank does while
-            the others wait for it (a download, a long computation on rank 0 alone).
+        stall_timeout_s: seconds that ranks may wait for one without progress. It must exceed any
+            work that one rank does while the others wait for it (a download, a long computation on
+            rank 0 alone).
     """
 
     config_key = "callbacks.watchdog"
@@ -51,7 +55,10 @@ class Watchdog(Callback):
         self._engine = trainer.engine
         self._watch = _Watch(trainer.engine, folder, self.stall_timeout_s)
         self._count_progress(trainer)
-        if not trainer.engine.heartbeat.watch(self.stall_timeout_s, self._watch.dump) and trainer.world_size > 1:
+        if (
+            not trainer.engine.heartbeat.watch(self.stall_timeout_s, self._watch.dump)
+            and trainer.world_size > 1
+        ):
             self._watch.note(0.0)
             self._watch.start()
 
@@ -65,10 +72,12 @@ class Watchdog(Callback):
         here.step = trainer.global_step
         here.progress += 1
 
-    on_train_step_start = on_train_batch_start = on_after_backward = on_after_optimizer_step = on_train_step_end = (
+    on_train_step_start = on_train_batch_start = on_after_backward = on_after_optimizer_step = (
+        on_train_step_end
+    ) = _count_progress
+    on_validation_batch_start = on_validation_end = on_save_checkpoint = on_save_checkpoint_end = (
         _count_progress
     )
-    on_validation_batch_start = on_validation_end = on_save_checkpoint = on_save_checkpoint_end = _count_progress
 
 
 class _Watch:
@@ -82,7 +91,9 @@ class _Watch:
 
     def start(self) -> None:
         """Watch in a thread."""
-        self._thread = start_thread("watchdog", self._run, printed("The watchdog continues.", retry_s=self._rounds_s))
+        self._thread = start_thread(
+            "watchdog", self._run, printed("The watchdog continues.", retry_s=self._rounds_s)
+        )
 
     def stop(self) -> None:
         """End the thread; do not wait for it."""
@@ -92,7 +103,9 @@ class _Watch:
         """Write where this rank is, and for how many seconds it has been stuck."""
         here = self._engine.heartbeat
         waiting = here.waiting
-        self._notes.write(here.step, waiting, self._engine.heartbeat.outstanding() if waiting else [], still_s)
+        self._notes.write(
+            here.step, waiting, self._engine.heartbeat.outstanding() if waiting else [], still_s
+        )
 
     def _run(self) -> None:
         here = self._engine.heartbeat
@@ -107,19 +120,27 @@ class _Watch:
                 continue
             stall = find_stall(notes, silent, self._engine.ranks.world_size, self._timeout_s)
             if stall is not None and not self._ended.is_set():
-                speaking = [note for rank, note in sorted(notes.items()) if silent[rank] < self._timeout_s]
-                self._end(stall, speaking, first=next(note.rank for note in speaking if note.waiting))
+                speaking = [
+                    note for rank, note in sorted(notes.items()) if silent[rank] < self._timeout_s
+                ]
+                self._end(
+                    stall, speaking, first=next(note.rank for note in speaking if note.waiting)
+                )
 
     def dump(self) -> None:
         """Write the stacks of all threads, and what this rank waits for."""
         here = self._engine.heartbeat
         with self._stacks(self._engine.ranks.rank, os.getpid()).open("w") as file:
             what = (
-                f"waits for {here.waiting}: {', '.join(self._engine.heartbeat.outstanding()) or '-'}"
+                f"waits for {here.waiting}:"
+                f" {', '.join(self._engine.heartbeat.outstanding()) or '-'}"
                 if here.waiting
                 else "waits for no rank"
             )
-            file.write(f"rank {self._engine.ranks.rank}, process {os.getpid()}, after step {here.step}: {what}\n\n")
+            file.write(
+                f"rank {self._engine.ranks.rank}, process {os.getpid()}, after step {here.step}:"
+                f" {what}\n\n"
+            )
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
 
@@ -133,6 +154,8 @@ class _Watch:
             text = f"Error: {stall}\nThe stacks of all ranks: {self._folder}/stacks-*.txt"
             print(text, file=sys.stderr, flush=True)
         deadline = time.monotonic() + self._timeout_s
-        while time.monotonic() < deadline and not all(self._stacks(n.rank, n.pid).exists() for n in speaking):
+        while time.monotonic() < deadline and not all(
+            self._stacks(n.rank, n.pid).exists() for n in speaking
+        ):
             time.sleep(0.05)  # the launcher ends all ranks when the first one exits
         os._exit(1)  # the main thread cannot be reached

@@ -1,4 +1,6 @@
-"""tune: searches for the best settings of a config with Ray Tune, and prints a table of the trials and the best command."""
+"""tune: searches for the best settings of a config with Ray Tune,
+and prints a table of the trials and the best command.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Search: conf=NAME search.KEY=FUNCTION(...) [search.NAME=...] [overrides]; return the exit code."""
+    """Search: conf=NAME search.KEY=FUNCTION(...) [search.NAME=...] [overrides];
+    return the exit code.
+    """
     return main_alone(arguments or ["--help"], help_text(command, USAGE), lambda: _work(arguments))
 
 
@@ -39,13 +43,21 @@ def _work(arguments: Sequence[str]) -> None:
     settings = _with_goal(settings, job.config)
     folder = Path(job.config["run_dir"]).absolute()
     if any(path.name.isdigit() for path in folder.glob("*")):
-        raise ConfigError(f"run_dir is {short(folder)}, which holds the trials of another search. Choose a new folder.")
-    trainer, own = job.config["trainer"], [word for word in words if not word.lstrip("+").startswith("run_dir=")]
+        raise ConfigError(
+            f"run_dir is {short(folder)}, which holds the trials of another search. Choose a new"
+            " folder."
+        )
+    trainer, own = (
+        job.config["trainer"],
+        [word for word in words if not word.lstrip("+").startswith("run_dir=")],
+    )
     max_epochs = trainer.get("max_epochs")
     request = Search(own, space, settings, max_epochs, trainer.get("max_steps"), folder)
     console = console_of()
     console.print(
-        f"search  {settings.metric} ({settings.mode}), scheduler {settings.scheduler}: {short(folder)}", soft_wrap=True
+        f"search  {settings.metric} ({settings.mode}), scheduler {settings.scheduler}:"
+        f" {short(folder)}",
+        soft_wrap=True,
     )
     num_trials = search(request, lambda line: print(line, flush=True))
     runs = [read_any(folder / str(place), str(place)) for place in range(num_trials)]
@@ -58,31 +70,38 @@ def _composed(words: Sequence[str]) -> Job:
     jobs: list[Job] = []
     compose.run("fit", words, True, jobs.append)
     if len(jobs) != 1:
-        raise ConfigError("tune takes no flags of Hydra; a search is written search.KEY=FUNCTION(...).")
+        raise ConfigError(
+            "tune takes no flags of Hydra; a search is written search.KEY=FUNCTION(...)."
+        )
     return jobs[0]
 
 
 def _with_goal(settings: SearchSettings, config: dict[str, Any]) -> SearchSettings:
-    """Return the settings with metric and mode; those that are not given come from the callback that monitors a value."""
+    """Return the settings with metric and mode;
+    those that are not given come from the callback that monitors a value.
+    """
     sweep: Any = importlib.import_module("trainkit.config.sweep")
     monitored, mode = sweep.metric_of(
         config if settings.metric is None else {**config, "optimized_metric": settings.metric}, {}
     )
     if monitored is None:
         raise ConfigError(
-            "search.metric is missing: no callback of the config monitors a value. Give it: search.metric=val/loss."
+            "search.metric is missing: no callback of the config monitors a value. Give it:"
+            " search.metric=val/loss."
         )
     mode = settings.mode or mode
     if mode is None:
         raise ConfigError(
-            f"search.mode is missing: no callback monitors {monitored}, so it is unknown whether a small or a large value is "
-            "good. Give search.mode=min or max."
+            f"search.mode is missing: no callback monitors {monitored}, so it is unknown whether a"
+            " small or a large value is good. Give search.mode=min or max."
         )
     return dataclasses.replace(settings, metric=monitored, mode=mode)
 
 
 def repeat_of(request: Search, values: Sequence[str]) -> str:
-    """Return the command of a run with a trial's values, on as many ranks with the same resources."""
+    """Return the command of a run with a trial's values,
+    on as many ranks with the same resources.
+    """
     settings, ranks = request.settings, []
     if settings.num_workers > 1:
         # An override joins a mapping to the config's own, in which a rank takes a CPU.
@@ -100,8 +119,13 @@ def _show(runs: Sequence[FinishedRun], goal: Goal, request: Search) -> None:
     failed = [run for run in runs if run.state.name != "done"]
     if best is not None:
         values = [f"{key}={best.overrides[key]}" for key in request.space if key in best.overrides]
-        console.print(f"best    trial {best.name}: {goal.metric} = {number(goal.last(best))}", soft_wrap=True)
+        console.print(
+            f"best    trial {best.name}: {goal.metric} = {number(goal.last(best))}", soft_wrap=True
+        )
         print(f"repeat  {repeat_of(request, values)}", flush=True)
     if failed:
         text = failed[0].state.error.strip().partition("\n")[0]
-        raise TrainkitError(f"{len(failed)} of {plural(len(runs), 'trial')} failed; the first (trial {failed[0].name}): {text}")
+        raise TrainkitError(
+            f"{len(failed)} of {plural(len(runs), 'trial')} failed; the first (trial"
+            f" {failed[0].name}): {text}"
+        )

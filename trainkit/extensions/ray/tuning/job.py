@@ -1,4 +1,6 @@
-"""One job inside a trial: a fit in processes of its own, one or several, which report to the trial (launch/trial.py)."""
+"""One job inside a trial: a fit in processes of its own, one or several,
+which report to the trial (launch/trial.py).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from trainkit.launch.environment import without_launcher
 from trainkit.launch.overrides import ELASTIC
 from trainkit.safety.threads import start_thread
 
-Poll = Callable[[float], "int | None"]  # waits for so many seconds; returns the exit code of a job that has ended
+# waits for so many seconds; returns the exit code of a job that has ended
+Poll = Callable[[float], "int | None"]
 END_S = 60.0  # a run that is requested to stop ends within so long, or is killed
 
 
@@ -54,7 +57,9 @@ class TrialJob:
 
 
 def run_job(job: TrialJob, environ: Mapping[str, str], report: Report) -> int:
-    """Run a job to its end, passing its reports to `report`; return its exit code. If `report` raises, the job ends first."""
+    """Run a job to its end, passing its reports to `report`; return its exit code.
+    If `report` raises, the job ends first.
+    """
     ended: list[BaseException] = []
 
     def pass_on(metrics: dict[str, object], folder: str | None) -> bool:
@@ -81,7 +86,13 @@ def _in_one_process(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]
     own = without_launcher(environ)
     with job.output.open("ab") as output:
         process = subprocess.Popen(
-            job.command, cwd=job.folder, env=own, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            job.command,
+            cwd=job.folder,
+            env=own,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     reaper.tell("+", process.pid)
 
@@ -114,7 +125,13 @@ def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
                 words = ["python", *job.command[1:], ELASTIC]
                 output, run_dir = Output(None, False, file), str(job.output.parent)
                 code, _ = ranks.run_job(
-                    options, words, str(job.folder), run_dir, environ=environ, output=output, on_start=drivers.append
+                    options,
+                    words,
+                    str(job.folder),
+                    run_dir,
+                    environ=environ,
+                    output=output,
+                    on_start=drivers.append,
                 )
                 codes.append(code)
             except TrainkitError as error:

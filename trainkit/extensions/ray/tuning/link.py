@@ -1,11 +1,12 @@
 """The connection of a trial of Ray Tune and the job that it runs in processes of its own.
 
-The trial listens, and starts the job with two variables more: its address and a secret, drawn for one trial. Rank 0 connects,
-sends each report, and learns whether the trial continues.
+The trial listens, and starts the job with two variables more: its address and a secret, drawn for
+one trial. Rank 0 connects, sends each report, and learns whether the trial continues.
 
     rank 0 -> trial   SIGNATURE {"metrics": ..., "folder": ...}\\n        trial -> rank 0   SIGNATURE {"continues": ...}\\n
 
-Messages are signed (launch/elastic/signing.py) with their direction and number, so that none can be forged or repeated.
+Messages are signed (launch/elastic/signing.py) with their direction and number, so that none can be
+forged or repeated.
 """
 
 from __future__ import annotations
@@ -34,16 +35,25 @@ class TrialLink:
         self._file: BinaryIO = connection.makefile("rwb")  # type: ignore[assignment]
 
     def report(self, metrics: dict[str, Any], folder: str | None) -> bool:
-        """Send metrics and a checkpoint's folder, which the trial has copied on return; return whether the trial continues.
+        """Send metrics and a checkpoint's folder, which the trial has copied on return; return
+        whether the trial continues.
 
         Raises:
             EngineError: the trial's process has ended.
         """
         try:
-            _write(self._file, self._secret, "REPORT", self._number, {"metrics": metrics, "folder": folder})
+            _write(
+                self._file,
+                self._secret,
+                "REPORT",
+                self._number,
+                {"metrics": metrics, "folder": folder},
+            )
             answer = _read(self._file, self._secret, "ANSWER", self._number)
         except (OSError, ValueError) as error:
-            raise EngineError("The process of this trial has ended, and its job ends with it.") from error
+            raise EngineError(
+                "The process of this trial has ended, and its job ends with it."
+            ) from error
         self._number += 1
         return bool(answer["continues"])
 
@@ -81,10 +91,15 @@ class TrialServer:
         self._socket = socket.create_server((host, 0))
         self._socket.settimeout(_POLL_S)
         self._secret = new_secret()
-        self.variables = {_ADDRESS: f"{host}:{self._socket.getsockname()[1]}", _SECRET: self._secret}
+        self.variables = {
+            _ADDRESS: f"{host}:{self._socket.getsockname()[1]}",
+            _SECRET: self._secret,
+        }
 
     def serve(self, report: Report, is_running: Callable[[], bool]) -> None:
-        """Pass each report of the job to `report`, and its answer to the job, as long as the job runs."""
+        """Pass each report of the job to `report`, and its answer to the job,
+        as long as the job runs.
+        """
         while is_running():
             try:
                 connection, _ = self._socket.accept()
@@ -106,7 +121,13 @@ class TrialServer:
             except (OSError, ValueError):  # the job has ended, or this is no process of it
                 return
             connection.settimeout(None)
-            _write(file, self._secret, "ANSWER", number, {"continues": report(message["metrics"], message["folder"])})
+            _write(
+                file,
+                self._secret,
+                "ANSWER",
+                number,
+                {"continues": report(message["metrics"], message["folder"])},
+            )
             number += 1
 
 
@@ -122,7 +143,9 @@ def _write(file: BinaryIO, secret: str, kind: str, number: int, message: dict[st
 
 def _read(file: BinaryIO, secret: str, kind: str, number: int) -> dict[str, Any]:
     signature, _, body = file.readline().rstrip(b"\n").partition(b" ")
-    if not is_signed(secret, kind, _TARGET, _nonce(number), body, signature.decode("ascii", "replace")):
+    if not is_signed(
+        secret, kind, _TARGET, _nonce(number), body, signature.decode("ascii", "replace")
+    ):
         raise ValueError("the connection has ended, or the message is not signed")
     message: dict[str, Any] = json.loads(body)
     return message

@@ -1,6 +1,8 @@
-"""A search with Ray Tune: settings and space -> a Tuner of trials (trainable.py), each a run in a folder of its own.
+"""A search with Ray Tune: settings and space -> a Tuner of trials (trainable.py), each a run in a
+folder of its own.
 
-search -> Tuner.fit -> trial, trial, ... -> the number of trials; the runs' folders hold the rest (report/show)
+search -> Tuner.fit -> trial, trial, ... -> the number of trials; the runs' folders hold the rest
+(report/show)
 """
 
 from __future__ import annotations
@@ -53,12 +55,15 @@ def search(request: Search, say: Callable[[str], None]) -> int:
     Raises:
         ConfigError: Ray is not installed, its cluster cannot be reached or has no room for a trial.
     """
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # each run writes its own curves
+    # each run writes its own curves
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # without Tune's tables
     tune, settings = load_tune(), request.settings
     start_ray(settings)
     resources = settings.resources
-    trainable = make_trial(request.words, settings.num_workers, resources, settings.metric, request.folder)
+    trainable = make_trial(
+        request.words, settings.num_workers, resources, settings.metric, request.folder
+    )
     basic = importlib.import_module("ray.tune.search.basic_variant").BasicVariantGenerator
     space = {key: _domain(tune, drawn) for key, drawn in request.space.items()}
     tuner = tune.Tuner(
@@ -68,7 +73,9 @@ def search(request: Search, say: Callable[[str], None]) -> int:
             metric=settings.metric,
             mode=settings.mode,
             num_samples=settings.num_samples,
-            search_alg=basic(random_state=settings.seed, max_concurrent=settings.max_concurrent or 0),
+            search_alg=basic(
+                random_state=settings.seed, max_concurrent=settings.max_concurrent or 0
+            ),
             scheduler=_scheduler(request, space),
         ),
         run_config=tune.RunConfig(
@@ -83,28 +90,37 @@ def search(request: Search, say: Callable[[str], None]) -> int:
 
 
 def start_ray(settings: SearchSettings) -> None:
-    """Connect to the cluster of RAY_ADDRESS, or start one on this host; refuse trials that it has no room for.
+    """Connect to the cluster of RAY_ADDRESS, or start one on this host; refuse trials that it has
+    no room for.
 
     Raises:
         ConfigError: the cluster cannot be reached, or no node has the resources of a rank.
     """
     ray = connect_ray("A search")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(all(node.get(name, 0) >= number for name, number in settings.resources.items()) for node in nodes):
+    if not any(
+        all(node.get(name, 0) >= number for name, number in settings.resources.items())
+        for node in nodes
+    ):
         names = ("CPU", "GPU", *settings.resources)
         there = "; ".join(
-            ", ".join(f"{name}: {node[name]:g}" for name in dict.fromkeys(names) if name in node) for node in nodes
+            ", ".join(f"{name}: {node[name]:g}" for name in dict.fromkeys(names) if name in node)
+            for node in nodes
         )
         raise ConfigError(
-            f"search.resources is {dict(settings.resources)}, and no node of the cluster has so much: {there}. Ask for less, "
-            "or add nodes."
+            f"search.resources is {dict(settings.resources)}, and no node of the cluster has so"
+            f" much: {there}. Ask for less, or add nodes."
         )
 
 
 def _domain(tune: Any, drawn: Drawn) -> Any:
     if drawn.function in ("choice", "grid"):
-        return (tune.choice if drawn.function == "choice" else tune.grid_search)(list(drawn.arguments))
-    return getattr(tune, "randn" if drawn.function == "normal" else drawn.function)(*drawn.arguments)
+        return (tune.choice if drawn.function == "choice" else tune.grid_search)(
+            list(drawn.arguments)
+        )
+    return getattr(tune, "randn" if drawn.function == "normal" else drawn.function)(
+        *drawn.arguments
+    )
 
 
 def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
@@ -116,7 +132,10 @@ def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
     if settings.scheduler == "asha":
         most = request.max_epochs if request.max_epochs is not None else request.max_steps
         if most is None:
-            raise ConfigError("search.scheduler is asha, which needs the length of a run: set trainer.max_epochs or max_steps.")
+            raise ConfigError(
+                "search.scheduler is asha, which needs the length of a run: set trainer.max_epochs"
+                " or max_steps."
+            )
         return module.ASHAScheduler(
             time_attr="epoch" if by_epochs else "step",
             max_t=most,
@@ -124,7 +143,10 @@ def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
             reduction_factor=settings.reduction_factor,
         )
     if grid := [key for key, drawn in request.space.items() if drawn.function == "grid"]:
-        raise ConfigError(f"search.{grid[0]} is a grid, and search.scheduler=pbt changes values as it runs. Use choice(...).")
+        raise ConfigError(
+            f"search.{grid[0]} is a grid, and search.scheduler=pbt changes values as it runs. Use"
+            " choice(...)."
+        )
     return module.PopulationBasedTraining(
         time_attr="epoch" if by_epochs else "step",
         perturbation_interval=settings.interval,
@@ -143,11 +165,15 @@ def _printer(tune: Any, settings: SearchSettings, say: Callable[[str], None]) ->
     class Printer(tune.Callback):  # type: ignore[misc]
         """See _printer."""
 
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        def on_trial_complete(
+            self, iteration: int, trials: list[Any], trial: Any, **info: Any
+        ) -> None:
             epoch = (trial.last_result or {}).get("epoch")
             say(f"trial {number_of(trial.trial_id)} ended after epoch {epoch}{value(trial)}")
 
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        def on_trial_error(
+            self, iteration: int, trials: list[Any], trial: Any, **info: Any
+        ) -> None:
             say(f"trial {number_of(trial.trial_id)} failed")
 
     return Printer()

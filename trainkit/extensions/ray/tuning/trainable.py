@@ -1,8 +1,11 @@
-"""trial: a run of trainkit as a trainable of Ray Tune; keys of `param_space` are overrides of its config.
+"""trial: a run of trainkit as a trainable of Ray Tune; keys of `param_space` are overrides of its
+config.
 
-    tuner = tune.Tuner(trial(["conf=mlp"]), param_space={"optimizer.lr": tune.loguniform(1e-4, 1e-1)}, tune_config=...)
+    tuner = tune.Tuner(trial(["conf=mlp"]), param_space={"optimizer.lr": tune.loguniform(1e-4,
+    1e-1)}, tune_config=...)
 
-A trial is an actor that starts the run in a process of its own, passes its reports to Tune, and ends with it.
+A trial is an actor that starts the run in a process of its own, passes its reports to Tune, and
+ends with it.
 """
 
 from __future__ import annotations
@@ -38,18 +41,22 @@ def trial(
     metric: str | None = None,
     folder: str | Path | None = None,
 ) -> Any:
-    """Return a trainable for `ray.tune.Tuner` that runs `python -m trainkit fit` with these overrides and a trial's values.
+    """Return a trainable for `ray.tune.Tuner` that runs `python -m trainkit fit` with these
+    overrides and a trial's values.
 
-    Each validation is reported with all logged values, `epoch`, `step` and a checkpoint. A trial that Tune starts from a
-    checkpoint (PBT, a search that resumes) continues there with its own values.
+    Each validation is reported with all logged values, `epoch`, `step` and a checkpoint. A trial
+    that Tune starts from a checkpoint (PBT, a search that resumes) continues there with its own
+    values.
 
     Args:
         overrides: as typed after `fit`, as ["conf=mlp", "trainer.max_epochs=5"].
-        num_workers: ranks of a trial, 1 or more; several are Horovod's, each in a bundle of the trial's placement group.
+        num_workers: ranks of a trial, 1 or more; several are Horovod's, each in a bundle of the
+            trial's placement group.
         resources_per_worker: of each rank; {"CPU": 1} by default.
-        metric: a value that each run must log, or it ends with an error that names the values that it has.
-        folder: holds a folder for each trial, by number: on several nodes a shared one. By default each run is in Tune's folder
-            of the trial.
+        metric: a value that each run must log, or it ends with an error that names the values that
+            it has.
+        folder: holds a folder for each trial, by number: on several nodes a shared one. By default
+            each run is in Tune's folder of the trial.
 
     Raises:
         ConfigError: Ray is not installed, or an argument is not legal.
@@ -57,25 +64,35 @@ def trial(
     tune = load_tune()
     resources = dict(options_of("", num_workers, resources_per_worker).resources)
     if not isinstance(num_workers, int):
-        raise ConfigError(f"num_workers is {show(num_workers)}; a trial has a fixed number of ranks, 1 or more.")
+        raise ConfigError(
+            f"num_workers is {show(num_workers)}; a trial has a fixed number of ranks, 1 or more."
+        )
     if not any(word.startswith("conf=") for word in overrides):
         raise ConfigError("trial: conf=NAME is missing in the overrides; as trial(['conf=mlp']).")
     report = ["_target_: trainkit.callbacks.TuneReport", *([f"metric: {metric}"] if metric else [])]
     words = [*overrides, f"callbacks.tune={{{', '.join(report)}}}"]
     place = None if folder is None else str(Path(folder).absolute())
     start = functools.partial(
-        _run, words=words, cwd=os.getcwd(), folder=place, num_workers=num_workers, resources=resources, path=_python_path()
+        _run,
+        words=words,
+        cwd=os.getcwd(),
+        folder=place,
+        num_workers=num_workers,
+        resources=resources,
+        path=_python_path(),
     )
     start.__name__ = "fit"  # type: ignore[attr-defined]  # in the names of Tune's folders
     trainable = _with_patience(start)
-    bundles = [resources] if num_workers == 1 else [{}, *[resources] * num_workers]  # the first one is the trial's own
+    # the first one is the trial's own
+    bundles = [resources] if num_workers == 1 else [{}, *[resources] * num_workers]
     return tune.with_resources(trainable, tune.PlacementGroupFactory(bundles))
 
 
 def _with_patience(start: Any) -> Any:
     """Return the function as a trainable that ends once its job has ended.
 
-    A trial that the scheduler ends would be killed in the middle of it: Tune's own trainable does not wait for its thread.
+    A trial that the scheduler ends would be killed in the middle of it: Tune's own trainable does
+    not wait for its thread.
     """
     wrap = importlib.import_module("ray.tune.trainable.function_trainable").wrap_function
 
@@ -117,7 +134,11 @@ def _run(
     tune = load_tune()
     ray = importlib.import_module("ray")
     context = tune.get_context()
-    run_dir = Path(context.get_trial_dir()) / "run" if folder is None else Path(folder) / number_of(context.get_trial_id())
+    run_dir = (
+        Path(context.get_trial_dir()) / "run"
+        if folder is None
+        else Path(folder) / number_of(context.get_trial_id())
+    )
     run_dir.mkdir(parents=True, exist_ok=True)
     own = [override(key, value) for key, value in config.items()]
     started_from = tune.get_checkpoint()
@@ -128,10 +149,17 @@ def _run(
     host = ray.util.get_node_ip_address()
     place = Path(cwd) if Path(cwd).is_dir() else run_dir
     job = TrialJob([*words, *own], place, output, num_workers, resources, host)
-    environ = {**os.environ, "PYTHONPATH": path, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    environ = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+    }
 
     def report(metrics: dict[str, Any], checkpoint: str | None) -> bool:
-        tune.report(metrics, checkpoint=None if checkpoint is None else tune.Checkpoint.from_directory(checkpoint))
+        tune.report(
+            metrics,
+            checkpoint=None if checkpoint is None else tune.Checkpoint.from_directory(checkpoint),
+        )
         return True
 
     size = output.stat().st_size if output.exists() else 0
@@ -150,7 +178,8 @@ def number_of(trial_id: str) -> str:
 
 def error_in(text: str, code: int) -> str:
     """Return why a run failed, from what it printed: its error, or the last lines."""
-    plain = re.sub(r"^\[[^\]\n]*\]<std(?:out|err)>:", "", text, flags=re.MULTILINE)  # the ranks' prefixes
+    # the ranks' prefixes
+    plain = re.sub(r"^\[[^\]\n]*\]<std(?:out|err)>:", "", text, flags=re.MULTILINE)
     plain = "\n".join(line for line in plain.splitlines() if not line.startswith("[elastic] "))
     if errors := list(re.finditer(r"^Error(?: on rank [^:\n]*)?: ", plain, re.MULTILINE)):
         return plain[errors[-1].end() :].strip()

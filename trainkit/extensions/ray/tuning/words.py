@@ -46,13 +46,16 @@ class Drawn:
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """The settings of a search. Those that are None have a default that depends on the config, or on Ray.
+    """The settings of a search. Those that are None have a default that depends on the config, or
+    on Ray.
 
     Attributes:
         num_samples: trials; with grid(...) so many for each of its combinations.
-        metric: the logged value that compares trials; by default what a callback of the config monitors.
+        metric: the logged value that compares trials; by default what a callback of the config
+            monitors.
         mode: "min" or "max".
-        scheduler: asha ends bad trials early, pbt copies good trials over bad ones, none lets all end.
+        scheduler: asha ends bad trials early, pbt copies good trials over bad ones, none lets all
+            end.
         max_concurrent: trials at a time; by default as many as the cluster has resources for.
         num_workers: ranks of a trial.
         resources: of each rank, as {"CPU": 1, "GPU": 1}.
@@ -80,7 +83,8 @@ _NAMES = tuple(SearchSettings.__dataclass_fields__)
 
 
 def read_search(words: Sequence[str]) -> tuple[SearchSettings, dict[str, Drawn], list[str]]:
-    """Return the settings, how each searched key is drawn, and the words that are no search's: the config's own.
+    """Return the settings, how each searched key is drawn, and the words that are no search's: the
+    config's own.
 
     Raises:
         ConfigError: a function or a setting is unknown, or its value is not legal.
@@ -93,7 +97,9 @@ def read_search(words: Sequence[str]) -> tuple[SearchSettings, dict[str, Drawn],
             continue
         key, equals, value = word.removeprefix(PREFIX).partition("=")
         if not equals or not value:
-            raise ConfigError(f"'{word}' has no value; write search.KEY=FUNCTION(...), as {_EXAMPLE}.")
+            raise ConfigError(
+                f"'{word}' has no value; write search.KEY=FUNCTION(...), as {_EXAMPLE}."
+            )
         if key in space or key in settings:
             raise ConfigError(f"search.{key} is given twice. Leave one out.")
         if key in _NAMES:
@@ -102,13 +108,15 @@ def read_search(words: Sequence[str]) -> tuple[SearchSettings, dict[str, Drawn],
             space[key] = _drawn(key, value)
     if not space:
         raise ConfigError(
-            f"There is nothing to search: give a key and how its values are drawn, as {_EXAMPLE} or "
-            "search.data.batch_size=choice(16,32,64)."
+            f"There is nothing to search: give a key and how its values are drawn, as {_EXAMPLE} or"
+            " search.data.batch_size=choice(16,32,64)."
         )
     fixed = {word.lstrip("+").partition("=")[0] for word in others}
     for key in space:
         if key in fixed:
-            raise ConfigError(f"{key} is searched by search.{key}, and set by {key}=... too. Leave one out.")
+            raise ConfigError(
+                f"{key} is searched by search.{key}, and set by {key}=... too. Leave one out."
+            )
     return SearchSettings(**settings), space, others
 
 
@@ -117,20 +125,30 @@ def _setting(key: str, value: str) -> Any:
     found: Any
     if key in _COUNTS or key == "seed":
         least = 0 if key == "seed" else 1
-        legal, found = f"a whole number, {least} or more", int(value) if value.isdecimal() and int(value) >= least else None
+        legal, found = (
+            f"a whole number, {least} or more",
+            int(value) if value.isdecimal() and int(value) >= least else None,
+        )
     elif key == "reduction_factor":
-        legal, found = "a whole number, 2 or more", int(value) if value.isdecimal() and int(value) >= 2 else None
+        legal, found = (
+            "a whole number, 2 or more",
+            int(value) if value.isdecimal() and int(value) >= 2 else None,
+        )
     elif key == "scheduler":
         legal, found = f"one of {', '.join(SCHEDULERS)}", value if value in SCHEDULERS else None
     elif key == "mode":
         legal, found = "min or max", value if value in ("min", "max") else None
     elif key == "resources":
-        legal, found = "resources of a rank with numbers above 0, as {CPU: 1, GPU: 0.5}", _resources(value)
+        legal, found = (
+            "resources of a rank with numbers above 0, as {CPU: 1, GPU: 0.5}",
+            _resources(value),
+        )
     else:
         return value
     if found is None:
         raise ConfigError(
-            f"search.{key} is '{value}'; it must be {legal}.{did_you_mean(value, SCHEDULERS) if key == 'scheduler' else ''}"
+            f"search.{key} is '{value}'; it must be"
+            f" {legal}.{did_you_mean(value, SCHEDULERS) if key == 'scheduler' else ''}"
         )
     return found
 
@@ -149,13 +167,14 @@ def _drawn(key: str, value: str) -> Drawn:
     if call is None:
         near = did_you_mean(key, _NAMES)
         raise ConfigError(
-            f"search.{key} is '{value}'; a searched key has a function ({', '.join(FUNCTIONS)}), as "
-            f"{_EXAMPLE}; and the settings of a search are {', '.join(_NAMES)}.{near}"
+            f"search.{key} is '{value}'; a searched key has a function ({', '.join(FUNCTIONS)}), as"
+            f" {_EXAMPLE}; and the settings of a search are {', '.join(_NAMES)}.{near}"
         )
     name, inner = call.groups()
     if name not in FUNCTIONS:
         raise ConfigError(
-            f"search.{key} is '{value}', and there is no function '{name}'.{did_you_mean(name, FUNCTIONS)} There are "
+            f"search.{key} is '{value}', and there is no function"
+            f" '{name}'.{did_you_mean(name, FUNCTIONS)} There are "
             f"{', '.join(f'{known}({arguments})' for known, (arguments, _, _) in FUNCTIONS.items())}."
         )
     arguments = tuple(_value(part) for part in _parts(inner))
@@ -170,7 +189,10 @@ def _drawn(key: str, value: str) -> Drawn:
 def _check_range(key: str, value: str, name: str, arguments: tuple[Any, ...]) -> None:
     kinds = int if name in ("randint", "lograndint") else (int, float)
     if any(isinstance(a, bool) or not isinstance(a, kinds) for a in arguments):
-        raise ConfigError(f"search.{key} is '{value}'; the arguments of {name} must be {'whole ' * (kinds is int)}numbers.")
+        raise ConfigError(
+            f"search.{key} is '{value}'; the arguments of {name} must be"
+            f" {'whole ' * (kinds is int)}numbers."
+        )
     if name != "normal" and arguments[0] >= arguments[1]:
         raise ConfigError(f"search.{key} is '{value}'; the first number must be below the second.")
     if name.startswith("log") and arguments[0] <= 0:

@@ -1,4 +1,6 @@
-"""Ways to shorten a recorded step, with the gain that the model of overlap.py predicts for each setting."""
+"""Ways to shorten a recorded step,
+with the gain that the model of overlap.py predicts for each setting.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,16 @@ class Advice:
 
 def advise(analysis: Analysis) -> list[Advice]:
     """Return advice, largest gain first; gains below one percent are left out."""
-    found = [*_data(analysis), *_waiting(analysis), *_sums(analysis), *_fewer_sums(analysis), *_rest(analysis)]
-    return sorted((advice for advice in found if advice.gain >= _LEAST_GAIN), key=lambda advice: -advice.gain)
+    found = [
+        *_data(analysis),
+        *_waiting(analysis),
+        *_sums(analysis),
+        *_fewer_sums(analysis),
+        *_rest(analysis),
+    ]
+    return sorted(
+        (advice for advice in found if advice.gain >= _LEAST_GAIN), key=lambda advice: -advice.gain
+    )
 
 
 def _gain(step_s: float, saved_s: float) -> float:
@@ -40,7 +50,8 @@ def _gain(step_s: float, saved_s: float) -> float:
 def _data(analysis: Analysis) -> Iterator[Advice]:
     step, wait = analysis.step_s, analysis.median("data")
     stalls = [outlier.total_s - step for outlier in analysis.outliers if outlier.part == "data"]
-    if len(stalls) > 1:  # a loader that falls behind stalls single steps, and the median of its waits may be zero
+    # a loader that falls behind stalls single steps, and the median of its waits may be zero
+    if len(stalls) > 1:
         lost = sum(stalls) / len(analysis.numbers)
         step, wait = step + lost, wait + lost
     if wait < _LEAST_GAIN * step:
@@ -49,30 +60,51 @@ def _data(analysis: Analysis) -> Iterator[Advice]:
     why = f"a step waits {ms(wait)} for the loader ({share(wait, step)})"
     if workers > 0:  # the loader limits: twice the workers halve a step, until nothing waits
         yield Advice(
-            f"data.num_workers={2 * workers}", f"{why}, with {workers} workers", _gain(step, min(wait, step / 2)), True
+            f"data.num_workers={2 * workers}",
+            f"{why}, with {workers} workers",
+            _gain(step, min(wait, step / 2)),
+            True,
         )
     else:
         setting = "data.num_workers=2 or more"
-        yield Advice(setting, f"{why}; no worker loads in parallel to training", _gain(step, wait), True)
+        yield Advice(
+            setting, f"{why}; no worker loads in parallel to training", _gain(step, wait), True
+        )
 
 
 def _waiting(analysis: Analysis) -> Iterator[Advice]:
     step, slow = analysis.step_s, analysis.slow
     if slow is not None:
-        waited = statistics.median(s.seconds["waiting"] for s in analysis.steps if s.rank != slow.rank)
+        waited = statistics.median(
+            s.seconds["waiting"] for s in analysis.steps if s.rank != slow.rank
+        )
         if slow.part in ("forward", "backward"):
-            why = f"rank {slow.rank} computes longest; it deals each rank samples by its speed, and the gradient stays"
+            why = (
+                f"rank {slow.rank} computes longest; it deals each rank samples by its speed, and"
+                " the gradient stays"
+            )
             yield Advice("callbacks=balance", why, _gain(step, _balanced_s(analysis)))
         why = f"it ends its backward {ms(slow.behind_s)} after the others"
-        yield Advice(f"make rank {slow.rank} on {slow.host} as fast as the others", why, _gain(step, waited), True)
+        yield Advice(
+            f"make rank {slow.rank} on {slow.host} as fast as the others",
+            why,
+            _gain(step, waited),
+            True,
+        )
 
 
 def _balanced_s(analysis: Analysis) -> float:
-    """Return the seconds that a step's slowest rank computes less if all compute equally long; see data/shares.py."""
+    """Return the seconds that a step's slowest rank computes less if all compute equally long;
+    see data/shares.py.
+    """
     dealt, ranks = analysis.abouts[0].dealt, [about.rank for about in analysis.abouts]
-    shares = [1] * len(ranks) if dealt == "even" else [int(dealt.split(":")[rank]) for rank in ranks]
+    shares = (
+        [1] * len(ranks) if dealt == "even" else [int(dealt.split(":")[rank]) for rank in ranks]
+    )
     own = [analysis.median("forward", rank) + analysis.median("backward", rank) for rank in ranks]
-    return max(own) - sum(shares) / sum(share / seconds for share, seconds in zip(shares, own, strict=True))
+    return max(own) - sum(shares) / sum(
+        share / seconds for share, seconds in zip(shares, own, strict=True)
+    )
 
 
 def _sums(analysis: Analysis) -> Iterator[Advice]:
@@ -86,15 +118,25 @@ def _sums(analysis: Analysis) -> Iterator[Advice]:
         cycles = {cycle_ms: replace(now, cycle_s=cycle_ms / 1000) for cycle_ms in _CYCLES_MS}
         fusions = {mb: replace(now, fusion_bytes=mb * 2**20) for mb in _FUSIONS_MB}
         for name, tries in (("cycle_time_ms", cycles), ("fusion_threshold_mb", fusions)):
-            saved_by = {value: base - _exposed(profiles, link, other) for value, other in tries.items()}
+            saved_by = {
+                value: base - _exposed(profiles, link, other) for value, other in tries.items()
+            }
             best, saved = max(saved_by.items(), key=itemgetter(1))
-            why = f"{ms(measured)} of reductions are not hidden; the model predicts {ms(base)} now, {ms(base - saved)} then"
-            yield Advice(f"engine.{name}={best:g}", why, _gain(analysis.step_s, min(saved, measured)))
+            why = (
+                f"{ms(measured)} of reductions are not hidden; the model predicts {ms(base)} now,"
+                f" {ms(base - saved)} then"
+            )
+            yield Advice(
+                f"engine.{name}={best:g}", why, _gain(analysis.step_s, min(saved, measured))
+            )
     if analysis.abouts[0].wire == "none":
         half = [profile.compressed(0.5) for profile in profiles]
         saved = base - _exposed(half, link, now)
         total = statistics.fmean(sum(size for _, size in p.ready) for p in profiles)
-        why = f"half of {human(total)} a step; the model leaves out the cost of packing, and float16 rounds"
+        why = (
+            f"half of {human(total)} a step; the model leaves out the cost of packing, and float16"
+            " rounds"
+        )
         yield Advice("engine.compression=fp16", why, _gain(analysis.step_s, min(saved, measured)))
 
 
@@ -104,15 +146,26 @@ def _exposed(profiles: list[Profile], link: Link, summing: Summing) -> float:
 
 def _fewer_sums(analysis: Analysis) -> Iterator[Advice]:
     """Return advice that spreads the cost per step over more samples."""
-    step, exposed, optimizer = analysis.step_s, analysis.median("communication"), analysis.median("optimizer")
+    step, exposed, optimizer = (
+        analysis.step_s,
+        analysis.median("communication"),
+        analysis.median("optimizer"),
+    )
     accumulate = analysis.abouts[0].accumulate
-    rest: Callable[[int], float] = lambda k: (step - exposed - optimizer) + (exposed + optimizer) / k  # noqa: E731
+    rest: Callable[[int], float] = lambda k: (  # noqa: E731
+        (step - exposed - optimizer) + (exposed + optimizer) / k
+    )
     if exposed >= _LEAST_GAIN * step:
-        why = f"exposed communication ({ms(exposed)}) and the update ({ms(optimizer)}) are paid once for twice the samples"
+        why = (
+            f"exposed communication ({ms(exposed)}) and the update ({ms(optimizer)}) are paid once"
+            " for twice the samples"
+        )
         effect = "; the batch of a step doubles, and with it the rate"
         gain = step / rest(2) - 1
         yield Advice(f"trainer.accumulate_grad_batches={2 * accumulate}", why + effect, gain)
-        yield Advice("twice the data.batch_size, if memory suffices", why + f"; more on a GPU{effect}", gain)
+        yield Advice(
+            "twice the data.batch_size, if memory suffices", why + f"; more on a GPU{effect}", gain
+        )
 
 
 def _rest(analysis: Analysis) -> Iterator[Advice]:
@@ -120,8 +173,16 @@ def _rest(analysis: Analysis) -> Iterator[Advice]:
     if hooks >= 0.02 * step:
         why = f"{ms(hooks)} go into callbacks and logging between steps ({share(hooks, step)})"
         yield Advice(
-            "find which with trainer.profiler=simple; a larger trainer.log_every_n_steps", why, _gain(step, hooks), True
+            "find which with trainer.profiler=simple; a larger trainer.log_every_n_steps",
+            why,
+            _gain(step, hooks),
+            True,
         )
     if optimizer >= 0.1 * step and analysis.abouts[0].device != "cpu":
         why = f"the update takes {ms(optimizer)} ({share(optimizer, step)})"
-        yield Advice("optimizer.fused=true, or fewer and larger parameters", why, _gain(step, optimizer), True)
+        yield Advice(
+            "optimizer.fused=true, or fewer and larger parameters",
+            why,
+            _gain(step, optimizer),
+            True,
+        )

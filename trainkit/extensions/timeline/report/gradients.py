@@ -1,4 +1,6 @@
-"""Gradients of a recording: when each rank had them, their path through the reduction, and the input of overlap.py."""
+"""Gradients of a recording: when each rank had them, their path through the reduction,
+and the input of overlap.py.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +16,38 @@ from trainkit.extensions.timeline.traces.pieces import SUMMED, About
 
 _GRADIENT = "trainkit.grad."
 
-Handed = dict[tuple[int, str], dict[int, tuple[float, float, int]]]  # (step, name) -> rank -> (handed, done, bytes)
+# (step, name) -> rank -> (handed, done, bytes)
+Handed = dict[tuple[int, str], dict[int, tuple[float, float, int]]]
 
 
 def handed_over(ranks: Sequence[RankTrace]) -> Handed:
-    """Return when each rank submitted each gradient, by rank 0's clock; only gradients submitted by all ranks."""
+    """Return when each rank submitted each gradient, by rank 0's clock;
+    only gradients submitted by all ranks.
+    """
     found: Handed = defaultdict(dict)
     for rank in ranks:
         done = {e["id"]: e["ts"] for e in rank.events if e.get("cat") == SUMMED and e["ph"] == "e"}
         for event in rank.events:
             if event.get("cat") == SUMMED and event["ph"] == "b" and event["id"] in done:
                 times = rank.clock.to_rank_0(event["ts"]), rank.clock.to_rank_0(done[event["id"]])
-                found[event["args"]["step"], event["args"]["names"][0]][rank.about.rank] = *times, event["args"]["bytes"]
+                found[event["args"]["step"], event["args"]["names"][0]][rank.about.rank] = (
+                    *times,
+                    event["args"]["bytes"],
+                )
     return {key: by_rank for key, by_rank in found.items() if len(by_rank) == len(ranks)}
 
 
 def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
-    """Return the path of each gradient, longest first; none without a record of Horovod's operations."""
+    """Return the path of each gradient, longest first;
+    none without a record of Horovod's operations.
+    """
     first = ranks[0]
     by_name: dict[str, list[Operation]] = defaultdict(list)
     for operation in first.operations:
         for name in operation.names:
-            by_name[name.removeprefix(_GRADIENT).removesuffix(f"_1of{len(operation.names)}")].append(operation)
+            by_name[
+                name.removeprefix(_GRADIENT).removesuffix(f"_1of{len(operation.names)}")
+            ].append(operation)
     parts_of: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for (_, name), by_rank in handed.items():
         came = [handed_at for handed_at, _, _ in by_rank.values()]
@@ -44,7 +56,12 @@ def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
             start = first.clock.to_rank_0(operation.start)
             if by_rank[first.about.rank][0] <= start <= done:
                 negotiation = ready - statistics.fmean(came)
-                parts = negotiation / 1e6, max(0.0, start - ready) / 1e6, operation.seconds_in("MEMCPY"), operation.wire_s
+                parts = (
+                    negotiation / 1e6,
+                    max(0.0, start - ready) / 1e6,
+                    operation.seconds_in("MEMCPY"),
+                    operation.wire_s,
+                )
                 parts_of[name].append((*parts, len(operation.names), by_rank[first.about.rank][2]))
                 break
     found = []
@@ -54,15 +71,22 @@ def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
     return sorted(found, key=lambda gradient: -gradient.total_s)
 
 
-def costs(about: About, operations: Sequence[Operation], gradients: Sequence[Gradient]) -> tuple[Summing, Link | None]:
+def costs(
+    about: About, operations: Sequence[Operation], gradients: Sequence[Gradient]
+) -> tuple[Summing, Link | None]:
     """Return how gradients were collected, and the cost of a reduction if it can be determined."""
-    sums = [o for o in operations if o.kind == "ALLREDUCE" and o.num_bytes and any(n.startswith(_GRADIENT) for n in o.names)]
+    sums = [
+        o
+        for o in operations
+        if o.kind == "ALLREDUCE" and o.num_bytes and any(n.startswith(_GRADIENT) for n in o.names)
+    ]
     link = fit_link([(o.num_bytes, o.wire_s) for o in sums if o.wire_s > 0])
     fused = [o for o in sums if len(o.names) > 1]
     copied = sum(o.num_bytes for o in fused)
     copy = sum(o.seconds_in("MEMCPY") for o in fused) / copied if copied else 0.0
     cycle = about.cycle_ms / 1000
-    queued = min((gradient.queue_s for gradient in gradients), default=0.0)  # of a gradient with an empty queue before it
+    # of a gradient with an empty queue before it
+    queued = min((gradient.queue_s for gradient in gradients), default=0.0)
     return Summing(cycle, float(about.fusion_bytes), copy, max(0.0, queued - cycle / 2)), link
 
 
@@ -78,7 +102,9 @@ def profiles(steps: Sequence[StepOfRank], handed: Handed, about: About) -> list[
     found = []
     for number, gradients in ready.items():
         ranks = of_step[number]
-        backward = (max(s.backward_end for s in ranks) - statistics.fmean(s.backward_start for s in ranks)) / 1e6
+        backward = (
+            max(s.backward_end for s in ranks) - statistics.fmean(s.backward_start for s in ranks)
+        ) / 1e6
         whole = statistics.fmean(s.total_s - s.seconds["communication"] for s in ranks)
         found.append(Profile(tuple(sorted(gradients)), backward, max(0.0, whole - backward)))
     return found

@@ -1,9 +1,10 @@
-"""A model of how gradient reductions overlap backward; what-if questions are answered by running it with other settings.
+"""A model of how gradient reductions overlap backward; what-if questions are answered by running it
+with other settings.
 
-A step is its `Profile`: when each gradient is ready, and how long backward takes. Horovod's thread wakes each cycle, takes the
-gradients ready on all ranks, fuses them up to a threshold, and reduces one buffer after the other (Sergeev & Del Balso 2018,
-"Horovod", section 5). A reduction of S bytes takes `latency + S / bandwidth` (Hockney 1994); among n ranks in a ring (Patarasuk
-& Yuan 2009)
+A step is its `Profile`: when each gradient is ready, and how long backward takes. Horovod's thread
+wakes each cycle, takes the gradients ready on all ranks, fuses them up to a threshold, and reduces
+one buffer after the other (Sergeev & Del Balso 2018, "Horovod", section 5). A reduction of S bytes
+takes `latency + S / bandwidth` (Hockney 1994); among n ranks in a ring (Patarasuk & Yuan 2009)
 
     t(S, n) = 2 (n - 1) alpha + 2 (n - 1) / n x S / B
 
@@ -54,10 +55,12 @@ def ring_of(link: Link, ranks: int) -> Ring:
 
 
 def fit_link(sums: Sequence[tuple[float, float]]) -> Link | None:
-    """Return latency and bandwidth from (bytes, seconds) of reductions; None if the data cannot separate them.
+    """Return latency and bandwidth from (bytes, seconds) of reductions; None if the data cannot
+    separate them.
 
-    The slope is the median of the slopes between pairs (Theil 1950, Sen 1968): a reduction that was delayed does not tilt it.
-    Sizes must span a factor of 8 and reach 64 KiB, and the slope's effect must exceed the scatter.
+    The slope is the median of the slopes between pairs (Theil 1950, Sen 1968): a reduction that was
+    delayed does not tilt it. Sizes must span a factor of 8 and reach 64 KiB, and the slope's effect
+    must exceed the scatter.
     """
     sizes = sorted(sums)
     if not sizes or sizes[-1][0] < max(_LEAST_RANGE * sizes[0][0], _LEAST_BYTES):
@@ -76,9 +79,12 @@ def fit_link(sums: Sequence[tuple[float, float]]) -> Link | None:
 class Profile:
     """A step without its reductions."""
 
-    # (seconds after the start of backward, bytes) of each gradient, at the time the last rank has it; in that order
+    # (seconds after the start of backward, bytes) of each gradient, at the time the last rank has
+    # it; in that order
     ready: tuple[tuple[float, float], ...]
-    backward_s: float  # seconds of backward, during which gradients become ready; for several microbatches, the last one's
+    # seconds of backward, during which gradients become ready; for several microbatches, the last
+    # one's
+    backward_s: float
     other_s: float  # seconds of all else in a step but exposed communication
 
     def stretched(self, factor: float) -> Profile:
@@ -95,7 +101,8 @@ class Profile:
 class Summing:
     """How gradients are collected for reductions."""
 
-    # wake-up interval of Horovod's thread; 0 if a reduction starts as soon as it is ready (torch.distributed)
+    # wake-up interval of Horovod's thread; 0 if a reduction starts as soon as it is ready
+    # (torch.distributed)
     cycle_s: float = 0.0
     fusion_bytes: float = 0.0  # maximum size of a fused buffer; 0 for one tensor at a time
     copy_s_per_byte: float = 0.0  # cost of copies into the fusion buffer and out of it
@@ -118,7 +125,8 @@ def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: flo
     ready, now, woken, i = profile.ready, first_look_s, first_look_s - cycle, 0
     while i < len(ready):
         now = woken = max(now, woken + cycle, 0.0 if cycle else ready[i][0])
-        if ready[i][0] > now:  # nothing ready: the thread sleeps until the first cycle with a ready gradient
+        # nothing ready: the thread sleeps until the first cycle with a ready gradient
+        if ready[i][0] > now:
             now = woken = now + -(-(ready[i][0] - now) // cycle) * cycle
         now += summing.agree_s
         while i < len(ready) and ready[i][0] <= woken:
@@ -134,5 +142,7 @@ def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: flo
 
 
 def step_s(profile: Profile, link: Link, summing: Summing, accumulate: int = 1) -> float:
-    """Return the seconds of `accumulate` microbatches, each of this profile, with one reduction, divided by their number."""
+    """Return the seconds of `accumulate` microbatches, each of this profile, with one reduction,
+    divided by their number.
+    """
     return profile.backward_s + profile.other_s + exposed_s(profile, link, summing) / accumulate

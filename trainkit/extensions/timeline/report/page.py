@@ -10,7 +10,12 @@ import plotly.graph_objects as go
 from trainkit.extensions.timeline.report.advice import Advice
 from trainkit.extensions.timeline.report.recorded_facts import LABELS, StepOfRank
 from trainkit.extensions.timeline.report.steps import Analysis
-from trainkit.extensions.timeline.report.text import advice_grid, gradients_grid, in_words, parts_grid
+from trainkit.extensions.timeline.report.text import (
+    advice_grid,
+    gradients_grid,
+    in_words,
+    parts_grid,
+)
 from trainkit.extensions.timeline.traces.merge import RankTrace
 from trainkit.report.grid import ms, share
 from trainkit.report.page import Part, figure, write_page
@@ -30,7 +35,9 @@ _WAYS = {"negotiation": "#c7b0e0", "queue": "#e0a100", "fusion": "#7fb3e6", "all
 _RANKS, _GRADIENTS = 8, 20  # shown in a chart at most
 
 
-def write_timeline_page(path: Path, of: str, ranks: Sequence[RankTrace], analysis: Analysis, advice: Sequence[Advice]) -> None:
+def write_timeline_page(
+    path: Path, of: str, ranks: Sequence[RankTrace], analysis: Analysis, advice: Sequence[Advice]
+) -> None:
     """Write the page of a recording; `of` names the recording."""
     step = analysis.step_s
     cards = [
@@ -44,7 +51,13 @@ def write_timeline_page(path: Path, of: str, ranks: Sequence[RankTrace], analysi
     parts = [
         Part("In words", tuple(in_words(analysis)), id="words"),
         Part("What to try", grid=advice_grid(advice), note=_MODEL, id="advice"),
-        Part("Parts of a step", chart=_usual_parts(analysis), grid=parts_grid(analysis), note=_PARTS, id="parts"),
+        Part(
+            "Parts of a step",
+            chart=_usual_parts(analysis),
+            grid=parts_grid(analysis),
+            note=_PARTS,
+            id="parts",
+        ),
         Part("Step by step", chart=_each_step(analysis), id="steps"),
         Part("One step, from all ranks", chart=_one_step(ranks, analysis), note=_ONE, id="step"),
     ]
@@ -52,15 +65,25 @@ def write_timeline_page(path: Path, of: str, ranks: Sequence[RankTrace], analysi
         parts.append(Part("Lateness by rank", chart=_lateness(analysis), note=_LATE, id="late"))
     if analysis.gradients:
         grid = gradients_grid(analysis, _GRADIENTS)
-        parts.append(Part("The path of gradients", chart=_ways(analysis), grid=grid, note=_WAY, id="gradients"))
+        parts.append(
+            Part(
+                "The path of gradients", chart=_ways(analysis), grid=grid, note=_WAY, id="gradients"
+            )
+        )
     if analysis.link is not None:
-        parts.append(Part("Cost of a reduction", chart=_costs(ranks[0], analysis), note=_COST, id="sums"))
+        parts.append(
+            Part("Cost of a reduction", chart=_costs(ranks[0], analysis), note=_COST, id="sums")
+        )
     write_page(path, "Timeline", of, cards, parts)
 
 
 def _shown_ranks(analysis: Analysis) -> list[int]:
     ranks = [about.rank for about in analysis.abouts][:_RANKS]
-    return ranks if analysis.slow is None or analysis.slow.rank in ranks else [*ranks[:-1], analysis.slow.rank]
+    return (
+        ranks
+        if analysis.slow is None or analysis.slow.rank in ranks
+        else [*ranks[:-1], analysis.slow.rank]
+    )
 
 
 def _usual_parts(analysis: Analysis) -> go.Figure:
@@ -69,7 +92,14 @@ def _usual_parts(analysis: Analysis) -> go.Figure:
     for part, label in LABELS.items():
         usual = [1000 * analysis.median(part, rank) for rank in ranks]
         names = [f"rank {rank}" for rank in ranks]
-        chart.add_bar(x=usual, y=names, orientation="h", name=label, marker_color=COLORS[part], hovertemplate="%{x:.2f} ms")
+        chart.add_bar(
+            x=usual,
+            y=names,
+            orientation="h",
+            name=label,
+            marker_color=COLORS[part],
+            hovertemplate="%{x:.2f} ms",
+        )
     chart.update_layout(barmode="stack")
     chart.update_yaxes(autorange="reversed")
     return chart
@@ -82,14 +112,26 @@ def _each_step(analysis: Analysis) -> go.Figure:
         own = sorted((s for s in analysis.steps if s.rank == rank), key=lambda s: s.step)
         for part, label in LABELS.items():
             values = [1000 * step.seconds[part] for step in own]
-            chart.add_bar(x=[step.step for step in own], y=values, name=label, marker_color=COLORS[part], visible=i == 0)
+            chart.add_bar(
+                x=[step.step for step in own],
+                y=values,
+                name=label,
+                marker_color=COLORS[part],
+                visible=i == 0,
+            )
     chart.update_layout(barmode="stack")
     if len(ranks) > 1:
         buttons = [
-            {"label": f"rank {rank}", "method": "update", "args": [{"visible": [r == rank for r in ranks for _ in LABELS]}]}
+            {
+                "label": f"rank {rank}",
+                "method": "update",
+                "args": [{"visible": [r == rank for r in ranks for _ in LABELS]}],
+            }
             for rank in ranks
         ]
-        chart.update_layout(updatemenus=[{"buttons": buttons, "x": 1, "xanchor": "right", "y": 1.32}], margin_t=70)
+        chart.update_layout(
+            updatemenus=[{"buttons": buttons, "x": 1, "xanchor": "right", "y": 1.32}], margin_t=70
+        )
     return chart
 
 
@@ -102,8 +144,12 @@ def _one_step(ranks: Sequence[RankTrace], analysis: Analysis) -> go.Figure:
     begin = min(same[rank.about.rank].start for rank in shown)
     chart = figure(f"ms since step {median.step} began", "", height=200 + 56 * len(shown))
     for part in (*LABELS, "validation", "epoch end"):
-        if bars := [bar for rank in shown for bar in _bars(rank, same[rank.about.rank], part, begin)]:
-            label = {"communication": "exposed communication and waiting"}.get(part, LABELS.get(part, part))
+        if bars := [
+            bar for rank in shown for bar in _bars(rank, same[rank.about.rank], part, begin)
+        ]:
+            label = {"communication": "exposed communication and waiting"}.get(
+                part, LABELS.get(part, part)
+            )
             _add_bars(chart, bars, label, COLORS[part])
     if sums := [bar for rank in shown for bar in _sum_bars(rank, same[rank.about.rank], begin)]:
         _add_bars(chart, sums, "Horovod: operations", "#8c2f39")
@@ -117,15 +163,29 @@ _Bar = tuple[str, float, float, str]  # track, begin, length (ms), what it is
 
 def _tracks(shown: Sequence[RankTrace]) -> list[str]:
     return [
-        name for r in shown for name in (f"rank {r.about.rank}", *([f"rank {r.about.rank}, Horovod"] if r.operations else []))
+        name
+        for r in shown
+        for name in (
+            f"rank {r.about.rank}",
+            *([f"rank {r.about.rank}, Horovod"] if r.operations else []),
+        )
     ]
 
 
 def _bars(rank: RankTrace, step: StepOfRank, part: str, begin: float) -> list[_Bar]:
-    events = [e for e in rank.events if e.get("cat") == "part" and e.get("args", {}).get("step") == step.step]
+    events = [
+        e
+        for e in rank.events
+        if e.get("cat") == "part" and e.get("args", {}).get("step") == step.step
+    ]
     track = max(event["tid"] for event in events)
     return [
-        (f"rank {rank.about.rank}", (rank.clock.to_rank_0(e["ts"]) - begin) / 1000, e["dur"] / 1000, part)
+        (
+            f"rank {rank.about.rank}",
+            (rank.clock.to_rank_0(e["ts"]) - begin) / 1000,
+            e["dur"] / 1000,
+            part,
+        )
         for e in events
         if e["tid"] == track and e["name"] == part
     ]
@@ -138,7 +198,10 @@ def _sum_bars(rank: RankTrace, step: StepOfRank, begin: float) -> list[_Bar]:
             f"rank {rank.about.rank}, Horovod",
             (at - begin) / 1000,
             (operation.end - operation.start) / 1000,
-            f"{operation.kind.lower()} of {len(operation.names)} tensors, {operation.num_bytes / 2**20:.2f} MiB",
+            (
+                f"{operation.kind.lower()} of {len(operation.names)} tensors,"
+                f" {operation.num_bytes / 2**20:.2f} MiB"
+            ),
         )
         for operation in rank.operations
         if step.start <= (at := rank.clock.to_rank_0(operation.start)) < end
@@ -167,7 +230,9 @@ def _lateness(analysis: Analysis) -> go.Figure:
     for rank in _shown_ranks(analysis):
         own = sorted((s for s in analysis.steps if s.rank == rank), key=lambda s: s.step)
         late = [(step.backward_end - earliest[step.step]) / 1000 for step in own]
-        chart.add_scatter(x=[step.step for step in own], y=late, name=f"rank {rank}", mode="lines+markers")
+        chart.add_scatter(
+            x=[step.step for step in own], y=late, name=f"rank {rank}", mode="lines+markers"
+        )
     return chart
 
 
@@ -176,7 +241,9 @@ def _ways(analysis: Analysis) -> go.Figure:
     chart = figure("ms, median of a step", "", height=120 + 20 * len(shown))
     for way, color in _WAYS.items():
         values = [1000 * getattr(gradient, f"{way}_s") for gradient in shown]
-        chart.add_bar(x=values, y=[g.name for g in shown], orientation="h", name=way, marker_color=color)
+        chart.add_bar(
+            x=values, y=[g.name for g in shown], orientation="h", name=way, marker_color=color
+        )
     chart.update_layout(barmode="stack")
     chart.update_yaxes(autorange="reversed", tickfont={"size": 11})
     return chart
@@ -187,26 +254,44 @@ def _costs(first: RankTrace, analysis: Analysis) -> go.Figure:
     sums = [o for o in first.operations if o.kind == "ALLREDUCE" and o.num_bytes and o.wire_s > 0]
     sizes = [operation.num_bytes / 2**20 for operation in sums]
     chart = figure("MiB in one allreduce", "ms", height=320)
-    chart.add_scatter(x=sizes, y=[1000 * o.wire_s for o in sums], mode="markers", name="recorded", marker_color="#d1495b")
+    chart.add_scatter(
+        x=sizes,
+        y=[1000 * o.wire_s for o in sums],
+        mode="markers",
+        name="recorded",
+        marker_color="#d1495b",
+    )
     ends = [min(sizes), max(sizes)]
     line = [1000 * analysis.link.seconds(mib * 2**20) for mib in ends]
-    chart.add_scatter(x=ends, y=line, mode="lines", name="latency + size / bandwidth", line_color="#1d2733")
+    chart.add_scatter(
+        x=ends, y=line, mode="lines", name="latency + size / bandwidth", line_color="#1d2733"
+    )
     return chart
 
 
 _PARTS = (
-    "Waiting is the time from the end of a rank's own backward to the end of the slowest rank's; exposed communication is the "
-    "rest of the reductions. On a GPU the parts are by the device's clock. Each figure is a median over the steps, so "
-    "the parts need not sum to the step."
+    "Waiting is the time from the end of a rank's own backward to the end of the slowest rank's;"
+    " exposed communication is the rest of the reductions. On a GPU the parts are by the device's"
+    " clock. Each figure is a median over the steps, so the parts need not sum to the step."
 )
-_ONE = "Drag to zoom in, double click to zoom out. Open the recording's trace.json.gz in ui.perfetto.dev for all steps."
-_LATE = "When each rank ended its backward, after the rank that ended first: the others wait for the highest."
+_ONE = (
+    "Drag to zoom in, double click to zoom out. Open the recording's trace.json.gz in"
+    " ui.perfetto.dev for all steps."
+)
+_LATE = (
+    "When each rank ended its backward, after the rank that ended first: the others wait for the"
+    " highest."
+)
 _WAY = (
-    "Negotiation: from the time a rank has it until all ranks have. Queue: until Horovod's thread takes it. Fusion: copies "
-    "into the buffer and out of it. Allreduce: the collective, of all tensors in the buffer."
+    "Negotiation: from the time a rank has it until all ranks have. Queue: until Horovod's thread"
+    " takes it. Fusion: copies into the buffer and out of it. Allreduce: the collective, of all"
+    " tensors in the buffer."
 )
-_COST = "Fitted by the median of slopes between pairs (Theil 1950, Sen 1968): delayed reductions do not tilt it."
+_COST = (
+    "Fitted by the median of slopes between pairs (Theil 1950, Sen 1968): delayed reductions do not"
+    " tilt it."
+)
 _MODEL = (
-    "Gains for reductions come from a model that runs Horovod's cycles over the recorded gradients with another setting; 'up "
-    "to' is a bound. Measure before you believe."
+    "Gains for reductions come from a model that runs Horovod's cycles over the recorded gradients"
+    " with another setting; 'up to' is a bound. Measure before you believe."
 )

@@ -1,4 +1,6 @@
-"""Facts of a recording as plain values: a step of a rank, a gradient's path, a rank that the others wait for."""
+"""Facts of a recording as plain values:
+a step of a rank, a gradient's path, a rank that the others wait for.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +67,15 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The path of a gradient (or of a bucket of them) through its reduction: medians over steps, in seconds."""
+    """The path of a gradient (or of a bucket of them) through its reduction:
+    medians over steps, in seconds.
+    """
 
     name: str  # of the parameter
     num_bytes: int  # bytes that a rank contributes
     negotiation_s: float  # from the time a rank has it until all ranks have
-    queue_s: float  # from then until its operation begins: Horovod's cycle, and operations before it
+    # from then until its operation begins: Horovod's cycle, and operations before it
+    queue_s: float
     fusion_s: float  # copies into the fusion buffer and out of it
     allreduce_s: float  # the collective, of all tensors fused with it
     fused_with: float  # tensors in its operation, itself included

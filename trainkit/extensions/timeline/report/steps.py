@@ -1,8 +1,10 @@
-"""Analysis of a recording: the parts of each step on each rank, each gradient's path, and the slowest rank.
+"""Analysis of a recording: the parts of each step on each rank, each gradient's path, and the
+slowest rank.
 
-Ranks wait for each other in the reduction of gradients. The time from the end of a rank's own backward to the end of its
-reductions therefore has two parts: `waiting`, until the last rank has ended its backward, and `communication`, the reductions
-that no backward hid. On a GPU the parts are by the device's clock, else by the host's.
+Ranks wait for each other in the reduction of gradients. The time from the end of a rank's own
+backward to the end of its reductions therefore has two parts: `waiting`, until the last rank has
+ended its backward, and `communication`, the reductions that no backward hid. On a GPU the parts are
+by the device's clock, else by the host's.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from trainkit.extensions.timeline.report.recorded_facts import (
 from trainkit.extensions.timeline.traces.merge import RankTrace, TraceError
 from trainkit.extensions.timeline.traces.pieces import About, Event
 
-# What counts as a slow rank: seconds and share of a step that it is late, share of steps in which it is last, their number,
-# standard errors.
+# What counts as a slow rank: seconds and share of a step that it is late, share of steps in which
+# it is last, their number, standard errors.
 _LEAST_S, _LEAST_SHARE, _MOST_OF, _LEAST_STEPS, _ERRORS = 0.002, 0.03, 0.8, 5, 5.0
 
 
@@ -54,14 +56,17 @@ class Analysis:
         """The numbers of the recorded steps."""
         return sorted({step.step for step in self.steps})
 
-    # All figures are medians over the steps: a step that was held up once moves none of them; `outliers` names it.
+    # All figures are medians over the steps: a step that was held up once moves none of them;
+    # `outliers` names it.
     @property
     def step_s(self) -> float:
         """The seconds of a step."""
         return statistics.median(of_steps(self.steps, lambda step: step.total_s).values())
 
     def median(self, part: str, rank: int | None = None) -> float:
-        """Return the seconds of a part of a step: the mean over ranks unless one is given, the median over steps."""
+        """Return the seconds of a part of a step:
+        the mean over ranks unless one is given, the median over steps.
+        """
         chosen = [step for step in self.steps if rank in (None, step.rank)]
         return statistics.median(of_steps(chosen, lambda step: step.seconds[part]).values())
 
@@ -72,12 +77,18 @@ class Analysis:
 
     @property
     def outliers(self) -> list[Outlier]:
-        """Steps that took several times the median, longest first; each with the rank and the part that held it up."""
+        """Steps that took several times the median, longest first;
+        each with the rank and the part that held it up.
+        """
         usual = {part: self.median(part) for part in LABELS}
         found, ranks = [], by_step(self.steps)
         for number, total_s in of_steps(self.steps, lambda step: step.total_s).items():
             if total_s > OUTLIER * self.step_s:
-                causes = [(step.seconds[part] - usual[part], step.rank, part) for step in ranks[number] for part in CAUSES]
+                causes = [
+                    (step.seconds[part] - usual[part], step.rank, part)
+                    for step in ranks[number]
+                    for part in CAUSES
+                ]
                 more_s, rank, part = max(causes)
                 found.append(Outlier(number, total_s, rank, part, usual[part] + more_s))
         return sorted(found, key=lambda outlier: -outlier.total_s)
@@ -90,13 +101,18 @@ def analyse(ranks: Sequence[RankTrace]) -> Analysis:
         TraceError: no step was recorded completely.
     """
     steps = [step for rank in ranks for step in _steps(rank)]
-    everywhere = set.intersection(*({s.step for s in steps if s.rank == rank.about.rank} for rank in ranks))
+    everywhere = set.intersection(
+        *({s.step for s in steps if s.rank == rank.about.rank} for rank in ranks)
+    )
     steps = [step for step in steps if step.step in everywhere]
     are_aligned = all(rank.is_aligned for rank in ranks)
     if are_aligned:  # otherwise waiting for a rank and waiting for a reduction cannot be separated
         steps = _split_waiting(steps)
     if not steps:
-        raise TraceError("The recording has no step that all ranks finished: it was cut off too early. Record again.")
+        raise TraceError(
+            "The recording has no step that all ranks finished: it was cut off too early. Record"
+            " again."
+        )
     handed = of_gradients.handed_over(ranks)
     operations = ranks[0].operations
     gradients = of_gradients.ways(ranks, handed)
@@ -127,15 +143,22 @@ def _steps(rank: RankTrace) -> list[StepOfRank]:
         backwards = [e for e in events if e["name"] == "backward"]
         if number not in samples or not backwards:  # cut off, or a rank without samples
             continue
-        seconds = {part: sum(e["dur"] for e in events if e["name"] == part) / 1e6 for part in LABELS}
+        seconds = {
+            part: sum(e["dur"] for e in events if e["name"] == part) / 1e6 for part in LABELS
+        }
         begun, ended = backwards[-1]["ts"], backwards[-1]["ts"] + backwards[-1]["dur"]
         at = [rank.clock.to_rank_0(us) for us in (events[0]["ts"], begun, ended)]
-        found.append(StepOfRank(number, rank.about.rank, at[0], seconds, at[1], at[2], samples[number]))
+        found.append(
+            StepOfRank(number, rank.about.rank, at[0], seconds, at[1], at[2], samples[number])
+        )
     return found
 
 
 def _split_waiting(steps: list[StepOfRank]) -> list[StepOfRank]:
-    last = {number: max(step.backward_end for step in of_ranks) for number, of_ranks in by_step(steps).items()}
+    last = {
+        number: max(step.backward_end for step in of_ranks)
+        for number, of_ranks in by_step(steps).items()
+    }
     for step in steps:
         waited = min(step.seconds["communication"], (last[step.step] - step.backward_end) / 1e6)
         step.seconds["waiting"] = waited
@@ -144,37 +167,55 @@ def _split_waiting(steps: list[StepOfRank]) -> list[StepOfRank]:
 
 
 def find_slow_rank(steps: Sequence[StepOfRank], ranks: Sequence[RankTrace]) -> SlowRank | None:
-    """Find the first step from which on one rank is late by more than chance: five standard errors of its own lateness."""
+    """Find the first step from which on one rank is late by more than chance:
+    five standard errors of its own lateness.
+    """
     if len(ranks) < 2:
         return None
     of_step = by_step(steps)
     numbers = sorted(of_step)
     unsure = 2e-6 * max(rank.clock.error_us for rank in ranks)
     least = max(_LEAST_S, _LEAST_SHARE * statistics.median(step.total_s for step in steps), unsure)
-    late = {rank.about.rank: [_lateness(of_step[number], rank.about.rank) for number in numbers] for rank in ranks}
+    late = {
+        rank.about.rank: [_lateness(of_step[number], rank.about.rank) for number in numbers]
+        for rank in ranks
+    }
     for i in range(len(numbers) - _LEAST_STEPS + 1):
         for rank, own in late.items():
             behind = statistics.fmean(own[i:])
             error = statistics.stdev(own[i:]) / math.sqrt(len(own[i:]))
             others = [of for other, of in late.items() if other != rank]
             last = sum(own[k] > max(of[k] for of in others) for k in range(i, len(own)))
-            begins = own[i] > max(least, behind / 2)  # a single late step before that is not the start
+            # a single late step before that is not the start
+            begins = own[i] > max(least, behind / 2)
             if behind > max(least, _ERRORS * error) and begins and last >= _MOST_OF * len(own[i:]):
                 return _slow_rank(steps, ranks, rank, numbers[i], (last, len(own[i:])), behind)
     return None
 
 
 def _lateness(steps: Sequence[StepOfRank], rank: int) -> float:
-    """Return the seconds from the others' median end of backward to this rank's; negative if it is earlier."""
+    """Return the seconds from the others' median end of backward to this rank's;
+    negative if it is earlier.
+    """
     own = next(step.backward_end for step in steps if step.rank == rank)
-    return (own - statistics.median_low([step.backward_end for step in steps if step.rank != rank])) / 1e6
+    return (
+        own - statistics.median_low([step.backward_end for step in steps if step.rank != rank])
+    ) / 1e6
 
 
 def _slow_rank(
-    steps: Sequence[StepOfRank], ranks: Sequence[RankTrace], rank: int, number: int, last: tuple[int, int], behind: float
+    steps: Sequence[StepOfRank],
+    ranks: Sequence[RankTrace],
+    rank: int,
+    number: int,
+    last: tuple[int, int],
+    behind: float,
 ) -> SlowRank:
     since = [step for step in steps if step.step >= number]
-    own, others = _means(s for s in since if s.rank == rank), _means(s for s in since if s.rank != rank)
+    own, others = (
+        _means(s for s in since if s.rank == rank),
+        _means(s for s in since if s.rank != rank),
+    )
     part = max(OWN_WORK, key=lambda p: own[p] - others[p])
     host = next(r.about.host for r in ranks if r.about.rank == rank)
     return SlowRank(rank, host, number, last, behind, part, own[part], others[part])

@@ -27,13 +27,16 @@ def in_words(analysis: Analysis) -> list[str]:
     ranks = plural(len(analysis.abouts), "rank")
     which = f"Steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"Step {numbers[0]}"
     said = [
-        f"{which} on {ranks} ({analysis.abouts[0].engine}, {analysis.abouts[0].device}): {ms(step)} a step, "
-        f"{analysis.samples_per_s:,.0f} samples/s; all figures are medians over the steps."
+        f"{which} on {ranks} ({analysis.abouts[0].engine}, {analysis.abouts[0].device}): {ms(step)}"
+        f" a step, {analysis.samples_per_s:,.0f} samples/s; all figures are medians over the steps."
     ]
     if outliers := analysis.outliers:
         said.append(_outlier_words(analysis, outliers))
     if (left_out := numbers[-1] - numbers[0] + 1 - len(numbers)) > 0:
-        said.append(f"{left_out} of them are left out: a rank had no samples in them, or did not finish them.")
+        said.append(
+            f"{left_out} of them are left out: a rank had no samples in them, or did not finish"
+            " them."
+        )
     said.append(_largest_words(analysis))
     said.append(_slow_words(analysis))
     if len(analysis.abouts) == 1 and analysis.abouts[0].world_size == 1:
@@ -41,17 +44,27 @@ def in_words(analysis: Analysis) -> list[str]:
     if analysis.link is not None:
         link = analysis.link
         cost = f"{ms(link.latency_s)} and {1000 * 2**20 / link.bytes_per_s:.3g} ms a MiB"
-        said.append(f"A reduction over ranks costs {cost} ({link.bytes_per_s / 1e9:.3g} GB/s), fitted to the recording.")
+        said.append(
+            f"A reduction over ranks costs {cost} ({link.bytes_per_s / 1e9:.3g} GB/s), fitted to"
+            " the recording."
+        )
     world = analysis.abouts[0].world_size
     if len(analysis.abouts) < world:
         there = ", ".join(str(about.rank) for about in analysis.abouts)
-        said.append(f"Of {world} ranks only the files of {there} are present: copy the others' into the same folder.")
+        said.append(
+            f"Of {world} ranks only the files of {there} are present: copy the others' into the"
+            " same folder."
+        )
     if analysis.unaligned:
         ranks = ", ".join(map(str, analysis.unaligned))
-        said.append(f"The clocks of ranks {ranks} could not be compared: in the trace their times come from the time of day.")
+        said.append(
+            f"The clocks of ranks {ranks} could not be compared: in the trace their times come from"
+            " the time of day."
+        )
     if analysis.link is None and analysis.has_operations:
         said.append(
-            "The reductions are too similar in size to determine the network's cost, so there is no prediction for them."
+            "The reductions are too similar in size to determine the network's cost, so there is no"
+            " prediction for them."
         )
     if world > 1 and not analysis.gradients:
         said.append(f"There are no facts about single gradients: {_no_gradients(analysis)}.")
@@ -63,7 +76,10 @@ def _largest_words(analysis: Analysis) -> str:
     largest, covered = max(medians, key=medians.__getitem__), sum(medians.values())
     shown = [f"{LABELS[p]} {share(medians[p], step)}" for p in ("data", "communication", "waiting")]
     if step - covered <= medians[largest]:
-        return f"Most of it is {LABELS[largest]} ({share(medians[largest], step)}); {', '.join(shown)}."
+        return (
+            f"Most of it is {LABELS[largest]} ({share(medians[largest], step)});"
+            f" {', '.join(shown)}."
+        )
     sums = {part: sum(own.seconds[part] for own in analysis.steps) for part in LABELS}
     most = max(sums, key=sums.__getitem__)
     return (
@@ -75,15 +91,18 @@ def _largest_words(analysis: Analysis) -> str:
 
 def _outlier_words(analysis: Analysis, outliers: Sequence[Outlier]) -> str:
     longest, count = outliers[0], len(outliers)
-    text = f"{longest.total_s / analysis.step_s:.0f} times the median: rank {longest.rank} {_WORK[longest.part]} for "
+    text = (
+        f"{longest.total_s / analysis.step_s:.0f} times the median: rank {longest.rank}"
+        f" {_WORK[longest.part]} for "
+    )
     text += f"{ms(longest.part_s)}."
     if count == 1:
         return f"Step {longest.step} took {ms(longest.total_s)}, {text}"
     total = sum(of_steps(analysis.steps, lambda step: step.total_s).values())
     lost = share(sum(outlier.total_s for outlier in outliers), total)
     return (
-        f"{count} of {len(analysis.numbers)} steps took more than {OUTLIER:g} times the median, and {lost} of the time; the "
-        f"longest, step {longest.step}, {ms(longest.total_s)}, {text}"
+        f"{count} of {len(analysis.numbers)} steps took more than {OUTLIER:g} times the median, and"
+        f" {lost} of the time; the longest, step {longest.step}, {ms(longest.total_s)}, {text}"
     )
 
 
@@ -107,14 +126,19 @@ def _slow_words(analysis: Analysis) -> str:
     dealt = analysis.abouts[0].dealt
     shares = f" Samples are dealt {dealt}." if dealt != "even" else ""
     return (
-        f"Rank {slow.rank} on {slow.host} is the slowest since step {slow.since}: in {counted} of {of} steps the last, by "
-        f"{ms(slow.behind_s)}; it {_WORK[slow.part]} for {ms(slow.part_s)}, the others for {ms(slow.usual_s)}.{shares}"
+        f"Rank {slow.rank} on {slow.host} is the slowest since step {slow.since}: in {counted} of"
+        f" {of} steps the last, by {ms(slow.behind_s)}; it {_WORK[slow.part]} for"
+        f" {ms(slow.part_s)}, the others for {ms(slow.usual_s)}.{shares}"
     )
 
 
 def grids(analysis: Analysis, advice: Sequence[Advice], gradients: int = _SHOWN) -> list[Grid]:
     """Return the tables: parts, gradients, advice."""
-    return [parts_grid(analysis), *([gradients_grid(analysis, gradients)] if analysis.gradients else []), advice_grid(advice)]
+    return [
+        parts_grid(analysis),
+        *([gradients_grid(analysis, gradients)] if analysis.gradients else []),
+        advice_grid(advice),
+    ]
 
 
 def parts_grid(analysis: Analysis) -> Grid:
@@ -127,7 +151,9 @@ def parts_grid(analysis: Analysis) -> Grid:
     for part, label in LABELS.items():
         usual = analysis.median(part)
         own = [analysis.median(part, rank) for rank in shown] if len(ranks) > 1 else []
-        rows.append((label, ms(usual), share(usual, analysis.step_s), *(ms(value) for value in own)))
+        rows.append(
+            (label, ms(usual), share(usual, analysis.step_s), *(ms(value) for value in own))
+        )
     rows.append(("a step", ms(analysis.step_s), "100 %", *("" for _ in shown if len(ranks) > 1)))
     each = [f"rank {rank}" for rank in shown] if len(ranks) > 1 else []
     return Grid("Parts of a step", ("part", "median", "share", *each), rows)
@@ -148,8 +174,16 @@ def gradients_grid(analysis: Analysis, shown: int) -> Grid:
         for g in analysis.gradients[:shown]
     ]
     more = f", {shown} of {len(analysis.gradients)}" if len(analysis.gradients) > shown else ""
-    title = f"Gradients with the longest path{more}: until all ranks have it, in the queue, in copies, in the allreduce"
-    return Grid(title, ("gradient", "size", "negotiation", "queue", "fusion", "allreduce", "fused"), rows, is_code=True)
+    title = (
+        f"Gradients with the longest path{more}: until all ranks have it, in the queue, in copies,"
+        " in the allreduce"
+    )
+    return Grid(
+        title,
+        ("gradient", "size", "negotiation", "queue", "fusion", "allreduce", "fused"),
+        rows,
+        is_code=True,
+    )
 
 
 def advice_grid(advice: Sequence[Advice]) -> Grid:

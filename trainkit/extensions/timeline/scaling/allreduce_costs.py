@@ -1,4 +1,6 @@
-"""AllreduceCosts: measures the cost of a reduction over ranks by its size; for `trainkit scaling`."""
+"""AllreduceCosts: measures the cost of a reduction over ranks by its size;
+for `trainkit scaling`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _KIB = (1, 16, 256, 1024, 4096, 16384, 65536)
 class AllreduceCosts(Callback):
     """Reduces tensors of several sizes after training; rank 0 writes the time of each.
 
-    On Horovod the time is that of the collective itself, without its thread's cycle; otherwise that of the call.
+    On Horovod the time is that of the collective itself, without its thread's cycle; otherwise that
+    of the call.
 
     Args:
         repeats: reductions per size.
@@ -54,6 +57,10 @@ class AllreduceCosts(Callback):
         engine.heartbeat.stop_timeline()
         if engine.ranks.is_main:
             if path.is_file():
-                found = [o for o in read_operations(read_events(path)) if o.kind == "ALLREDUCE" and o.wire_s > 0]
+                found = [
+                    o
+                    for o in read_operations(read_events(path))
+                    if o.kind == "ALLREDUCE" and o.wire_s > 0
+                ]
                 costs = [(o.num_bytes, o.wire_s) for o in found] or costs
             (trainer.run_dir / FILE).write_text(json.dumps(costs))

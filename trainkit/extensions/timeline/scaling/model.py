@@ -4,13 +4,16 @@ The model of a step at n ranks (overlap.py has its parts and their sources):
 
     t(n) = work(n) + waiting(n) + exposed(n)
 
-work(n) is a rank's own: the measurement at n, or else a line through the nearest two numbers, since ranks of one host share its
-memory and cores; beyond the largest measured number hosts are added, and work stays. waiting(n) is for the slowest of n ranks,
-whose work varies from step to step with a standard deviation s: s times the expected maximum of n normal values, by Blom (1958)
-the normal quantile of (n - 0.375) / (n + 0.25). exposed(n) is the part of the reductions in a ring of n that backward does not
-hide; their cost comes from the recorded steps' reductions if there are any, else from reductions while nothing else ran.
+work(n) is a rank's own: the measurement at n, or else a line through the nearest two numbers, since
+ranks of one host share its memory and cores; beyond the largest measured number hosts are added,
+and work stays. waiting(n) is for the slowest of n ranks, whose work varies from step to step with a
+standard deviation s: s times the expected maximum of n normal values, by Blom (1958) the normal
+quantile of (n - 0.375) / (n + 0.25). exposed(n) is the part of the reductions in a ring of n that
+backward does not hide; their cost comes from the recorded steps' reductions if there are any, else
+from reductions while nothing else ran.
 
-The same model, fitted without the steps of the largest number of ranks, predicts those: that is its error.
+The same model, fitted without the steps of the largest number of ranks, predicts those: that is its
+error.
 """
 
 from __future__ import annotations
@@ -22,7 +25,15 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from trainkit.console import plural
-from trainkit.extensions.timeline.report.overlap import Link, Profile, Ring, Summing, exposed_s, fit_link, ring_of
+from trainkit.extensions.timeline.report.overlap import (
+    Link,
+    Profile,
+    Ring,
+    Summing,
+    exposed_s,
+    fit_link,
+    ring_of,
+)
 from trainkit.extensions.timeline.report.recorded_facts import OWN_WORK, of_steps
 from trainkit.extensions.timeline.report.steps import Analysis
 from trainkit.report.grid import Grid, ms
@@ -37,7 +48,8 @@ class Measured:
 
     ranks: int
     analysis: Analysis  # of the recorded steps
-    costs: list[tuple[float, float]]  # (bytes, seconds) of reductions while nothing else ran; empty for one rank
+    # (bytes, seconds) of reductions while nothing else ran; empty for one rank
+    costs: list[tuple[float, float]]
 
     @property
     def step_s(self) -> float:
@@ -81,12 +93,21 @@ class Model:
         """Return the exposed communication of a step in seconds."""
         if ranks == 1:
             return 0.0
-        link, slower = (ring or self.ring).link(ranks), self.work_s(ranks) / self.work_s(self.of_ranks)
-        return statistics.median(exposed_s(profile.stretched(slower), link, self.summing) for profile in self.profiles)
+        link, slower = (
+            (ring or self.ring).link(ranks),
+            self.work_s(ranks) / self.work_s(self.of_ranks),
+        )
+        return statistics.median(
+            exposed_s(profile.stretched(slower), link, self.summing) for profile in self.profiles
+        )
 
     def waiting_s(self, ranks: int) -> float:
         """Return a rank's mean waiting time for the slowest rank."""
-        return self.spread_s * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
+        return (
+            self.spread_s * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+            if ranks > 1
+            else 0.0
+        )
 
     def step_s(self, ranks: int, ring: Ring | None = None) -> float:
         """Return the seconds of a step."""
@@ -119,30 +140,52 @@ def _fit(base: Sequence[Measured], all_measured: Sequence[Measured]) -> Model | 
     if source.ranks == 1:  # one rank reduces nothing: take the settings of several
         about = several[0].analysis.abouts[0]
         summing = Summing(about.cycle_ms / 1000, float(about.fusion_bytes))
-    profiles = {m.ranks: [_without_waiting(profile, m) for profile in m.analysis.profiles] for m in base}
-    work = {n: statistics.median(p.backward_s + p.other_s for p in own) for n, own in profiles.items() if own}
+    profiles = {
+        m.ranks: [_without_waiting(profile, m) for profile in m.analysis.profiles] for m in base
+    }
+    work = {
+        n: statistics.median(p.backward_s + p.other_s for p in own)
+        for n, own in profiles.items()
+        if own
+    }
     if source.ranks not in work:
         return None
-    work = {n: max(s for m, s in work.items() if m <= n) for n in work}  # less work at more ranks is chance: see excess_words
+    # less work at more ranks is chance: see excess_words
+    work = {n: max(s for m, s in work.items() if m <= n) for n in work}
     spread = _spread_s(source)
     return Model(
-        work, all_measured[-1].ranks, profiles[source.ranks], source.ranks, summing, spread, ring_of(link, ranks), ring_from
+        work,
+        all_measured[-1].ranks,
+        profiles[source.ranks],
+        source.ranks,
+        summing,
+        spread,
+        ring_of(link, ranks),
+        ring_from,
     )
 
 
 def _link(base: Sequence[Measured], several: Sequence[Measured]) -> tuple[Link | None, str, int]:
     for one in reversed(base):
         if one.ranks > 1 and one.analysis.link is not None:
-            return one.analysis.link, f"the sums of the recorded steps at {one.ranks} ranks", one.ranks
+            return (
+                one.analysis.link,
+                f"the sums of the recorded steps at {one.ranks} ranks",
+                one.ranks,
+            )
     one = next((m for m in reversed(base) if m.ranks > 1), several[0])
     return fit_link(one.costs), f"sums among {one.ranks} ranks while nothing else ran", one.ranks
 
 
 def _spread_s(source: Measured) -> float:
-    """Return the spread of a rank's own work from step to step. Delays in the same step on all ranks cause no waiting."""
+    """Return the spread of a rank's own work from step to step.
+    Delays in the same step on all ranks cause no waiting.
+    """
     own: dict[int, list[float]] = {}
     for step in source.analysis.steps:
-        own.setdefault(step.step, []).append(sum(step.seconds[part] for part in OWN_WORK if part != "hooks"))
+        own.setdefault(step.step, []).append(
+            sum(step.seconds[part] for part in OWN_WORK if part != "hooks")
+        )
     if source.ranks == 1:
         alone = [times[0] for times in own.values()]
         return statistics.stdev(alone) if len(alone) > 1 else 0.0
@@ -158,7 +201,10 @@ def measured_grid(measured: Sequence[Measured]) -> Grid:
     """Return the table of measurements."""
     rows = []
     for m in measured:
-        shares = [f"{100 * m.analysis.median(part) / m.analysis.step_s:.1f} %" for part in ("data", "waiting", "communication")]
+        shares = [
+            f"{100 * m.analysis.median(part) / m.analysis.step_s:.1f} %"
+            for part in ("data", "waiting", "communication")
+        ]
         speed, efficiency = f"{m.samples_per_s:,.1f}", f"{100 * m.efficiency(measured[0]):.1f} %"
         rows.append((str(m.ranks), ms(m.step_s), speed, efficiency, *shares))
     columns = ("ranks", "step", "samples/s", "efficiency", "data wait", "waiting", "exposed comm.")
@@ -173,26 +219,39 @@ def excess_words(measured: Sequence[Measured]) -> list[str]:
         if over < 0.0005:  # shown as 100.0 %
             continue
         chance = math.hypot(_uncertainty(base), _uncertainty(m))
-        text = f"{100 * (1 + over):.1f} % at {m.ranks} ranks: ranks do not make each other faster, so the step of "
-        text += f"{plural(base.ranks, 'rank')} ({ms(base.step_s)}) was measured too slow, by {100 * over:.1f} %. "
+        text = (
+            f"{100 * (1 + over):.1f} % at {m.ranks} ranks: ranks do not make each other faster, so"
+            " the step of "
+        )
+        text += (
+            f"{plural(base.ranks, 'rank')} ({ms(base.step_s)}) was measured too slow, by"
+            f" {100 * over:.1f} %. "
+        )
         if over <= 2 * chance:
-            text += f"That is chance: these medians are known to {200 * chance:.1f} %. More steps (steps=100) narrow it."
+            text += (
+                f"That is chance: these medians are known to {200 * chance:.1f} %. More steps"
+                " (steps=100) narrow it."
+            )
         else:
             text += (
-                f"That is more than chance ({200 * chance:.1f} %): something else held it up, as another job on the host, or "
-                "data that were read for the first time. Run it again."
+                f"That is more than chance ({200 * chance:.1f} %): something else held it up, as"
+                " another job on the host, or data that were read for the first time. Run it"
+                " again."
             )
         said.append(text)
     return said
 
 
 def _uncertainty(measured: Measured) -> float:
-    """Return the standard error of the median step, relative to it, by the spread between quartiles (robust to outliers)."""
+    """Return the standard error of the median step, relative to it,
+    by the spread between quartiles (robust to outliers).
+    """
     totals = list(of_steps(measured.analysis.steps, lambda step: step.total_s).values())
     if len(totals) < 2:
         return math.inf
     low, _, high = statistics.quantiles(totals, n=4)
-    return 1.2533 * (high - low) / 1.349 / math.sqrt(len(totals)) / measured.step_s  # of normal values
+    # of normal values
+    return 1.2533 * (high - low) / 1.349 / math.sqrt(len(totals)) / measured.step_s
 
 
 def check_words(model: Model, left_out: Measured) -> str:
@@ -200,19 +259,25 @@ def check_words(model: Model, left_out: Measured) -> str:
     predicted, actual = model.step_s(left_out.ranks), left_out.step_s
     off = predicted / actual - 1
     text = (
-        f"Left out of the model: the steps of {left_out.ranks} ranks. It predicts {ms(predicted)} a step there, measured were "
-        f"{ms(actual)}: {100 * off:+.1f} %."
+        f"Left out of the model: the steps of {left_out.ranks} ranks. It predicts {ms(predicted)} a"
+        f" step there, measured were {ms(actual)}: {100 * off:+.1f} %."
     )
     if abs(off) <= TRUSTED:
         return text
-    why = "Something outside of the model slows these ranks down" if off < 0 else "These ranks are faster than the model"
+    why = (
+        "Something outside of the model slows these ranks down"
+        if off < 0
+        else "These ranks are faster than the model"
+    )
     return f"{text} {why}: do not trust its predictions for more ranks."
 
 
 def predictions_grid(model: Model, gbits: Sequence[float]) -> Grid:
     """Return the efficiency at larger numbers of ranks."""
     rings = [model.ring, *(network(model.ring, speed) for speed in gbits)]
-    rows = [(str(n), *(f"{100 * model.efficiency(n, ring):.0f} %" for ring in rings)) for n in PREDICTED]
+    rows = [
+        (str(n), *(f"{100 * model.efficiency(n, ring):.0f} %" for ring in rings)) for n in PREDICTED
+    ]
     names = ["as measured", *(f"{speed:g} Gbit/s" for speed in gbits)]
     return Grid("Predicted efficiency, at the measured latency", ("ranks", *names), rows)
 

@@ -1,8 +1,9 @@
-"""Reads a rank's Horovod timeline as the sequence of operations of Horovod's thread, each with the tensors fused into it.
+"""Reads a rank's Horovod timeline as the sequence of operations of Horovod's thread, each with the
+tensors fused into it.
 
-Horovod writes a "process" per tensor with nested B and E events: ALLREDUCE, and within it the activities
-(MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE or NCCL_ALLREDUCE, MEMCPY_OUT_FUSION_BUFFER, ...). Fused tensors begin together,
-before the first activity of any of them.
+Horovod writes a "process" per tensor with nested B and E events: ALLREDUCE, and within it the
+activities (MEMCPY_IN_FUSION_BUFFER, GLOO_ALLREDUCE or NCCL_ALLREDUCE, MEMCPY_OUT_FUSION_BUFFER,
+...). Fused tensors begin together, before the first activity of any of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from typing import Any
 
 from trainkit.extensions.timeline.traces.pieces import Event
 
-_BYTES = {"uint8": 1, "int8": 1, "bool": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}
+_BYTES = {
+    "uint8": 1,
+    "int8": 1,
+    "bool": 1,
+    "uint16": 2,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "float32": 4,
+}
 _LIBRARIES = ("GLOO_", "NCCL_", "MPI_", "CCL_", "DDL_")
 _NEGOTIATE = "NEGOTIATE_"
 _PREFIX = re.compile(r"^(grouped_)?(allreduce|allgather|broadcast|alltoall|reducescatter)\.")
@@ -29,17 +40,27 @@ class Operation:
     start: float  # begin of the operation
     end: float = 0.0  # end of its last tensor
     names: list[str] = field(default_factory=list)  # its tensors, as they were submitted
-    num_bytes: int = 0  # bytes of all tensors; a tensor whose shape Horovod does not record counts 0
+    # bytes of all tensors; a tensor whose shape Horovod does not record counts 0
+    num_bytes: int = 0
     activities: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (start, end)
 
     def seconds_in(self, part: str) -> float:
         """Return the seconds in activities with `part` in their name."""
-        return sum(end - start for name, (start, end) in self.activities.items() if part in name) / 1e6
+        return (
+            sum(end - start for name, (start, end) in self.activities.items() if part in name) / 1e6
+        )
 
     @property
     def wire_s(self) -> float:
         """The seconds of the collective itself, without copies to and from the fusion buffer."""
-        return sum(e - s for n, (s, e) in self.activities.items() if "MEMCPY" not in n and n.startswith(_LIBRARIES)) / 1e6
+        return (
+            sum(
+                e - s
+                for n, (s, e) in self.activities.items()
+                if "MEMCPY" not in n and n.startswith(_LIBRARIES)
+            )
+            / 1e6
+        )
 
 
 def read_operations(events: Iterable[Event]) -> list[Operation]:
@@ -52,7 +73,11 @@ def read_operations(events: Iterable[Event]) -> list[Operation]:
     ended: set[int] = set()
     for event in events:
         phase, pid = event.get("ph"), event.get("pid")
-        if phase != "M" and not isinstance(event.get("ts"), (int, float)) or (phase == "B" and "name" not in event):
+        if (
+            phase != "M"
+            and not isinstance(event.get("ts"), (int, float))
+            or (phase == "B" and "name" not in event)
+        ):
             continue  # event of a damaged file
         if phase == "M":
             args = event.get("args", {})
@@ -64,7 +89,12 @@ def read_operations(events: Iterable[Event]) -> list[Operation]:
             if name.startswith(_NEGOTIATE):
                 continue
             if len(stack) == 1:
-                if not found or found[-1].activities or id(found[-1]) in ended or found[-1].kind != name:
+                if (
+                    not found
+                    or found[-1].activities
+                    or id(found[-1]) in ended
+                    or found[-1].kind != name
+                ):
                     found.append(Operation(name, at))
                 found[-1].names.append(_PREFIX.sub("", names.get(pid, "")))
                 of_tensor[pid] = found[-1]
@@ -90,4 +120,6 @@ def read_operations(events: Iterable[Event]) -> list[Operation]:
 
 def _num_bytes(args: dict[str, str]) -> int:
     sizes = re.findall(r"\d+", args.get("shape", ""))
-    return math.prod(map(int, sizes)) * _BYTES.get(args.get("dtype", ""), 8) if "shape" in args else 0
+    return (
+        math.prod(map(int, sizes)) * _BYTES.get(args.get("dtype", ""), 8) if "shape" in args else 0
+    )

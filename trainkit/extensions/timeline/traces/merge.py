@@ -1,8 +1,9 @@
-"""Merges the files of a recording into one that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Merges the files of a recording into one that Perfetto (ui.perfetto.dev) and chrome://tracing
+open.
 
-Ranks are processes. Each has a track of its steps and their parts, on a GPU a second one by the device's clock, a track of
-Horovod's operations, tracks of the gradients from the time they were submitted, and the tracks of torch's profiler. All times
-are by rank 0's clock; see clocks.py.
+Ranks are processes. Each has a track of its steps and their parts, on a GPU a second one by the
+device's clock, a track of Horovod's operations, tracks of the gradients from the time they were
+submitted, and the tracks of torch's profiler. All times are by rank 0's clock; see clocks.py.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class RankTrace:
 
     about: About  # facts about the rank
     events: list[Event]  # its own events: parts of steps, gradients
-    operations: list[Operation] = field(default_factory=list)  # operations of its Horovod timeline; empty if there is none
+    # operations of its Horovod timeline; empty if there is none
+    operations: list[Operation] = field(default_factory=list)
     torch_path: Path | None = None  # the file of torch's profiler, or None
     clock: Alignment = field(default_factory=Alignment)  # its alignment
     is_aligned: bool = True  # False if its clock could not be compared with rank 0's
@@ -75,8 +77,9 @@ def read_recording(folder: Path) -> list[RankTrace]:
             ranks.append(RankTrace(about, list(own_events(events))))
     if not ranks:
         raise TraceError(
-            f"{folder} holds no readable recording: no file {OWN.format(0)}. "
-            "Record steps with callbacks=timeline, or ask a running job: python -m trainkit timeline RUN_DIR record=10"
+            f"{folder} holds no readable recording: no file {OWN.format(0)}. Record steps with"
+            " callbacks=timeline, or ask a running job: python -m trainkit timeline RUN_DIR"
+            " record=10"
         )
     ranks.sort(key=lambda rank: rank.about.rank)
     for rank in ranks:
@@ -93,7 +96,11 @@ def _align(first: RankTrace, rank: RankTrace) -> None:
     if rank.about.boot == first.about.boot:
         return
     own, others = _meetings(rank), _meetings(first)
-    found = [o for mine, theirs in zip(own, others, strict=False) if (o := offset(theirs, mine)) is not None]
+    found = [
+        o
+        for mine, theirs in zip(own, others, strict=False)
+        if (o := offset(theirs, mine)) is not None
+    ]
     rank.is_aligned = bool(found)
     if not found:  # use the time of day: under NTP, hosts differ by milliseconds
         about, zero = rank.about, first.about
@@ -103,7 +110,11 @@ def _align(first: RankTrace, rank: RankTrace) -> None:
 
 
 def _meetings(rank: RankTrace) -> list[list[Meeting]]:
-    return [[(came, left) for came, left in e["args"]["times"]] for e in rank.events if e.get("name") == MEETINGS]
+    return [
+        [(came, left) for came, left in e["args"]["times"]]
+        for e in rank.events
+        if e.get("name") == MEETINGS
+    ]
 
 
 def write_whole(folder: Path) -> Path:
@@ -123,7 +134,8 @@ def _write(path: Path, ranks: list[RankTrace]) -> None:
         for event in whole(ranks):
             if "ts" in event:
                 event["ts"] = round(event["ts"] - begin, 3)
-                if event["ts"] < 0:  # torch's profiler began earlier; Perfetto accepts no negative time
+                # torch's profiler began earlier; Perfetto accepts no negative time
+                if event["ts"] < 0:
                     continue
             file.write(before + json.dumps(event, separators=(",", ":")))
             before = ",\n"
@@ -131,15 +143,23 @@ def _write(path: Path, ranks: list[RankTrace]) -> None:
 
 
 def _first(rank: RankTrace) -> float:
-    return min((rank.clock.to_rank_0(event["ts"]) for event in rank.events if "ts" in event), default=0.0)
+    return min(
+        (rank.clock.to_rank_0(event["ts"]) for event in rank.events if "ts" in event), default=0.0
+    )
 
 
 def whole(ranks: Iterable[RankTrace]) -> Iterator[Event]:
     """Yield the events of all ranks, by rank 0's clock, in microseconds."""
     for rank in ranks:
         number, about = rank.about.rank, rank.about
-        unsure = f", clock +- {rank.clock.error_us / 1000:.2g} ms" if rank.clock != Alignment(SAME, SAME) else ""
-        yield _label("process_name", number, name=f"rank {number} on {about.host} ({about.device}{unsure})")
+        unsure = (
+            f", clock +- {rank.clock.error_us / 1000:.2g} ms"
+            if rank.clock != Alignment(SAME, SAME)
+            else ""
+        )
+        yield _label(
+            "process_name", number, name=f"rank {number} on {about.host} ({about.device}{unsure})"
+        )
         yield _label("process_sort_index", number, sort_index=number)
         yield _label("thread_name", number, 0, name="steps")
         yield _label("thread_sort_index", number, 0, sort_index=-3)
@@ -149,7 +169,8 @@ def whole(ranks: Iterable[RankTrace]) -> Iterator[Event]:
         for event in rank.events:
             if "ts" in event:
                 moved = event | {"ts": rank.clock.to_rank_0(event["ts"])}
-                yield moved if "id" not in moved else moved | {"id2": {"local": moved.pop("id")}}  # a track of this process
+                # a track of this process
+                yield moved if "id" not in moved else moved | {"id2": {"local": moved.pop("id")}}
         yield from _horovod(rank)
         if rank.torch_path is not None:
             yield from _torch(rank, rank.torch_path)
@@ -177,7 +198,11 @@ def _horovod(rank: RankTrace) -> Iterator[Event]:
             "args": args,
         }
         for name, (began, ended) in operation.activities.items():
-            yield base | {"name": name, "ts": start + began - operation.start, "dur": min(ended, operation.end) - began}
+            yield base | {
+                "name": name,
+                "ts": start + began - operation.start,
+                "dur": min(ended, operation.end) - began,
+            }
 
 
 def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
@@ -187,7 +212,9 @@ def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
     shift = base_us - (about.unix_ns - about.monotonic_ns) / 1000
     tracks: dict[tuple[Any, Any], int] = {}
     for event in read_events(path):
-        if event.get("ph") not in ("X", "s", "f", "t") or not isinstance(event.get("ts"), (int, float)):
+        if event.get("ph") not in ("X", "s", "f", "t") or not isinstance(
+            event.get("ts"), (int, float)
+        ):
             continue
         on_gpu = event.get("cat") in _ON_GPU
         key = (event.get("pid"), event.get("tid"))
@@ -196,7 +223,12 @@ def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
             name = f"GPU stream {key[1]}" if on_gpu else f"torch, thread {key[1]}"
             yield _label("thread_name", number, tracks[key], name=name)
             yield _label("thread_sort_index", number, tracks[key], sort_index=tracks[key])
-        moved = event | {"pid": number, "tid": tracks[key], "ts": rank.clock.to_rank_0(event["ts"] + shift)}
-        if "id" in moved:  # id of an arrow; Perfetto accepts only integers, and each rank counts from its own start
+        moved = event | {
+            "pid": number,
+            "tid": tracks[key],
+            "ts": rank.clock.to_rank_0(event["ts"] + shift),
+        }
+        # id of an arrow; Perfetto accepts only integers, and each rank counts from its own start
+        if "id" in moved:
             moved["id"] = (number << 32) + int(moved["id"])
         yield moved

@@ -1,9 +1,12 @@
-"""A rank's file of a recording, in Chrome's trace format; it stays readable if it is cut off anywhere.
+"""A rank's file of a recording, in Chrome's trace format; it stays readable if it is cut off
+anywhere.
 
-The format is a JSON array of events (Trace Event Format, Google 2016: "JSON Array Format", whose closing bracket may be
-missing); ours has one event a line. Times are microseconds of the host's monotonic clock.
+The format is a JSON array of events (Trace Event Format, Google 2016: "JSON Array Format", whose
+closing bracket may be missing); ours has one event a line. Times are microseconds of the host's
+monotonic clock.
 
-    {"name": "forward", "cat": "part", "ph": "X", "ts": 12.5, "dur": 3.1, "pid": 0, "tid": 0, "args": {"step": 50}}
+    {"name": "forward", "cat": "part", "ph": "X", "ts": 12.5, "dur": 3.1, "pid": 0, "tid": 0,
+    "args": {"step": 50}}
 
 The first event describes the rank: `About`.
 """
@@ -23,9 +26,11 @@ Event = dict[str, Any]
 
 ABOUT, MEETINGS, SUMMED = "trainkit", "meetings", "gradient"
 FOLDER = "timeline"  # in a run's folder; it has a folder per recording
-OWN, HOROVOD, TORCH = "rank-{}.json", "horovod-{}.json", "torch-{}.json.gz"  # files of a rank, in the recording's folder
+# files of a rank, in the recording's folder
+OWN, HOROVOD, TORCH = "rank-{}.json", "horovod-{}.json", "torch-{}.json.gz"
 WHOLE = "trace.json.gz"  # the merged file
-REQUEST = "record"  # in FOLDER: requests a recording of a running job; holds the number of steps, or nothing
+# in FOLDER: requests a recording of a running job; holds the number of steps, or nothing
+REQUEST = "record"
 PATIENCE_S = 30.0  # the command `record` waits this long for the job to react
 
 
@@ -58,12 +63,16 @@ class Piece:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w")
         self.rank = about.rank
-        self._file.write("[" + json.dumps({"name": ABOUT, "ph": "M", "pid": about.rank, "args": asdict(about)}))
+        self._file.write(
+            "[" + json.dumps({"name": ABOUT, "ph": "M", "pid": about.rank, "args": asdict(about)})
+        )
         self._file.flush()
 
     def add(self, events: Iterable[Event]) -> None:
         """Write events."""
-        self._file.write("".join(",\n" + json.dumps(event, separators=(",", ":")) for event in events))
+        self._file.write(
+            "".join(",\n" + json.dumps(event, separators=(",", ":")) for event in events)
+        )
         self._file.flush()
 
     def drop(self) -> None:
@@ -78,26 +87,42 @@ class Piece:
 
 def span(name: str, start_ns: int, end_ns: int, rank: int, tid: int = 0, **args: Any) -> Event:
     """Return a complete event; times are nanoseconds of the monotonic clock."""
-    event = {"name": name, "cat": "part", "ph": "X", "ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}
+    event = {
+        "name": name,
+        "cat": "part",
+        "ph": "X",
+        "ts": start_ns / 1000,
+        "dur": (end_ns - start_ns) / 1000,
+    }
     return event | {"pid": rank, "tid": tid, "args": args}
 
 
 def read_events(path: Path) -> list[Event]:
-    """Return the events of a trace file, plain or gzipped; of a file that was cut off, the complete ones."""
+    """Return the events of a trace file, plain or gzipped;
+    of a file that was cut off, the complete ones.
+    """
     text = _read(path).decode(errors="replace")
     try:
         content = json.loads(text)
     except ValueError:
         return list(_as_far_as_it_goes(text))
     events = content.get("traceEvents", []) if isinstance(content, dict) else content
-    return [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
+    return (
+        [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
+    )
 
 
 def read_head(path: Path) -> dict[str, Any]:
-    """Return the fields of a torch profiler file other than its events; an empty dict if the file was cut off."""
+    """Return the fields of a torch profiler file other than its events;
+    an empty dict if the file was cut off.
+    """
     with contextlib.suppress(ValueError):
         content = json.loads(_read(path))
-        return {k: v for k, v in content.items() if k != "traceEvents"} if isinstance(content, dict) else {}
+        return (
+            {k: v for k, v in content.items() if k != "traceEvents"}
+            if isinstance(content, dict)
+            else {}
+        )
     return {}
 
 
@@ -109,15 +134,28 @@ def own_events(events: Iterable[Event]) -> Iterator[Event]:
         is_step = isinstance(about.get("step"), int)
         if event.get("name") == MEETINGS:
             times = about.get("times")
-            is_whole = isinstance(times, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in times)
+            is_whole = isinstance(times, list) and all(
+                isinstance(pair, list) and len(pair) == 2 for pair in times
+            )
         elif event.get("cat") == SUMMED:
             begins, ends = event.get("ph") == "b", event.get("ph") == "e"
             is_full = (
-                is_step and isinstance(about.get("bytes"), int) and isinstance(about.get("names"), list) and about["names"]
+                is_step
+                and isinstance(about.get("bytes"), int)
+                and isinstance(about.get("names"), list)
+                and about["names"]
             )
-            is_whole = isinstance(event.get("id"), str) and _has_numbers(event, "ts") and bool(ends or (begins and is_full))
+            is_whole = (
+                isinstance(event.get("id"), str)
+                and _has_numbers(event, "ts")
+                and bool(ends or (begins and is_full))
+            )
         else:
-            spans = event.get("cat") == "part" and event.get("ph") == "X" and isinstance(event.get("name"), str)
+            spans = (
+                event.get("cat") == "part"
+                and event.get("ph") == "X"
+                and isinstance(event.get("name"), str)
+            )
             counts = "samples" not in about or isinstance(about["samples"], int)
             is_whole = spans and is_step and counts and _has_numbers(event, "ts", "dur", "tid")
         if is_whole:
