@@ -80,12 +80,10 @@ class Bench:
     """
 
     def __init__(self, device: torch.device, short: bool, out: Path | None, seconds: float) -> None:
-        self.device, self.short, self.out, self.ends = (
-            device,
-            short,
-            out,
-            time.perf_counter() + seconds,
-        )
+        self.device = device
+        self.short = short
+        self.out = out
+        self.ends = time.perf_counter() + seconds
         self.models = TINY if device.type == "cpu" else (RESNET, VIT)
         self.found = Findings()
         self.rates = Table(

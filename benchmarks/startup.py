@@ -42,11 +42,9 @@ MODULES = {
     "Accelerate": "accelerate",
     "Lightning": "lightning",
 }
-HELP, MISTAKE, FIT_HELP = (
-    "trainkit --help",
-    "trainkit fit conf=resnet50 trainer.max_epoch=3",
-    "trainkit fit --help",
-)
+HELP = "trainkit --help"
+MISTAKE = "trainkit fit conf=resnet50 trainer.max_epoch=3"
+FIT_HELP = "trainkit fit --help"
 COMMANDS = (HELP, MISTAKE, FIT_HELP)
 BARE, OURS, COMMAND = "bare loop", "trainkit", "trainkit fit conf=mlp"
 

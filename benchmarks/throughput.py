@@ -226,22 +226,18 @@ def worker(library: Library, rounds: int, steps: int, out: Path) -> None:
         import horovod.torch as hvd
 
         hvd.init()
-        rank, local_ranks, barrier, by_hand = (
-            hvd.rank(),
-            hvd.local_size(),
-            hvd.barrier,
-            by_hand_horovod,
-        )
+        rank = hvd.rank()
+        local_ranks = hvd.local_size()
+        barrier = hvd.barrier
+        by_hand = by_hand_horovod
     else:
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
-        rank, local_ranks, barrier, by_hand = (
-            dist.get_rank(),
-            dist.get_world_size(),
-            dist.barrier,
-            by_hand_ddp,
-        )
+        rank = dist.get_rank()
+        local_ranks = dist.get_world_size()
+        barrier = dist.barrier
+        by_hand = by_hand_ddp
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_ranks))  # the same for all
 
     def all_of(work: Work) -> dict[str, list[list[float]]]:
@@ -327,10 +323,8 @@ def measure(short: bool) -> Findings:
             for table, name in zip(found.tables, WORKS, strict=True):
                 table.rows += rows_of(taken[name], library, ranks)
             if library == "horovod" and ranks == 2:
-                resnet, what = (
-                    taken["ResNet-50"],
-                    "ResNet-50 at 2 ranks, of the loop by hand with Horovod",
-                )
+                resnet = taken["ResNet-50"]
+                what = "ResNet-50 at 2 ranks, of the loop by hand with Horovod"
                 alike, shipped = (
                     1 / median_ratio(resnet[which], resnet[BY_HAND]) for which in (ALIKE, SHIPPED)
                 )

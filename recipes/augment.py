@@ -93,11 +93,9 @@ class Augment:
         )
         self.policy += [v2.TrivialAugmentWide()] if policy == "trivialaugment" else []
         self.erasing = [v2.RandomErasing(random_erasing)] if random_erasing else []
-        self.crop_and_flip, self.train_image_size, self.test_crop_ratio = (
-            crop_and_flip,
-            train_image_size,
-            test_crop_ratio,
-        )
+        self.crop_and_flip = crop_and_flip
+        self.train_image_size = train_image_size
+        self.test_crop_ratio = test_crop_ratio
         self.repeats, self.repeat_within = repeats, repeat_within
 
     def of_photographs(self, image_size: int, tail: list[v2.Transform]) -> v2.Transform:

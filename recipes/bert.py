@@ -68,13 +68,11 @@ class BERT(nn.Module):
         token_types: NonNegativeInt = 2,
     ) -> None:
         super().__init__()
-        self.vocab_size, self.context, self.width, self.heads, self.token_types = (
-            vocab_size,
-            context,
-            width,
-            heads,
-            token_types,
-        )
+        self.vocab_size = vocab_size
+        self.context = context
+        self.width = width
+        self.heads = heads
+        self.token_types = token_types
         self.tokens, self.places = nn.Embedding(vocab_size, width), nn.Embedding(context, width)
         self.types = nn.Embedding(token_types, width) if token_types else None
         self.norm, self.dropout = nn.LayerNorm(width, _EPS), nn.Dropout(dropout)

@@ -173,10 +173,8 @@ class TextBytes(trainkit.DataModule):
             )
         whole = torch.frombuffer(text, dtype=torch.uint8)
         split = len(whole) * 9 // 10
-        self.train, self.val = (
-            Windows(whole[:split], self.context + 1),
-            Windows(whole[split:], self.context + 1),
-        )
+        self.train = Windows(whole[:split], self.context + 1)
+        self.val = Windows(whole[split:], self.context + 1)
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.train, self.batch_size, shuffle=True, num_workers=self.num_workers)

@@ -33,10 +33,8 @@ def sentences() -> list[Row]:
         ("film", "dinner", "hotel", "concert", "book", "coffee"),
         ("was", "was really", "turned out to be"),
     )
-    good, bad = (
-        ("delightful", "great", "lovely", "excellent", "fine"),
-        ("awful", "dull", "poor", "dreadful", "sad"),
-    )
+    good = ("delightful", "great", "lovely", "excellent", "fine")
+    bad = ("awful", "dull", "poor", "dreadful", "sad")
     begun = [" ".join(words) for words in itertools.product(*parts)]
     rows = [
         (f"{words} {end}.", label)

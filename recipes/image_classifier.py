@@ -64,12 +64,10 @@ class ImageClassifier(trainkit.Task):
         super().__init__()
         self.model = _network(model, num_classes, weights, model_options)
         self.optimizer, self.lr, self.label_smoothing = optimizer, lr, label_smoothing
-        self.no_weight_decay, self.mix, self.loss, self.log_train_acc = (
-            no_weight_decay,
-            mix,
-            loss,
-            log_train_acc,
-        )
+        self.no_weight_decay = no_weight_decay
+        self.mix = mix
+        self.loss = loss
+        self.log_train_acc = log_train_acc
 
     def on_fit_start(self) -> None:
         """Compare the data's pixels with the model's, before the first step fails at them."""

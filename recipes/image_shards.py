@@ -83,12 +83,10 @@ class ImageShards(trainkit.DataModule):
                 " and val/ in it)."
             )
         self.root, self.urls, self.val_urls = root, {"train": urls, "val": val_urls}, val_urls
-        self.batch_size, self.num_classes, self.image_size, self.num_workers = (
-            batch_size,
-            num_classes,
-            image_size,
-            num_workers,
-        )
+        self.batch_size = batch_size
+        self.num_classes = num_classes
+        self.image_size = image_size
+        self.num_workers = num_workers
         self.augment = Augment() if augment is None else augment
         self.shuffle_shards, self.lanes, self.label = shuffle_shards, lanes, label
         folder = (

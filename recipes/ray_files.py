@@ -49,12 +49,10 @@ class RayFiles(trainkit.DataModule):
         image_size: PositiveInt | None = None,
     ) -> None:
         self.train, self.val, self.reader, self.options = train, val, reader, options or {}
-        self.batch_size, self.columns, self.shuffle, self.transform = (
-            batch_size,
-            columns,
-            shuffle,
-            transform,
-        )
+        self.batch_size = batch_size
+        self.columns = columns
+        self.shuffle = shuffle
+        self.transform = transform
         self.num_samples, self.num_classes, self.image_size = num_samples, num_classes, image_size
 
     def train_dataloader(self) -> RayData:

@@ -55,18 +55,14 @@ class TokenFiles(trainkit.DataModule):
 
     def setup(self, stage: str) -> None:
         if self.root is None:
-            parts, self.special_tokens, found = (
-                own_sources(),
-                ByteTokenizer.special_tokens,
-                ByteTokenizer.vocab_size,
-            )
+            parts = own_sources()
+            self.special_tokens = ByteTokenizer.special_tokens
+            found = ByteTokenizer.vocab_size
         else:
             folder = open_tokens(self.root)
-            parts, self.special_tokens, found = (
-                (folder.train, folder.val),
-                folder.special_tokens,
-                folder.vocab_size,
-            )
+            parts = (folder.train, folder.val)
+            self.special_tokens = folder.special_tokens
+            found = folder.vocab_size
         if found > self.vocab_size:
             raise ConfigError(
                 f"data.vocab_size is {self.vocab_size}; it must be {found} or more, the vocabulary"

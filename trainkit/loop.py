@@ -177,10 +177,8 @@ def finish_gradients(run: Run, step: Step) -> None:
     """Make the gradients those of the whole step on all ranks; nothing changes a weight yet."""
     parts = run.step
     # it has reduced them
-    correction, reduced = (
-        partial(parts.weights.correction, step.num_samples),
-        parts.halving is not None,
-    )
+    correction = partial(parts.weights.correction, step.num_samples)
+    reduced = parts.halving is not None
     run.engine.finish_gradients(correction, reduced)
     if parts.finite is not None:
         parts.finite.decide()

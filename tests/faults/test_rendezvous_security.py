@@ -159,10 +159,8 @@ def test_running_job_refuses_strangers(job: Job, tmp_path: Path) -> None:
     """Each request without the right signature gets a 403;
     what it brought is neither kept nor run.
     """
-    target, body = (
-        "/worker_addresses/localhost:0",
-        dumps_base64(Payload(tmp_path / "was-run"), to_ascii=False),
-    )
+    target = "/worker_addresses/localhost:0"
+    body = dumps_base64(Payload(tmp_path / "was-run"), to_ascii=False)
     url = f"http://127.0.0.1:{job.port}{target}"
     assert {answer(method, url, sent, given) for method, sent, given in attacks(target, body)} == {
         403
@@ -226,10 +224,8 @@ def test_elastic_handler_unpickles_nothing_of_a_stranger(secret: str, tmp_path: 
     driver, server = Driver(), RendezvousServer()
     port = server.start(create_rendezvous_handler(driver), address="127.0.0.1")
     try:
-        target, body = (
-            "/worker_addresses/localhost:0",
-            dumps_base64((Payload(tmp_path / "was-run"), b""), to_ascii=False),
-        )
+        target = "/worker_addresses/localhost:0"
+        body = dumps_base64((Payload(tmp_path / "was-run"), b""), to_ascii=False)
         for method, sent, given in attacks(target, body):
             if method == "PUT":
                 assert answer(method, f"http://127.0.0.1:{port}{target}", sent, given) == 403

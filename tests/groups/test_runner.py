@@ -124,10 +124,8 @@ def test_a_budget_is_of_a_quiet_machine() -> None:
 
 def test_the_end_names_slow_tests_skips_budgets_and_counts() -> None:
     """What one looks at after each run."""
-    late, red = (
-        Ended(commands("late", budget_s=4), RECORD, 1.0),
-        Ended(commands("red"), RECORD | {"exit": 1, "failed": 2}, 1.0),
-    )
+    late = Ended(commands("late", budget_s=4), RECORD, 1.0)
+    red = Ended(commands("red"), RECORD | {"exit": 1, "failed": 2}, 1.0)
     text = end_of_run([late, red], 9.2)
     assert text.index("4.0 s  test_a") < text.index("0.5 s  test_b")
     assert "2  no GPU" in text and "late took 4 s; its budget was 4 s" in text

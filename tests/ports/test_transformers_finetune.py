@@ -108,10 +108,11 @@ class FineTune(trainkit.Task):
     def configure_optimizers(self) -> Any:
         """Return AdamW without decay of biases and norms, and a linear schedule with warm-up."""
         no_decay = ["bias", "LayerNorm.weight"]
-        named, plain = (
-            list(self.model.named_parameters()),
-            lambda name: any(part in name for part in no_decay),
-        )
+        named = list(self.model.named_parameters())
+
+        def plain(name: str) -> bool:
+            return any(part in name for part in no_decay)
+
         groups = [
             {
                 "params": [p for n, p in named if not plain(n)],

@@ -48,11 +48,9 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
 @st.composite
 def starts(draw: Any) -> list[Start]:
     """Draw a run: what all its starts share, and how each of those that are killed trains."""
-    kind, ema, every = (
-        draw(st.sampled_from(["map", "map", "stream", "manual"])),
-        draw(st.booleans()),
-        draw(st.integers(1, 3)),
-    )
+    kind = draw(st.sampled_from(["map", "map", "stream", "manual"]))
+    ema = draw(st.booleans())
+    every = draw(st.integers(1, 3))
     sequence = []
     for _ in range(draw(st.integers(1, 3))):
         ranks = draw(st.integers(1, 3))

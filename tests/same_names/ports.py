@@ -247,10 +247,8 @@ def a_variational_experiment(kit: Framework) -> Any:
                 torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=self.params["gamma"])
             ]
 
-    task, trainer = (
-        Experiment({"kld_weight": 0.1, "LR": 0.05, "gamma": 0.9}),
-        kit.trainer(max_epochs=3),
-    )
+    task = Experiment({"kld_weight": 0.1, "LR": 0.05, "gamma": 0.9})
+    trainer = kit.trainer(max_epochs=3)
     trainer.fit(task, data(), data())
     names = [name for name in trainer.callback_metrics if name.startswith("val_")]
     return weights(task), {

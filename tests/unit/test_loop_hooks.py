@@ -138,10 +138,8 @@ def test_the_hooks_of_an_evaluation(tmp_path: Path, entry: str, kind: str) -> No
     trainer = quiet(tmp_path, callbacks=spy(Callback, HOOKS, calls))
     getattr(trainer, entry)(Line(), loader(8))
     batch = [f"on_{kind}_batch_start", f"on_{kind}_batch_end"]
-    start, end = (
-        [f"on_{kind}_start", f"on_{kind}_epoch_start"],
-        [f"on_{kind}_epoch_end", f"on_{kind}_end"],
-    )
+    start = [f"on_{kind}_start", f"on_{kind}_epoch_start"]
+    end = [f"on_{kind}_epoch_end", f"on_{kind}_end"]
     assert calls == ["setup", *start, *batch, *batch, *end, "teardown"]
 
 

@@ -251,10 +251,8 @@ class Task(
         if on_step and on_epoch is False and target.on_epoch:
             raise TaskError(f"log('{name}', {_NO_STEPS}")
         weight = target.num_samples if batch_size is None else batch_size
-        on_step, on_epoch = (
-            target.on_step if on_step is None else on_step,
-            target.on_epoch if on_epoch is None else on_epoch,
-        )
+        on_step = target.on_step if on_step is None else on_step
+        on_epoch = target.on_epoch if on_epoch is None else on_epoch
         options: dict[str, Any] = {
             "prog_bar": prog_bar,
             "reduction": reduction,

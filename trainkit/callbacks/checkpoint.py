@@ -113,12 +113,10 @@ class ModelCheckpoint(RetainedPaths, Callback):
                 "ModelCheckpoint.save_on_exception is for resuming, and save_weights_only leaves"
                 " that state out."
             )
-        self.monitor, self.mode, self.save_top_k, self.save_last = (
-            monitor,
-            mode,
-            save_top_k,
-            save_last,
-        )
+        self.monitor = monitor
+        self.mode = mode
+        self.save_top_k = save_top_k
+        self.save_last = save_last
         if every_n_epochs is None:
             every_n_epochs = int(every_n_train_steps is None and train_time_interval is None)
         self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps

@@ -54,12 +54,10 @@ class CheckpointManager:
         writer: Writer | None = None,
         difference: Difference = as_any,
     ) -> None:
-        self._engine, self.stores, self._say, self._difference = (
-            engine,
-            list(stores),
-            say,
-            difference,
-        )
+        self._engine = engine
+        self.stores = list(stores)
+        self._say = say
+        self._difference = difference
         self.writer = writer or Writer()
         self.resumed_from: str | None = None
         self.saves_alone = False

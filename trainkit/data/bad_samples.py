@@ -131,12 +131,10 @@ class BadSamples:
         gather: Callable[[Any], list[Any]],
         say: Callable[[str], None],
     ) -> None:
-        self.limit, self.sum_over_ranks, self._gather, self._say = (
-            limit,
-            sum_over_ranks,
-            gather,
-            say,
-        )
+        self.limit = limit
+        self.sum_over_ranks = sum_over_ranks
+        self._gather = gather
+        self._say = say
         # trainer.sync_batchnorm: a rank without a sample would be waited for
         self.needs_every_microbatch = False
         self.last: BadSample | None = None

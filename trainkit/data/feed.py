@@ -173,13 +173,11 @@ class MapFeed(Feed):
             accumulate_at: is needed if the accumulation changes between epochs.
             skips: how bad samples are skipped; None if they raise.
         """
-        self._loader, self._rank, self._move, self._accumulate_at, self._skips = (
-            loader,
-            rank,
-            move,
-            accumulate_at,
-            skips,
-        )
+        self._loader = loader
+        self._rank = rank
+        self._move = move
+        self._accumulate_at = accumulate_at
+        self._skips = skips
 
     @property
     def source(self) -> Source:

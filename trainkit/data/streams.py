@@ -216,13 +216,11 @@ class DealtStream(Stream):
                 map-style data only.
         """
         super().__init__(mix(seed, ranks[0]))
-        self._data, self._run_seed, self._ranks, self._declared, self._agree = (
-            data,
-            seed,
-            ranks,
-            declared,
-            agree,
-        )
+        self._data = data
+        self._run_seed = seed
+        self._ranks = ranks
+        self._declared = declared
+        self._agree = agree
         self._guarded = guarded
         self._end = None if limit is None else limit * declared
         self._length = length if None in (length, self._end) else min(length, self._end)  # type: ignore[type-var]

@@ -69,11 +69,9 @@ class MLFlowLogger(CheckpointLogger):
         log_model: bool | Literal["all"] = False,
         finish_timeout_s: PositiveFloat = 60.0,
     ) -> None:
-        self.experiment_name, self.run_name, self.tracking_uri = (
-            experiment_name,
-            run_name,
-            tracking_uri,
-        )
+        self.experiment_name = experiment_name
+        self.run_name = run_name
+        self.tracking_uri = tracking_uri
         self.tags, self.log_model, self.finish_timeout_s = tags or {}, log_model, finish_timeout_s
         self._key: str | None = None
         self.run_id: str | None = None

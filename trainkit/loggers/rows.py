@@ -57,11 +57,9 @@ class RowLogger(Placed, Logger):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep it until the file is opened. The state of an older trainkit is ignored."""
         if "step" in state_dict:
-            self._last_step, self._rows_of_step, self._knows = (
-                state_dict["step"],
-                state_dict["rows_of_step"],
-                True,
-            )
+            self._last_step = state_dict["step"]
+            self._rows_of_step = state_dict["rows_of_step"]
+            self._knows = True
 
     def log_media(self, media: Media, step: int) -> None:
         write_media(self.path.parent / "media", media, step)

@@ -65,11 +65,9 @@ class TensorBoardLogger(Placed, Logger):
         hparams: bool = True,
     ) -> None:
         self.place = Place(save_dir, name, version)
-        self.histograms_every_n_steps, self.log_graph, self.hparams = (
-            histograms_every_n_steps,
-            log_graph,
-            hparams,
-        )
+        self.histograms_every_n_steps = histograms_every_n_steps
+        self.log_graph = log_graph
+        self.hparams = hparams
         self._writer: Any = None  # a SummaryWriter, which has no types
         self._ended: Any = None  # the record by which the HPARAMS tab knows that the run ended well
 

@@ -255,11 +255,9 @@ class MetricLog:
     def copy(self) -> MetricLog:
         """Return an independent copy; the names for the progress bar stay shared."""
         other = MetricLog(self.suffix)
-        other.prog_bar, other.objects, other._is_read = (
-            self.prog_bar,
-            dict(self.objects),
-            self._is_read,
-        )
+        other.prog_bar = self.prog_bar
+        other.objects = dict(self.objects)
+        other._is_read = self._is_read
         other._epoch = {name: held.copy() for name, held in self._epoch.items()}
         other._step = {name: held.copy() for name, held in self._step.items()}
         return other

@@ -95,10 +95,8 @@ class LAMB(LayerwiseOptimizer):
                 )
             state["step"] += 1
         states = [self.state[parameter] for parameter in parameters]
-        first, second = (
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-        )
+        first = [state["exp_avg"] for state in states]
+        second = [state["exp_avg_sq"] for state in states]
         torch._foreach_lerp_(first, gradients, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)

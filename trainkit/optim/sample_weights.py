@@ -37,12 +37,10 @@ class SampleWeights:
         (communication=diloco, local_sgd); `needs_backward` is whether all ranks must run backward
         of each batch.
         """
-        self._task_name, self._device, self._all_reduce, self._batch_weight = (
-            task_name,
-            device,
-            all_reduce,
-            batch_weight,
-        )
+        self._task_name = task_name
+        self._device = device
+        self._all_reduce = all_reduce
+        self._batch_weight = batch_weight
         self._is_alone = is_alone
         self._own = self._skipped = 0  # this rank's samples of this step
         self._num_ranks, self._needs_backward = num_ranks, needs_backward

@@ -129,10 +129,8 @@ def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     before = config.recompile_limit, config.accumulated_recompile_limit
     most = max(Counter(map(type, modules)).values(), default=1)
-    config.recompile_limit, config.accumulated_recompile_limit = (
-        before[0] * (1 if _ALONE else most),
-        before[1] * most,
-    )
+    config.recompile_limit = before[0] * (1 if _ALONE else most)
+    config.accumulated_recompile_limit = before[1] * most
     try:
         yield
     finally:

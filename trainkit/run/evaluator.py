@@ -240,10 +240,8 @@ class Evaluator:
             objects = EpochMetrics(self._task)
             objects.begin()
             step = getattr(self._task, _STEPS[kind])
-            metrics, takes_index = (
-                dict[str, float](),
-                "dataloader_idx" in inspect.signature(step).parameters,
-            )
+            metrics = dict[str, float]()
+            takes_index = "dataloader_idx" in inspect.signature(step).parameters
             for index, feed in enumerate(feeds):
                 more = (index,) * takes_index
                 suffix = feed.name or (f"dataloader_idx_{index}" if len(feeds) > 1 else "")

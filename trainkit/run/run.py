@@ -128,18 +128,14 @@ class Run(LightningNames):
         datamodule: DataModule | None = None,
         elastic: ElasticState | None = None,
     ) -> None:
-        self.task, self.options, self.callbacks, self.engine = (
-            task,
-            options,
-            list(callbacks),
-            engine,
-        )
-        self.run_dir, self.coordinator, self.datamodule, self.elastic = (
-            run_dir,
-            coordinator,
-            datamodule,
-            elastic,
-        )
+        self.task = task
+        self.options = options
+        self.callbacks = list(callbacks)
+        self.engine = engine
+        self.run_dir = run_dir
+        self.coordinator = coordinator
+        self.datamodule = datamodule
+        self.elastic = elastic
         self.state = state
         self.callback_metrics = LatestMetrics()
         self.precision = Precision(options.numerics.precision, engine.device)

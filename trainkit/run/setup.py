@@ -74,13 +74,11 @@ class Stage:
         attempts: ElasticRun | None = None,
         has_data: bool = False,
     ) -> None:
-        self.kind, self.task, self.data, self.options, self.has_data = (
-            kind,
-            task,
-            data,
-            options,
-            has_data,
-        )
+        self.kind = kind
+        self.task = task
+        self.data = data
+        self.options = options
+        self.has_data = has_data
         requested = options.engine
         self.engine = requested if isinstance(requested, Engine) else make_engine(requested)
         self.callbacks = callbacks

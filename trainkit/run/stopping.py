@@ -24,12 +24,10 @@ class Stopping:
     def __init__(
         self, run: RunView, signals: Signals, coordinator: Coordinator, elastic: ElasticState | None
     ) -> None:
-        self._run, self.signals, self._coordinator, self._elastic = (
-            run,
-            signals,
-            coordinator,
-            elastic,
-        )
+        self._run = run
+        self.signals = signals
+        self._coordinator = coordinator
+        self._elastic = elastic
         self._was_signalled = False
 
     def __enter__(self) -> Stopping:

@@ -47,10 +47,8 @@ def check_file(folder: Path, name: object, about: Mapping[str, Any]) -> Path:
     Raises:
         CheckpointError: see check_name; or the description is none.
     """
-    path, size = (
-        check_name(folder, name),
-        about.get("bytes") if isinstance(about, Mapping) else None,
-    )
+    path = check_name(folder, name)
+    size = about.get("bytes") if isinstance(about, Mapping) else None
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise CheckpointError(
             f"{folder} is refused: the size of {name} is given as {printable(size)}."

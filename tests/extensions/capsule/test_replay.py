@@ -381,10 +381,8 @@ def test_fp16_takes_its_loss_scale_along(tmp_path: Path) -> None:
     )
     scale = torch.load(folder / "step.pt", weights_only=True)["scaler"]["scale"]
     assert 1024 <= scale < 65536  # the first steps overflow at the scale that fp16 begins with
-    done, plain = (
-        replay(folder, Drops()),
-        replay(folder, Drops(), overrides={"trainer": {"precision": "32-true"}}),
-    )
+    done = replay(folder, Drops())
+    plain = replay(folder, Drops(), overrides={"trainer": {"precision": "32-true"}})
     sound = {name: norm for name, norm in done.gradients.items() if name not in done.bad_gradients}
     assert done.is_equal and len(sound) >= 4
     assert sound == pytest.approx(

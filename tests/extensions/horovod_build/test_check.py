@@ -50,10 +50,8 @@ def test_installed_build_serves_what_is_asked():
     """NCCL beyond the plan is accepted if the choice is open;
     MPI is there if, and only if, it is requested.
     """
-    with_mpi, with_nccl = (
-        replace(GOOD, parts=("gloo", "mpi")),
-        replace(GOOD, parts=("gloo", "nccl")),
-    )
+    with_mpi = replace(GOOD, parts=("gloo", "mpi"))
+    with_nccl = replace(GOOD, parts=("gloo", "nccl"))
     assert GOOD.serves(CPU, Wanted())
     assert not GOOD.serves(MPI, Wanted(mpi=True))
     assert with_mpi.serves(MPI, Wanted(mpi=True))

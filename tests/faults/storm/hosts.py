@@ -89,12 +89,10 @@ class Hosts:
         named: bool = False,
     ) -> None:
         self._folder, self.count = folder, count
-        self._own_folder, self._real_ssh, self._ipv6, self._spare = (
-            own_folder,
-            real_ssh,
-            ipv6,
-            spare,
-        )
+        self._own_folder = own_folder
+        self._real_ssh = real_ssh
+        self._ipv6 = ipv6
+        self._spare = spare
         self._named, self._launcher_card = named, launcher_card
         self._left = contextlib.ExitStack()
         self._servers: dict[int, subprocess.Popen[str]] = {}

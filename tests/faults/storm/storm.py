@@ -55,11 +55,9 @@ class Storm:
         self, folder: Path, rng: random.Random, disk: Disk, hosts: Hosts, say: Callable[[str], None]
     ) -> None:
         self.folder, self.rng, self.disk, self.hosts, self.say = folder, rng, disk, hosts, say
-        self.run_dir, self.notes, self.temporary = (
-            disk.folder / "run",
-            folder / "notes",
-            folder / "tmp",
-        )
+        self.run_dir = disk.folder / "run"
+        self.notes = folder / "notes"
+        self.temporary = folder / "tmp"
         self.slots = dict.fromkeys(range(RANKS), 1)  # what the discovery script prints, by host
         self.undos: list[Undo] = []
         self.may_end = ""  # why the job may end now, or an empty text

@@ -98,10 +98,8 @@ def outlive(scope: str, size: str) -> None:
 
 def retry() -> None:
     """Try to set Horovod up with a wrong secret, without a server, and as it should be."""
-    right, port = (
-        os.environ["HOROVOD_RENDEZVOUS_SECRET"],
-        os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"],
-    )
+    right = os.environ["HOROVOD_RENDEZVOUS_SECRET"]
+    port = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
     errors = []
     for secret, number in (("0" * 64, port), ("", port), (right, "9"), (right, port)):
         os.environ |= {"HOROVOD_RENDEZVOUS_SECRET": secret, "HOROVOD_GLOO_RENDEZVOUS_PORT": number}

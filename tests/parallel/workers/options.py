@@ -43,10 +43,8 @@ FIRST = (
 
 def part(engine: Engine) -> tuple[slice, float]:
     """This rank's rows of a global batch (rank r has r + 1 of them), and its share."""
-    first, total = (
-        engine.ranks.rank * (engine.ranks.rank + 1) // 2,
-        engine.ranks.world_size * (engine.ranks.world_size + 1) // 2,
-    )
+    first = engine.ranks.rank * (engine.ranks.rank + 1) // 2
+    total = engine.ranks.world_size * (engine.ranks.world_size + 1) // 2
     return slice(first, first + engine.ranks.rank + 1), (engine.ranks.rank + 1) / total
 
 
@@ -63,10 +61,8 @@ def wires() -> Iterator[list[tuple[torch.dtype, int]]]:
     """Record dtype and bytes of each tensor that is passed to the framework's sum."""
     seen: list[tuple[torch.dtype, int]] = []
     if HOROVOD:
-        home, names = (
-            horovod_reduce.hvd,
-            ("allreduce_async_", "grouped_allreduce_async_", "allgather_async"),
-        )
+        home = horovod_reduce.hvd
+        names = ("allreduce_async_", "grouped_allreduce_async_", "allgather_async")
     else:
         home, names = ddp_reduce.dist, ("all_reduce", "all_gather")
     real = {name: getattr(home, name) for name in names}

@@ -141,10 +141,8 @@ def full_disk() -> dict[str, Any]:
         real(folder, *args)
 
     store.write = failing
-    task, keeper = (
-        Line(),
-        ModelCheckpoint(monitor="val/loss", every_n_train_steps=1, every_n_epochs=1),
-    )
+    task = Line()
+    keeper = ModelCheckpoint(monitor="val/loss", every_n_train_steps=1, every_n_epochs=1)
     run = trainer("full disk", max_epochs=2, callbacks=keeper)
     run.fit(task, loader(20), loader(5))
     store.write = real

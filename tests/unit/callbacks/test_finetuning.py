@@ -303,10 +303,8 @@ def test_a_group_that_is_added_is_scaled_and_scheduled(tmp_path: Path) -> None:
     """
 
     def work(engine: Any) -> Any:
-        task, trainer = (
-            TwoLayers(),
-            quiet(tmp_path, engine=engine, max_epochs=3, callbacks=[Late()]),
-        )
+        task = TwoLayers()
+        trainer = quiet(tmp_path, engine=engine, max_epochs=3, callbacks=[Late()])
         trainer.fit(task, loader(16))
         return trainer.run.rates.last(), task.extra.weight.detach().clone()
 

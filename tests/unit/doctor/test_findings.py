@@ -130,15 +130,9 @@ class Nvml:
     """Replaces NVML on a host with one GPU."""
 
     NVMLError = RuntimeError
-    (
-        NVML_COMPUTEMODE_PROHIBITED,
-        nvmlClocksThrottleReasonHwSlowdown,
-        nvmlClocksThrottleReasonSwThermalSlowdown,
-    ) = (
-        2,
-        8,
-        32,
-    )
+    NVML_COMPUTEMODE_PROHIBITED = 2
+    nvmlClocksThrottleReasonHwSlowdown = 8
+    nvmlClocksThrottleReasonSwThermalSlowdown = 32
 
     def __init__(self, used_gib: float = 1, mode: int = 0, slow: int = 0) -> None:
         self.used_gib, self.mode, self.slow = used_gib, mode, slow

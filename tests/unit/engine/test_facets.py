@@ -35,10 +35,8 @@ def test_ranks_are_the_launchers_until_they_are_assigned() -> None:
 
 def test_rank_0_outside_of_a_process_set_is_not_main() -> None:
     """Rank 0 of the launcher writes no files if it trains nothing; the set's first rank does."""
-    outside, inside = (
-        Ranks(Launcher("torchrun", 0, 2, 0, 2)),
-        Ranks(Launcher("torchrun", 1, 2, 1, 2)),
-    )
+    outside = Ranks(Launcher("torchrun", 0, 2, 0, 2))
+    inside = Ranks(Launcher("torchrun", 1, 2, 1, 2))
     for ranks in (outside, inside):
         ranks.narrow((1,), [0, 0])
     assert [(ranks.rank, ranks.takes_part, ranks.is_main) for ranks in (outside, inside)] == [

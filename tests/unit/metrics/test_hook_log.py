@@ -37,11 +37,9 @@ class Epochs(Line):
 
     def __init__(self) -> None:
         super().__init__()
-        self.error, self.train_error, self.best = (
-            tm.MeanSquaredError(),
-            tm.MeanSquaredError(),
-            tm.MinMetric(),
-        )
+        self.error = tm.MeanSquaredError()
+        self.train_error = tm.MeanSquaredError()
+        self.best = tm.MinMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Update the metric of training."""

@@ -107,10 +107,8 @@ def test_copies_are_augmented_each_for_itself() -> None:
 
 def test_an_augment_without_transforms_leaves_tensors_alone() -> None:
     """By default digits stay a TensorDataset, which needs no seed for each sample."""
-    plain, varied = (
-        Digits(),
-        Digits(augment=Augment(policy="randaugment", magnitude=6, magnitude_std=0.5)),
-    )
+    plain = Digits()
+    varied = Digits(augment=Augment(policy="randaugment", magnitude=6, magnitude_std=0.5))
     for data in (plain, varied):
         data.setup("fit")
     assert type(plain.train) is TensorDataset

@@ -58,10 +58,8 @@ def test_crops_and_flips_are_those_of_torchvision(workers: int, dali: None, tmp_
     """The same images in the same order, and pixels that differ by little;
     another epoch's differ by much.
     """
-    ours, theirs = (
-        folder(tmp_path, num_workers=workers),
-        folder(tmp_path, decode="dali", num_workers=workers),
-    )
+    ours = folder(tmp_path, num_workers=workers)
+    theirs = folder(tmp_path, decode="dali", num_workers=workers)
     expected, found, other = batches(ours, 1), batches(theirs, 1), batches(theirs, 2)
     for (x, x_labels), (y, y_labels) in zip(expected, found, strict=True):
         assert torch.equal(x_labels, y_labels) and (y.shape, y.dtype) == (x.shape, x.dtype)

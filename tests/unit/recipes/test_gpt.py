@@ -113,10 +113,8 @@ def test_validation_text_is_held_out(tmp_path: Path) -> None:
 def test_predictions_follow_each_window(tmp_path: Path) -> None:
     """predict returns the likeliest byte after each window of the validation text."""
     (tmp_path / "a.txt").write_bytes(bytes(range(200)))
-    task, data = (
-        LanguageModel(small(4), partial(torch.optim.AdamW, lr=1e-3)),
-        TextBytes(str(tmp_path), "*.txt", context=4),
-    )
+    task = LanguageModel(small(4), partial(torch.optim.AdamW, lr=1e-3))
+    data = TextBytes(str(tmp_path), "*.txt", context=4)
     predicted = torch.cat(quiet(tmp_path).predict(task, datamodule=data) or [])
     expected = [task.model(window[None, -4:])[0, -1].argmax().item() for window in data.val]
     assert predicted.tolist() == expected

@@ -82,10 +82,8 @@ def run(
     weights: dict[str, Tensor] = {}
 
     def work(engine: ElasticThreadEngine) -> None:
-        task, own = (
-            (make_task or Numbers)(),
-            {key: lambda e=event: e(job) for key, event in (events or {}).items()},
-        )
+        task = (make_task or Numbers)()
+        own = {key: lambda e=event: e(job) for key, event in (events or {}).items()}
         trainer = Trainer(
             engine=engine,
             max_epochs=EPOCHS,

@@ -125,10 +125,8 @@ class EMA(WeightAveraging):
                 " example 0.999."
             )
         self.decay, self.warmup, self.use_buffers = decay, warmup, use_buffers
-        self.update_every_n_steps, self.update_starting_at_step = (
-            update_every_n_steps,
-            update_starting_at_step,
-        )
+        self.update_every_n_steps = update_every_n_steps
+        self.update_starting_at_step = update_starting_at_step
         self._seen = 0  # optimizer updates already applied to the average
         self._shown_to_save = False
 

@@ -51,11 +51,9 @@ class _Sums:
         an unused norm keeps its own.
         """
         weight, batches = total[-2:].tolist()
-        mean, var, count = (
-            self.norm.running_mean,
-            self.norm.running_var,
-            self.norm.num_batches_tracked,
-        )
+        mean = self.norm.running_mean
+        var = self.norm.running_var
+        count = self.norm.num_batches_tracked
         assert mean is not None and var is not None and count is not None
         if weight:
             mean.copy_(total[: self.norm.num_features] / weight)

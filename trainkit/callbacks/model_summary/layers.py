@@ -59,10 +59,8 @@ def layers_of(task: Task, max_depth: int) -> list[Layer]:
 
 def layer_of(name: str, kind: str, own: list[nn.Parameter]) -> Layer:
     """Return a layer with these parameters, without shapes."""
-    numbers, trainable = (
-        sum(numel_of(p) for p in own),
-        sum(numel_of(p) for p in own if p.requires_grad),
-    )
+    numbers = sum(numel_of(p) for p in own)
+    trainable = sum(numel_of(p) for p in own if p.requires_grad)
     return Layer(name, kind, parameters=numbers, trainable=trainable)
 
 

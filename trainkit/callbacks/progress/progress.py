@@ -59,10 +59,8 @@ class ProgressBar(Callback):
         self._began = self._last = time.monotonic()
         self._first_sample = trainer.state.samples_seen
         if self._screen is not None:
-            done, total = (
-                trainer.state.step_in_epoch,
-                trainer.train_feed.num_steps_in(trainer.current_epoch),
-            )
+            done = trainer.state.step_in_epoch
+            total = trainer.train_feed.num_steps_in(trainer.current_epoch)
             if trainer.max_steps is not None:  # training may end within the epoch
                 left = done + trainer.max_steps - trainer.global_step
                 total = left if total is None else min(total, left)

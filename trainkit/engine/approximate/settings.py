@@ -59,11 +59,9 @@ class PowerSGD:
         start_after_steps: NonNegativeInt = 20,
         min_compression: NonNegativeFloat = 2.0,
     ) -> None:
-        self.rank, self.start_after_steps, self.min_compression = (
-            rank,
-            start_after_steps,
-            min_compression,
-        )
+        self.rank = rank
+        self.start_after_steps = start_after_steps
+        self.min_compression = min_compression
 
     def describe(self) -> str:
         """Return it in words."""
@@ -178,11 +176,9 @@ class DiLoCo(Alone):
                 f" {every_n_steps}: each fragment needs a step of its own. Use fewer fragments, or"
                 " more steps."
             )
-        self.every_n_steps, self.outer_lr, self.outer_momentum = (
-            every_n_steps,
-            outer_lr,
-            outer_momentum,
-        )
+        self.every_n_steps = every_n_steps
+        self.outer_lr = outer_lr
+        self.outer_momentum = outer_momentum
         self.fragments, self.start_after_steps = fragments, start_after_steps
 
     def describe(self) -> str:

@@ -108,11 +108,9 @@ class FSDPEngine(Engine):
                 "engine.tensor_plan is set, and engine.tensor is 1: nothing would be split. Set"
                 " engine.tensor=2, say."
             )
-        self._reshard, self._offload, self._param_dtype = (
-            reshard_after_forward,
-            cpu_offload,
-            param_dtype,
-        )
+        self._reshard = reshard_after_forward
+        self._offload = cpu_offload
+        self._param_dtype = param_dtype
         given: dict[str, Any] = {
             "replicas": replicas,
             "reshard_after_forward": reshard_after_forward,
@@ -182,10 +180,8 @@ class FSDPEngine(Engine):
             if isinstance(module, FSDPModule):
                 # made by fully_shard: FSDPModule, then the user's class; messages show its name
                 kind = type(module)
-                kind.__name__, kind.__qualname__ = (
-                    kind.__mro__[2].__name__,
-                    kind.__mro__[2].__qualname__,
-                )
+                kind.__name__ = kind.__mro__[2].__name__
+                kind.__qualname__ = kind.__mro__[2].__qualname__
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
                 # from torch 2.14; before, ranks must use the same

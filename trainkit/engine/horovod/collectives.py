@@ -144,10 +144,8 @@ class HorovodCollectives(Collectives):
         # optimizer's 70 MB.
         own = _bytes_of(value) if self.ranks.is_main else None
         size = torch.tensor([0 if own is None else len(own)])
-        name, given = (
-            "trainkit.broadcast_object",
-            {"root_rank": self._root, "process_set": self.process_set},
-        )
+        name = "trainkit.broadcast_object"
+        given = {"root_rank": self._root, "process_set": self.process_set}
         with self.waiting_for("the broadcast of an object"):
             hvd.broadcast_(size, name=f"{name}.size", **given)
             sent = torch.empty(int(size), dtype=torch.uint8) if own is None else own

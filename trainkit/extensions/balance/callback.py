@@ -56,12 +56,10 @@ class Balance(Callback):
                 f"{self.config_key}.damping is {damping}; it must be below 1: at 1 no share would"
                 " ever change."
             )
-        self.every_n_steps, self.max_microbatch, self.min_gain, self.damping = (
-            every_n_steps,
-            max_microbatch,
-            min_gain,
-            damping,
-        )
+        self.every_n_steps = every_n_steps
+        self.max_microbatch = max_microbatch
+        self.min_gain = min_gain
+        self.damping = damping
         self.deals: list[tuple[int, Shares]] = []
         self._from: Times | None = None  # the clock at the first measured step
         self._warm, self._samples = 0, 0

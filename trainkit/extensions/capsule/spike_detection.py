@@ -77,11 +77,9 @@ class SpikeDetection(Callback):
             )
         self.mode, self.window, self.warmup = mode, window, warmup
         self.atol, self.rtol, self.deviations = atol, rtol, deviations
-        self.exclude_batches_path, self.finite_only, self.stop = (
-            exclude_batches_path,
-            finite_only,
-            stop,
-        )
+        self.exclude_batches_path = exclude_batches_path
+        self.finite_only = finite_only
+        self.stop = stop
         self.spikes: list[tuple[int, float, float | None]] = []
         self._usual = self._baseline()
         self._late: AsyncLosses | None = None
@@ -90,11 +88,9 @@ class SpikeDetection(Callback):
         if stage == "fit":
             self.spikes, self._usual, self._late = [], self._baseline(), None
             self._was_bad = False
-            self._was_leaping, self._places, self._why_stop = (
-                False,
-                dict[int, tuple[int, int]](),
-                "",
-            )
+            self._was_leaping = False
+            self._places = dict[int, tuple[int, int]]()
+            self._why_stop = ""
 
     def _baseline(self) -> LossBaseline:
         return LossBaseline(

@@ -50,12 +50,10 @@ class ResumeRecorder(Callback):
         save_at: PositiveInt | None = None,
         kill_at: PositiveInt | None = None,
     ) -> None:
-        self.record_to, self.end_at, self.save_at, self.kill_at = (
-            Path(record_to),
-            end_at,
-            save_at,
-            kill_at,
-        )
+        self.record_to = Path(record_to)
+        self.end_at = end_at
+        self.save_at = save_at
+        self.kill_at = kill_at
         self._notes: TextIO | None = None
         self._step: dict[str, Any] | None = None
         self._has_ended = False

@@ -25,10 +25,8 @@ def example_of(task: Task, example_input: Any) -> tuple[Tensor, ...]:
     """
     key = "example_input"
     if example_input is None:
-        example_input, key = (
-            getattr(task, "example_input_array", None),
-            f"{type(task).__name__}.example_input_array",
-        )
+        example_input = getattr(task, "example_input_array", None)
+        key = f"{type(task).__name__}.example_input_array"
     args = tuple(example_input) if isinstance(example_input, (tuple, list)) else (example_input,)
     if not args or not all(isinstance(arg, Tensor) for arg in args):
         kinds = ", ".join(type(arg).__name__ for arg in args) or "empty tuple"

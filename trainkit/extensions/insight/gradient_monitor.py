@@ -44,11 +44,9 @@ class GradientMonitor(Callback):
         every_n_steps: PositiveInt | None = None,
         update_ratio: bool = False,
     ) -> None:
-        self.norm_type, self.group_depth, self.every_n_steps = (
-            float(norm_type),
-            group_depth,
-            every_n_steps,
-        )
+        self.norm_type = float(norm_type)
+        self.group_depth = group_depth
+        self.every_n_steps = every_n_steps
         self.update_ratio = update_ratio
         self._norms: dict[str, Tensor] = {}
         self._before: dict[str, list[Tensor]] = {}

@@ -39,10 +39,8 @@ class Tokens:
             DataError: it is missing, or has another size.
         """
         self.path, self.dtype, self.count = path, dtype, count
-        size, expected = (
-            path.stat().st_size if path.is_file() else -1,
-            count * DTYPES[dtype].itemsize,
-        )
+        size = path.stat().st_size if path.is_file() else -1
+        expected = count * DTYPES[dtype].itemsize
         if size != expected:
             found = "is missing" if size < 0 else f"has {size:,} bytes"
             raise DataError(f"{path} {found}; {DESCRIPTION} beside it promises {expected:,}.")
@@ -91,11 +89,9 @@ def open_tokens(root: str | Path) -> TokenFolder:
     folder = Path(root)
     try:
         about = json.loads((folder / DESCRIPTION).read_text())
-        dtype, vocab_size, special = (
-            str(about["dtype"]),
-            int(about["vocab_size"]),
-            {kind: int(n) for kind, n in about["special_tokens"].items()},
-        )
+        dtype = str(about["dtype"])
+        vocab_size = int(about["vocab_size"])
+        special = {kind: int(n) for kind, n in about["special_tokens"].items()}
         counts = [int(about[f"{part}_tokens"]) for part in ("train", "val")]
         DTYPES[dtype]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

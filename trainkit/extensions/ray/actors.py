@@ -114,10 +114,8 @@ class Actors:
                 " image), or install them on all nodes."
             ) from None
         order = sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
-        self._actors, self._seats = (
-            [self._actors[i] for i in order],
-            seats([nodes[i] for i in order]),
-        )
+        self._actors = [self._actors[i] for i in order]
+        self._seats = seats([nodes[i] for i in order])
 
     def submit(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

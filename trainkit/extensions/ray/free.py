@@ -29,18 +29,14 @@ def free_on(nodes: Sequence[Node], options: Options) -> str:
     if options.strategy == "STRICT_PACK":
         one = {name: amount * bundles for name, amount in one.items()}
     if options.strategy == "STRICT_SPREAD":
-        have, now = (
-            sum(_fits(node.total, one) for node in nodes),
-            sum(_fits(node.free, one) for node in nodes),
-        )
+        have = sum(_fits(node.total, one) for node in nodes)
+        now = sum(_fits(node.free, one) for node in nodes)
         return (
             f"{text}; {bundles} nodes with {shown(one)} each are needed, {have} have it, {now} have"
             " it free"
         )
-    has, has_free = (
-        _most([node.total for node in nodes], one),
-        _most([node.free for node in nodes], one),
-    )
+    has = _most([node.total for node in nodes], one)
+    has_free = _most([node.free for node in nodes], one)
     what = "all on one node" if options.strategy == "STRICT_PACK" else "each bundle on one node"
     return (
         f"{text}; {what}, {shown(one)}: the largest node has {shown(has)}, the most that one has"

@@ -32,12 +32,10 @@ class Batcher:
             wait_s: so long the first sample of a batch waits for others.
             max_waiting: samples that may wait; more are refused.
         """
-        self._model, self._most, self._wait_s, self._max_waiting = (
-            model,
-            max_batch_size,
-            wait_s,
-            max_waiting,
-        )
+        self._model = model
+        self._most = max_batch_size
+        self._wait_s = wait_s
+        self._max_waiting = max_waiting
         self._waiting: list[Waiting] = []
         self._more = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None

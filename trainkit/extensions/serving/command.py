@@ -41,10 +41,8 @@ def _work(arguments: Sequence[str]) -> None:
             f"serve needs {', '.join(absent)}, not installed here. Install: pip install"
             " 'trainkit[serve]'"
         )
-    port, replicas = (
-        count("port", given.get("port", "8000")),
-        count("replicas", given.get("replicas", "1")),
-    )
+    port = count("port", given.get("port", "8000"))
+    replicas = count("replicas", given.get("replicas", "1"))
     if port > 65535:
         raise ConfigError(f"port is {port}; it must be 65535 or less.")
     numbers = {key: _number(key, given[key]) for key in _NUMBERS if key in given}

@@ -48,13 +48,11 @@ class EpochOrder(Sequence[int]):
         turn: int,
         ahead: Callable[[list[int]], object] | None = None,
     ) -> None:
-        self._index, self._number, self._window, self._lanes, self._ahead = (
-            index,
-            number,
-            window,
-            lanes,
-            ahead,
-        )
+        self._index = index
+        self._number = number
+        self._window = window
+        self._lanes = lanes
+        self._ahead = ahead
         self._shards: Numbers = (
             np.random.Generator(np.random.PCG64(number))
             .permutation(len(index.shards))

@@ -154,11 +154,9 @@ class Recording:
             if is_last or self._trainer.current_epoch != self._epoch
             else self._before_step
         )
-        began, self._last, samples = (
-            self._last,
-            self._marks[-1][1],
-            self._trainer.state.samples_seen,
-        )
+        began = self._last
+        self._last = self._marks[-1][1]
+        samples = self._trainer.state.samples_seen
         taken, self._samples = samples - self._samples, samples
         events = [
             span(

@@ -70,17 +70,13 @@ class Classified:
 
     def scores(self) -> list[ClassScore]:
         """Return the scores of each class."""
-        right, of_label, predicted = (
-            self.confusion.diagonal(),
-            self.confusion.sum(1),
-            self.confusion.sum(0),
-        )
+        right = self.confusion.diagonal()
+        of_label = self.confusion.sum(1)
+        predicted = self.confusion.sum(0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            precision, recall, f1 = (
-                right / predicted,
-                right / of_label,
-                2 * right / (predicted + of_label),
-            )
+            precision = right / predicted
+            recall = right / of_label
+            f1 = 2 * right / (predicted + of_label)
         rows = zip(self.names, of_label, precision, recall, f1, strict=True)
         return [
             ClassScore(name, int(count), float(p), float(r), float(f))

@@ -79,11 +79,9 @@ class ClassificationResults:
 
     def over_ranks(self, trainer: RunView) -> Classified | None:
         """Return the results of all ranks; None if no rank has a sample. Call it on all ranks."""
-        data, device, dataset = (
-            trainer.engine.data,
-            trainer.engine.device,
-            trainer.evaluator.dataset,
-        )
+        data = trainer.engine.data
+        device = trainer.engine.device
+        dataset = trainer.evaluator.dataset
         sizes = data.all_gather_object(0 if self._confusion is None else len(self._confusion))
         if not (num_classes := max(sizes)):
             return None

@@ -92,10 +92,8 @@ def test_the_model_keeps_to_what_must_hold(
 @given(READY, st.floats(1e6, 1e11))
 def test_fewer_bytes_never_cost_more(ready: list[tuple[float, float]], bandwidth: float) -> None:
     """Without cycles and fusion, in which a change may move a tensor into another buffer."""
-    profile, link = (
-        Profile(tuple(sorted(ready)), backward_s=1.0, other_s=0.0),
-        Link(1e-4, bandwidth),
-    )
+    profile = Profile(tuple(sorted(ready)), backward_s=1.0, other_s=0.0)
+    link = Link(1e-4, bandwidth)
     assert (
         exposed_s(profile.compressed(0.5), link, Summing())
         <= exposed_s(profile, link, Summing()) + 1e-12

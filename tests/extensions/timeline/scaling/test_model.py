@@ -92,10 +92,8 @@ def test_a_ring_carries_it_to_more_ranks(tmp_path: Path) -> None:
 
 def test_a_model_that_is_off_says_not_to_trust_it(tmp_path: Path) -> None:
     """Two ranks slower than reductions explain are reported."""
-    one, two = (
-        measured(tmp_path, 1, communication=0.0),
-        measured(tmp_path, 2, communication=9.0, backward=60.0),
-    )
+    one = measured(tmp_path, 1, communication=0.0)
+    two = measured(tmp_path, 2, communication=9.0, backward=60.0)
     model = fit([one, two])
     assert model is not None
     assert "-47" in check_words(model, two) and "do not trust" in check_words(model, two)

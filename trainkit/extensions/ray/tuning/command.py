@@ -47,10 +47,8 @@ def _work(arguments: Sequence[str]) -> None:
             f"run_dir is {short(folder)}, which holds the trials of another search. Choose a new"
             " folder."
         )
-    trainer, own = (
-        job.config["trainer"],
-        [word for word in words if not word.lstrip("+").startswith("run_dir=")],
-    )
+    trainer = job.config["trainer"]
+    own = [word for word in words if not word.lstrip("+").startswith("run_dir=")]
     max_epochs = trainer.get("max_epochs")
     request = Search(own, space, settings, max_epochs, trainer.get("max_steps"), folder)
     console = console_of()

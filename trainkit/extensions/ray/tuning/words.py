@@ -125,24 +125,18 @@ def _setting(key: str, value: str) -> Any:
     found: Any
     if key in _COUNTS or key == "seed":
         least = 0 if key == "seed" else 1
-        legal, found = (
-            f"a whole number, {least} or more",
-            int(value) if value.isdecimal() and int(value) >= least else None,
-        )
+        legal = f"a whole number, {least} or more"
+        found = int(value) if value.isdecimal() and int(value) >= least else None
     elif key == "reduction_factor":
-        legal, found = (
-            "a whole number, 2 or more",
-            int(value) if value.isdecimal() and int(value) >= 2 else None,
-        )
+        legal = "a whole number, 2 or more"
+        found = int(value) if value.isdecimal() and int(value) >= 2 else None
     elif key == "scheduler":
         legal, found = f"one of {', '.join(SCHEDULERS)}", value if value in SCHEDULERS else None
     elif key == "mode":
         legal, found = "min or max", value if value in ("min", "max") else None
     elif key == "resources":
-        legal, found = (
-            "resources of a rank with numbers above 0, as {CPU: 1, GPU: 0.5}",
-            _resources(value),
-        )
+        legal = "resources of a rank with numbers above 0, as {CPU: 1, GPU: 0.5}"
+        found = _resources(value)
     else:
         return value
     if found is None:

@@ -146,11 +146,9 @@ def _exposed(profiles: list[Profile], link: Link, summing: Summing) -> float:
 
 def _fewer_sums(analysis: Analysis) -> Iterator[Advice]:
     """Return advice that spreads the cost per step over more samples."""
-    step, exposed, optimizer = (
-        analysis.step_s,
-        analysis.median("communication"),
-        analysis.median("optimizer"),
-    )
+    step = analysis.step_s
+    exposed = analysis.median("communication")
+    optimizer = analysis.median("optimizer")
     accumulate = analysis.abouts[0].accumulate
     rest: Callable[[int], float] = lambda k: (  # noqa: E731
         (step - exposed - optimizer) + (exposed + optimizer) / k

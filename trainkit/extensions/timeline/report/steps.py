@@ -212,10 +212,8 @@ def _slow_rank(
     behind: float,
 ) -> SlowRank:
     since = [step for step in steps if step.step >= number]
-    own, others = (
-        _means(s for s in since if s.rank == rank),
-        _means(s for s in since if s.rank != rank),
-    )
+    own = _means(s for s in since if s.rank == rank)
+    others = _means(s for s in since if s.rank != rank)
     part = max(OWN_WORK, key=lambda p: own[p] - others[p])
     host = next(r.about.host for r in ranks if r.about.rank == rank)
     return SlowRank(rank, host, number, last, behind, part, own[part], others[part])

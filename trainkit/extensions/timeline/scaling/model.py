@@ -93,10 +93,8 @@ class Model:
         """Return the exposed communication of a step in seconds."""
         if ranks == 1:
             return 0.0
-        link, slower = (
-            (ring or self.ring).link(ranks),
-            self.work_s(ranks) / self.work_s(self.of_ranks),
-        )
+        link = (ring or self.ring).link(ranks)
+        slower = self.work_s(ranks) / self.work_s(self.of_ranks)
         return statistics.median(
             exposed_s(profile.stretched(slower), link, self.summing) for profile in self.profiles
         )
