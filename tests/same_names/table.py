@@ -48,5 +48,5 @@ def differs(text: str) -> Callable[[Behaviour], Behaviour]:
 
 
 def _add(run: Behaviour, verdict: str, text: str) -> Behaviour:
-    ROWS.append(Row((run.__doc__ or "").rstrip("."), run, verdict, text))
+    ROWS.append(Row(" ".join((run.__doc__ or "").split()).rstrip("."), run, verdict, text))
     return run

@@ -24,4 +24,5 @@ NAMES = (
     "insight",
     "balance",
     "faults",
+    "audit",
 )

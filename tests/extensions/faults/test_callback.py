@@ -12,7 +12,7 @@ import torch
 from tests.helpers.toy import Line, loader
 from trainkit.callbacks import FaultInjection, ModelCheckpoint
 from trainkit.errors import ConfigError, TrainkitError
-from trainkit.extensions.faults.callback import DEEDS
+from trainkit.extensions.faults.callback import DEEDS, flipped
 from trainkit.trainer import Trainer
 
 
@@ -50,6 +50,10 @@ def fit(tmp_path: Path, *faults: dict[str, Any], **settings: Any) -> Line:
         (
             {"do": "kill", "step": 3, "during": "commit"},
             r"during is 'commit'; it must be one of step, validation, saving, recovery",
+        ),
+        (
+            {"do": "flip", "step": 3, "of": "weigth"},
+            r"of is 'weigth'; it must be one of activation, gradient, weight",
         ),
         ({"do": "drop_host", "step": 3}, r"it needs .host. and .hosts_file., the file"),
         ("kill", r"faults is \['kill'\]; it must be a list of which each is a mapping"),
@@ -124,3 +128,13 @@ def test_every_deed_can_be_asked_for() -> None:
         FaultInjection([{"do": deed, "step": 1, "host": "a", "hosts_file": "f"}])
         FaultInjection([{"do": float("nan"), "step": 1}])  # what Hydra makes of nan
         assert deed in (FaultInjection.__doc__ or "")
+
+
+def test_a_flipped_bit_is_one_bit(tmp_path: Path) -> None:
+    """A weight differs by that bit from the step on; a bit that the elements lack is refused."""
+    plain = fit(tmp_path / "a", max_steps=1)
+    wrong = fit(tmp_path / "b", {"do": "flip", "step": 0, "bit": 31}, max_steps=1)
+    assert not torch.equal(plain.model.weight, wrong.model.weight)
+    assert flipped(torch.tensor([1.0, 1.0]), 31).tolist() == [-1.0, 1.0]
+    with pytest.raises(ConfigError, match="bit is 32, and the elements of model have 32 bits"):
+        fit(tmp_path / "c", {"do": "flip", "step": 0, "bit": 32}, max_steps=1)

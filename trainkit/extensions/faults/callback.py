@@ -32,7 +32,10 @@ _KEYS: dict[str, tuple[Any, Any]] = {  # key -> (what it must be, its default)
     "seconds": ((int, float), None),
     "host": (str, None),
     "hosts_file": (str, None),
+    "of": (str, "weight"),
+    "bit": (int, 20),
 }
+FLIPPED = ("activation", "gradient", "weight")
 _NO_END_S = 1e9
 
 
@@ -47,8 +50,8 @@ class FaultInjection(Callback):
         do          kill (SIGKILL), terminate (SIGTERM, as a scheduler does), stop (SIGSTOP: the process freezes), raise (an
                     error in the user's code), hang (the rank stops responding), slow (each batch
                     takes `seconds` longer, from `step` on), nan (the gradient of the first
-                    parameter is NaN in one step), cut_checkpoint (the largest file of the newest
-                    checkpoint loses its second half), drop_host and add_host (`host` leaves or
+                    parameter is NaN in one step), flip (one bit, silently), cut_checkpoint (the
+                    largest file of the newest checkpoint loses its second half), drop_host and add_host (`host` leaves or
                     joins `hosts_file`, which a discovery script prints)
         step        after this many optimizer steps
         rank        the rank, in the numbering at that time (default 0)
@@ -56,6 +59,9 @@ class FaultInjection(Callback):
                     collected), or "recovery" (a run is being restored); the first occurrence at
                     `step` or later
         seconds     of hang (default: no end) and slow (default 1)
+        of          of flip: "weight" (default; once), or "activation" or "gradient" (of the first layer with weights, from
+                    `step` on, as a damaged unit does)
+        bit         of flip: its place in the element, from the lowest, 0 (default 20)
 
     Before a fault is injected, it is recorded in `<run_dir>/faults/`.
 
@@ -77,6 +83,7 @@ class FaultInjection(Callback):
             "raise": _raise,
             "hang": lambda fault, *_: time.sleep(fault["seconds"] or _NO_END_S),
             "nan": _poison,
+            "flip": _flip,
             "cut_checkpoint": _cut,
             "drop_host": lambda fault, *_: _edit_hosts(fault, there=False),
             "add_host": lambda fault, *_: _edit_hosts(fault, there=True),
@@ -163,7 +170,7 @@ def _read(fault: dict[str, Any], where: str) -> dict[str, Any]:
             )
         if isinstance(value, (int, float)) and value < 0:
             raise ConfigError(f"{where}.{key} is {value}; it must be 0 or more.")
-    for key, legal in (("do", DEEDS), ("during", DURING)):
+    for key, legal in (("do", DEEDS), ("during", DURING), ("of", FLIPPED)):
         if whole[key] not in legal:
             raise ConfigError(
                 f"{where}.{key} is '{whole[key]}'; it must be one of"
@@ -185,6 +192,7 @@ DEEDS = (
     "hang",
     "slow",
     "nan",
+    "flip",
     "cut_checkpoint",
     "drop_host",
     "add_host",
@@ -207,6 +215,49 @@ def _poison(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
         return torch.full_like(grad, float("nan"))
 
     handle = parameter.register_hook(fill)  # type: ignore[no-untyped-call]
+
+
+def _flip(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
+    """Flip a bit of the first layer's weight, once, or of its outputs or gradients from now on."""
+    name, layer = next(
+        (name, module)
+        for name, module in task.named_modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+    )
+    parameter = next(p for p in layer.parameters(recurse=False) if p.requires_grad)
+    if fault["bit"] >= 8 * parameter.element_size():
+        raise ConfigError(
+            f"{FaultInjection.config_key}.faults: bit is {fault['bit']}, and the elements of {name}"
+            f" have {8 * parameter.element_size()} bits, from 0."
+        )
+    if fault["of"] == "weight":
+        with torch.no_grad():
+            parameter.copy_(flipped(parameter, fault["bit"]))
+    elif fault["of"] == "gradient":
+        parameter.register_hook(lambda grad: flipped(grad, fault["bit"]))
+    else:
+        layer.register_forward_hook(lambda _m, _in, output: _Flip.apply(output, fault["bit"]))
+
+
+def flipped(tensor: Tensor, bit: int) -> Tensor:
+    """Return a copy of a tensor with one bit of its first element flipped."""
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    flat = copy.view(-1).view(words[tensor.element_size()])
+    flat[0] ^= torch.ones((), dtype=flat.dtype, device=flat.device) << bit
+    return copy
+
+
+class _Flip(torch.autograd.Function):
+    """Flips a bit in forward, and passes the gradient on."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, bit: int) -> Tensor:
+        return flipped(tensor, bit)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0], None
 
 
 def _cut(fault: dict[str, Any], trainer: RunView, task: Task) -> None:

@@ -1,0 +1,113 @@
+"""Fingerprints of the tensors of a microbatch, in the order in which they were computed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from trainkit.callbacks.divergence_guard import hash_of
+
+
+class Value(NamedTuple):
+    """A tensor of a microbatch: its name, a hash of its bits, and the mean of absolute values."""
+
+    name: str
+    bits: tuple[int, int]
+    size: float
+
+
+class Values:
+    """Collects fingerprints. They stay on the device until `read`."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._prints: list[Tensor] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Add a tensor. Does not wait for the device."""
+        tensor = tensor.detach()
+        dense = tensor.to_dense() if tensor.is_sparse else tensor
+        numbers = dense.abs() if dense.is_complex() else dense
+        size = numbers.double().abs().mean().reshape(1)
+        self._names.append(name)
+        self._prints.append(torch.cat([hash_of(tensor), size.view(torch.int64)]))
+
+    def read(self) -> list[Value]:
+        """Return them, in the order in which they were added. Waits for the device."""
+        if not self._prints:
+            return []
+        return [
+            Value(name, (first, second), struct.unpack("d", struct.pack("q", size))[0])
+            for name, (first, second, size) in zip(
+                self._names, torch.stack(self._prints).tolist(), strict=True
+            )
+        ]
+
+    @contextlib.contextmanager
+    def of_modules(self, task: nn.Module) -> Iterator[None]:
+        """Add what each module returns within the context."""
+
+        def record(name: str, output: Any) -> None:
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, Tensor):
+                    self.add(f"the output of {name}", leaf)
+
+        handles = [
+            module.register_forward_hook(lambda _m, _in, output, name=name: record(name, output))
+            for name, module in task.named_modules()
+            if module is not task
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def first_difference(
+    ours: Sequence[Value], theirs: Sequence[Value], bounds: Mapping[str, float] | None
+) -> str | None:
+    """Return the name of the first value that differs, None if none does.
+
+    Args:
+        ours: values of a microbatch.
+        theirs: of the same microbatch, computed again.
+        bounds: relative differences that are no sign of damage, by name; None: all bits must agree.
+    """
+    for one, other in zip(ours, theirs, strict=False):
+        if one.name != other.name:
+            return f"the order of modules ({one.name} or {other.name})"
+        if one.bits == other.bits:
+            continue
+        if bounds is None or distance(one.size, other.size) > bounds.get(one.name, 0.0):
+            return one.name
+    if len(ours) != len(theirs):
+        return f"the number of modules ({len(ours)} or {len(theirs)} values)"
+    return None
+
+
+def distance(a: float, b: float) -> float:
+    """Return the relative difference of two sizes; inf if just one of them is finite."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b))
+
+
+def bounds_of(runs: Sequence[Sequence[Value]]) -> dict[str, float]:
+    """Return for each value by how much it may differ: ten times what repeated runs differ by, and
+    at least 1e-6.
+    """
+    bounds: dict[str, float] = {}
+    for values in zip(*runs, strict=False):
+        spread = max(distance(values[0].size, value.size) for value in values)
+        bounds[values[0].name] = max(1e-6, 10 * spread, bounds.get(values[0].name, 0.0))
+    return bounds
