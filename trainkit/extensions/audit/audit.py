@@ -170,7 +170,7 @@ class Audit(Callback):
             return (
                 f"Audit at step {step}: {ranks} computed different numbers from the same"
                 f" microbatch of rank {audited}, first in {verdict.first}; {since}. Which of them"
-                " is wrong cannot be told: three ranks or more can decide. Test both machines, and"
+                " is wrong is not decided: three ranks or more would decide. Test both machines, and"
                 " resume from a checkpoint before this step."
             )
         once = verdict.ranks == (audited,) and not verdict.repeats

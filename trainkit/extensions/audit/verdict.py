@@ -17,7 +17,7 @@ class Verdict:
     Attributes:
         ranks: that are wrong; if not `decided`, those of which at least one is.
         first: the first value that differs, in the order of the computation.
-        decided: whether enough results agree to tell who is wrong.
+        decided: whether enough results agree to decide who is wrong.
         repeats: whether the audited rank computes the same when it repeats the microbatch: a fault
             that stays, or that was over.
     """
@@ -37,7 +37,7 @@ def judge(
     """Return who is wrong; None if all results agree.
 
     More than half of the ranks decide. Two ranks that disagree are decided by the original: it
-    confirms the other rank, or else nobody can tell.
+    confirms the other rank, or else the audit cannot decide.
 
     Args:
         original: what the audited rank computed in its step.
