@@ -104,6 +104,9 @@ class Extension:
         engines: name -> EngineEntry.
         targets: dotted names of classes and functions that a config may build: callbacks, loggers,
             launchers, data, ...
+        ranks: variable that a launcher sets in the environment of a rank of engine=horovod -> dotted
+            name of a function of trainkit.launch.environment.Launcher that returns the ranks
+            (trainkit.engine.ranks.Ranks).
         clusters: dotted names of trainkit.launch.jobs.Cluster classes, which `trainkit jobs` asks
             in the order of extensions.
         checks: dotted names of functions without arguments that yield doctor's findings
@@ -120,6 +123,7 @@ class Extension:
     commands: Mapping[str, Command] = field(default_factory=dict)
     engines: Mapping[str, EngineEntry] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
+    ranks: Mapping[str, str] = field(default_factory=dict)
     clusters: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     conf: str = ""

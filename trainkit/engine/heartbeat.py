@@ -27,6 +27,20 @@ class Position(Protocol):
     waiting: str
 
 
+class Watcher(Position, Protocol):
+    """A launcher that watches this rank by its Position.
+
+    Attributes:
+        tensors: returns the names of the tensors that wait for the other ranks; a thread calls it.
+        stall_s: seconds without progress after which this rank counts as stalled; None: never.
+        on_dump: is called, from a thread, when the stacks of all threads are to be written.
+    """
+
+    tensors: Callable[[], list[str]]
+    stall_s: float | None
+    on_dump: Callable[[], None] | None
+
+
 @dataclass
 class LocalPosition:
     """A Position that threads of this process alone read."""

@@ -1,16 +1,23 @@
 """The place of this process among the ranks of a run. Imports no torch.
 
-Ranks                           ranks that stay as the launcher started them
-    horovod/elastic.ElasticRanks    ranks that an elastic driver assigns again while the process lives
+Ranks       ranks that stay as the launcher started them
+ranks_of    those of this process under Horovod: an extension may bring ranks that are assigned again
+            while the process lives
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from trainkit.console import info
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extension import extensions, resolve
 from trainkit.launch.environment import Launcher, own_gpu
+
+if TYPE_CHECKING:
+    from trainkit.engine.heartbeat import Watcher
 
 
 class RanksChanged(EngineError):
@@ -37,12 +44,14 @@ class Ranks:
             `tensor`): r x tensor_size to (r + 1) x tensor_size - 1 for each r.
         committed_step: the newest step that this process can resume from in memory, -1 for none; an
             elastic driver makes the process with the newest one rank 0.
+        watcher: how a launcher watches this process; None if it does not.
     """
 
     is_elastic = False
     joins_late = False
     tensor_size = 1
     committed_step = -1
+    watcher: Watcher | None = None
 
     def __init__(self, launcher: Launcher) -> None:
         """Take the launcher's numbers."""
@@ -61,6 +70,14 @@ class Ranks:
         self.rank, self.world_size = rank, world_size
         self.local_rank, self.local_size = local_rank, local_size
         self.takes_part = takes_part
+
+    def join(self, process_set: Sequence[int] | None) -> None:
+        """Take the ranks of from now on, before the framework starts; `process_set` is the
+        engine's.
+
+        Raises:
+            ConfigError: the job is elastic, and there is a process set, or no way to the others.
+        """
 
     def narrow(self, chosen: tuple[int, ...], hosts: Sequence[int]) -> None:
         """Count from now on among the ranks of a process set; a rank outside of it keeps its
@@ -147,6 +164,16 @@ class Ranks:
         """Close the connections, so that entering the engine again joins the ranks of that time.
         Call it outside the engine.
         """
+
+
+def ranks_of(launcher: Launcher) -> Ranks:
+    """Return the ranks of this process under Horovod."""
+    for extension in extensions():
+        for variable, target in extension.ranks.items():
+            if variable in os.environ:
+                ranks: Ranks = resolve(target)(launcher)
+                return ranks
+    return Ranks(launcher)
 
 
 def check_groups(ranks: int, replicas: int, tensor: int) -> None:

@@ -18,6 +18,7 @@ NAMES = (
     "language",
     "horovod_build",
     "deepspeed",
+    "elastic",
     "slurm",
     "kubernetes",
     "ray",

@@ -19,6 +19,13 @@ from trainkit.launch.elastic.network import worker_interface
 from trainkit.launch.environment import Launcher, own_gpu
 
 
+def elastic_ranks(launcher: Launcher) -> ElasticRanks:
+    """Return the ranks of this process, which an elastic driver has started."""
+    membership = Membership.current()
+    assert membership is not None, "TRAINKIT_WORKER is set"
+    return ElasticRanks(launcher, membership)
+
+
 class ElasticRanks(Ranks):
     """Ranks that change."""
 
@@ -26,7 +33,7 @@ class ElasticRanks(Ranks):
 
     def __init__(self, launcher: Launcher, membership: Membership) -> None:
         super().__init__(launcher)
-        self._membership = membership
+        self._membership = self.watcher = membership
         self.joins_late = os.environ.get("TRAINKIT_LATE") == "1"
 
     def join(self, process_set: Sequence[int] | None) -> None:

@@ -1,6 +1,6 @@
 """Horovod behind the wall: the engine. Its parts: reduce.py sums gradients, collectives.py does
-what else ranks do together, elastic.py holds the ranks of elastic jobs, rendezvous.py has srun's
-tasks meet, heartbeat.py holds what others see, tuning.py Horovod's own settings.
+what else ranks do together, rendezvous.py has srun's tasks meet, heartbeat.py holds what others see,
+tuning.py Horovod's own settings. An extension may bring ranks that change (ranks.py).
 
 Horovod reports a sum as done when the device has computed it (its finalizer waits for an event),
 and `hvd.synchronize` returns then: on GPUs the host waits there once a step, as in each loop by
@@ -24,14 +24,13 @@ from trainkit.console import warning
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.engine.horovod.collectives import HorovodCollectives
-from trainkit.engine.horovod.elastic import ElasticRanks
 from trainkit.engine.horovod.heartbeat import HorovodHeartbeat
 from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES, HookReducer
 from trainkit.engine.horovod.rendezvous import meet
 from trainkit.engine.horovod.tuning import Tuning
 from trainkit.engine.options import HorovodSums, changed, refusals
 from trainkit.engine.pinning import Device
-from trainkit.engine.ranks import Ranks
+from trainkit.engine.ranks import ranks_of
 from trainkit.engine.reduce.buckets import (
     NamedParameter,
     by_name,
@@ -43,7 +42,6 @@ from trainkit.engine.reduce.buckets import (
 from trainkit.engine.reduce.wire import make_wire
 from trainkit.engine.sending import send_optimizer_state, tensors_of
 from trainkit.errors import ConfigError, EngineError
-from trainkit.launch.elastic.client import Membership
 from trainkit.launch.environment import read_launcher
 from trainkit.launch.slurm.step import this_step
 
@@ -111,11 +109,8 @@ class HorovodEngine(Engine):
         autotune: bool = False,
         autotune_log_file: str | None = None,
     ) -> None:
-        membership = Membership.current()
-        launcher = read_launcher()
-        self._elastic = None if membership is None else ElasticRanks(launcher, membership)
-        ranks = self._elastic or Ranks(launcher)
-        heartbeat = HorovodHeartbeat(membership, compression)
+        ranks = ranks_of(read_launcher())
+        heartbeat = HorovodHeartbeat(ranks.watcher, compression)
         super().__init__(device, ranks, heartbeat, HorovodCollectives(ranks, heartbeat))
         self._sums = HorovodSums(
             compression, op, gradient_predivide_factor, num_groups, groups, process_set
@@ -130,8 +125,8 @@ class HorovodEngine(Engine):
 
     def _start(self) -> None:
         tuning, running = self._tuning, hvd.is_initialized()
-        if not running and self._elastic is not None:
-            self._elastic.join(self._sums.process_set)
+        if not running:
+            self.ranks.join(self._sums.process_set)
             self.launcher = read_launcher()
         on_gpu = self._requested_device != "cpu" and torch.cuda.is_available()
         if on_gpu and not running and tuning.cycle_time_ms is None and not tuning.autotune:

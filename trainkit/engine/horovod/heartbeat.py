@@ -1,5 +1,5 @@
-"""The heartbeat of a rank under Horovod: Horovod's own timeline, and in an elastic job the driver
-that watches.
+"""The heartbeat of a rank under Horovod: Horovod's own timeline, and a launcher that watches, as an
+elastic driver does.
 
 On each rank and at any time, the timeline is an edit of Horovod's source that `trainkit horovod
 install` makes. Stock Horovod writes one on rank 0 alone, and only if HOROVOD_TIMELINE=DYNAMIC was
@@ -16,8 +16,7 @@ from typing import Any
 import horovod
 import horovod.torch as hvd
 
-from trainkit.engine.heartbeat import Heartbeat
-from trainkit.launch.elastic.client import Membership
+from trainkit.engine.heartbeat import Heartbeat, Watcher
 
 _EDITED = "+trainkit." in horovod.__version__
 
@@ -26,22 +25,21 @@ class HorovodHeartbeat(Heartbeat):
     """See the module.
 
     Args:
-        membership: this process's link to an elastic driver, which holds step and progress; None
-            outside such a job.
+        watcher: the launcher that watches this process, as an elastic driver; None if it does not.
         compression: engine.compression, for a timeline.
     """
 
-    def __init__(self, membership: Membership | None, compression: str) -> None:
-        super().__init__(membership)
-        self._membership, self._compression = membership, compression
-        if membership is not None:
-            membership.tensors = self.outstanding
+    def __init__(self, watcher: Watcher | None, compression: str) -> None:
+        super().__init__(watcher)
+        self._watcher, self._compression = watcher, compression
+        if watcher is not None:
+            watcher.tensors = self.outstanding
 
     def watch(self, stall_s: float, on_dump: Callable[[], None]) -> bool:
         """See Heartbeat."""
-        if self._membership is None:
+        if self._watcher is None:
             return False
-        self._membership.stall_s, self._membership.on_dump = stall_s, on_dump
+        self._watcher.stall_s, self._watcher.on_dump = stall_s, on_dump
         return True
 
     def start_timeline(self, path: Path) -> str:

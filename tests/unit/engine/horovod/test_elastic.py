@@ -17,6 +17,7 @@ def test_a_script_of_an_elastic_job_has_one_fit_and_begins_with_it(
     from trainkit.engine.horovod.engine import HorovodEngine
 
     monkeypatch.setattr(Membership, "_current", Membership("a/0#1", ("127.0.0.1", 1), "secret"))
+    monkeypatch.setenv("TRAINKIT_WORKER", "a/0#1")
     monkeypatch.setattr(Membership, "beat", lambda self: None)
     engine = HorovodEngine("cpu")
     assert engine.ranks.is_elastic
