@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, TextIO
 
@@ -24,6 +24,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 LOGGER = logging.getLogger("trainkit")
+_TENSORS = 4  # maximum number of tensor names in a message
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 # Control characters, which a terminal would obey: shown as \x1b. Of a file's text they may come
 # from anywhere.
@@ -101,6 +102,14 @@ def cell(value: object) -> object:
 def plural(count: int, noun: str) -> str:
     """Return "1 rank", "2 ranks"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def what_waits(waiting: str, tensors: Sequence[str]) -> str:
+    """Describe what a rank waits for, with the first few tensors waiting in it."""
+    if not tensors:
+        return waiting
+    more = len(tensors) - _TENSORS
+    return f"{waiting}: {', '.join(tensors[:_TENSORS])}{f' and {more} more' if more > 0 else ''}"
 
 
 def info(text: str) -> None:

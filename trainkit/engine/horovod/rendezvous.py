@@ -15,8 +15,7 @@ from horovod.runner.http.http_client import put_data_into_kvstore, read_data_fro
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from trainkit.errors import EngineError
-from trainkit.launch.elastic.network import choose
-from trainkit.launch.elastic.signing import SECRET
+from trainkit.launch.elastic.network import SECRET, interface_to
 from trainkit.launch.slurm.step import Step, address_of
 from trainkit.safety.threads import printed, start_thread
 
@@ -46,7 +45,7 @@ def meet(step: Step) -> dict[str, str]:
     interface = os.environ.get("HOROVOD_GLOO_IFACE")
     if interface is None:
         others = [host for number, host in enumerate(step.hosts) if number != step.node]
-        interface = choose([address_of(host) for host in others[:1]], ()).interfaces[0]
+        interface = interface_to(address_of(others[0])) if others else "lo"
     _wait_for_others(step, _serve(step) if step.rank == 0 else None)
     cross = [number for number, tasks in enumerate(step.tasks) if tasks > step.local_rank]
     numbers = {

@@ -21,10 +21,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from trainkit.console import what_waits
 from trainkit.errors import Dismissed, JobEnded
 from trainkit.launch.elastic.connections import SignedConnection
 from trainkit.launch.elastic.signing import SECRET
@@ -33,7 +34,6 @@ from trainkit.safety.threads import printed, start_thread
 BEAT_S = 0.5  # seconds between two heartbeats
 UNREACHABLE_S = 60.0  # a driver silent for longer counts as gone, and the job as over
 _POLL_S = 30.0  # a join is answered within 10 s
-_SHOWN = 4  # maximum number of tensor names in a message
 _PAUSE_S = 0.2  # between two attempts to reach the driver
 _PARTING_S = 60.0  # time limit for a process's exit, during which no Python thread runs
 
@@ -57,14 +57,6 @@ class RankAssignment:
         return {f"HOROVOD_{name.upper()}": str(value) for name, value in numbers.items()} | {
             "HOROVOD_RENDEZVOUS_SCOPE": f"g{generation}."
         }
-
-
-def what_waits(waiting: str, tensors: Sequence[str]) -> str:
-    """Describe what a rank waits for, with the first few tensors waiting in it."""
-    if not tensors:
-        return waiting
-    more = len(tensors) - _SHOWN
-    return f"{waiting}: {', '.join(tensors[:_SHOWN])}{f' and {more} more' if more > 0 else ''}"
 
 
 class Membership:

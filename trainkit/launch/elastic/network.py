@@ -4,6 +4,7 @@ check_names          all hosts of -H have an address, before anything is started
 choose               the driver's: by name, or by the route to the hosts
 worker_interface     a worker's: by name, or by the route to the driver. Hosts name their cards as they like: a login node's
                      may be bond0, and a compute node's eth0
+interface_to         that of the route to a host
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 
 from trainkit.errors import ConfigError
 
+# variable of a job's processes: the secret that signs what they send to the rendezvous server
+SECRET = "HOROVOD_RENDEZVOUS_SECRET"
 # "1" in a worker's environment: it looks for its interface itself
 FINDS_INTERFACE = "TRAINKIT_FINDS_INTERFACE"
 DRIVER = "driver="  # before the name of the driver's interface
@@ -108,11 +111,8 @@ def choose(hosts: Iterable[str], interfaces: Sequence[str], driver: str | None =
     remote = [host for host in hosts if not is_local(host)]
     if not remote:
         return Network("127.0.0.1", ("lo",), is_closed=True)
-    try:
-        address = _own_address(remote[0])
-    except OSError as error:
-        raise ConfigError(_unreachable(remote[0], error)) from None
-    return Network(address, (_interface_of(address),))
+    address = own_address(remote[0])
+    return Network(address, (interface_of(address),))
 
 
 def worker_interface(environ: Mapping[str, str]) -> dict[str, str]:
@@ -130,17 +130,30 @@ def worker_interface(environ: Mapping[str, str]) -> dict[str, str]:
         if name is not None:
             address_of(name)
         return {}
-    try:
-        name = _interface_of(_own_address(environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]))
-    except OSError as error:
-        raise ConfigError(_unreachable(environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], error)) from None
+    name = interface_of(own_address(environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]))
     return {"HOROVOD_GLOO_IFACE": name, "NCCL_SOCKET_IFNAME": name}
 
 
-def _own_address(host: str) -> str:
-    """Return the address by which this host reaches another one."""
+def interface_to(host: str) -> str:
+    """Return the name of the interface by which this host reaches another, or itself.
+
+    Raises:
+        ConfigError: it is unreachable.
+    """
+    return "lo" if is_local(host) else interface_of(own_address(host))
+
+
+def own_address(host: str) -> str:
+    """Return the address by which this host reaches another one.
+
+    Raises:
+        ConfigError: it is unreachable.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # sends nothing; makes the system choose a route
+        try:
+            probe.connect((host, 9))  # sends nothing; makes the system choose a route
+        except OSError as error:
+            raise ConfigError(_unreachable(host, error)) from None
         return str(probe.getsockname()[0])
 
 
@@ -179,7 +192,12 @@ def address_of(interface: str) -> str:
             ) from None
 
 
-def _interface_of(address: str) -> str:
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has an address.
+
+    Raises:
+        ConfigError: none has it.
+    """
     for _, name in socket.if_nameindex():
         try:
             if address_of(name) == address:

@@ -19,9 +19,10 @@ import re
 import secrets
 import threading
 
+from trainkit.launch.elastic.network import SECRET as SECRET
+
 HEADER = "X-Horovod-Signature"
 NONCE = "X-Horovod-Nonce"
-SECRET = "HOROVOD_RENDEZVOUS_SECRET"
 _NONCE = re.compile(r"([0-9a-f]{16,64})\.([0-9]{1,18})")
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.launch.elastic.client import what_waits
+from trainkit.console import what_waits
 from trainkit.safety.whole_files import replacing
 
 
