@@ -54,7 +54,7 @@ HOMES = {
         "engine/horovod/rendezvous.py",
         "launch/elastic/driver.py",
         "launch/elastic/upstream.py",
-        "launch/elastic/__main__.py",
+        "launch/elastic/__init__.py",
     ],
     "torch.distributed": [
         "engine/ddp/collectives.py",
@@ -314,6 +314,7 @@ def test_core_imports_at_the_top() -> None:
         ("engine.ddp", "trainkit.engine.ddp.engine"),  # the engine that a run uses, and no other
         ("engine.fsdp", "trainkit.engine.fsdp.engine"),
         ("engine.horovod", "trainkit.engine.horovod.engine"),
+        ("launch.elastic", "horovod.runner.launch"),
         ("launch.elastic.driver", "horovod.runner.common.util"),
         ("launch.elastic.upstream", "horovod.runner"),
         ("launch.elastic.upstream", "horovod.runner.http.http_server"),

@@ -20,3 +20,10 @@ def __getattr__(name: str) -> Any:
         return driver.run_elastic
     upstream.prepare()
     return None
+
+
+def main() -> int:
+    """Run an elastic job with horovodrun's options; return the exit code."""
+    from horovod.runner.launch import parse_args
+
+    return driver.run_elastic(parse_args())

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from horovod.runner.launch import parse_args
-
-from trainkit.launch.elastic.driver import run_elastic
+from trainkit.launch.elastic import main
 
 if __name__ == "__main__":
-    sys.exit(run_elastic(parse_args()))
+    sys.exit(main())
