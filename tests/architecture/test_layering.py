@@ -49,12 +49,12 @@ HOMES = {
         "engine/horovod/engine.py",
         "engine/horovod/collectives.py",
         "engine/horovod/reduce.py",
-        "engine/horovod/elastic.py",
         "engine/horovod/heartbeat.py",
         "engine/horovod/rendezvous.py",
-        "launch/elastic/driver.py",
-        "launch/elastic/upstream.py",
-        "launch/elastic/__init__.py",
+        "extensions/elastic/driver.py",
+        "extensions/elastic/horovodrun.py",
+        "extensions/elastic/ranks.py",
+        "extensions/elastic/upstream.py",
     ],
     "torch.distributed": [
         "engine/ddp/collectives.py",
@@ -106,6 +106,7 @@ TORCH_FREE = [
     "errors",
     "extension",
     "extensions.timeline.traces.*",
+    "extensions.elastic.*",
     "extensions.exporting.request",
     "extensions.kubernetes.*",
     "extensions.slurm.*",
@@ -126,7 +127,10 @@ TORCH_FREE = [
     "extensions.horovod_build.*",
     "version",
 ]
-NEEDS_TORCH = {"cli.execute"}  # the half of `fit` that starts once the config was found good
+NEEDS_TORCH = {
+    "cli.execute",  # the half of `fit` that starts once the config was found good
+    "extensions.elastic.ranks",  # Horovod's
+}
 
 
 @dataclass(frozen=True)
@@ -314,10 +318,6 @@ def test_core_imports_at_the_top() -> None:
         ("engine.ddp", "trainkit.engine.ddp.engine"),  # the engine that a run uses, and no other
         ("engine.fsdp", "trainkit.engine.fsdp.engine"),
         ("engine.horovod", "trainkit.engine.horovod.engine"),
-        ("launch.elastic", "horovod.runner.launch"),
-        ("launch.elastic.driver", "horovod.runner.common.util"),
-        ("launch.elastic.upstream", "horovod.runner"),
-        ("launch.elastic.upstream", "horovod.runner.http.http_server"),
         ("run.compile", "torch._dynamo"),  # slow as well
         ("device.stats", "psutil"),
         ("device.stats", "pynvml"),

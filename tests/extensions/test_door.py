@@ -155,6 +155,7 @@ def names_in(module: str) -> set[str]:
     file = Path(extension.__file__).parents[1] / f"{module.replace('.', '/')}.py"
     body = ast.parse(file.read_text()).body
     assigned = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    assigned += [node.target for node in body if isinstance(node, ast.AnnAssign)]
     return {node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))} | {
         ast.unparse(each) for each in assigned
     }
@@ -162,7 +163,7 @@ def names_in(module: str) -> set[str]:
 
 @pytest.mark.parametrize("own", extension._own(), ids=lambda own: own.name)
 def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
-    """Of commands, usages, engines, targets and checks;
+    """Of commands, usages, engines, targets, checks and ranks;
     a public or an old name leads to one that exists.
     """
     dotted = [
@@ -170,6 +171,7 @@ def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
         *own.checks,
         *(engine.target for engine in own.engines.values()),
         *own.names.values(),
+        *own.ranks.values(),
     ]
     dotted += [
         name for command in own.commands.values() for name in (command.main, command.usage) if name

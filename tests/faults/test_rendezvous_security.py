@@ -33,7 +33,7 @@ from horovod.runner.http.http_server import (
 
 from tests.faults.jobs import WORKERS, wait_for
 from tests.helpers.launching import BIN, run_command
-from trainkit.launch.elastic import signing
+from trainkit.extensions.elastic import signing
 
 pytestmark = pytest.mark.parallel
 

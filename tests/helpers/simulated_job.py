@@ -6,9 +6,9 @@ import signal
 from collections import Counter
 from typing import Any
 
-from trainkit.launch.elastic.client import RankAssignment
-from trainkit.launch.elastic.messages import Decision, Rules, Say, Send, Start
-from trainkit.launch.elastic.state_machine import StateMachine
+from trainkit.extensions.elastic.client import RankAssignment
+from trainkit.extensions.elastic.messages import Decision, Rules, Say, Send, Start
+from trainkit.extensions.elastic.state_machine import StateMachine
 
 
 class Simulated:

@@ -14,6 +14,7 @@ import pytest
 from packaging.version import Version
 
 from trainkit.errors import EngineError
+from trainkit.extensions.elastic import signing
 from trainkit.extensions.horovod_build import patches as horovod_edits
 from trainkit.extensions.horovod_build.patches import (
     apply,
@@ -24,7 +25,6 @@ from trainkit.extensions.horovod_build.patches import (
     installed_edits,
     version,
 )
-from trainkit.launch.elastic import signing
 
 PATCH = """\
 What it is for.

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from trainkit.extensions.elastic import reaper
 from trainkit.extensions.ray.keeper import Keeper
-from trainkit.launch.elastic import reaper
 
 PYTHON = {"PYTHONPATH": str(Path(__file__).parents[4])}
 REAPER = Path(reaper.__file__).read_text()
@@ -93,7 +93,7 @@ def test_what_a_node_has_is_reported(keeper: Keeper, tmp_path: Path) -> None:
 def test_a_killed_keeper_leaves_no_worker(tmp_path: Path) -> None:
     """SIGKILL of the actor's process: the reaper ends the worker's group."""
     (tmp_path / "keep.py").write_text(
-        "from pathlib import Path\nfrom trainkit.launch.elastic import reaper\n"
+        "from pathlib import Path\nfrom trainkit.extensions.elastic import reaper\n"
         "from trainkit.extensions.ray.keeper import Keeper\n"
         "keeper = Keeper(Path(reaper.__file__).read_text(), None, '127.0.0.1')\n"
         "for item in keeper.run('w', ['sh', '-c', 'echo $$; exec sleep 60'], {}, None):\n"

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainkit.launch.elastic.client import Membership
+from trainkit.extensions.elastic.client import Membership
 
 FOLDER, STEPS = Path(sys.argv[1]), int(sys.argv[2])
 STEP_S = 0.02

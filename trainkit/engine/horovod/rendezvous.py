@@ -15,7 +15,7 @@ from horovod.runner.http.http_client import put_data_into_kvstore, read_data_fro
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from trainkit.errors import EngineError
-from trainkit.launch.elastic.network import SECRET, interface_to
+from trainkit.launch.network import SECRET, interface_to
 from trainkit.launch.slurm.step import Step, address_of
 from trainkit.safety.threads import printed, start_thread
 

@@ -1,4 +1,9 @@
-"""Elastic: a fit of Horovod's ranks continues when ranks die, leave or join (docs/elastic.md)."""
+"""Elastic: a fit of Horovod's ranks continues when ranks die, leave or join (docs/elastic.md).
+
+horovodrun.py   what horovodrun asks for; `python -m trainkit.launch.elastic`
+driver.py       the driver of a job, with its call tree; no torch
+ranks.py        a rank's side: the ranks of its engine, which the driver assigns again (client.py)
+"""
 
 from trainkit.extension import Extension
 
@@ -9,5 +14,11 @@ EXTENSION = Extension(
         " others join"
     ),
     proven="lost, late and frozen ranks each commit; storms of faults in the full test run",
-    ranks={"TRAINKIT_WORKER": "trainkit.engine.horovod.elastic.elastic_ranks"},
+    names={
+        "trainkit.launch.elastic.main": "trainkit.extensions.elastic.horovodrun.main",
+        "trainkit.launch.elastic.run_elastic": (
+            "trainkit.extensions.elastic.horovodrun.run_elastic"
+        ),
+    },
+    ranks={"TRAINKIT_WORKER": "trainkit.extensions.elastic.ranks.elastic_ranks"},
 )

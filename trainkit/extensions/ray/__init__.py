@@ -8,7 +8,7 @@ cluster.py      connects to a cluster, or starts one here
 slots.py        placement groups -> hosts and their slots: the driver's HostSource
 keeper.py       the actor of a slot: starts a worker as its child
 backend.py      the driver's Backend: keepers
-job.py          a command on the cluster, under the elastic driver (launch/elastic), run here
+job.py          a command on the cluster, under the elastic driver (extensions/elastic), run here
 launcher.py     RayLauncher: options -> job.py; no ray until it runs
 executor.py     RayExecutor: functions, in actors (actors.py), or, elastic, in workers of the driver (call.py)
 data.py         RayData: a Ray Dataset as training data

@@ -15,14 +15,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainkit.console import without_colors
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.elastic.rendezvous import Server
+from trainkit.extensions.elastic.signing import SECRET, new_secret
 from trainkit.extensions.ray.backend import cause_of
 from trainkit.extensions.ray.cluster import free_and_total
 from trainkit.extensions.ray.exits import exit_code_of, note_exits
 from trainkit.extensions.ray.keeper import interface_of
 from trainkit.extensions.ray.options import Options
 from trainkit.extensions.ray.sent import sendable
-from trainkit.launch.elastic.rendezvous import Server
-from trainkit.launch.elastic.signing import SECRET, new_secret
 
 # so long other ranks may take to report the same fault, of which one names the cause
 _LATER_S = 1.0

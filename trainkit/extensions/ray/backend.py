@@ -23,12 +23,12 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from trainkit.console import without_colors
 from trainkit.errors import ConfigError
+from trainkit.extensions.elastic import reaper
+from trainkit.extensions.elastic.messages import Start
+from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.processes import OnExit, code_of
 from trainkit.extensions.ray import keeper as keeper_module
 from trainkit.extensions.ray.slots import Slots
-from trainkit.launch.elastic import reaper
-from trainkit.launch.elastic.messages import Start
-from trainkit.launch.elastic.output import Output
-from trainkit.launch.elastic.processes import OnExit, code_of
 from trainkit.launch.shared_folder import not_shared
 from trainkit.safety.threads import printed, start_thread, start_timer
 

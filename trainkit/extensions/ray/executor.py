@@ -13,11 +13,11 @@ import ray
 from ray import cloudpickle
 
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.elastic.driver import Driver
 from trainkit.extensions.ray.actors import Actors
 from trainkit.extensions.ray.cluster import connected
 from trainkit.extensions.ray.job import run_job
 from trainkit.extensions.ray.options import options_of, refuse_shared_gpus
-from trainkit.launch.elastic.driver import Driver
 
 _COMMAND = ("python", "-m", "trainkit.extensions.ray.call")
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import ray
 
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.elastic.driver import Driver, drive
+from trainkit.extensions.elastic.messages import Rules, Words
+from trainkit.extensions.elastic.network import Network
+from trainkit.extensions.elastic.options import Settings
+from trainkit.extensions.elastic.output import Output
 from trainkit.extensions.ray.backend import RayBackend, Work
 from trainkit.extensions.ray.cluster import free_and_total
 from trainkit.extensions.ray.options import Options
 from trainkit.extensions.ray.slots import EVERY_S, Slots
-from trainkit.launch.elastic.driver import Driver, drive
-from trainkit.launch.elastic.messages import Rules, Words
-from trainkit.launch.elastic.network import Network
-from trainkit.launch.elastic.options import Settings
-from trainkit.launch.elastic.output import Output
 from trainkit.launch.shared_folder import token_in
 
 _WORDS = Words(

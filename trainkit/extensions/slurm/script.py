@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.extensions.slurm.options import Options
-from trainkit.launch.elastic.network import SECRET
+from trainkit.launch.network import SECRET
 from trainkit.launch.slurm.step import LAUNCHER, REQUEUE
 
 SLURM = "slurm"  # the job's folder, in that of its run

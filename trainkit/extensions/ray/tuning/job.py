@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
+from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.processes import Reaper
 from trainkit.extensions.ray.options import Options
 from trainkit.extensions.ray.tuning.link import Report, TrialServer
-from trainkit.launch.elastic.output import Output
-from trainkit.launch.elastic.processes import Reaper
 from trainkit.launch.environment import without_launcher
 from trainkit.launch.overrides import ELASTIC
 from trainkit.safety.threads import start_thread

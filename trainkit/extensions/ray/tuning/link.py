@@ -5,7 +5,7 @@ one trial. Rank 0 connects, sends each report, and learns whether the trial cont
 
     rank 0 -> trial   SIGNATURE {"metrics": ..., "folder": ...}\\n        trial -> rank 0   SIGNATURE {"continues": ...}\\n
 
-Messages are signed (launch/elastic/signing.py) with their direction and number, so that none can be
+Messages are signed (extensions/elastic/signing.py) with their direction and number, so that none can be
 forged or repeated.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from trainkit.errors import EngineError
-from trainkit.launch.elastic.signing import is_signed, new_secret, sign
+from trainkit.extensions.elastic.signing import is_signed, new_secret, sign
 
 _ADDRESS, _SECRET = "TRAINKIT_TRIAL_ADDRESS", "TRAINKIT_TRIAL_SECRET"
 _TARGET = "trial"

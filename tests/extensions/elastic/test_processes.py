@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.launch.elastic.output import Output
-from trainkit.launch.elastic.processes import Process, Reaper, RemoteProcess, code_of
-from trainkit.launch.elastic.remote import SCRIPT, first_lines, ssh_command
+from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.processes import Process, Reaper, RemoteProcess, code_of
+from trainkit.extensions.elastic.remote import SCRIPT, first_lines, ssh_command
 
 
 class Ended:

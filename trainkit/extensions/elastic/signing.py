@@ -19,7 +19,7 @@ import re
 import secrets
 import threading
 
-from trainkit.launch.elastic.network import SECRET as SECRET
+from trainkit.launch.network import SECRET as SECRET
 
 HEADER = "X-Horovod-Signature"
 NONCE = "X-Horovod-Nonce"

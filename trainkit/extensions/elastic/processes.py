@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
-from trainkit.launch.elastic import reaper as reaper_program
-from trainkit.launch.elastic.output import Output
-from trainkit.launch.elastic.remote import first_lines, ssh_command
+from trainkit.extensions.elastic import reaper as reaper_program
+from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.remote import first_lines, ssh_command
 from trainkit.safety.threads import printed, start_thread, start_timer
 
 _SSH_S = 5.0  # time for ssh to end after its worker was sent SIGKILL

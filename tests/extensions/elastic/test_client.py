@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from trainkit.errors import Dismissed, JobEnded
-from trainkit.launch.elastic import client as membership
-from trainkit.launch.elastic.client import Membership, RankAssignment
-from trainkit.launch.elastic.rendezvous import Request, Server
+from trainkit.extensions.elastic import client as membership
+from trainkit.extensions.elastic.client import Membership, RankAssignment
+from trainkit.extensions.elastic.rendezvous import Request, Server
 
 SECRET = "ab" * 32
 SEAT = RankAssignment(

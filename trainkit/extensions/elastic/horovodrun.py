@@ -4,10 +4,14 @@ and runs Horovod's own driver if that is None.
 
 from __future__ import annotations
 
+import argparse
 import os
+from collections.abc import Callable
 from typing import Any
 
-from trainkit.launch.elastic import driver, upstream
+from trainkit.extensions.elastic import driver, upstream
+
+run_elastic: Callable[[argparse.Namespace], int] | None  # see __getattr__
 
 
 def __getattr__(name: str) -> Any:

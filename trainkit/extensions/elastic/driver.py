@@ -29,16 +29,17 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 from trainkit.errors import ConfigError
-from trainkit.launch.elastic.backend import Backend, HostBackend, HostSource, Started
-from trainkit.launch.elastic.hosts import EVERY_S, Discovery
-from trainkit.launch.elastic.messages import Decision, Say, Send, Start
-from trainkit.launch.elastic.network import Network, check_names, choose, is_local
-from trainkit.launch.elastic.options import Settings, settings_of
-from trainkit.launch.elastic.output import Output
-from trainkit.launch.elastic.rendezvous import Request, Server
-from trainkit.launch.elastic.signing import SECRET, new_secret
-from trainkit.launch.elastic.state_machine import StateMachine
-from trainkit.launch.elastic.upstream import run_upstream
+from trainkit.extensions.elastic.backend import Backend, HostBackend, HostSource, Started
+from trainkit.extensions.elastic.hosts import EVERY_S, Discovery
+from trainkit.extensions.elastic.messages import Decision, Say, Send, Start
+from trainkit.extensions.elastic.network import Network, check_names, choose
+from trainkit.extensions.elastic.options import Settings, settings_of
+from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.rendezvous import Request, Server
+from trainkit.extensions.elastic.signing import SECRET, new_secret
+from trainkit.extensions.elastic.state_machine import StateMachine
+from trainkit.extensions.elastic.upstream import run_upstream
+from trainkit.launch.network import is_local
 
 TICK_S = 0.2
 _DRAIN_S = 2.0

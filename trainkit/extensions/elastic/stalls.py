@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainkit.launch.elastic.workers import Worker
+from trainkit.extensions.elastic.workers import Worker
 
 
 @dataclass(frozen=True)

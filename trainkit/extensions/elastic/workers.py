@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-from trainkit.launch.elastic.client import RankAssignment
+from trainkit.extensions.elastic.client import RankAssignment
 
 PREEMPTED = 75  # trainkit.errors.Preempted; sysexits' EX_TEMPFAIL
 

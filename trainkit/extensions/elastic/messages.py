@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from trainkit.launch.elastic.upstream import WHY
+from trainkit.extensions.elastic.upstream import WHY
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from trainkit.launch.elastic.connections import Connections
-from trainkit.launch.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
+from trainkit.extensions.elastic.connections import Connections
+from trainkit.extensions.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
 from trainkit.safety.threads import printed, start_thread
 
 LARGEST = 2**20  # maximum bytes of a body; Gloo writes an address for each rank

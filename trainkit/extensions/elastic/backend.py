@@ -10,11 +10,11 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from trainkit.launch.elastic.messages import Start
-from trainkit.launch.elastic.network import is_local
-from trainkit.launch.elastic.options import Settings, worker_environment
-from trainkit.launch.elastic.output import Output
-from trainkit.launch.elastic.processes import OnExit, Process, Reaper, RemoteProcess
+from trainkit.extensions.elastic.messages import Start
+from trainkit.extensions.elastic.options import Settings, worker_environment
+from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.processes import OnExit, Process, Reaper, RemoteProcess
+from trainkit.launch.network import is_local
 
 
 class Started(Protocol):

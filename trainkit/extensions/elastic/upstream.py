@@ -15,7 +15,8 @@ import sys
 from collections.abc import Mapping
 
 from trainkit.errors import ConfigError
-from trainkit.launch.elastic.network import DRIVER, Network
+from trainkit.extensions.elastic.network import Network
+from trainkit.launch.network import DRIVER
 
 CHOICE = "TRAINKIT_ELASTIC_DRIVER"
 HOROVOD = "horovod"

@@ -8,11 +8,11 @@ import signal
 from collections.abc import Iterable
 
 from trainkit.console import plural
-from trainkit.launch.elastic.client import RankAssignment
-from trainkit.launch.elastic.job import Job
-from trainkit.launch.elastic.messages import Decision, Say, Send, Start
-from trainkit.launch.elastic.stalls import frozen, limit, stalled
-from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker
+from trainkit.extensions.elastic.client import RankAssignment
+from trainkit.extensions.elastic.job import Job
+from trainkit.extensions.elastic.messages import Decision, Say, Send, Start
+from trainkit.extensions.elastic.stalls import frozen, limit, stalled
+from trainkit.extensions.elastic.workers import PREEMPTED, Slot, Worker
 
 # Ticks come several times a second. A longer time between two events means that the driver did not
 # run.

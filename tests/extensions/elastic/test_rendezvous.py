@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainkit.launch.elastic import connections
-from trainkit.launch.elastic import rendezvous as module
-from trainkit.launch.elastic.connections import NotSigned, SignedConnection
-from trainkit.launch.elastic.rendezvous import Request, Server
-from trainkit.launch.elastic.signing import HEADER, Client, sign
+from trainkit.extensions.elastic import connections
+from trainkit.extensions.elastic import rendezvous as module
+from trainkit.extensions.elastic.connections import NotSigned, SignedConnection
+from trainkit.extensions.elastic.rendezvous import Request, Server
+from trainkit.extensions.elastic.signing import HEADER, Client, sign
 
 SECRET = "ab" * 32
 BEAT = {

@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 
 from trainkit.errors import ConfigError
-from trainkit.launch import elastic
-from trainkit.launch.elastic import driver, network
-from trainkit.launch.elastic.hosts import Discovery, parse
-from trainkit.launch.elastic.network import (
+from trainkit.extensions.elastic import driver, network
+from trainkit.extensions.elastic.hosts import Discovery, parse
+from trainkit.extensions.elastic.network import (
     FINDS_INTERFACE,
     Network,
-    address_of,
     choose,
-    is_local,
     worker_interface,
 )
-from trainkit.launch.elastic.options import Settings, settings_of, worker_environment
+from trainkit.extensions.elastic.options import Settings, settings_of, worker_environment
+from trainkit.launch import elastic
+from trainkit.launch.network import address_of, is_local
 
 
 def settings(
@@ -220,7 +219,7 @@ def test_a_discovery_script_that_fails_says_why() -> None:
 
 def test_a_discovery_script_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """It counts as failed."""
-    monkeypatch.setattr("trainkit.launch.elastic.hosts.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trainkit.extensions.elastic.hosts.TIMEOUT_S", 0.1)
     with pytest.raises(ConfigError, match="took more than 0.1 s"):
         Discovery("sleep 60", None).ask()
 

@@ -1,7 +1,7 @@
 """Ranks of an elastic job under Horovod: an elastic driver assigns them again while the process
 lives.
 
-The launcher's driver gives a process its rank (launch/elastic/client.py); Horovod reads it from the
+The launcher's driver gives a process its rank (client.py); Horovod reads it from the
 environment when it starts, and is shut down before the next one.
 """
 
@@ -14,8 +14,8 @@ import horovod.torch as hvd
 
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError
-from trainkit.launch.elastic.client import Membership
-from trainkit.launch.elastic.network import worker_interface
+from trainkit.extensions.elastic.client import Membership
+from trainkit.extensions.elastic.network import worker_interface
 from trainkit.launch.environment import Launcher, own_gpu
 
 

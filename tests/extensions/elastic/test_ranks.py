@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainkit.errors import ConfigError
-from trainkit.launch.elastic.client import Membership
+from trainkit.extensions.elastic.client import Membership
 
 pytest.importorskip("horovod")
 

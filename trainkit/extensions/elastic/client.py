@@ -27,8 +27,8 @@ from typing import Any, ClassVar
 
 from trainkit.console import what_waits
 from trainkit.errors import Dismissed, JobEnded
-from trainkit.launch.elastic.connections import SignedConnection
-from trainkit.launch.elastic.signing import SECRET
+from trainkit.extensions.elastic.connections import SignedConnection
+from trainkit.extensions.elastic.signing import SECRET
 from trainkit.safety.threads import printed, start_thread
 
 BEAT_S = 0.5  # seconds between two heartbeats

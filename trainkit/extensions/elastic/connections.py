@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any
 
-from trainkit.launch.elastic.signing import HEADER, NONCE, Client, answer_to, is_signed
+from trainkit.extensions.elastic.signing import HEADER, NONCE, Client, answer_to, is_signed
 
 MOST_STRANGERS = 1024  # connections without a signed request so far
 

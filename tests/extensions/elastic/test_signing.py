@@ -7,8 +7,8 @@ import hmac
 
 import pytest
 
-from trainkit.launch.elastic.signing import NONCE as HEADER_OF_NONCE
-from trainkit.launch.elastic.signing import Client, Nonces, is_signed, new_secret, sign
+from trainkit.extensions.elastic.signing import NONCE as HEADER_OF_NONCE
+from trainkit.extensions.elastic.signing import Client, Nonces, is_signed, new_secret, sign
 
 SECRET = "0123456789abcdef" * 4
 NONCE = f"{'ab' * 16}.7"

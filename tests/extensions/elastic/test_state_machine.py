@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.simulated_job import Simulated
-from trainkit.launch.elastic.messages import Words
+from trainkit.extensions.elastic.messages import Words
 
 A, B = "node1/0#1", "node1/1#1"
 

@@ -17,11 +17,11 @@ import signal
 from typing import Any
 
 from trainkit.console import plural
-from trainkit.launch.elastic.job import Job
-from trainkit.launch.elastic.messages import Decision, Over, Rules
-from trainkit.launch.elastic.transitions import settle
-from trainkit.launch.elastic.upstream import CHOICE
-from trainkit.launch.elastic.workers import PREEMPTED, Slot, Worker, describe, shell_code
+from trainkit.extensions.elastic.job import Job
+from trainkit.extensions.elastic.messages import Decision, Over, Rules
+from trainkit.extensions.elastic.transitions import settle
+from trainkit.extensions.elastic.upstream import CHOICE
+from trainkit.extensions.elastic.workers import PREEMPTED, Slot, Worker, describe, shell_code
 
 
 class StateMachine:

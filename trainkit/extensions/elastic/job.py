@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 from trainkit.console import plural
-from trainkit.launch.elastic.messages import Decision, Over, Rules, Say, Send
-from trainkit.launch.elastic.stalls import Stall
-from trainkit.launch.elastic.workers import Away, Slot, Worker
+from trainkit.extensions.elastic.messages import Decision, Over, Rules, Say, Send
+from trainkit.extensions.elastic.stalls import Stall
+from trainkit.extensions.elastic.workers import Away, Slot, Worker
 
 
 class Job:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainkit.errors import ConfigError
-from trainkit.launch.elastic.hosts import parse
-from trainkit.launch.elastic.messages import Rules
-from trainkit.launch.elastic.network import DRIVER, FINDS_INTERFACE
-from trainkit.launch.elastic.upstream import chosen_driver
+from trainkit.extensions.elastic.hosts import parse
+from trainkit.extensions.elastic.messages import Rules
+from trainkit.extensions.elastic.network import FINDS_INTERFACE
+from trainkit.extensions.elastic.upstream import chosen_driver
+from trainkit.launch.network import DRIVER
 
 _LONGEST_PAUSE_S = 3600
 
