@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from trainkit.errors import ConfigError
+
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "conf=mlp",
@@ -78,3 +80,20 @@ def test_what_extensions_bring_is_missing_there(core: Path, tmp_path: Path) -> N
     assert serve.returncode == 2 and "'serve' is not a command." in serve.stderr
     engine = run(core, tmp_path, "fit", "conf=mlp", "engine=deepspeed")
     assert engine.returncode == 2 and "deepspeed" in engine.stderr
+
+
+def test_an_elastic_job_is_refused_there(core: Path, tmp_path: Path) -> None:
+    """By horovodrun with trainkit's edits, and by the driver's own command."""
+    pytest.importorskip("horovod")
+    options = ("-np", "2", "--min-np", "1", "-H", "localhost:2")
+    for module in ("horovod.runner.launch", "trainkit.launch.elastic"):
+        done = subprocess.run(
+            [sys.executable, "-m", module, *options, "true"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(core)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == ConfigError.exit_code, done.stderr
+        assert "lacks the extension 'elastic'" in done.stderr and "Traceback" not in done.stderr
