@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from trainkit.extensions.elastic.network import (
 )
 from trainkit.extensions.elastic.options import Settings, settings_of, worker_environment
 from trainkit.launch import elastic
-from trainkit.launch.network import address_of, is_local
 
 
 def settings(
@@ -224,28 +222,14 @@ def test_a_discovery_script_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch)
         Discovery("sleep 60", None).ask()
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", socket.gethostname()])
-def test_this_hosts_names_are_local(host: str) -> None:
-    """All of them."""
-    assert is_local(host)
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
-def test_other_hosts_are_not(host: str) -> None:
-    """TEST-NET-1, and an unknown name, are not local."""
-    assert not is_local(host)
-
-
 def test_jobs_on_this_host_meet_at_the_loopback() -> None:
     """No other host can connect."""
     assert choose(["localhost", "127.0.0.2"], ()) == Network("127.0.0.1", ("lo",), is_closed=True)
 
 
 def test_an_interface_that_was_chosen_is_taken() -> None:
-    """By its address; for an unknown one, the known ones are named."""
+    """By its address."""
     assert choose(["localhost"], ["lo"]) == Network("127.0.0.1", ("lo",))
-    with pytest.raises(ConfigError, match="'nic9'.*interfaces: .*lo"):
-        address_of("nic9")
 
 
 def test_other_hosts_are_met_at_the_interface_that_leads_there(

@@ -36,16 +36,3 @@ def test_outside_an_elastic_job_a_script_does_what_it_likes() -> None:
     engine = HorovodEngine("cpu")
     for stage in ("validate", "fit", "fit"):
         engine.ranks.begin(stage)
-
-
-def test_horovods_own_elastic_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It loses samples."""
-    from trainkit.engine.horovod.engine import HorovodEngine
-    from trainkit.errors import EngineError
-
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    with pytest.raises(EngineError, match="trainkit horovod install"):
-        HorovodEngine("cpu").__enter__()
-    monkeypatch.setenv("TRAINKIT_ELASTIC_DRIVER", "horovod")
-    with pytest.raises(EngineError, match=r"Leave out hvd.init\(\) before the Trainer"):
-        HorovodEngine("cpu").__enter__()
