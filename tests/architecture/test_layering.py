@@ -129,6 +129,7 @@ TORCH_FREE = [
 ]
 NEEDS_TORCH = {
     "cli.execute",  # the half of `fit` that starts once the config was found good
+    "extensions.elastic.callback",  # of a fit
     "extensions.elastic.ranks",  # Horovod's
 }
 

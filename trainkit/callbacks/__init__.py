@@ -7,7 +7,6 @@ from trainkit.callbacks.averaging.swa import StochasticWeightAveraging as Stocha
 from trainkit.callbacks.checkpoint import ModelCheckpoint as ModelCheckpoint
 from trainkit.callbacks.divergence_guard import DivergenceGuard as DivergenceGuard
 from trainkit.callbacks.early_stopping import EarlyStopping as EarlyStopping
-from trainkit.callbacks.elastic import Elastic as Elastic
 from trainkit.callbacks.finetuning import BackboneFinetuning as BackboneFinetuning
 from trainkit.callbacks.finetuning import BaseFinetuning as BaseFinetuning
 from trainkit.callbacks.lambda_callback import LambdaCallback as LambdaCallback

@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# for ranks under the elastic driver
-ELASTIC = "callbacks.elastic._target_=trainkit.callbacks.Elastic"
 _PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
 _RESERVED = ("null", "true", "false", "nan", "inf")
 

@@ -3,18 +3,24 @@
 horovodrun.py   what horovodrun asks for; `python -m trainkit.launch.elastic`
 driver.py       the driver of a job, with its call tree; no torch
 ranks.py        a rank's side: the ranks of its engine, which the driver assigns again (client.py)
+callback.py     commits of a fit, from which it continues
 """
 
 from trainkit.extension import Extension
 
+_CALLBACK = "trainkit.extensions.elastic.callback.Elastic"
+
 EXTENSION = Extension(
     name="elastic",
     summary=(
-        "horovodrun --min-np and --host-discovery-script: ranks that are lost are replaced, and"
+        "callbacks=elastic, horovodrun --min-np and --host-discovery-script: ranks that are lost are replaced, and"
         " others join"
     ),
     proven="lost, late and frozen ranks each commit; storms of faults in the full test run",
+    targets=(_CALLBACK,),
     names={
+        "trainkit.callbacks.Elastic": _CALLBACK,
+        "trainkit.callbacks.elastic.Elastic": _CALLBACK,
         "trainkit.launch.elastic.main": "trainkit.extensions.elastic.horovodrun.main",
         "trainkit.launch.elastic.run_elastic": (
             "trainkit.extensions.elastic.horovodrun.run_elastic"

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainkit.extensions.ray.options import options_of, refuse_shared_gpus
+from trainkit.extensions.ray.options import ELASTIC, options_of, refuse_shared_gpus
 from trainkit.launch.job_launcher import FitConfig, JobLauncher
-from trainkit.launch.overrides import ELASTIC, override
+from trainkit.launch.overrides import override
 
 
 class RayLauncher(JobLauncher):

@@ -12,6 +12,8 @@ from typing import Any
 from trainkit.arguments import show
 from trainkit.errors import ConfigError
 
+# of the command of ranks under the elastic driver
+ELASTIC = "callbacks.elastic._target_=trainkit.callbacks.Elastic"
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NCCL = "import horovod.torch as hvd; print(hvd.nccl_built())"
 

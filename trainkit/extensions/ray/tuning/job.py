@@ -19,10 +19,9 @@ from typing import Any
 from trainkit.errors import TrainkitError
 from trainkit.extensions.elastic.output import Output
 from trainkit.extensions.elastic.processes import Reaper
-from trainkit.extensions.ray.options import Options
+from trainkit.extensions.ray.options import ELASTIC, Options
 from trainkit.extensions.ray.tuning.link import Report, TrialServer
 from trainkit.launch.environment import without_launcher
-from trainkit.launch.overrides import ELASTIC
 from trainkit.safety.threads import start_thread
 
 # waits for so many seconds; returns the exit code of a job that has ended
