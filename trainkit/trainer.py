@@ -20,7 +20,7 @@ from trainkit.api.lightning_arguments import TRAINER_TAKES
 from trainkit.api.lightning_names import TRAINER_ARGUMENTS
 from trainkit.api.options import canonical, read_options
 from trainkit.api.task import Task, check_overrides
-from trainkit.api.view import asks_for_elastic
+from trainkit.api.view import elastic_of
 from trainkit.arguments import (
     Duration,
     IntOrFraction,
@@ -39,11 +39,10 @@ from trainkit.metrics.latest import Values
 from trainkit.run.build import StartFrom, build_evaluator, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.default_callbacks import callbacks_with, default_callbacks
-from trainkit.run.elastic import ElasticRun
+from trainkit.run.elastic import ElasticState
 from trainkit.run.last_run import LastRun
 from trainkit.run.prediction_table import TableFormat
 from trainkit.run.progress_writer import writing_progress
-from trainkit.run.rehearsal import rehearse
 from trainkit.run.setup import Stage
 
 
@@ -255,18 +254,18 @@ class Trainer(LastRun):
             )
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
-        if asks_for_elastic(callbacks_with(self.callbacks, task.configure_callbacks())):
-            ElasticRun(partial(rehearse, first_step=loop.warm_up)).go(
-                partial(self._fit_once, task, data, start)
-            )
+        fit_once = partial(self._fit_once, task, data, start)
+        elastic = elastic_of(callbacks_with(self.callbacks, task.configure_callbacks()))
+        if elastic is None:
+            fit_once()
         else:
-            self._fit_once(task, data, start)
+            elastic.fit(fit_once)
         return [] if self._run is None else list(self._run.callback_metrics.history)
 
     def _fit_once(
-        self, task: Task, data: DataSources, start: StartFrom, attempts: ElasticRun | None = None
+        self, task: Task, data: DataSources, start: StartFrom, elastic: ElasticState | None = None
     ) -> None:
-        with self._open("fit", task, data, attempts) as stage:
+        with self._open("fit", task, data, elastic) as stage:
             if not stage.engine.ranks.takes_part:
                 return
             self._fitted = run = build_run(stage, start)
@@ -280,7 +279,7 @@ class Trainer(LastRun):
             run.hooks("on_fit_end")
 
     def _open(
-        self, kind: StageName, task: Task, data: DataSources, attempts: ElasticRun | None = None
+        self, kind: StageName, task: Task, data: DataSources, elastic: ElasticState | None = None
     ) -> Stage:
         """Return the stage of an entry point, not entered;
         an evaluation continues in the folder of the run before it.
@@ -294,7 +293,7 @@ class Trainer(LastRun):
             data,
             callbacks_with(self.callbacks, task.configure_callbacks()),
             options,
-            attempts,
+            elastic,
         )
         return self._stage
 

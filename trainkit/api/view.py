@@ -28,7 +28,7 @@ from trainkit.optim.schedule import LearningRates
 # What a run, or a command, looks a callback up for; its class says it (Callback.role):
 #     checkpoints      decides which checkpoints are written, and which stay: a CheckpointPolicy
 #     early_stopping   ends training by a value: trainer.early_stopping_callback
-#     elastic          asks for an elastic run, and commits its state
+#     elastic          makes a fit's attempts in an elastic run (its `fit`), and commits its state
 #     metrics_server   serves metrics at `address`
 #     metrics_table    writes metrics.csv
 #     progress_bar     shows the progress: trainer.progress_bar_callback
@@ -201,9 +201,9 @@ def checkpoint_policies(callbacks: Sequence[Any]) -> list[CheckpointPolicy]:
     return with_role(callbacks, "checkpoints")
 
 
-def asks_for_elastic(callbacks: Sequence[Any]) -> bool:
-    """Return whether a callback asks for an elastic run."""
-    return bool(with_role(callbacks, "elastic"))
+def elastic_of(callbacks: Sequence[Any]) -> Any:
+    """Return the callback that asks for an elastic run; None if there is none."""
+    return next(iter(with_role(callbacks, "elastic")), None)
 
 
 def step_clock_of(trainer: RunView) -> Any:

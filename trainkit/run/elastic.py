@@ -37,6 +37,20 @@ from trainkit.run.signals import Signals
 _MAX_FRUITLESS = 5  # recoveries without a step between them, after which an error is an error
 
 
+class Attempt(Protocol):
+    """One attempt, as setup.py's Stage is one."""
+
+    engine: Engine
+
+    @property
+    def is_elastic(self) -> bool: ...
+    @property
+    def is_set_up(self) -> bool: ...
+
+    def fail(self, error: BaseException) -> None:
+        """End a fit that no later attempt continues."""
+
+
 class ElasticState:
     """State of this process that outlives an attempt, and the commits of the current one.
 
@@ -51,12 +65,14 @@ class ElasticState:
         kept: what is made once.
         rehearse: does what a worker that joins later can do before it joins.
         facts: what this process compared with the other ranks before its first step.
+        attempt: the latest one; its Stage sets it.
     """
 
     def __init__(self, rehearse: Callable[[Any], None]) -> None:
         self.rehearse = rehearse
         self.memory, self.signals, self.writer = Memory(), Signals(), Writer()
         self.run_dir: Path | None = None
+        self.attempt: Attempt | None = None
         self.facts: dict[str, dict[str, str]] = {}
         self.has_begun = self.is_rehearsed = False
         self.kept = Kept()
@@ -133,20 +149,6 @@ class ElasticFit(Feature):
         self._state.attach(run)
 
 
-class Attempt(Protocol):
-    """One attempt, as setup.py's Stage is one."""
-
-    engine: Engine
-
-    @property
-    def is_elastic(self) -> bool: ...
-    @property
-    def is_set_up(self) -> bool: ...
-
-    def fail(self, error: BaseException) -> None:
-        """End a fit that no later attempt continues."""
-
-
 class ElasticRun:
     """The attempts of one fit.
 
@@ -155,14 +157,12 @@ class ElasticRun:
 
     Attributes:
         state: outlives an attempt.
-        attempt: the latest one; open_stage sets it.
     """
 
     def __init__(self, rehearse: Callable[[Any], None]) -> None:
         self.state = ElasticState(rehearse)
-        self.attempt: Attempt | None = None
 
-    def go(self, fit: Callable[[ElasticRun], None]) -> None:
+    def go(self, fit: Callable[[ElasticState], None]) -> None:
         """Fit, and again after each change of ranks; `fit` runs one attempt.
 
         Raises:
@@ -173,10 +173,10 @@ class ElasticRun:
         try:
             while True:
                 try:
-                    fit(self)
+                    fit(self.state)
                     break
                 except (PeerError, RanksChanged) as change:
-                    attempt = self.attempt
+                    attempt = self.state.attempt
                     if attempt is None or not attempt.is_elastic:
                         raise
                     set_up = attempt if attempt.is_set_up else set_up
@@ -198,12 +198,13 @@ class ElasticRun:
             is_own = isinstance(error, Exception) and not isinstance(
                 error, (PeerError, RanksChanged, JobEnded)
             )
-            if is_own and self.attempt is not None and self.attempt.is_set_up:
-                self.attempt.engine.ranks.report_exception()
+            latest = self.state.attempt
+            if is_own and latest is not None and latest.is_set_up:
+                latest.engine.ranks.report_exception()
             if (
                 set_up is not None
-                and self.attempt is not None
-                and (self.attempt is set_up or not self.attempt.is_set_up)
+                and latest is not None
+                and (latest is set_up or not latest.is_set_up)
             ):
                 set_up.fail(error)
             raise

@@ -30,7 +30,7 @@ from trainkit.launch.terminal import output_of_rank
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources
-from trainkit.run.elastic import ElasticRun, ElasticState
+from trainkit.run.elastic import ElasticState
 from trainkit.run.folder import agreed_run_dir
 from trainkit.run.kept import Kept
 from trainkit.run.lease import leased
@@ -50,7 +50,7 @@ class Stage:
     """See the module. A context manager; nothing starts before it is entered.
 
     Args:
-        attempts: the attempts that this one belongs to, if a callback asks for an elastic run.
+        elastic: of the attempts that this one belongs to, if a callback asks for an elastic run.
         has_data: whether the data needs no preparation.
 
     Attributes:
@@ -71,7 +71,7 @@ class Stage:
         data: DataSources,
         callbacks: Sequence[Callback],
         options: Options,
-        attempts: ElasticRun | None = None,
+        elastic: ElasticState | None = None,
         has_data: bool = False,
     ) -> None:
         self.kind = kind
@@ -84,15 +84,14 @@ class Stage:
         self.callbacks = callbacks
         self.state = TrainState(stage=kind)
         self._run: Run | None = None
-        self.elastic: ElasticState | None = None
         # whether a later attempt of this process continues with the Task
         self.is_set_up = self._continues = False
         self._stack = contextlib.ExitStack()
+        self.elastic = elastic
         self.kept: Kept | None = None
-        if attempts is not None:
-            attempts.attempt, self.elastic = self, attempts.state
-            self.kept = attempts.state.kept
-            self.engine.ranks.committed_step = attempts.state.memory.step
+        if elastic is not None:
+            elastic.attempt, self.kept = self, elastic.kept
+            self.engine.ranks.committed_step = elastic.memory.step
         elif kind == "fit" and self.engine.ranks.is_elastic:
             raise ConfigError(
                 "horovodrun started this job elastically (--min-np, --host-discovery-script), but"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
+from trainkit.loop import warm_up
+from trainkit.run.elastic import ElasticRun, ElasticState
+from trainkit.run.rehearsal import rehearse
 
 
 @checked
@@ -45,6 +51,10 @@ class Elastic(Callback):
     def __init__(self, commit_every_n_steps: PositiveInt = 10) -> None:
         self.commit_every_n_steps = commit_every_n_steps
         self._committed = 0
+
+    def fit(self, fit_once: Callable[[ElasticState], None]) -> None:
+        """Fit, and again after each change of ranks; `fit_once` runs one attempt."""
+        ElasticRun(partial(rehearse, first_step=warm_up)).go(fit_once)
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Commit: also a rank that has just joined can resume from here."""
