@@ -129,7 +129,9 @@ TORCH_FREE = [
 ]
 NEEDS_TORCH = {
     "cli.execute",  # the half of `fit` that starts once the config was found good
-    "extensions.elastic.callback",  # of a fit
+    "extensions.elastic.attempts",  # of a fit
+    "extensions.elastic.callback",
+    "extensions.elastic.rehearsal",
     "extensions.elastic.ranks",  # Horovod's
 }
 

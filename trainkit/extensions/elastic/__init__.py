@@ -3,7 +3,7 @@
 horovodrun.py   what horovodrun asks for; `python -m trainkit.launch.elastic`
 driver.py       the driver of a job, with its call tree; no torch
 ranks.py        a rank's side: the ranks of its engine, which the driver assigns again (client.py)
-callback.py     commits of a fit, from which it continues
+callback.py     commits of a fit, from which it continues (attempts.py, rehearsal.py)
 """
 
 from trainkit.extension import Extension

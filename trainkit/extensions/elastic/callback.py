@@ -9,9 +9,10 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
+from trainkit.extensions.elastic.attempts import ElasticRun
+from trainkit.extensions.elastic.rehearsal import rehearse
 from trainkit.loop import warm_up
-from trainkit.run.elastic import ElasticRun, ElasticState
-from trainkit.run.rehearsal import rehearse
+from trainkit.run.elastic import ElasticState
 
 
 @checked

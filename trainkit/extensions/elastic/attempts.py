@@ -1,0 +1,90 @@
+"""Elastic training: a fit continues in its living processes when ranks die, leave or join.
+
+    ElasticRun.go               attempts of one fit, until it is done
+        fit                     each attempt is a fit like any other, from the engine's start on
+            resume              from rank 0's memory (the process with the newest commit becomes rank 0); else from the newest
+                                checkpoint of the run
+            commit              every few steps all ranks copy a checkpoint's contents to host memory
+            a rank is lost      a collective fails on the others: PeerError
+            other ranks         the coordinator lets all ranks know at the same step: they commit, and raise RanksChanged
+
+The plan of batch and rate is that of the run's beginning. A step keeps its samples, spread evenly
+over the present ranks (data/plan.py), so each sample of an epoch counts once. (A stream cannot be
+sharded again: each rank reads its own, and a message says so.)
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+from trainkit.engine.collectives import PeerError
+from trainkit.engine.ranks import RanksChanged
+from trainkit.errors import EngineError, JobEnded
+from trainkit.run.elastic import Attempt, ElasticState
+
+_MAX_FRUITLESS = 5  # recoveries without a step between them, after which an error is an error
+
+
+class ElasticRun:
+    """The attempts of one fit.
+
+    Args:
+        rehearse: called with the first attempt of a worker that joins later, before it joins.
+
+    Attributes:
+        state: outlives an attempt.
+    """
+
+    def __init__(self, rehearse: Callable[[Any], None]) -> None:
+        self.state = ElasticState(rehearse)
+
+    def go(self, fit: Callable[[ElasticState], None]) -> None:
+        """Fit, and again after each change of ranks; `fit` runs one attempt.
+
+        Raises:
+            EngineError: several attempts in a row took no step.
+        """
+        fruitless, last_step = 0, -1
+        set_up: Attempt | None = None  # the last attempt that came as far
+        try:
+            while True:
+                try:
+                    fit(self.state)
+                    break
+                except (PeerError, RanksChanged) as change:
+                    attempt = self.state.attempt
+                    if attempt is None or not attempt.is_elastic:
+                        raise
+                    set_up = attempt if attempt.is_set_up else set_up
+                    gained = self.state.memory.step > last_step or isinstance(change, RanksChanged)
+                    fruitless = 0 if gained else fruitless + 1
+                    if fruitless == _MAX_FRUITLESS:
+                        raise EngineError(
+                            f"The ranks were formed again {_MAX_FRUITLESS} times, and each time the"
+                            f" run failed before it took a step after step {last_step}. The last"
+                            f" time: {change}"
+                        ) from change
+                last_step = self.state.memory.step
+                attempt.engine.ranks.leave()
+                if attempt.engine.device.type == "cuda":
+                    # torch's schedulers and optimizers refer to each other: free their memory for
+                    # the next
+                    gc.collect()
+        except BaseException as error:
+            is_own = isinstance(error, Exception) and not isinstance(
+                error, (PeerError, RanksChanged, JobEnded)
+            )
+            latest = self.state.attempt
+            if is_own and latest is not None and latest.is_set_up:
+                latest.engine.ranks.report_exception()
+            if (
+                set_up is not None
+                and latest is not None
+                and (latest is set_up or not latest.is_set_up)
+            ):
+                set_up.fail(error)
+            raise
+        finally:
+            self.state.close()
