@@ -198,7 +198,7 @@ def test_archive_that_is_none_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_cpp_signs_as_python_does(tmp_path: Path) -> None:
-    """Horovod's C++ side makes the same signatures as launch.elastic.signing,
+    """Horovod's C++ side makes the same signatures as extensions.elastic.signing,
     for bodies around the block size and longer.
     """
     text = (horovod_edits._FOLDER / "signed_store.patch").read_text()
