@@ -31,7 +31,7 @@ from trainkit.engine.gathering import Gathering
 from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import EngineError, JobEnded
 from trainkit.run.feature import Feature
-from trainkit.run.kept import Kept
+from trainkit.run.kept import ReusedParts
 from trainkit.run.signals import Signals
 
 _MAX_FRUITLESS = 5  # recoveries without a step between them, after which an error is an error
@@ -59,7 +59,7 @@ class ElasticState:
         self.run_dir: Path | None = None
         self.facts: dict[str, dict[str, str]] = {}
         self.has_begun = self.is_rehearsed = False
-        self.kept = Kept()
+        self.kept = ReusedParts()
         self._handling = contextlib.ExitStack()
         self._is_handling = False
         self._run: RunView | None = None

@@ -32,7 +32,7 @@ from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources
 from trainkit.run.elastic import ElasticRun, ElasticState
 from trainkit.run.folder import agreed_run_dir
-from trainkit.run.kept import Kept
+from trainkit.run.kept import ReusedParts
 from trainkit.run.lease import leased
 from trainkit.run.lock import RunLock
 from trainkit.run.model import make_model
@@ -88,7 +88,7 @@ class Stage:
         # whether a later attempt of this process continues with the Task
         self.is_set_up = self._continues = False
         self._stack = contextlib.ExitStack()
-        self.kept: Kept | None = None
+        self.kept: ReusedParts | None = None
         if attempts is not None:
             attempts.attempt, self.elastic = self, attempts.state
             self.kept = attempts.state.kept

@@ -17,7 +17,7 @@ import ray
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.ray.backend import RayBackend, Work
 from trainkit.extensions.ray.cluster import free_and_total
-from trainkit.extensions.ray.options import Options
+from trainkit.extensions.ray.options import RayOptions
 from trainkit.extensions.ray.slots import EVERY_S, Slots
 from trainkit.launch.elastic.driver import Driver, drive
 from trainkit.launch.elastic.messages import Rules, Words
@@ -42,7 +42,7 @@ _STARTED = time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def run_job(
-    options: Options,
+    options: RayOptions,
     command: Sequence[str],
     folder: str,
     run_dir: str | None = None,

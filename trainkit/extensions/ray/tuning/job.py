@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.extensions.ray.options import Options
+from trainkit.extensions.ray.options import RayOptions
 from trainkit.extensions.ray.tuning.link import Report, TrialServer
 from trainkit.launch.elastic.output import Output
 from trainkit.launch.elastic.processes import Reaper
@@ -115,7 +115,7 @@ def _in_one_process(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]
 def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
     """Run the job under the elastic driver, in the bundles of the trial's own placement group."""
     ranks = importlib.import_module("trainkit.extensions.ray.job")
-    options = Options(job.num_workers, job.num_workers, dict(job.resources_per_worker))
+    options = RayOptions(job.num_workers, job.num_workers, dict(job.resources_per_worker))
     codes: list[int] = []
     drivers: list[Any] = []
 
