@@ -44,7 +44,7 @@ from benchmarks.processes import ROOT, in_turns
 from recipes.digits import Digits
 from recipes.gpt import GPT, TextBytes
 from trainkit.api.callback import Callback
-from trainkit.config.compose import Job, run
+from trainkit.config.compose import ComposedJob, run
 from trainkit.config.instantiate import build
 
 BATCH, WARM = 16, 3
@@ -197,7 +197,7 @@ class StepTimes(Callback):
 
 def by_trainkit(work: Work, steps: int, overrides: Iterable[str] = ()) -> list[float]:
     """Train with trainkit; return the seconds of each step."""
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     off = [
         "trainer.limit_val_batches=0",
         "trainer.enable_checkpointing=false",

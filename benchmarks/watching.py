@@ -26,7 +26,7 @@ from benchmarks.harness import Cell, Findings, Table, main, quartiles
 from benchmarks.processes import answer, environment
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
-from trainkit.config.compose import Job, run
+from trainkit.config.compose import ComposedJob, run
 from trainkit.config.instantiate import build
 
 CALLBACKS = "learning_rate,device_stats,throughput,gradients,spikes,capsule,stragglers,goodput,timer,timeline,progress"
@@ -82,7 +82,7 @@ def worker(conf: str, block: int, blocks: int, out: str) -> None:
     """Train, and write rank 0's seconds of each block."""
     hvd.init()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
-    jobs = list[Job]()
+    jobs = list[ComposedJob]()
     with tempfile.TemporaryDirectory() as folder:
         settings = [
             f"conf={conf}",

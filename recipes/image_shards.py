@@ -27,7 +27,7 @@ from trainkit.extensions.shards.index import Index, find_index, urls_of
 from trainkit.extensions.shards.index_maker import index_for
 from trainkit.extensions.shards.order import ShardOrder
 from trainkit.extensions.shards.packer import KINDS
-from trainkit.extensions.shards.store import Store, is_local, joined
+from trainkit.extensions.shards.store import ShardStore, is_local, joined
 from trainkit.launch.environment import read_launcher
 
 _GB = 10**9
@@ -94,7 +94,7 @@ class ImageShards(trainkit.DataModule):
             if cache_dir
             else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "trainkit-shards"
         )
-        self.cache = ShardCache(folder, int(cache_size_gb * _GB), Store(storage_options))
+        self.cache = ShardCache(folder, int(cache_size_gb * _GB), ShardStore(storage_options))
 
     @property
     def train_image_size(self) -> int:

@@ -35,7 +35,7 @@ from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.launch.reported import report_uncaught_once
 from trainkit.loggers.base import Logger
-from trainkit.metrics.latest import Values
+from trainkit.metrics.latest import EvaluationValues
 from trainkit.run.build import StartFrom, build_evaluator, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.default_callbacks import callbacks_with, default_callbacks
@@ -304,7 +304,7 @@ class Trainer(LastRun):
         datamodule: Any = None,
         ckpt_path: Any = None,
         verbose: bool = True,
-    ) -> Values:
+    ) -> EvaluationValues:
         """Evaluate on the validation data; return the logged values, exact over all samples, on all
         ranks.
 
@@ -315,9 +315,9 @@ class Trainer(LastRun):
         check_overrides(task, ("validation_step",))
         with self._open("validate", task, DataSources({"val": dataloaders}, datamodule)) as stage:
             if not stage.engine.ranks.takes_part:
-                return Values()
+                return EvaluationValues()
             evaluator, feeds = build_evaluator(stage, "val", ckpt_path)
-            return Values(evaluator.evaluate("validation", feeds))
+            return EvaluationValues(evaluator.evaluate("validation", feeds))
 
     def test(
         self,
@@ -326,7 +326,7 @@ class Trainer(LastRun):
         datamodule: Any = None,
         ckpt_path: Any = None,
         verbose: bool = True,
-    ) -> Values:
+    ) -> EvaluationValues:
         """Evaluate on the test data; return the logged values, exact over all samples,
         on all ranks. See `validate`.
         """
@@ -334,9 +334,9 @@ class Trainer(LastRun):
         check_overrides(task, ())
         with self._open("test", task, DataSources({"test": dataloaders}, datamodule)) as stage:
             if not stage.engine.ranks.takes_part:
-                return Values()
+                return EvaluationValues()
             evaluator, feeds = build_evaluator(stage, "test", ckpt_path)
-            return Values(evaluator.evaluate("test", feeds))
+            return EvaluationValues(evaluator.evaluate("test", feeds))
 
     def predict(
         self,

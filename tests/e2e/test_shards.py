@@ -14,7 +14,7 @@ from tests.helpers.launching import Command
 from tests.helpers.object_store import ObjectStore, serve, within
 from tests.helpers.pictures import write_pictures
 from trainkit.extensions.shards.packer import pack, plan_of
-from trainkit.extensions.shards.store import Store
+from trainkit.extensions.shards.store import ShardStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     images = write_pictures(tmp_path_factory.mktemp("images"), 48, 8)
     with serve() as store, within(store.environment):
         for packing in plan_of(images, store.url, 10_000):
-            pack(packing, Store())
+            pack(packing, ShardStore())
         yield store
 
 

@@ -15,7 +15,7 @@ from trainkit.extensions.timeline.traces.pieces import (
     SUMMED,
     About,
     Event,
-    Piece,
+    TraceFile,
     span,
 )
 
@@ -79,7 +79,7 @@ def record(
         )
         for rank in range(ranks)
     }
-    pieces = {rank: Piece(folder / OWN.format(rank), mine[rank]) for rank in range(ranks)}
+    pieces = {rank: TraceFile(folder / OWN.format(rank), mine[rank]) for rank in range(ranks)}
     horovod: dict[int, list[Event]] = {rank: [] for rank in range(ranks)}
     shift = {rank: round(skews.get(rank, 0.0) * MS) for rank in range(ranks)}
     now = 1000 * MS
@@ -101,7 +101,7 @@ def _meetings(rank: int, now: int, shift: int) -> Event:
 
 
 def _write_step(
-    pieces: Mapping[int, Piece],
+    pieces: Mapping[int, TraceFile],
     horovod: dict[int, list[Event]],
     step: int,
     now: int,

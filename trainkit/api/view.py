@@ -104,7 +104,7 @@ class HookTable(Protocol):
     ) -> None: ...
 
 
-class LightningNames(Protocol):
+class LightningView(Protocol):
     """See run/lightning_names.py."""
 
     @property
@@ -125,7 +125,7 @@ class LightningNames(Protocol):
     def world_size(self) -> int: ...
 
 
-class RunView(LightningNames, Protocol):
+class RunView(LightningView, Protocol):
     """See the module. The parts of a fit (from `train_feed` on) are there from on_fit_start on."""
 
     callbacks: list[Any]

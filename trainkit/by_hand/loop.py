@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from trainkit.api.task import Task
 from trainkit.by_hand.schedulers import schedulers_of
-from trainkit.by_hand.task import Batch, Configured, Kind, Turns, scheduler_of, task_of
+from trainkit.by_hand.task import Batch, GivenOptimizers, Kind, Turns, scheduler_of, task_of
 from trainkit.errors import ConfigError, TaskError
 from trainkit.optim.forms import ScheduleConfig
 from trainkit.trainer import Trainer
@@ -102,7 +102,7 @@ class Loop:
             else []
         )
         by_hand = schedulers_of(optimizers, [scheduler_of(given) for given in schedulers])
-        configured = Configured(
+        configured = GivenOptimizers(
             optimizers, [*schedulers, *(ScheduleConfig(each, "hand") for each in by_hand)]
         )
         self._task = task_of(model, configured, Turns(self._pass, self._after_batch, self.state))

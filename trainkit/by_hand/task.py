@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     loader: int
 
 
-class Configured:
+class GivenOptimizers:
     """The user's optimizers and schedulers as they were given:
     an elastic run begins with them again when its ranks change.
     """
@@ -78,10 +78,10 @@ class Turns(NamedTuple):
 class LoopTask(Task):
     """See the module."""
 
-    configured: Configured
+    configured: GivenOptimizers
     turns: Turns
 
-    def __init__(self, model: nn.Module, configured: Configured, turns: Turns) -> None:
+    def __init__(self, model: nn.Module, configured: GivenOptimizers, turns: Turns) -> None:
         super().__init__()
         self.model = model
         self.__dict__.update(configured=configured, turns=turns)
@@ -105,7 +105,7 @@ class LoopTask(Task):
         self.turns.state.update(checkpoint.get("loop", {}))
 
 
-def task_of(model: Any, configured: Configured, turns: Turns) -> LoopTask:
+def task_of(model: Any, configured: GivenOptimizers, turns: Turns) -> LoopTask:
     """Return the Task of a module, or of a dict or list of modules."""
     if isinstance(model, Mapping):
         module: nn.Module = nn.ModuleDict(model)

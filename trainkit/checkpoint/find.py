@@ -66,7 +66,7 @@ def load(
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.
     """
-    with _readable(ckpt_path), _find(ckpt_path, stores, say, _Reader(resume, difference)) as found:
+    with _readable(ckpt_path), _find(ckpt_path, stores, say, _Finder(resume, difference)) as found:
         if found is None:
             return None
         path, folder = found
@@ -83,7 +83,7 @@ def locate(
     difference: Difference = as_any,
 ) -> str | None:
     """Find a checkpoint and verify it; return its path or URL. See `load`."""
-    with _readable(ckpt_path), _find(ckpt_path, stores, say, _Reader(resume, difference)) as found:
+    with _readable(ckpt_path), _find(ckpt_path, stores, say, _Finder(resume, difference)) as found:
         return None if found is None else found[0]
 
 
@@ -105,7 +105,7 @@ def _readable(ckpt_path: str) -> Iterator[None]:
         ) from error
 
 
-class _Reader(NamedTuple):
+class _Finder(NamedTuple):
     """Opens a checkpoint, and compares all that can be compared
     before its weights are loaded; see `load`.
     """
@@ -136,7 +136,7 @@ class _Reader(NamedTuple):
 
 @contextmanager
 def _find(
-    ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Reader
+    ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Finder
 ) -> Iterator[tuple[str, Path] | None]:
     with ExitStack() as stack:
         if ckpt_path in ("last", "auto"):
@@ -153,7 +153,7 @@ def _find(
 
 
 def _newest(
-    stores: Sequence[Store], say: Say, reader: _Reader, stack: ExitStack, or_none: bool
+    stores: Sequence[Store], say: Say, reader: _Finder, stack: ExitStack, or_none: bool
 ) -> tuple[str, Path] | None:
     """Return the newest complete checkpoint as (path or URL, its
     folder on this machine), or None.

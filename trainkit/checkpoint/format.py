@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint.files import check_files, describe_file, flush, write_safetensors
 from trainkit.checkpoint.misfit import misfits, unfit
-from trainkit.checkpoint.parts import Part
+from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import Pieces, resolve, table_of
 from trainkit.errors import CheckpointError
 from trainkit.safety.foreign import check_archive, read_bounded
@@ -72,7 +72,7 @@ class Snapshot:
     aliases: Mapping[str, str]
     training: Mapping[str, Any] | None
     about: Mapping[str, Any]
-    part: Part | None = None
+    part: RankFile | None = None
 
 
 def write(

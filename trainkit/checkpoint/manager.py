@@ -25,7 +25,7 @@ from trainkit.checkpoint import split
 from trainkit.checkpoint.contents import NOTHING, OWN, Changes, Contents, StepUndo
 from trainkit.checkpoint.find import Difference, Say, as_any, load, locate
 from trainkit.checkpoint.format import Snapshot
-from trainkit.checkpoint.parts import Part, report
+from trainkit.checkpoint.parts import RankFile, report
 from trainkit.checkpoint.stateful import require_plain
 from trainkit.checkpoint.store import LeaseLost, Store
 from trainkit.checkpoint.writer import Writer
@@ -142,7 +142,7 @@ class CheckpointManager:
             self.writer.start(lambda: self._write_part(store, name, part))
         return outcome
 
-    def _write_part(self, store: Store, name: str, part: Part) -> None:
+    def _write_part(self, store: Store, name: str, part: RankFile) -> None:
         """Write this rank's part, and report to rank 0 how that ended:
         it prints an error, and writes no manifest.
         """

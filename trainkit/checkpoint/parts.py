@@ -26,7 +26,7 @@ _POLL_S, _LONGEST_POLL_S, _PATIENCE_S = 0.05, 0.5, 1800.0
 _SEEN_S = 60.0  # a network disk may show another host's file late
 
 
-class Part(NamedTuple):
+class RankFile(NamedTuple):
     """What one rank writes of a checkpoint.
 
     Attributes:
@@ -53,12 +53,12 @@ def is_file_of_rank(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
 
 
-def report(part: Part, about: Mapping[str, Any], leave: Callable[[str, bytes], None]) -> None:
+def report(part: RankFile, about: Mapping[str, Any], leave: Callable[[str, bytes], None]) -> None:
     """Leave for rank 0 what `write_part` returned, or {"error": why it failed}."""
     leave(_key_of(part.token, part.rank), json.dumps(about).encode())
 
 
-def write_part(folder: Path, part: Part) -> dict[str, Any]:
+def write_part(folder: Path, part: RankFile) -> dict[str, Any]:
     """Write a rank's file into a folder; return its report.
 
     Raises:
@@ -71,7 +71,7 @@ def write_part(folder: Path, part: Part) -> dict[str, Any]:
 
 
 def await_parts(
-    take: Callable[[str], bytes | None], size_of: Callable[[str], int | None], part: Part
+    take: Callable[[str], bytes | None], size_of: Callable[[str], int | None], part: RankFile
 ) -> dict[str, dict[str, Any]]:
     """Return what all ranks report of their files, by file.
 

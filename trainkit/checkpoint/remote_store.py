@@ -17,7 +17,7 @@ import fsspec
 
 from trainkit.checkpoint.files import check_files
 from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, read_manifest, write
-from trainkit.checkpoint.parts import Part, await_parts, file_of, is_file_of_rank, write_part
+from trainkit.checkpoint.parts import RankFile, await_parts, file_of, is_file_of_rank, write_part
 from trainkit.checkpoint.store import Store, Take, nothing_left
 from trainkit.checkpoint.transfer import remove_left_folders, transfer_folder
 from trainkit.console import warning
@@ -71,7 +71,7 @@ class RemoteStore(Store):
                     self._files.rm(there, recursive=True)
             raise
 
-    def write_part(self, name: str, part: Part) -> dict[str, Any]:
+    def write_part(self, name: str, part: RankFile) -> dict[str, Any]:
         self.guard()
         there = self.path_of(name)
         with transfer_folder() as folder:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainkit.checkpoint.find import fetched
 from trainkit.checkpoint.format import Snapshot, find_aliases, load_training, open_weights
 from trainkit.checkpoint.misfit import misfits, unfit
-from trainkit.checkpoint.parts import Part
+from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import MODEL, StoredPieces, split_tree
 from trainkit.checkpoint.writer import Writer
 from trainkit.device.shards import is_spread, local_of
@@ -58,7 +58,7 @@ def snapshot(
         {"pieces": {key: p.local for key, p in own.items()}, "training": tree if is_main else None}
     )
     writer.host.mark()
-    part = Part(engine.ranks.rank, engine.ranks.world_size, token, copied["pieces"], boxes)
+    part = RankFile(engine.ranks.rank, engine.ranks.world_size, token, copied["pieces"], boxes)
     return Snapshot({}, aliases, copied["training"], about, part)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from trainkit.checkpoint.files import flush
 from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, write
-from trainkit.checkpoint.parts import Part, await_parts, write_part
+from trainkit.checkpoint.parts import RankFile, await_parts, write_part
 from trainkit.errors import CheckpointError
 
 LINKS = ("last", "best")
@@ -72,7 +72,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def write_part(self, name: str, part: Part) -> dict[str, Any]:
+    def write_part(self, name: str, part: RankFile) -> dict[str, Any]:
         """Write this rank's part of a checkpoint that rank 0 writes at the same time; return its
         report.
 
@@ -153,12 +153,12 @@ class LocalStore(Store):
             raise
         shutil.rmtree(aside, ignore_errors=True)
 
-    def write_part(self, name: str, part: Part) -> dict[str, Any]:
+    def write_part(self, name: str, part: RankFile) -> dict[str, Any]:
         draft = self._draft(name, part)
         draft.mkdir(parents=True, exist_ok=True)
         return write_part(draft, part)
 
-    def _drop_older(self, part: Part | None) -> None:
+    def _drop_older(self, part: RankFile | None) -> None:
         """Remove drafts of earlier checkpoints in parts:
         a rank may have written into one after it had failed on rank 0.
         """
@@ -172,7 +172,7 @@ class LocalStore(Store):
             ):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _draft(self, name: str, part: Part | None) -> Path:
+    def _draft(self, name: str, part: RankFile | None) -> Path:
         return self.folder / f".{name}.{os.getpid() if part is None else part.token}.draft"
 
     def names(self) -> list[str]:

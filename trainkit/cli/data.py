@@ -20,7 +20,7 @@ from trainkit.extension import resolve
 from trainkit.launch.environment import read_launcher
 
 if TYPE_CHECKING:
-    from trainkit.config.compose import Job
+    from trainkit.config.compose import ComposedJob
 
 _OWN = ("stage", "workers")
 _STAGES = ("fit", "test", "predict")
@@ -69,7 +69,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     except ConfigError as error:
         return fail(error, launcher, str(error), error.exit_code)
 
-    def work(job: Job) -> None:
+    def work(job: ComposedJob) -> None:
         """Check the job's data. torch is imported here, after all checks."""
         check: Any = importlib.import_module("trainkit.report.data_check")
         check.check_data(job.config, stage, workers)

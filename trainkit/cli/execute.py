@@ -13,7 +13,7 @@ from rich.table import Table
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.config.compose import Job
+from trainkit.config.compose import ComposedJob
 from trainkit.config.instantiate import build
 from trainkit.console import console_of, short
 from trainkit.errors import Dismissed, summary
@@ -73,7 +73,7 @@ class RunFiles(Callback):
         write_state(run_dir, "running")
 
 
-def execute(job: Job) -> dict[str, float]:
+def execute(job: ComposedJob) -> dict[str, float]:
     """Run one job; return the latest logged values."""
     files = RunFiles(job.files, job.kept.values if job.kept else ())
     built = build(job.config, [files], job.kept)

@@ -35,7 +35,7 @@ from trainkit.config.command_line import as_typed, find_conf, force, select_expe
 from trainkit.config.explain import explain
 from trainkit.config.files import explain_file
 from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, of_trial, plain_hydra
-from trainkit.config.kept import Kept, keep, refuse_masks, without_environment
+from trainkit.config.kept import RecordedConfig, keep, refuse_masks, without_environment
 from trainkit.config.launchers import refuse_several
 from trainkit.config.moved import with_current_names
 from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first_start, primary_of
@@ -72,7 +72,7 @@ _SEVERAL = (
 
 
 @dataclass(frozen=True)
-class Job:
+class ComposedJob:
     """One job of a command.
 
     Attributes:
@@ -87,14 +87,14 @@ class Job:
     config: dict[str, Any]
     files: dict[str, str]
     notes: tuple[str, ...] = ()
-    kept: Kept | None = None
+    kept: RecordedConfig | None = None
 
 
 def run(
     command: str,
     arguments: Sequence[str],
     is_main: bool,
-    work: Callable[[Job], Mapping[str, float] | None],
+    work: Callable[[ComposedJob], Mapping[str, float] | None],
     finish: Callable[[Sweep], None] | None = None,
 ) -> None:
     """Compose, check, and pass each job to `work`: one, or one for each combination with -m.
@@ -144,7 +144,7 @@ class _Start:
 
 def _run(
     start: _Start,
-    work: Callable[[Job], Mapping[str, float] | None],
+    work: Callable[[ComposedJob], Mapping[str, float] | None],
     finish: Callable[[Sweep], None] | None = None,
 ) -> None:
     primary, conf_dirs = start.primary, conf_folders(Path.cwd())
@@ -270,7 +270,7 @@ def _trial(
     primary: Primary,
     started: time.struct_time,
     config: DictConfig,  # by Hydra, without the sections of the job's choices
-) -> Job:
+) -> ComposedJob:
     """Return one of several jobs, perhaps in a process of its own."""
     with of_trial(primary.folder, primary.name, list(_QUIET)) as composed:
         return _job(command, composed, overrides, primary, started)
@@ -282,7 +282,7 @@ def _job(
     overrides: Sequence[str],
     primary: Primary,
     started: time.struct_time,
-) -> Job:
+) -> ComposedJob:
     # One time for all jobs of a sweep, also those of other processes; Hydra would read the clock
     # for each.
     OmegaConf.register_new_resolver(
@@ -333,7 +333,7 @@ def _job(
         OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown)),
     }
     plain |= {"launcher": launcher} if launcher else {}
-    return Job(command, plain, files, changes(primary.saved, kept.config), kept)
+    return ComposedJob(command, plain, files, changes(primary.saved, kept.config), kept)
 
 
 def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:

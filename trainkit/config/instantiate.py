@@ -10,7 +10,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
-from trainkit.config.kept import Kept
+from trainkit.config.kept import RecordedConfig
 from trainkit.config.schema import SAMPLE_KEYS, samples_of, with_accelerator
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import ConfigError, TrainkitError
@@ -40,7 +40,9 @@ class Factory:
         return _call(self.function, args, {**self.arguments, **kwargs}, self.key)
 
 
-def build(config: dict[str, Any], callbacks: Sequence[Callback], kept: Kept | None = None) -> Built:
+def build(
+    config: dict[str, Any], callbacks: Sequence[Callback], kept: RecordedConfig | None = None
+) -> Built:
     """Build trainer, task and data from a config that schema.check has passed; `callbacks` come
     before those of the config.
 
@@ -76,7 +78,7 @@ def build(config: dict[str, Any], callbacks: Sequence[Callback], kept: Kept | No
         run_dir=config["run_dir"],
         seed=config["seed"],
     )
-    kept = kept or Kept(masked(config))
+    kept = kept or RecordedConfig(masked(config))
     trainer.options = replace(trainer.options, config=kept.config, masked_values=kept.values)
     data = data_of(config)
     return Built(trainer, instantiate(config["task"], "task", trusted), data)

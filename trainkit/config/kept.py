@@ -23,7 +23,7 @@ _ENV = re.compile(r"\$\{oc\.env:\s*([\w.]+)")
 
 
 @dataclass(frozen=True)
-class Kept:
+class RecordedConfig:
     """What files, manifests and loggers receive.
 
     Attributes:
@@ -35,7 +35,7 @@ class Kept:
     values: tuple[str, ...] = ()
 
 
-def keep(config: DictConfig, resolved: Mapping[str, Any]) -> Kept:
+def keep(config: DictConfig, resolved: Mapping[str, Any]) -> RecordedConfig:
     """Return what may leave the process.
 
     Args:
@@ -47,7 +47,7 @@ def keep(config: DictConfig, resolved: Mapping[str, Any]) -> Kept:
         found = _with_text(raw, resolved, OmegaConf.create(raw), values)
     if "run_dir" in resolved:
         found["run_dir"] = resolved["run_dir"]  # this job's own folder
-    return Kept(masked(found), tuple(dict.fromkeys(values)))
+    return RecordedConfig(masked(found), tuple(dict.fromkeys(values)))
 
 
 def refuse_masks(tree: Any, key: str = "") -> None:

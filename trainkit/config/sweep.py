@@ -3,7 +3,7 @@ of all.
 
 values of a sweep    `jobs_of`: each combination of a grid; for a sweeper that draws its values, jobs that cover each once
 settings             `sweep_settings`: what the sweeper optimises, and Hydra's own settings that follow
-each run             `Trial`, which Hydra's launcher calls, here or in another process
+each run             `SweepRun`, which Hydra's launcher calls, here or in another process
 afterwards           `Sweep.trials`: read from the notes that the runs leave in <run_dir>/sweep/
 """
 
@@ -41,7 +41,7 @@ _MODES = {"min": "minimize", "max": "maximize"}
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepRun:
     """One run of a sweep.
 
     Attributes:
@@ -83,13 +83,13 @@ class Sweep:
             json.dumps({"run_dir": str(run_dir)}) + "\n"
         )
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[SweepRun]:
         """Return all runs that started, by number."""
         notes = sorted((self.folder / FOLDER).glob("*.json"), key=lambda path: int(path.stem))
         folders = [
             (int(path.stem), Path(json.loads(path.read_text())["run_dir"])) for path in notes
         ]
-        return [Trial(number, folder, read_state(folder)) for number, folder in folders]
+        return [SweepRun(number, folder, read_state(folder)) for number, folder in folders]
 
 
 class SweepEndedError(BaseException):

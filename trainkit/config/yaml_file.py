@@ -51,7 +51,7 @@ def check_yaml(path: Path) -> None:
         _refuse_depth(path, text)
         loader = _Loader(text)
         node = loader.get_single_node()
-        reader = _Reader(path, loader)
+        reader = _NodeWalk(path, loader)
         size = 0 if node is None else reader.size_of(node, "")
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(
@@ -102,7 +102,7 @@ def _refuse_depth(path: Path, text: str) -> None:
             )
 
 
-class _Reader:
+class _NodeWalk:
     """Walks over the nodes of a file, each once."""
 
     def __init__(self, path: Path, loader: _Loader) -> None:

@@ -30,7 +30,7 @@ from trainkit.errors import ConfigError
 AllReduce = Callable[[Tensor], Tensor]
 
 
-class Link:
+class RankLink:
     """The connection of a layer to the other ranks.
     A copy of a model shares it; a pickled model has lost it.
     """
@@ -39,17 +39,17 @@ class Link:
         """Hold the sum over ranks."""
         self.all_reduce = all_reduce
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Link:
+    def __deepcopy__(self, memo: dict[int, Any]) -> RankLink:
         return self
 
-    def __reduce__(self) -> tuple[type[Link], tuple[()]]:
-        return Link, ()
+    def __reduce__(self) -> tuple[type[RankLink], tuple[()]]:
+        return RankLink, ()
 
 
 class SyncBatchNorm(_BatchNorm):
     """A BatchNorm layer that `convert` changed; it is never constructed."""
 
-    link: Link
+    link: RankLink
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
         if input.dim() < 2:
@@ -169,14 +169,14 @@ def convert(model: nn.Module, all_reduce: AllReduce) -> None:
     for _, layer in layers:
         layer.__class__ = SyncBatchNorm
         assert isinstance(layer, SyncBatchNorm)
-        layer.link = Link(all_reduce)
+        layer.link = RankLink(all_reduce)
 
 
 def release(model: nn.Module) -> None:
     """Let the layers be plain BatchNorm again: after a run, the other ranks no longer answer."""
     for layer in model.modules():
         if isinstance(layer, SyncBatchNorm):
-            layer.link = Link()
+            layer.link = RankLink()
 
 
 def check_even(plan: StepPlan | None) -> None:

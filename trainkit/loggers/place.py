@@ -9,7 +9,7 @@ from trainkit.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Place:
+class LoggerPlace:
     """Where a logger writes, if it is not the run's folder: `<save_dir>/<name>/<version>`, as
     Lightning's loggers do.
 
@@ -51,7 +51,7 @@ class Placed:
         place: see Place.
     """
 
-    place: Place
+    place: LoggerPlace
     _run_dir: Path | None = None
 
     @property

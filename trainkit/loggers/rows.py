@@ -12,7 +12,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import checked
 from trainkit.loggers.base import Logger
 from trainkit.loggers.media_files import write_media
-from trainkit.loggers.place import Place, Placed
+from trainkit.loggers.place import LoggerPlace, Placed
 from trainkit.metrics.media import Media
 
 
@@ -38,7 +38,7 @@ class RowLogger(Placed, Logger):
     def __init__(
         self, save_dir: str | None = None, name: str | None = None, version: int | str | None = None
     ) -> None:
-        self.place = Place(save_dir, name, version)
+        self.place = LoggerPlace(save_dir, name, version)
         self._forget()
 
     def _forget(self) -> None:

@@ -20,7 +20,7 @@ from trainkit.arguments import PositiveInt, checked
 from trainkit.device.sync_guard import allowed_read
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.loggers.graph import Forward, left_as_found, why_not
-from trainkit.loggers.place import Place, Placed
+from trainkit.loggers.place import LoggerPlace, Placed
 from trainkit.loggers.rows import flatten
 from trainkit.metrics.media import Media
 
@@ -64,7 +64,7 @@ class TensorBoardLogger(Placed, Logger):
         log_graph: bool = False,
         hparams: bool = True,
     ) -> None:
-        self.place = Place(save_dir, name, version)
+        self.place = LoggerPlace(save_dir, name, version)
         self.histograms_every_n_steps = histograms_every_n_steps
         self.log_graph = log_graph
         self.hparams = hparams

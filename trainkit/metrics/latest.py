@@ -22,7 +22,7 @@ class Number(float):
     detach = cpu
 
 
-class Values(dict[str, float]):
+class EvaluationValues(dict[str, float]):
     """The values of an evaluation, by name;
     `values[0]` is the same, since Lightning returns a list with one dict.
     """

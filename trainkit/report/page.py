@@ -38,7 +38,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """A part of a page, from top to bottom: title, sentences, chart, table, pictures, note."""
 
     title: str
@@ -51,7 +51,7 @@ class Part:
 
 
 def write_page(
-    path: Path, title: str, under: str, cards: Sequence[tuple[str, str]], parts: Sequence[Part]
+    path: Path, title: str, under: str, cards: Sequence[tuple[str, str]], parts: Sequence[Section]
 ) -> None:
     """Write the page atomically; `under` is the line below the heading,
     `cards` the (name, value) of the headline numbers.

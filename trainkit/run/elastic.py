@@ -16,7 +16,7 @@ from trainkit.checkpoint.writer import Writer
 from trainkit.engine.base import Engine
 from trainkit.engine.gathering import Gathering
 from trainkit.run.feature import Feature
-from trainkit.run.kept import Kept
+from trainkit.run.kept import ReusedParts
 from trainkit.run.signals import Signals
 
 
@@ -58,7 +58,7 @@ class ElasticState:
         self.attempt: Attempt | None = None
         self.facts: dict[str, dict[str, str]] = {}
         self.has_begun = self.is_rehearsed = False
-        self.kept = Kept()
+        self.kept = ReusedParts()
         self._handling = contextlib.ExitStack()
         self._is_handling = False
         self._run: RunView | None = None

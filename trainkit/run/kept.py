@@ -17,7 +17,7 @@ from trainkit.optim.forms import ScheduleConfig
 Made = tuple[list[Optimizer], list[ScheduleConfig]]
 
 
-class Kept:
+class ReusedParts:
     """The compiled modules and the optimizers of a Task.
 
     Other ranks wait while a rank makes them. All ranks of an attempt have the state of rank 0, so

@@ -20,7 +20,7 @@ MOST_STARTS = 50  # the newest ones; `num_starts` counts all
 
 
 @dataclass(frozen=True)
-class Start:
+class FitStart:
     """One start of the fit, or one change of its ranks.
 
     Attributes:
@@ -92,7 +92,7 @@ class Progress:
     still_s: float = 0.0
     checkpoints: list[str] = field(default_factory=list)
     prometheus: str = ""
-    starts: list[Start] = field(default_factory=list)
+    starts: list[FitStart] = field(default_factory=list)
     num_starts: int = 0
 
     @property
@@ -121,7 +121,7 @@ def read_progress(run_dir: Path) -> Progress | None:
             key: value for key, value in found.items() if key in {f.name for f in fields(Progress)}
         }
         known["written"] = Moment(**known["written"])
-        known["starts"] = [Start(**start) for start in known.get("starts", [])]
+        known["starts"] = [FitStart(**start) for start in known.get("starts", [])]
         return Progress(**known)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

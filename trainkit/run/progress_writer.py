@@ -23,8 +23,8 @@ from trainkit.run.lock import birth
 from trainkit.run.progress_file import (
     EVERY_S,
     MOST_STARTS,
+    FitStart,
     Progress,
-    Start,
     read_progress,
     write_progress,
 )
@@ -115,7 +115,7 @@ class _Writer:
         earlier, count = (
             (before.starts, before.num_starts) if before is not None and continues else ([], 0)
         )
-        start = Start(time.time(), run.global_step, run.world_size, how)
+        start = FitStart(time.time(), run.global_step, run.world_size, how)
         return Progress(
             written=Moment.now(),
             host=socket.gethostname(),

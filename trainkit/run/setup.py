@@ -32,7 +32,7 @@ from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources
 from trainkit.run.elastic import ElasticState
 from trainkit.run.folder import agreed_run_dir
-from trainkit.run.kept import Kept
+from trainkit.run.kept import ReusedParts
 from trainkit.run.lease import leased
 from trainkit.run.lock import RunLock
 from trainkit.run.model import make_model
@@ -88,7 +88,7 @@ class Stage:
         self.is_set_up = self._continues = False
         self._stack = contextlib.ExitStack()
         self.elastic = elastic
-        self.kept: Kept | None = None
+        self.kept: ReusedParts | None = None
         if elastic is not None:
             elastic.attempt, self.kept = self, elastic.kept
             self.engine.ranks.committed_step = elastic.memory.step

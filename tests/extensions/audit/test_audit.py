@@ -13,7 +13,7 @@ from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import Audit
 from trainkit.errors import ConfigError, DivergenceError
-from trainkit.extensions.audit.values import Value, Values, bounds_of, first_difference
+from trainkit.extensions.audit.values import Fingerprints, Value, bounds_of, first_difference
 from trainkit.extensions.audit.verdict import Verdict, judge
 
 
@@ -69,7 +69,7 @@ def test_a_single_bit_shows(dtype: torch.dtype) -> None:
     tensor = torch.ones(3, 5).to(dtype)
     other = tensor.clone()
     other.view(-1).view(torch.uint8)[-1] ^= 1
-    one, two = Values(), Values()
+    one, two = Fingerprints(), Fingerprints()
     one.add("x", tensor)
     two.add("x", other)
     assert first_difference(one.read(), one.read(), None) is None

@@ -11,7 +11,7 @@ import torch
 
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
-from trainkit.extensions.deepspeed.config import Options, read_config, write_config
+from trainkit.extensions.deepspeed.config import DeepSpeedOptions, read_config, write_config
 
 SETTINGS = StepSettings(
     batch_size=4, accumulate=3, clip_val=0.5, clip_algorithm="norm", precision="32-true"
@@ -25,7 +25,7 @@ def written(
     optimizer = torch.optim.AdamW(
         torch.nn.Linear(2, 2).parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.1
     )
-    return write_config(settings, Options(**options).resolved(user), user, 2, optimizer)
+    return write_config(settings, DeepSpeedOptions(**options).resolved(user), user, 2, optimizer)
 
 
 def test_trainkits_settings_are_written() -> None:
@@ -176,7 +176,7 @@ def test_the_users_stage_and_places_stand_if_the_engine_has_none() -> None:
     zero = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "disk", "buffer_count": 4}}
     found = written({"zero_optimization": zero})["zero_optimization"]
     assert found == zero
-    assert Options().resolved({}) == Options(2, "none", "none", None)
+    assert DeepSpeedOptions().resolved({}) == DeepSpeedOptions(2, "none", "none", None)
 
 
 def test_a_stream_of_unknown_batches_needs_no_number() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from trainkit.extensions.ray.free import Node, free_on
-from trainkit.extensions.ray.options import Options
+from trainkit.extensions.ray.options import RayOptions
 
 NODES = [
     Node({"CPU": 2}, {"CPU": 2}),
@@ -39,14 +39,14 @@ SUMS = "free now: {CPU: 4} of {CPU: 8} on 3 nodes"
 )
 def test_a_request_that_fits_the_sum_names_what_one_node_has(strategy: str, text: str) -> None:
     """Four CPUs are free, and no node has four."""
-    assert free_on(NODES, Options(4, 4, {"CPU": 1}, strategy)) == f"{SUMS}; {text}"
+    assert free_on(NODES, RayOptions(4, 4, {"CPU": 1}, strategy)) == f"{SUMS}; {text}"
 
 
 def test_a_bundle_of_several_workers_is_on_one_node() -> None:
     """Two bundles of two workers with {CPU: 3} ask for {CPU: 6} each;
     a resource that no node has counts as 0.
     """
-    found = free_on(NODES, Options(4, 4, {"CPU": 3, "GPU": 1}, per_bundle=2))
+    found = free_on(NODES, RayOptions(4, 4, {"CPU": 3, "GPU": 1}, per_bundle=2))
     assert (
         "each bundle on one node, {CPU: 6, GPU: 2}: the largest node has {CPU: 4, GPU: 0}" in found
     )
@@ -55,6 +55,6 @@ def test_a_bundle_of_several_workers_is_on_one_node() -> None:
 def test_of_one_node_the_sum_is_all() -> None:
     """The largest node is the only one."""
     assert (
-        free_on(NODES[:1], Options(4, 4, {"CPU": 1}, "STRICT_PACK"))
+        free_on(NODES[:1], RayOptions(4, 4, {"CPU": 1}, "STRICT_PACK"))
         == "free now: {CPU: 2} of {CPU: 2} on 1 nodes"
     )

@@ -8,10 +8,10 @@ import pytest
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.ray import options as module
-from trainkit.extensions.ray.options import Options, options_of, refuse_shared_gpus
+from trainkit.extensions.ray.options import RayOptions, options_of, refuse_shared_gpus
 
 
-def options(**given: Any) -> Options:
+def options(**given: Any) -> RayOptions:
     """Options with the defaults of conf/launcher/ray.yaml."""
     defaults = {
         "num_workers": 2,

@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 from trainkit.extensions.ray.backend import cause_of, fault_of
 from trainkit.extensions.ray.cluster import connected
 from trainkit.extensions.ray.launcher import RayLauncher
-from trainkit.extensions.ray.options import Options
+from trainkit.extensions.ray.options import RayOptions
 from trainkit.launch.overrides import override
 
 
@@ -167,7 +167,7 @@ def test_an_address_without_a_cluster_is_reported(monkeypatch: pytest.MonkeyPatc
         pytest.raises(
             ConfigError, match=r"RAY_ADDRESS is '127.0.0.1:1', and no Ray cluster answers"
         ),
-        connected(Options(1, 1, {})),
+        connected(RayOptions(1, 1, {})),
     ):
         pass
 

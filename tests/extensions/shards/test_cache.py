@@ -23,7 +23,7 @@ from trainkit.extensions.shards.index import Index, find_index, urls_of
 from trainkit.extensions.shards.index_maker import index_for
 from trainkit.extensions.shards.order import ShardOrder
 from trainkit.extensions.shards.packer import pack, plan_of
-from trainkit.extensions.shards.store import Store
+from trainkit.extensions.shards.store import ShardStore
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +32,14 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
     images = write_pictures(tmp_path_factory.mktemp("images"), 48, 0)
     with serve() as store, within(store.environment):
         (packing,) = plan_of(images, store.url, 12_000)
-        pack(packing, Store())
+        pack(packing, ShardStore())
         yield store
 
 
 @pytest.fixture
 def index(bucket: ObjectStore) -> Index:
     """Return the index of the shards in the bucket."""
-    found = find_index(f"{bucket.url}/train", Store())
+    found = find_index(f"{bucket.url}/train", ShardStore())
     assert found is not None
     return found
 
@@ -54,7 +54,7 @@ def test_the_longest_unused_shard_is_evicted(index: Index, tmp_path: Path) -> No
     a shard used again stays, one evicted is fetched again, and an open one is readable.
     """
     size = max(shard.size for shard in index.shards)
-    cache = ShardCache(tmp_path, 3 * size, Store())
+    cache = ShardCache(tmp_path, 3 * size, ShardStore())
     with cache.open(index.shards[0]) as first:
         for number in (1, 2):
             cache.open(index.shards[number]).close()
@@ -71,7 +71,7 @@ def test_the_longest_unused_shard_is_evicted(index: Index, tmp_path: Path) -> No
 
 def read_all(folder: Path, index: Index, max_bytes: int, worker: int, results: Any) -> None:
     """Read an epoch's order, as a loader worker, and return the labels."""
-    dataset = ShardDataset(index, ShardCache(folder, max_bytes, Store()))
+    dataset = ShardDataset(index, ShardCache(folder, max_bytes, ShardStore()))
     order = ShardOrder(index, 2).order_of(0, worker)
     results.put([dataset[i].files["cls"].decode() for i in order])
 
@@ -100,7 +100,7 @@ def test_shards_are_fetched_ahead(index: Index, tmp_path: Path) -> None:
     """The first sample of a window brings its shards and the next window's;
     closing waits for them.
     """
-    cache = ShardCache(tmp_path, 10**9, Store())
+    cache = ShardCache(tmp_path, 10**9, ShardStore())
     order = ShardOrder(
         index, 2, ahead=lambda numbers: cache.fetch_ahead(index.shards[i] for i in numbers)
     ).order_of(0, 0)
@@ -130,7 +130,7 @@ def test_another_content_is_refused(
     change: dict[str, Any], said: str, index: Index, tmp_path: Path
 ) -> None:
     """By the shard's URL; nothing is left in the cache."""
-    cache = ShardCache(tmp_path, 10**9, Store())
+    cache = ShardCache(tmp_path, 10**9, ShardStore())
     with pytest.raises(DataError, match=said):
         cache.open(replace(index.shards[0], **change))
     assert [
@@ -142,7 +142,7 @@ def test_a_truncated_shard_is_refused(index: Index, bucket: ObjectStore, tmp_pat
     """With its index by the size that this promises; without one, when its index is made."""
     files, url = fsspec.filesystem("s3"), f"{bucket.url}/cut/0.tar"
     files.pipe_file(url, files.cat_file(index.shards[0].url)[:3000])
-    cache = ShardCache(tmp_path, 10**9, Store())
+    cache = ShardCache(tmp_path, 10**9, ShardStore())
     with pytest.raises(DataError, match=r"cut/0\.tar has 3,000 bytes; its index promises"):
         cache.open(replace(index.shards[0], url=url))
     with pytest.raises(DataError, match=r"cut/0\.tar cannot be read as a tar"):
@@ -161,7 +161,7 @@ def test_a_full_disk_is_told_in_words(
     """Before a fetch, if the disk has too little room; and if it fills up meanwhile.
     Both name the folder and what to do.
     """
-    cache = ShardCache(tmp_path, 10**9, Store())
+    cache = ShardCache(tmp_path, 10**9, ShardStore())
     with monkeypatch.context() as patch:
         patch.setattr(
             shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 100)
@@ -180,7 +180,7 @@ def test_a_full_disk_is_told_in_words(
     assert cached(cache) == []
 
 
-class FullStore(Store):
+class FullStore(ShardStore):
     """Of this machine, whose disk is full: what a fetch meets on /dev/full."""
 
     def fetch(self, url: str, path: Path) -> None:
@@ -209,9 +209,9 @@ def test_an_unreachable_store_is_named(tmp_path: Path) -> None:
         with pytest.raises(
             DataError, match=r"s3://images/train/index\.json cannot be reached .* AWS_ENDPOINT_URL"
         ):
-            find_index("s3://images/train", Store(options))
+            find_index("s3://images/train", ShardStore(options))
     with pytest.raises(ConfigError, match=r"'nothing://a/index\.json' cannot be opened"):
-        find_index("nothing://a", Store())
+        find_index("nothing://a", ShardStore())
     (tmp_path / "file").write_text("")
     with pytest.raises(
         ConfigError, match=r"data\.cache_dir is '.*file', which cannot be written to"
@@ -221,7 +221,7 @@ def test_an_unreachable_store_is_named(tmp_path: Path) -> None:
         )
 
 
-class MemoryStore(Store):
+class MemoryStore(ShardStore):
     """Of one file."""
 
     def size(self, url: str) -> int:
@@ -236,9 +236,9 @@ def test_a_missing_index_is_made_once(index: Index, bucket: ObjectStore, tmp_pat
     files = fsspec.filesystem("s3")
     for shard in index.shards[:3]:
         files.cp_file(shard.url, shard.url.replace("train", "other"))
-    cache, said = ShardCache(tmp_path, 10**9, Store()), list[str]()
-    urls = urls_of(f"{bucket.url}/other/0000{{00..02}}.tar", Store(), "data.urls")
-    assert urls == urls_of(f"{bucket.url}/other/*.tar", Store(), "data.urls")
+    cache, said = ShardCache(tmp_path, 10**9, ShardStore()), list[str]()
+    urls = urls_of(f"{bucket.url}/other/0000{{00..02}}.tar", ShardStore(), "data.urls")
+    assert urls == urls_of(f"{bucket.url}/other/*.tar", ShardStore(), "data.urls")
     made = index_for(urls, cache, "cls", said.append)
     assert (
         "has no index.json of these shards: 3 shards" in said[0] and "the index is made" in said[1]
@@ -265,13 +265,13 @@ def test_a_missing_index_is_made_once(index: Index, bucket: ObjectStore, tmp_pat
 def test_a_wrong_pattern_is_explained(pattern: str, said: str, bucket: ObjectStore) -> None:
     """By the setting and what is legal."""
     with pytest.raises(ConfigError, match=said):
-        urls_of(pattern, Store(), "data.urls")
+        urls_of(pattern, ShardStore(), "data.urls")
 
 
 def test_patterns_are_spelled_out() -> None:
     """Numbers keep their zeros; several braces multiply."""
-    assert urls_of(["a{08..10}.tar"], Store(), "") == ["a08.tar", "a09.tar", "a10.tar"]
-    assert urls_of("{x,y}{0..1}.tar", Store(), "") == ["x0.tar", "x1.tar", "y0.tar", "y1.tar"]
+    assert urls_of(["a{08..10}.tar"], ShardStore(), "") == ["a08.tar", "a09.tar", "a10.tar"]
+    assert urls_of("{x,y}{0..1}.tar", ShardStore(), "") == ["x0.tar", "x1.tar", "y0.tar", "y1.tar"]
 
 
 @pytest.mark.parametrize(
@@ -283,4 +283,4 @@ def test_a_damaged_index_is_named(content: str, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"index\.json (is no index of shards .* Delete it|lists no samples)"
     ):
-        find_index(str(tmp_path), Store())
+        find_index(str(tmp_path), ShardStore())

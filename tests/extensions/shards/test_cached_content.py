@@ -15,7 +15,7 @@ import pytest
 
 from trainkit.extensions.shards.cache import ShardCache
 from trainkit.extensions.shards.index import Shard
-from trainkit.extensions.shards.store import Store
+from trainkit.extensions.shards.store import ShardStore
 
 CONTENT = {f"memory://train/{name}.tar": name.encode() * 100 for name in "abc"}
 SHARDS = [
@@ -23,7 +23,7 @@ SHARDS = [
 ]
 
 
-class CountingStore(Store):
+class CountingStore(ShardStore):
     """Of three shards in memory; it lists the URLs of its answers."""
 
     def __init__(self) -> None:

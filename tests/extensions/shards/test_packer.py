@@ -15,7 +15,7 @@ from trainkit.extensions.shards.cache import ShardCache
 from trainkit.extensions.shards.dataset import Sample, ShardDataset
 from trainkit.extensions.shards.index import find_index
 from trainkit.extensions.shards.packer import PACKING, pack, plan_of
-from trainkit.extensions.shards.store import Store
+from trainkit.extensions.shards.store import ShardStore
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_every_image_is_in_one_shard(images: Path, tmp_path: Path) -> None:
     shards are of the size asked for, and mixed.
     """
     for packing in plan_of(images, str(tmp_path / "out"), 10_000):
-        pack(packing, Store())
-    index = find_index(str(tmp_path / "out" / "train"), Store())
+        pack(packing, ShardStore())
+    index = find_index(str(tmp_path / "out" / "train"), ShardStore())
     assert (
         index is not None
         and index.num_samples == 32
@@ -45,7 +45,7 @@ def test_every_image_is_in_one_shard(images: Path, tmp_path: Path) -> None:
     )
     assert len(index.shards) > 3 and all(shard.classes > 1 for shard in index.shards[:-1])
     assert all(5_000 < shard.size < 25_000 for shard in index.shards[:-1])
-    dataset = ShardDataset(index, ShardCache(tmp_path / "cache", 1, Store()))
+    dataset = ShardDataset(index, ShardCache(tmp_path / "cache", 1, ShardStore()))
     found = {
         sample.describe().rpartition(": ")[2]: sample
         for sample in map(dataset.__getitem__, range(32))
@@ -62,7 +62,7 @@ def test_webdataset_reads_them(images: Path, tmp_path: Path) -> None:
     """The tars are WebDataset's own layout: pictures and numbers, each once."""
     wds = pytest.importorskip("webdataset")
     packing, _ = plan_of(images, str(tmp_path / "out"), 10_000)
-    index = pack(packing, Store())
+    index = pack(packing, ShardStore())
     read = (
         wds.WebDataset([shard.url for shard in index.shards], shardshuffle=False)
         .decode("torchrgb")
@@ -79,26 +79,26 @@ def test_an_interrupted_packing_continues(images: Path, tmp_path: Path) -> None:
     the end is the same, byte for byte.
     """
     whole, cut = (plan_of(images, str(tmp_path / name), 10_000)[0] for name in ("whole", "cut"))
-    pack(whole, Store())
+    pack(whole, ShardStore())
     broken = whole.shards[2][0].path
     content = broken.read_bytes()
     broken.unlink()
     with pytest.raises(DataError, match=r"000002\.tar was not written: .*What is complete stays"):
-        pack(cut, Store(), workers=1)
+        pack(cut, ShardStore(), workers=1)
     folder = tmp_path / "cut" / "train"
-    assert find_index(str(folder), Store()) is None
+    assert find_index(str(folder), ShardStore()) is None
     assert sorted(json.loads((folder / PACKING).read_text())["done"]) == ["0", "1"]
     before = (folder / "000001.tar").stat().st_mtime_ns
     (folder / "000000.tar").write_bytes(b"cut off")
     broken.write_bytes(content)
-    pack(cut, Store())
+    pack(cut, ShardStore())
     assert contents(folder) == contents(tmp_path / "whole" / "train")
     assert (folder / "000001.tar").stat().st_mtime_ns == before
 
 
 def test_other_shards_are_not_mixed_with(images: Path, tmp_path: Path) -> None:
     """A place that is complete, holds another packing's part, or other tars, is refused."""
-    (packing, other), store = plan_of(images, str(tmp_path / "out"), 10_000), Store()
+    (packing, other), store = plan_of(images, str(tmp_path / "out"), 10_000), ShardStore()
     pack(packing, store)
     with pytest.raises(ConfigError, match="holds shards already"):
         pack(packing, store)

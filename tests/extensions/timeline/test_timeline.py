@@ -196,7 +196,7 @@ def test_a_full_disk_costs_the_recording_alone(
     def full(self: Any, events: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainkit.extensions.timeline.traces.pieces.Piece.add", full)
+    monkeypatch.setattr("trainkit.extensions.timeline.traces.pieces.TraceFile.add", full)
     trainer = quiet(tmp_path, callbacks=[Timeline(1, 3, torch_profiler=False)])
     trainer.fit(Line(), loader(23))
     assert trainer.global_step == 6

@@ -18,7 +18,7 @@ from tests.helpers.checkpoints import small_disk, store_of
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint import parts
 from trainkit.checkpoint.format import Snapshot
-from trainkit.checkpoint.parts import Part, file_of
+from trainkit.checkpoint.parts import RankFile, file_of
 from trainkit.checkpoint.pieces import Pieces, resolve, split_tree
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import Store
@@ -38,7 +38,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     )
 
 
-def part(rank: int, token: int = 1 << 40) -> Part:
+def part(rank: int, token: int = 1 << 40) -> RankFile:
     """A part of two ranks: rows 0 to 2 of the weight, and rows 3 and 4; rank 0 has the bias."""
     rows = slice(0, 3) if rank == 0 else slice(3, 5)
     tensors = {"model/weight": WEIGHT[rows].clone(), "training/optimizers/0/m": WEIGHT[rows] * 2}
@@ -47,10 +47,10 @@ def part(rank: int, token: int = 1 << 40) -> Part:
     if rank == 0:
         tensors["model/bias"] = torch.tensor([7.0])
         boxes["model/bias"] = ([1], "float32", [0], [1])
-    return Part(rank, 2, token, tensors, boxes)
+    return RankFile(rank, 2, token, tensors, boxes)
 
 
-def snapshot_of(own: Part) -> Snapshot:
+def snapshot_of(own: RankFile) -> Snapshot:
     """What rank 0 writes."""
     training = {"step": 3, "optimizers": [{"m": {"__piece__": "training/optimizers/0/m"}}]}
     return Snapshot({}, {"alias": "bias"}, training, {"epoch": 1}, own)
@@ -63,7 +63,7 @@ class Left(dict[str, bytes]):
         """Return a message once."""
         return self.pop(key, None)
 
-    def write_part(self, store: Store, name: str, own: Part) -> None:
+    def write_part(self, store: Store, name: str, own: RankFile) -> None:
         """Write a rank's part, and leave its report."""
         parts.report(own, store.write_part(name, own), self.__setitem__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.toy import Line, loader, quiet
-from trainkit.config.compose import Job, run
+from trainkit.config.compose import ComposedJob, run
 from trainkit.errors import ConfigError, TaskError
 from trainkit.run.lock import LOCK, is_held
 
@@ -118,7 +118,7 @@ def test_aliases_tags_and_dates_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "conf").mkdir()
     own = b"vars: {a: &a {n: !!int '7', day: 2026-02-30}, b: *a, 3: [null, 1.5]}\n"
     (tmp_path / "conf" / "mine.yaml").write_bytes(START + own)
-    seen: list[Job] = []
+    seen: list[ComposedJob] = []
     run("fit", ["conf=mine"], True, seen.append)
     assert seen[0].config["vars"] == {
         "a": {"n": 7, "day": "2026-02-30"},

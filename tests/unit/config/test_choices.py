@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainkit.cli.run import main
-from trainkit.config.compose import Job
+from trainkit.config.compose import ComposedJob
 
 OWN = """
 defaults: [_base, {task: mlp}, {data: digits}, {optimizer: adamw}, {lr: step}, _self_]
@@ -33,7 +33,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def configs(*arguments: str, command: str = "fit") -> list[dict[str, Any]]:
     """Return the configs of the jobs of a command."""
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     assert main(command, arguments, jobs.append) == 0
     return [job.config for job in jobs]
 
@@ -105,7 +105,7 @@ def test_the_printed_config_has_them(conf: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_run_is_resumed_with_its_numbers(conf: Path, tmp_path: Path) -> None:
     """Its files hold values alone, whatever becomes of the config."""
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     assert main("fit", ["conf=own", "run_dir=r"], jobs.append) == 0
     for name, text in jobs[0].files.items():
         (tmp_path / "r" / name).parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainkit.config.compose import Job, run
+from trainkit.config.compose import ComposedJob, run
 from trainkit.config.instantiate import build
 from trainkit.config.resources import shipped_root
 from trainkit.errors import ConfigError
@@ -38,9 +38,9 @@ HOMES |= {
 }
 
 
-def jobs_of(*arguments: str) -> list[Job]:
+def jobs_of(*arguments: str) -> list[ComposedJob]:
     """Return the jobs that a command line leads to."""
-    found: list[Job] = []
+    found: list[ComposedJob] = []
     run("fit", arguments, True, found.append)
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainkit.cli.run import main
-from trainkit.config.compose import Job
+from trainkit.config.compose import ComposedJob
 
 HEAD = "# @package _global_\n"
 GOOD = HEAD + "defaults:\n  - override /optimizer: adamw\ntrainer: {max_epochs: 2}\n"
@@ -29,7 +29,7 @@ def test_an_experiment_is_a_template(mine: str, conf: Path) -> None:
     """
     (conf / "template.yaml").write_text("defaults: [mlp, _self_, {experiment: null}]\n")
     (conf / "experiment" / "good.yaml").write_text(GOOD)
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     assert main("fit", [f"conf={mine}", "experiment=good", "seed=3"], jobs.append) == 0
     config = jobs[0].config
     assert (config["optimizer"]["_target_"], config["trainer"]["max_epochs"]) == (
@@ -118,7 +118,7 @@ def test_a_group_of_ones_own_is_used_where_it_is_typed(conf: Path) -> None:
     (conf / "hydra" / "sweeper").mkdir(parents=True)
     text = "defaults: [basic]\nparams: {task.model.width: '32,48', optimizer.lr: '0.5'}\n"
     (conf / "hydra" / "sweeper" / "mine.yaml").write_text(text)
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     assert (
         main("fit", ["-m", "conf=mlp", "hydra/sweeper=mine", "optimizer.lr=0.25"], jobs.append) == 0
     )

@@ -74,9 +74,9 @@ def test_a_shipped_config_is_found_beside_the_users_own_folder(
         "{_target_: recipes.digits.Digits, batch_size: 7, num_classes: 10}"
     )
     monkeypatch.chdir(tmp_path)
-    from trainkit.config.compose import Job, run
+    from trainkit.config.compose import ComposedJob, run
 
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     run("fit", ["conf=resnet18"], True, jobs.append)
     assert jobs[0].config["data"]["batch_size"] == 7
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from trainkit.cli.run import main
-from trainkit.config.compose import Job
+from trainkit.config.compose import ComposedJob
 from trainkit.config.of_run import OVERRIDES, read_overrides
 
 _RUN = ["conf=mlp", "run_dir=r", "task.model.width=48", "data.batch_size=20", "seed=5"]
 
 
-def job_of(command: str, *arguments: str) -> Job:
+def job_of(command: str, *arguments: str) -> ComposedJob:
     """Return the job that a command line makes."""
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     assert main(command, arguments, jobs.append) == 0
     return jobs[0]
 

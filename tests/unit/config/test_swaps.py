@@ -13,12 +13,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainkit.config import hydra_node, pairs
-from trainkit.config.compose import Job, run
+from trainkit.config.compose import ComposedJob, run
 from trainkit.config.of_run import flat, read_config
 from trainkit.config.resources import shipped_root
 from trainkit.errors import ConfigError
 
-Compose = Callable[..., Job]
+Compose = Callable[..., ComposedJob]
 CONF = shipped_root() / "conf"
 TOPS = sorted(p.stem for p in CONF.glob("*.yaml") if not p.stem.startswith("_"))
 FOLDERS = [path for path in sorted(CONF.iterdir()) if path.is_dir()]
@@ -96,8 +96,8 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> Compose:
         monkeypatch.setattr(f"trainkit.config.{module}.plain_hydra", cached)
     monkeypatch.setattr("trainkit.config.schema.require", lambda name: None)  # of an engine
 
-    def job_of(*arguments: str) -> Job:
-        jobs: list[Job] = []
+    def job_of(*arguments: str) -> ComposedJob:
+        jobs: list[ComposedJob] = []
         run("fit", arguments, True, jobs.append)
         return jobs[0]
 

@@ -13,14 +13,14 @@ import pytest
 
 from trainkit.cli.run import main
 from trainkit.config import compose
-from trainkit.config.compose import Job
+from trainkit.config.compose import ComposedJob
 from trainkit.config.sweep import Sweep, jobs_of
 from trainkit.errors import ConfigError, Preempted, TrainkitError
 
 GRID = ["-m", "conf=mlp", "task.model.width=32,48,64", "run_dir=r"]
 
 
-def work(job: Job) -> dict[str, float]:
+def work(job: ComposedJob) -> dict[str, float]:
     """Fail at one width; return a metric of the others."""
     width = job.config["task"]["model"]["width"]
     if width == 48:
@@ -91,7 +91,7 @@ def test_an_unknown_metric_ends_the_sweep() -> None:
 def test_a_signal_ends_the_sweep() -> None:
     """A preempted run is not one of several failures."""
 
-    def preempted(job: Job) -> dict[str, float]:
+    def preempted(job: ComposedJob) -> dict[str, float]:
         raise Preempted("SIGTERM")
 
     done, error = sweep(GRID, preempted)
@@ -183,7 +183,7 @@ def test_the_arguments_of_an_agent_are_overrides() -> None:
     """Numbers, also as 1e-05, booleans as Python writes them,
     and text with spaces arrive as such.
     """
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     assert (
         main("fit", ["conf=mlp", *(f"{key}={value}" for key, value in AGENTS.items())], jobs.append)
         == 0
@@ -201,6 +201,6 @@ def test_the_arguments_of_an_agent_are_overrides() -> None:
 @pytest.mark.parametrize("quoted", ["'runs/a,b'", '"runs/a,b"'])
 def test_quoted_text_is_one_value(quoted: str) -> None:
     """A comma in quotes separates nothing."""
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     assert main("fit", ["conf=mlp", f"run_dir={quoted}"], jobs.append) == 0
     assert jobs[0].config["run_dir"] == "runs/a,b"

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.config.test_of_run import job_of
 from trainkit.cli.run import main
 from trainkit.config.allowlist import check_name
-from trainkit.config.compose import Job
+from trainkit.config.compose import ComposedJob
 from trainkit.errors import ConfigError
 
 MODULE = "import trainkit\nopen('ran', 'w').close()\nclass Mine(trainkit.Callback):\n    pass\n"
@@ -53,7 +53,7 @@ def write_run(folder: Path, target: str) -> None:
 
 def refused(command: str, *arguments: str) -> bool:
     """Return whether a command ends with code 2 before its job."""
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     return main(command, arguments, jobs.append) == 2 and not jobs
 
 

@@ -18,7 +18,7 @@ from trainkit.errors import ConfigError, DataError
 from trainkit.extensions.shards.index import Index, Shard
 from trainkit.extensions.shards.order import ShardOrder
 from trainkit.extensions.shards.packer import pack, plan_of
-from trainkit.extensions.shards.store import Store
+from trainkit.extensions.shards.store import ShardStore
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packed")
     images = write_pictures(folder / "images")
     for packing in plan_of(images, str(folder / "shards"), 10_000):
-        pack(packing, Store())
+        pack(packing, ShardStore())
     return folder / "shards"
 
 

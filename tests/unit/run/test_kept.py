@@ -10,7 +10,7 @@ from tests.helpers.toy import Line
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import read_optimizers
 from trainkit.optim.schedule import LearningRates
-from trainkit.run.kept import Kept, Made
+from trainkit.run.kept import Made, ReusedParts
 
 PLAN = BatchPlan(4, 2, 1, "linear", None, 0)
 
@@ -45,7 +45,7 @@ def used(made: Made, task: Line) -> list[float]:
 
 def test_optimizers_are_used_again_as_they_were_made() -> None:
     """Rates that were scaled are not scaled twice, and the momenta are gone."""
-    task, kept = Line(), Kept()
+    task, kept = Line(), ReusedParts()
     make = Making(task)
     first = used(kept.optimizers(task, PLAN, make), task)
     again = kept.optimizers(task, PLAN, make)
@@ -57,7 +57,7 @@ def test_optimizers_are_used_again_as_they_were_made() -> None:
 
 def test_a_state_that_an_optimizer_begins_with_is_kept_as_it_was() -> None:
     """Adagrad's sums are there before the first step, and steps add to them in place."""
-    task, kept = Line(), Kept()
+    task, kept = Line(), ReusedParts()
     make = Making(task, torch.optim.Adagrad)
     for _ in range(3):
         (optimizer,), schedules = kept.optimizers(task, PLAN, make)
@@ -68,7 +68,7 @@ def test_a_state_that_an_optimizer_begins_with_is_kept_as_it_was() -> None:
 
 def test_they_are_made_again_for_another_plan_or_other_parameters() -> None:
     """A group that was added in training, another layer, another number of ranks."""
-    task, kept = Line(), Kept()
+    task, kept = Line(), ReusedParts()
     make = Making(task)
     (optimizer,), _ = kept.optimizers(task, PLAN, make)
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})

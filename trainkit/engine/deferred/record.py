@@ -64,7 +64,7 @@ class Handle(NamedTuple):
 
 
 @dataclass
-class Operation:
+class RecordedCall:
     """A recorded call. Tensors in the arguments are Handles."""
 
     call: Callable[..., Any]
@@ -83,7 +83,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[Operation] = []
+        self.operations: list[RecordedCall] = []
         self.sizes: dict[int, int] = {}  # bytes of a block
         self.given: dict[int, Tensor] = {}  # blocks that have values, as of a file
         self._devices: dict[int, torch.device] = {}  # of the others
@@ -118,7 +118,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _seed(self, seed: int) -> torch.Generator:
         self.operations.append(
-            Operation(torch.default_generator.manual_seed, (int(seed),), is_random=True)
+            RecordedCall(torch.default_generator.manual_seed, (int(seed),), is_random=True)
         )
         return torch.default_generator
 
@@ -129,7 +129,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             covers = own.num_bytes == self.sizes[own.block]
             read = set() if covers else {own.block}
             self.operations.append(
-                Operation(initialize, (own, *args), kwargs, [], [own], read, True, covers)
+                RecordedCall(initialize, (own, *args), kwargs, [], [own], read, True, covers)
             )
             return tensor
 
@@ -242,7 +242,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kept: Any = tree_map(lambda value: handles.get(id(value), value), (args, kwargs))
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.operations.append(
-            Operation(func, kept[0], kept[1], made, written, read, is_random, overwrites)
+            RecordedCall(func, kept[0], kept[1], made, written, read, is_random, overwrites)
         )
 
 

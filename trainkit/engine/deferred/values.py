@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainkit.engine.deferred.record import Handle, Operation, Record
+from trainkit.engine.deferred.record import Handle, Record, RecordedCall
 
 
 class Deferred:
@@ -70,7 +70,7 @@ class Deferred:
                         memory.pop(block, None)
 
 
-def _needed(record: Record, wanted: set[int]) -> list[Operation]:
+def _needed(record: Record, wanted: set[int]) -> list[RecordedCall]:
     """Return the operations that lead to the wanted blocks,
     and those that draw random numbers, in their order.
     """
@@ -91,8 +91,8 @@ def _needed(record: Record, wanted: set[int]) -> list[Operation]:
     return found[::-1]
 
 
-def _for_numbers(operation: Operation) -> Operation:
-    return Operation(
+def _for_numbers(operation: RecordedCall) -> RecordedCall:
+    return RecordedCall(
         operation.call,
         operation.args,
         operation.kwargs,
@@ -102,11 +102,11 @@ def _for_numbers(operation: Operation) -> Operation:
     )
 
 
-def _blocks(operation: Operation) -> set[int]:
+def _blocks(operation: RecordedCall) -> set[int]:
     return operation.read | {handle.block for handle in (*operation.made, *operation.written)}
 
 
-def _execute(operation: Operation, memory: dict[int, Any], sizes: Mapping[int, int]) -> None:
+def _execute(operation: RecordedCall, memory: dict[int, Any], sizes: Mapping[int, int]) -> None:
     scratch: dict[int, Any] = {} if operation.for_numbers else memory
 
     def value(argument: Any) -> Any:

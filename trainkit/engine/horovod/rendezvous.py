@@ -16,7 +16,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 
 from trainkit.errors import EngineError
 from trainkit.launch.network import SECRET, interface_to
-from trainkit.launch.slurm.step import Step, address_of
+from trainkit.launch.slurm.step import SlurmStep, address_of
 from trainkit.safety.threads import printed, start_thread
 
 _START_S = 600.0  # tasks import torch for different times: a cold file system takes minutes
@@ -24,7 +24,7 @@ _POLL_S = 0.5
 _SCOPE, _GO = "trainkit", "go"
 
 
-def meet(step: Step) -> dict[str, str]:
+def meet(step: SlurmStep) -> dict[str, str]:
     """Start the server on rank 0, and wait for it on the others; return the variables that
     hvd.init() reads.
 
@@ -66,7 +66,7 @@ def meet(step: Step) -> dict[str, str]:
     }
 
 
-def _serve(step: Step) -> RendezvousHTTPServer:
+def _serve(step: SlurmStep) -> RendezvousHTTPServer:
     """Serve to the end of this process: ranks may meet again in a second fit."""
     step.check_port()
     server = RendezvousHTTPServer(("", step.port), RendezvousHandler, 0)
@@ -83,7 +83,7 @@ def _serve(step: Step) -> RendezvousHTTPServer:
     return server
 
 
-def _wait_for_others(step: Step, server: RendezvousHTTPServer | None) -> None:
+def _wait_for_others(step: SlurmStep, server: RendezvousHTTPServer | None) -> None:
     """Return on all ranks at nearly the same time:
     hvd.init() waits for 30 s, and some may import torch for minutes.
     """

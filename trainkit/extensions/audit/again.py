@@ -20,7 +20,7 @@ from trainkit.checkpoint import batches
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.device.sync_guard import allowed_read
 from trainkit.device.transfer import to_device
-from trainkit.extensions.audit.values import Value, Values
+from trainkit.extensions.audit.values import Fingerprints, Value
 from trainkit.metrics.log import MetricLog
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -48,7 +48,7 @@ class Inputs:
     loss_gradient: Tensor
 
 
-class Recording:
+class MicrobatchRecording:
     """Records the next microbatch of this rank: what goes in, and the fingerprint of each result.
 
     Args:
@@ -59,7 +59,7 @@ class Recording:
 
     def __init__(self, task: Task, names_modules: bool) -> None:
         self._task, self._names_modules = task, names_modules
-        self._values = Values()
+        self._values = Fingerprints()
         self._inputs: dict[str, Any] = {}
         self._gradients: dict[str, Tensor] = {}
         self._handles: list[Any] = []
@@ -130,7 +130,7 @@ def compute_again(trainer: RunView, task: Task, inputs: Inputs, names_modules: b
     Gradients, buffers, random numbers, logged values, and the attributes of modules that are
     numbers, texts, tensors, lists or dicts are afterwards what they were.
     """
-    values, device = Values(), trainer.engine.device
+    values, device = Fingerprints(), trainer.engine.device
     batch = to_device(batches.unpack(inputs.batch), device)
     with _state_aside(task, inputs):
         _add_weights(values, task)
@@ -150,12 +150,12 @@ def compute_again(trainer: RunView, task: Task, inputs: Inputs, names_modules: b
     return values.read()
 
 
-def _add_weights(values: Values, task: nn.Module) -> None:
+def _add_weights(values: Fingerprints, task: nn.Module) -> None:
     for name, parameter in task.named_parameters():
         values.add(f"the weight {name}", parameter)
 
 
-def _add_gradients(values: Values, task: nn.Module, gradients: Mapping[str, Tensor]) -> None:
+def _add_gradients(values: Fingerprints, task: nn.Module, gradients: Mapping[str, Tensor]) -> None:
     """Add them from the last layer to the first, as backward computes them."""
     for name in reversed([name for name, _ in task.named_parameters()]):
         if name in gradients:

@@ -14,7 +14,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError, DivergenceError
-from trainkit.extensions.audit.again import Inputs, Recording, compute_again
+from trainkit.extensions.audit.again import Inputs, MicrobatchRecording, compute_again
 from trainkit.extensions.audit.values import Value, bounds_of, first_difference
 from trainkit.extensions.audit.verdict import Verdict, judge
 
@@ -54,7 +54,7 @@ class Audit(Callback):
         self, every_n_steps: PositiveInt = 100, action: Literal["stop", "warn"] = "stop"
     ) -> None:
         self.every_n_steps, self.action = every_n_steps, action
-        self._recording: Recording | None = None
+        self._recording: MicrobatchRecording | None = None
         self._is_recorded = False
         self._bounds: dict[str, float] | None = None
         self._last_agreement: int | None = None
@@ -90,7 +90,7 @@ class Audit(Callback):
         if not self._is_recorded and self._is_due(trainer):
             self._drop()  # a step that ran out of memory begins again
             if trainer.global_rank == self._audited(trainer):
-                self._recording = Recording(task, self._names_modules(trainer))
+                self._recording = MicrobatchRecording(task, self._names_modules(trainer))
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         if self._recording is not None and not self._is_recorded:

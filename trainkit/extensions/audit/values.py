@@ -23,7 +23,7 @@ class Value(NamedTuple):
     size: float
 
 
-class Values:
+class Fingerprints:
     """Collects fingerprints. They stay on the device until `read`."""
 
     def __init__(self) -> None:

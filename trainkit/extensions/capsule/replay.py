@@ -21,7 +21,7 @@ from trainkit.device.transfer import Mover
 from trainkit.errors import ConfigError
 from trainkit.extensions.capsule.folder import Capsule, read
 from trainkit.extensions.capsule.rebuild import build_task, load_weights, opened, trainer_of
-from trainkit.extensions.capsule.watch import Output, Watch, bad_inputs
+from trainkit.extensions.capsule.watch import ModuleOutput, Watch, bad_inputs
 from trainkit.run.batches import train_batch
 from trainkit.run.run import Run
 
@@ -54,8 +54,8 @@ class Replayed:
     losses: list[float]
     bad_inputs: list[str]
     bad_weights: list[str]
-    first_bad: Output | None
-    outputs: list[Output]
+    first_bad: ModuleOutput | None
+    outputs: list[ModuleOutput]
     bad_gradients: list[str]
     gradients: dict[str, float]
     error: BaseException | None

@@ -17,7 +17,7 @@ from trainkit.checkpoint.batches import tensors_in
 
 
 @dataclass(frozen=True)
-class Output:
+class ModuleOutput:
     """The output of a module, over all its calls."""
 
     name: str  # its name in the task
@@ -37,8 +37,10 @@ class Watch(Callback):
         self._before = before
         self._number = 0
         self.losses: list[Tensor] = []  # return values of training_step
-        self.outputs: dict[str, Output] = {}  # output of each module, in the order of first calls
-        self.first_bad: Output | None = None  # the first non-finite output
+        self.outputs: dict[
+            str, ModuleOutput
+        ] = {}  # output of each module, in the order of first calls
+        self.first_bad: ModuleOutput | None = None  # the first non-finite output
 
     def on_train_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int) -> None:
         """Restore the random states, before the Task's own hook."""
@@ -66,7 +68,9 @@ class Watch(Callback):
     def _hook(self, name: str) -> Callable[..., None]:
         def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             finite, largest = _extent(output)
-            now = Output(name, type(module).__name__, largest, finite, _extent((args, kwargs))[0])
+            now = ModuleOutput(
+                name, type(module).__name__, largest, finite, _extent((args, kwargs))[0]
+            )
             if not finite and self.first_bad is None:
                 self.first_bad = now
             before = self.outputs.get(name)

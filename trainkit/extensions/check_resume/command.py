@@ -31,7 +31,7 @@ from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import launcher_of, run_job, start_with
 
 if TYPE_CHECKING:
-    from trainkit.config.compose import Job
+    from trainkit.config.compose import ComposedJob
 
 _OWN = ("kill_at", "save_at", "steps", "ranks", "resume_engine", "keep")
 _ENGINES = ("single", "horovod", "ddp", "fsdp", "deepspeed")
@@ -42,7 +42,7 @@ _RECORDER = "trainkit.extensions.check_resume.recorder.ResumeRecorder"
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckRequest:
     """The command line's request; see usage.py."""
 
     kill_at: int
@@ -138,13 +138,13 @@ def main(command: str, arguments: Sequence[str]) -> int:
     pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine_of(rest)))
     equal = [True]
 
-    def work(job: Job) -> None:
+    def work(job: ComposedJob) -> None:
         equal[0] = _check(job.config, asked, rest)
 
     return run.main(command, rest, work, started) or int(not equal[0])
 
 
-def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
+def _read(own: dict[str, str], rest: Sequence[str]) -> CheckRequest:
     if "-m" in rest or "--multirun" in rest:
         raise ConfigError("check-resume takes one config: leave -m out.")
     if "kill_at" not in own:
@@ -182,10 +182,10 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
             f"resume_engine is 'single', and ranks is '{own['ranks']}'; give one rank after the"
             f" kill: ranks={ranks[0]},1"
         )
-    return Asked(kill_at, save_at, steps, (ranks[0], ranks[-1]), engine, keep == "true")
+    return CheckRequest(kill_at, save_at, steps, (ranks[0], ranks[-1]), engine, keep == "true")
 
 
-def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bool:
+def _check(config: dict[str, Any], asked: CheckRequest, overrides: Sequence[str]) -> bool:
     """Run the three runs and compare; return whether they are equal.
     torch is imported here, after all checks.
     """
@@ -232,7 +232,7 @@ def _check(config: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> bo
     return equal
 
 
-def _run_three(children: Children, asked: Asked, resume: Sequence[str]) -> None:
+def _run_three(children: Children, asked: CheckRequest, resume: Sequence[str]) -> None:
     ranks, save = asked.ranks, f"{_WITNESS}.save_at={asked.save_at}"
     children.start("whole", "1/3 the whole run", ranks[0], "whole", [save])
     notes = (children.folder / "notes" / "whole" / "rank0.jsonl").read_text().splitlines()
@@ -254,7 +254,7 @@ def _run_three(children: Children, asked: Asked, resume: Sequence[str]) -> None:
     children.start("resumed", what, ranks[1], "killed", resume, "resumes")
 
 
-def _last_step(config: dict[str, Any], asked: Asked) -> int:
+def _last_step(config: dict[str, Any], asked: CheckRequest) -> int:
     trainer = config["trainer"]
     if trainer.get("fast_dev_run"):
         raise ConfigError(
@@ -276,7 +276,7 @@ def _last_step(config: dict[str, Any], asked: Asked) -> int:
     return last if limit is None else min(last, limit)
 
 
-def _engine(config: dict[str, Any], asked: Asked) -> str:
+def _engine(config: dict[str, Any], asked: CheckRequest) -> str:
     name = declared_engine(config)
     if name == "single" and max(asked.ranks) > 1:
         raise ConfigError(

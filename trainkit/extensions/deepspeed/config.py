@@ -38,7 +38,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True)
-class Options:
+class DeepSpeedOptions:
     """The options of the engine that have a place in DeepSpeed's config;
     None takes the user's config's, or the default.
     """
@@ -48,7 +48,7 @@ class Options:
     offload_param: Place | None = None
     nvme_path: str | None = None
 
-    def resolved(self, user: Mapping[str, Any]) -> Options:
+    def resolved(self, user: Mapping[str, Any]) -> DeepSpeedOptions:
         """Return them without None: what is not set is the user's config's, or else stage 2 and no
         offload.
 
@@ -77,7 +77,9 @@ class Options:
             if place == "nvme"
         }
         path = self.nvme_path or next((path for path in paths if path), None)
-        resolved = Options(stage, places["offload_optimizer"], places["offload_param"], path)
+        resolved = DeepSpeedOptions(
+            stage, places["offload_optimizer"], places["offload_param"], path
+        )
         resolved._check()
         return resolved
 
@@ -136,7 +138,7 @@ def read_config(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 def write_config(
     settings: StepSettings,
-    options: Options,
+    options: DeepSpeedOptions,
     user: Mapping[str, Any],
     world_size: int,
     optimizer: torch.optim.Optimizer,
@@ -175,7 +177,7 @@ def write_config(
 
 
 def _ours(
-    settings: StepSettings, options: Options, user: Mapping[str, Any], world_size: int
+    settings: StepSettings, options: DeepSpeedOptions, user: Mapping[str, Any], world_size: int
 ) -> dict[str, tuple[Any, str]]:
     """Return each value of trainkit by its place in DeepSpeed's config,
     with its key in trainkit.

@@ -28,7 +28,7 @@ from trainkit.engine.sending import send_optimizer_state, tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError, EngineError, TaskError
 from trainkit.extensions.deepspeed import adapter, extensions
-from trainkit.extensions.deepspeed.config import Options, Place, read_config, write_config
+from trainkit.extensions.deepspeed.config import DeepSpeedOptions, Place, read_config, write_config
 from trainkit.extensions.deepspeed.refusals import check_optimizers, check_settings
 from trainkit.extensions.deepspeed.split import Layout
 from trainkit.optim.clipping import clear_gradients
@@ -83,9 +83,9 @@ class DeepSpeedEngine(DDPEngine):
     ) -> None:
         super().__init__(device)
         self._config = read_config(config)
-        self._chosen = Options(stage, offload_optimizer, offload_param, nvme_path).resolved(
-            self._config
-        )
+        self._chosen = DeepSpeedOptions(
+            stage, offload_optimizer, offload_param, nvme_path
+        ).resolved(self._config)
         offloads: dict[str, Place | None] = {
             "offload_optimizer": self._chosen.offload_optimizer,
             "offload_param": self._chosen.offload_param,

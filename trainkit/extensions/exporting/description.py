@@ -35,7 +35,7 @@ class InputTensor:
 
 
 @dataclass(frozen=True)
-class Picture:
+class PictureInput:
     """How a picture becomes a sample [3, crop, crop]:
     shorter side to `resize`, centre crop, (x / 255 - mean) / std.
     """
@@ -59,7 +59,7 @@ class Description:
 
     inputs: tuple[InputTensor, ...]
     batch_size: int | None = None
-    image: Picture | None = None
+    image: PictureInput | None = None
     classes: tuple[str, ...] | None = None
 
 
@@ -83,7 +83,7 @@ def describe(args: Sequence[Tensor], any_batch_size: bool, about: Mapping[str, A
         for arg in rows
     )
     try:
-        image = Picture(**about["image"]) if about.get("image") else None
+        image = PictureInput(**about["image"]) if about.get("image") else None
     except TypeError as error:
         raise ConfigError(
             f"describe_input()['image'] is {about['image']}; it must have resize, crop, mean and"
@@ -145,7 +145,7 @@ def read_description(exported: Path) -> Description:
             (
                 None
                 if image is None
-                else Picture(
+                else PictureInput(
                     image["resize"], image["crop"], tuple(image["mean"]), tuple(image["std"])
                 )
             ),

@@ -22,7 +22,7 @@ from trainkit.launch.environment import read_launcher
 from trainkit.report.grid import Grid, human, share
 
 if TYPE_CHECKING:
-    from trainkit.config.compose import Job
+    from trainkit.config.compose import ComposedJob
 
 _OWN = {
     "lr": ("min_lr", "max_lr", "steps", "early_stop"),
@@ -92,7 +92,7 @@ def _number(key: str, text: str) -> float:
     return found
 
 
-def _built(job: Job) -> tuple[Any, Any, Any]:
+def _built(job: ComposedJob) -> tuple[Any, Any, Any]:
     """Return the job's task, data and Trainer."""
     build: Any = importlib.import_module("trainkit.config.instantiate").build
     sources: Any = importlib.import_module("trainkit.run.data_sources")
@@ -100,7 +100,7 @@ def _built(job: Job) -> tuple[Any, Any, Any]:
     return built.task, sources.DataSources(datamodule=built.datamodule), built.trainer
 
 
-def _find_lr(job: Job, settings: dict[str, Any]) -> None:
+def _find_lr(job: ComposedJob, settings: dict[str, Any]) -> None:
     """Sweep, and print what the curve suggests. torch is imported here, after all checks."""
     lr: Any = importlib.import_module("trainkit.extensions.find.lr")
     task, data, trainer = _built(job)
@@ -171,7 +171,7 @@ def _up_to(curve: Any) -> str:
     return f", from a rate of {curve.lrs[0]:.3g} to {curve.lrs[-1]:.3g}." if curve.lrs else "."
 
 
-def _find_batch(job: Job, settings: dict[str, Any]) -> None:
+def _find_batch(job: ComposedJob, settings: dict[str, Any]) -> None:
     """Try microbatches, and print a table and the largest that fits."""
     batch: Any = importlib.import_module("trainkit.extensions.find.batch")
     found = batch.find_batch(job.config, **settings)
@@ -217,7 +217,7 @@ def _find_batch(job: Job, settings: dict[str, Any]) -> None:
     )
 
 
-def _find_workers(job: Job, settings: dict[str, Any]) -> None:
+def _find_workers(job: ComposedJob, settings: dict[str, Any]) -> None:
     """Try loader workers and prefetch, and print a table and the cheapest that is fast."""
     loading: Any = importlib.import_module("trainkit.extensions.find.workers")
     task, data, trainer = _built(job)
@@ -251,7 +251,7 @@ def _find_workers(job: Job, settings: dict[str, Any]) -> None:
     console.print(f"enough    {words}: {why}", soft_wrap=True, markup=False)
 
 
-def _find_settings(job: Job, settings: dict[str, Any]) -> None:
+def _find_settings(job: ComposedJob, settings: dict[str, Any]) -> None:
     """Try the wire's settings, and print a table and what is faster."""
     wire: Any = importlib.import_module("trainkit.extensions.find.wire")
     found = wire.find_settings(job.config, **settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainkit.console import plural
 from trainkit.report.grid import Grid
-from trainkit.report.page import Figure, Part, figure, write_page
+from trainkit.report.page import Figure, Section, figure, write_page
 
 _NOTE = (
     "Each step is trained at the next rate. The loss is the mean over all samples of a step, on all"
@@ -58,7 +58,7 @@ def write_lr_page(
         "Learning rates",
         of,
         cards,
-        [Part("The curve", tuple(notes), chart, grid, _NOTE, id="curve")],
+        [Section("The curve", tuple(notes), chart, grid, _NOTE, id="curve")],
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from trainkit.extensions.kubernetes import train_job
-from trainkit.extensions.kubernetes.options import Options
+from trainkit.extensions.kubernetes.options import KubernetesOptions
 
 PORT = 29400  # of torchrun's rendezvous on pod 0
 NAME_LABEL = "app.kubernetes.io/name"  # of all objects and pods
@@ -25,7 +25,7 @@ _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 _HOSTS = "/etc/mpi/hostfile"  # of the MPI operator
 
 
-def manifest_of(name: str, words: Sequence[str], options: Options) -> str:
+def manifest_of(name: str, words: Sequence[str], options: KubernetesOptions) -> str:
     """Return the manifest of a job.
 
     Args:
@@ -36,7 +36,7 @@ def manifest_of(name: str, words: Sequence[str], options: Options) -> str:
     return str(yaml.safe_dump_all(objects_of(name, words, options), sort_keys=False, width=120))
 
 
-def objects_of(name: str, words: Sequence[str], options: Options) -> list[dict[str, Any]]:
+def objects_of(name: str, words: Sequence[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     """Return the objects of that manifest."""
     makers = {
         "Job": _job,
@@ -49,7 +49,7 @@ def objects_of(name: str, words: Sequence[str], options: Options) -> list[dict[s
     return make(name, list(words), options)
 
 
-def _job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+def _job(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     objects = [
         _object(
             "batch/v1", "Job", name, _indexed(name, f"{name}-0.{name}", words, options), options
@@ -58,7 +58,7 @@ def _job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
     return objects if options.nodes == 1 else [_service(name, options), *objects]
 
 
-def _job_set(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+def _job_set(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     # JobSet's names: of the set, of the jobs, number of the job, of the pod
     first = f"{name}-ranks-0-0.{name}"
     spec = _indexed(name, first, words, options)
@@ -74,13 +74,13 @@ def _job_set(name: str, words: list[str], options: Options) -> list[dict[str, An
     return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", name, body, options)]
 
 
-def _train_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+def _train_job(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     pod = _pod(name, ["torchrun", "-m", "trainkit", *words], options)
     spec = train_job.spec_of(pod, options.runtime, options.nodes, options.ranks)
     return [_object(train_job.VERSION, "TrainJob", name, spec, options)]
 
 
-def _mpi_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+def _mpi_job(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     ranks = options.nodes * options.ranks
     command = [
         "horovodrun",
@@ -108,7 +108,7 @@ def _mpi_job(name: str, words: list[str], options: Options) -> list[dict[str, An
     return [_object("kubeflow.org/v2beta1", "MPIJob", name, body, options)]
 
 
-def _ray_job(name: str, words: list[str], options: Options) -> list[dict[str, Any]]:
+def _ray_job(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     each = {
         key: value
         for key, value in (("CPU", options.resources.get("cpu")), ("GPU", _gpus(options)))
@@ -160,7 +160,7 @@ def _ray_job(name: str, words: list[str], options: Options) -> list[dict[str, An
     return [_object("ray.io/v1", "RayJob", name, body, options)]
 
 
-def _without_training(pod: dict[str, Any], options: Options) -> dict[str, Any]:
+def _without_training(pod: dict[str, Any], options: KubernetesOptions) -> dict[str, Any]:
     """Give a pod that trains nothing the resources of the head, in place of the ranks'."""
     container = pod["spec"]["containers"][0]
     container.pop("resources", None)
@@ -168,7 +168,7 @@ def _without_training(pod: dict[str, Any], options: Options) -> dict[str, Any]:
     return pod
 
 
-def _gpus(options: Options) -> str | None:
+def _gpus(options: KubernetesOptions) -> str | None:
     return next(
         (
             amount
@@ -179,7 +179,7 @@ def _gpus(options: Options) -> str | None:
     )
 
 
-def _indexed(name: str, first: str, words: list[str], options: Options) -> dict[str, Any]:
+def _indexed(name: str, first: str, words: list[str], options: KubernetesOptions) -> dict[str, Any]:
     """Return the spec of an Indexed Job; `first` is the host name of its pod 0."""
     pod = _pod(name, _torchrun(first, words, options), options)
     if options.nodes > 1:
@@ -204,7 +204,7 @@ def _indexed(name: str, first: str, words: list[str], options: Options) -> dict[
     return spec if options.ttl_s is None else spec | {"ttlSecondsAfterFinished": options.ttl_s}
 
 
-def _torchrun(first: str, words: list[str], options: Options) -> list[str]:
+def _torchrun(first: str, words: list[str], options: KubernetesOptions) -> list[str]:
     own = ["-m", "trainkit", *words]
     if options.nodes * options.ranks == 1:
         return ["python", *own]
@@ -222,13 +222,13 @@ def _torchrun(first: str, words: list[str], options: Options) -> list[str]:
     ]
 
 
-def _service(name: str, options: Options) -> dict[str, Any]:
+def _service(name: str, options: KubernetesOptions) -> dict[str, Any]:
     """Return the headless Service that gives pods their host names, also before they are ready."""
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {NAME_LABEL: name}}
     return _object("v1", "Service", name, spec, options)
 
 
-def _pod(name: str, command: list[str] | None, options: Options) -> dict[str, Any]:
+def _pod(name: str, command: list[str] | None, options: KubernetesOptions) -> dict[str, Any]:
     """Return a pod's template; without a command the image's, or the operator's, is run."""
     mounts = [{"name": volume.name, **volume.mount} for volume in options.volumes]
     volumes = [{"name": volume.name, **volume.source} for volume in options.volumes]
@@ -259,13 +259,13 @@ def _pod(name: str, command: list[str] | None, options: Options) -> dict[str, An
     return {"metadata": _metadata(name, options), "spec": spec}
 
 
-def _metadata(name: str, options: Options) -> dict[str, Any]:
+def _metadata(name: str, options: KubernetesOptions) -> dict[str, Any]:
     own = {"labels": {NAME_LABEL: name, **options.labels}}
     return own | ({"annotations": dict(options.annotations)} if options.annotations else {})
 
 
 def _object(
-    version: str, kind: str, name: str, spec: dict[str, Any], options: Options
+    version: str, kind: str, name: str, spec: dict[str, Any], options: KubernetesOptions
 ) -> dict[str, Any]:
     where = {} if options.namespace is None else {"namespace": options.namespace}
     metadata = {"name": name, **where, **_metadata(name, options)}

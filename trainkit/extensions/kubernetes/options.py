@@ -27,7 +27,7 @@ _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]|[KMGTPE]i)?")
 
 
 @dataclass(frozen=True)
-class Options:
+class KubernetesOptions:
     """Checked options.
 
     Attributes:
@@ -73,7 +73,7 @@ class Options:
     ttl_s: int | None
 
 
-def options_of(given: Mapping[str, Any]) -> Options:
+def options_of(given: Mapping[str, Any]) -> KubernetesOptions:
     """Check the settings of KubernetesLauncher, by their names.
 
     Raises:
@@ -116,7 +116,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
         resources[given["gpu_resource"]] = str(gpus)
     pod = _pod(given)
     train_job.check_settings(given, pod)
-    return Options(
+    return KubernetesOptions(
         kind=given["kind"],
         runtime=_name("runtime", given["runtime"]) or train_job.RUNTIME,
         image=image,

@@ -37,7 +37,7 @@ _PIECE, _BATCH = 1 << 16, 1 << 20
 _COPIED = 1 << 24
 
 
-class Piece(NamedTuple):
+class DocumentPart(NamedTuple):
     """A part of a document, whether it is the last one,
     and how many bytes of the file have been read.
     """
@@ -172,9 +172,9 @@ def _move_end(file: BinaryIO, target: BinaryIO, num_bytes: int) -> None:
     file.truncate(start)
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+def _batches(pieces: Iterator[DocumentPart]) -> Iterator[list[DocumentPart]]:
     """Yield pieces by about a mebibyte."""
-    batch, size = list[Piece](), 0
+    batch, size = list[DocumentPart](), 0
     for piece in pieces:
         batch.append(piece)
         size += len(piece.text) + 1
@@ -185,12 +185,12 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _pieces(path: Path) -> Iterator[Piece]:
+def _pieces(path: Path) -> Iterator[DocumentPart]:
     with path.open("rb") as file:
         yield from _of_lines(file, path) if path.suffix == ".jsonl" else _of_text(file, path)
 
 
-def _of_text(file: BinaryIO, path: Path) -> Iterator[Piece]:
+def _of_text(file: BinaryIO, path: Path) -> Iterator[DocumentPart]:
     decoder, rest, num_read = codecs.getincrementaldecoder("utf-8")(), "", 0
     while True:
         block, pending = file.read(_PIECE), len(decoder.getstate()[0])
@@ -207,13 +207,13 @@ def _of_text(file: BinaryIO, path: Path) -> Iterator[Piece]:
         if is_last:
             break
         cut = text.rfind("\n") + 1 or max(text.rfind(" "), 0) or len(text)
-        yield Piece(text[:cut], False, num_read)
+        yield DocumentPart(text[:cut], False, num_read)
         rest = text[cut:]
     if num_read:
-        yield Piece(text, True, num_read)
+        yield DocumentPart(text, True, num_read)
 
 
-def _of_lines(file: BinaryIO, path: Path) -> Iterator[Piece]:
+def _of_lines(file: BinaryIO, path: Path) -> Iterator[DocumentPart]:
     num_read = 0
     for number, line in enumerate(file, 1):
         num_read += len(line)
@@ -233,4 +233,4 @@ def _of_lines(file: BinaryIO, path: Path) -> Iterator[Piece]:
             ) from error
         except ValueError as error:
             raise DataError(f"{path}: line {number} is no JSON ({error}).") from error
-        yield Piece(text, True, num_read)
+        yield DocumentPart(text, True, num_read)

@@ -21,7 +21,7 @@ from trainkit.extensions.plan.usage import USAGE
 from trainkit.launch.environment import pretend, read_launcher
 
 if TYPE_CHECKING:
-    from trainkit.config.compose import Job
+    from trainkit.config.compose import ComposedJob
 
 _OWN = ("ranks", "ranks_per_host", "memory_gb")
 
@@ -58,7 +58,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     )
 
 
-def _work(job: Job, memory_gb: float | None, overrides: str) -> None:
+def _work(job: ComposedJob, memory_gb: float | None, overrides: str) -> None:
     """Build and print the plan. torch is imported here, after all checks."""
     show: Any = importlib.import_module("trainkit.extensions.plan.show")
     with tempfile.TemporaryDirectory() as folder:  # a plan leaves no files

@@ -57,7 +57,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FitChoice:
     """A setting, the bytes of a rank's GPU under it, those of its host memory,
     and those that a step sends.
     """
@@ -97,10 +97,10 @@ def measure_need(run: Run) -> Need:
     return Need(plain, again, rest + sum(sizes[:2]))
 
 
-def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[Choice]:
+def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[FitChoice]:
     """Return the settings, the fastest first: those that send least, and compute nothing twice."""
     state, weights = sizes.weights + sizes.gradients + sizes.optimizer, sizes.weights
-    found = [Choice("engine=auto", state + need.activations, 0, 2 * sizes.payload)]
+    found = [FitChoice("engine=auto", state + need.activations, 0, 2 * sizes.payload)]
     if ranks == 1:
         return found if need.recomputed is None else [*found, _saving(found[0], need, state)]
     again = need.activations if need.recomputed is None else need.recomputed
@@ -113,7 +113,7 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[C
     )
     for kept, more in [(need.activations, ""), *([(again, suffix)] if suffix else [])]:
         found.append(
-            Choice(
+            FitChoice(
                 f"engine=fsdp engine.reshard_after_forward=false{more}",
                 state // ranks + weights + kept,
                 0,
@@ -122,7 +122,7 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[C
         )
         for replicas, parts in [*across, ("", ranks)]:
             found.append(
-                Choice(
+                FitChoice(
                     f"engine=fsdp{replicas}{more}",
                     state // parts + need.gathered + kept,
                     0,
@@ -130,7 +130,7 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[C
                 )
             )
     found.append(
-        Choice(
+        FitChoice(
             f"engine=fsdp engine.cpu_offload=true{suffix}",
             need.gathered + again,
             state // ranks,
@@ -140,8 +140,8 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[C
     return found
 
 
-def _saving(plain: Choice, need: Need, state: int) -> Choice:
-    return Choice(
+def _saving(plain: FitChoice, need: Need, state: int) -> FitChoice:
+    return FitChoice(
         f"{plain.settings} trainer.activation_checkpointing=true",
         state + (need.recomputed or 0),
         0,
@@ -150,7 +150,7 @@ def _saving(plain: Choice, need: Need, state: int) -> Choice:
 
 
 def fit_rows(
-    found: Sequence[Choice], need: Need, memory_gb: float, command: str
+    found: Sequence[FitChoice], need: Need, memory_gb: float, command: str
 ) -> list[tuple[str, str]]:
     """Return a row for each choice,
     and the command line of the first that fits in a GPU of `memory_gb`.

@@ -21,7 +21,7 @@ from trainkit.extensions.ray.backend import cause_of
 from trainkit.extensions.ray.cluster import free_and_total
 from trainkit.extensions.ray.exits import exit_code_of, note_exits
 from trainkit.extensions.ray.keeper import interface_of
-from trainkit.extensions.ray.options import Options
+from trainkit.extensions.ray.options import RayOptions
 from trainkit.extensions.ray.sent import sendable
 
 # so long other ranks may take to report the same fault, of which one names the cause
@@ -73,7 +73,7 @@ class Actors:
         ConfigError: their resources do not come in time, or a node cannot start one.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RayOptions) -> None:
         self._options = options
         self._group = placement_group(
             [options.bundle] * (options.least // options.per_bundle), strategy=options.strategy

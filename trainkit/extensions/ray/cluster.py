@@ -14,11 +14,11 @@ from ray._private.state import available_resources_per_node
 from trainkit.errors import ConfigError
 from trainkit.extensions.ray.connection import connect_ray
 from trainkit.extensions.ray.free import Node, free_on, plain
-from trainkit.extensions.ray.options import Options, shown
+from trainkit.extensions.ray.options import RayOptions, shown
 
 
 @contextlib.contextmanager
-def connected(options: Options) -> Iterator[None]:
+def connected(options: RayOptions) -> Iterator[None]:
     """Connect to the cluster, unless this process is connected already, and disconnect at the end.
 
     Raises:
@@ -38,7 +38,7 @@ def connected(options: Options) -> Iterator[None]:
         ray.shutdown()
 
 
-def free_and_total(options: Options) -> str:
+def free_and_total(options: RayOptions) -> str:
     """Return what is free in the cluster, and what it has,
     on all nodes and on the largest, in words.
     """
@@ -53,7 +53,7 @@ def free_and_total(options: Options) -> str:
     )
 
 
-def _refuse_too_small(options: Options) -> None:
+def _refuse_too_small(options: RayOptions) -> None:
     total = ray.cluster_resources()
     for name, amount in options.resources.items():
         if amount * options.least > total.get(name, 0):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainkit.extensions.ray.options import Options, shown
+from trainkit.extensions.ray.options import RayOptions, shown
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Node:
     free: Mapping[str, float]
 
 
-def free_on(nodes: Sequence[Node], options: Options) -> str:
+def free_on(nodes: Sequence[Node], options: RayOptions) -> str:
     """Return what is free in the cluster, and what it has, with the largest node:
     a bundle must fit on one.
     """

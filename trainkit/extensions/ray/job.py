@@ -22,7 +22,7 @@ from trainkit.extensions.elastic.options import Settings
 from trainkit.extensions.elastic.output import Output
 from trainkit.extensions.ray.backend import RayBackend, Work
 from trainkit.extensions.ray.cluster import free_and_total
-from trainkit.extensions.ray.options import Options
+from trainkit.extensions.ray.options import RayOptions
 from trainkit.extensions.ray.slots import EVERY_S, Slots
 from trainkit.launch.shared_folder import token_in
 
@@ -42,7 +42,7 @@ _STARTED = time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def run_job(
-    options: Options,
+    options: RayOptions,
     command: Sequence[str],
     folder: str,
     run_dir: str | None = None,

@@ -19,7 +19,7 @@ _NCCL = "import horovod.torch as hvd; print(hvd.nccl_built())"
 
 
 @dataclass(frozen=True)
-class Options:
+class RayOptions:
     """Checked options.
 
     Attributes:
@@ -84,7 +84,7 @@ def options_of(
     max_failures: int | None = None,
     start_timeout_s: float = 600.0,
     runtime_env: Mapping[str, Any] | None = None,
-) -> Options:
+) -> RayOptions:
     """Check what a user set; `key` begins the names of settings in messages, as "launcher.". A
     worker takes a CPU by default.
 
@@ -125,10 +125,10 @@ def options_of(
             " null."
         )
     options = (placement_strategy, workers_per_bundle, max_failures, float(start_timeout_s))
-    return Options(least, most, resources, *options, dict(runtime_env) if runtime_env else None)
+    return RayOptions(least, most, resources, *options, dict(runtime_env) if runtime_env else None)
 
 
-def refuse_shared_gpus(key: str, options: Options) -> None:
+def refuse_shared_gpus(key: str, options: RayOptions) -> None:
     """Refuse parts of a GPU for several ranks on NCCL, which takes one rank for each GPU.
 
     Raises:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class WorkerPlace:
     """Room for one worker: the number of a group, a bundle in it,
     and a number within the bundle.
     """
@@ -30,7 +30,7 @@ class Places:
 
     def __init__(self, per_bundle: int = 1) -> None:
         self._per_bundle = per_bundle
-        self._by_host: dict[str, list[Place]] = {}
+        self._by_host: dict[str, list[WorkerPlace]] = {}
         self._names: dict[str, str] = {}  # node id -> host's name
         self.addresses: dict[str, str] = {}  # host's name -> its address
 
@@ -51,7 +51,9 @@ class Places:
                 self._names[node], self.addresses[name] = name, address
         now = {
             self._names[node]: [
-                Place(*pair, number) for pair in sorted(pairs) for number in range(self._per_bundle)
+                WorkerPlace(*pair, number)
+                for pair in sorted(pairs)
+                for number in range(self._per_bundle)
             ]
             for node, pairs in bundles.items()
         }
@@ -65,7 +67,7 @@ class Places:
             known += [place for place in places if place not in known]
         return {host: len(places) for host, places in self._by_host.items()}
 
-    def of(self, host: str, slot: int) -> Place | None:
+    def of(self, host: str, slot: int) -> WorkerPlace | None:
         """Return the place of a slot, or None if it is gone."""
         places = self._by_host.get(host, [])
         return places[slot] if slot < len(places) else None

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.ray.connection import head_answers
-from trainkit.extensions.ray.options import Options
+from trainkit.extensions.ray.options import RayOptions
 from trainkit.extensions.ray.places import Places
 from trainkit.safety.threads import printed, start_thread
 
@@ -46,7 +46,7 @@ class Slots:
         ConfigError: inside a trial of Tune whose placement group has too few bundles.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RayOptions) -> None:
         self.options = options
         current = get_current_placement_group()
         self.is_inside = current is not None

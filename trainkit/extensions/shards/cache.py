@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from trainkit.console import warning
 from trainkit.errors import ConfigError, DataError
 from trainkit.extensions.shards.index import Shard
-from trainkit.extensions.shards.store import Store, is_local
+from trainkit.extensions.shards.store import ShardStore, is_local
 
 _PART = ".part"
 _READ = 1 << 22
@@ -42,7 +42,7 @@ class ShardCache:
         store: opens the shards' URLs.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, store: Store) -> None:
+    def __init__(self, folder: Path, max_bytes: int, store: ShardStore) -> None:
         self.folder, self.max_bytes, self.store = folder.absolute(), max_bytes, store
         self._pool: ThreadPoolExecutor | None = None
 

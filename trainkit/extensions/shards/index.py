@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainkit.errors import ConfigError, DataError
-from trainkit.extensions.shards.store import Store, joined
+from trainkit.extensions.shards.store import ShardStore, joined
 
 INDEX = "index.json"
 
@@ -127,7 +127,7 @@ def index_of(content: bytes, root: str, name: str) -> Index:
     return Index(tuple(shard for shard in rows if shard.samples), classes)
 
 
-def find_index(root: str, store: Store) -> Index | None:
+def find_index(root: str, store: ShardStore) -> Index | None:
     """Return the index that stands in a folder or at a URL, or None."""
     name = joined(root, INDEX)
     try:
@@ -137,7 +137,7 @@ def find_index(root: str, store: Store) -> Index | None:
     return index_of(content, root, name)
 
 
-def urls_of(patterns: str | Sequence[str], store: Store, key: str) -> list[str]:
+def urls_of(patterns: str | Sequence[str], store: ShardStore, key: str) -> list[str]:
     """Return the shards that patterns name: paths or URLs, {000..127} for numbers, * for any.
 
     Args:

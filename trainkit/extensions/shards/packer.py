@@ -26,7 +26,7 @@ from typing import Any
 from trainkit.console import plural
 from trainkit.errors import ConfigError, DataError
 from trainkit.extensions.shards.index import INDEX, Index, Shard, find_index
-from trainkit.extensions.shards.store import Store, joined
+from trainkit.extensions.shards.store import ShardStore, joined
 
 PACKING = "packing.json"
 KINDS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -141,7 +141,7 @@ def _images(folder: Path, classes: Sequence[str]) -> Iterable[Image]:
 
 def pack(
     packing: Packing,
-    store: Store,
+    store: ShardStore,
     moved: Callable[[int], object] = lambda num_bytes: None,
     workers: int = 4,
 ) -> Index:
@@ -185,7 +185,7 @@ def pack(
     return index
 
 
-def _done_before(packing: Packing, store: Store, journal: str) -> dict[int, Shard]:
+def _done_before(packing: Packing, store: ShardStore, journal: str) -> dict[int, Shard]:
     """Return the shards that an interrupted packing has completed."""
     try:
         about: dict[str, Any] = json.loads(store.read(journal))
@@ -211,14 +211,14 @@ def _done_before(packing: Packing, store: Store, journal: str) -> dict[int, Shar
     return {number: shard for number, shard in done.items() if _is_there(shard, store)}
 
 
-def _is_there(shard: Shard, store: Store) -> bool:
+def _is_there(shard: Shard, store: ShardStore) -> bool:
     try:
         return store.size(shard.url) == shard.size
     except FileNotFoundError:
         return False
 
 
-def _note(journal: str, packing: Packing, done: dict[int, Shard], store: Store) -> None:
+def _note(journal: str, packing: Packing, done: dict[int, Shard], store: ShardStore) -> None:
     about = {
         "digest": packing.digest,
         "done": {number: asdict(shard) for number, shard in done.items()},
@@ -226,7 +226,7 @@ def _note(journal: str, packing: Packing, done: dict[int, Shard], store: Store) 
     store.write(journal, json.dumps(about).encode())
 
 
-def _write(packing: Packing, number: int, store: Store) -> Shard:
+def _write(packing: Packing, number: int, store: ShardStore) -> Shard:
     images, url = packing.shards[number], joined(packing.output, f"{number:06d}.tar")
     with tempfile.TemporaryDirectory(prefix="trainkit-pack-") as folder:
         path = Path(folder, "shard.tar")

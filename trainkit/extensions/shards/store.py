@@ -26,7 +26,7 @@ def joined(root: str, name: str) -> str:
     return name if "://" in name or name.startswith("/") else f"{root.rstrip('/')}/{name}"
 
 
-class Store:
+class ShardStore:
     """Opens paths and URLs. Errors are DataErrors that name the URL, but for FileNotFoundError.
 
     Args:

@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.slurm.jobs import Job, find_jobs, jobs_of, states_of
+from trainkit.extensions.slurm.jobs import SubmittedJob, find_jobs, jobs_of, states_of
 from trainkit.extensions.slurm.programs import error_of, run_program
 from trainkit.launch.jobs import JobRow
 
@@ -86,7 +86,7 @@ class SlurmCluster:
         return f"job {submitted.number} is cancelled: {what}. To resume: {again}"
 
 
-def _job(given: str) -> Job:
+def _job(given: str) -> SubmittedJob:
     if not given.isdecimal():
         return jobs_of(Path(given).absolute())[-1]
     for job in find_jobs(Path(_RUNS).absolute()):

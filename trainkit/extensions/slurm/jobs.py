@@ -35,7 +35,7 @@ ENDED = (
 
 
 @dataclass(frozen=True)
-class Job:
+class SubmittedJob:
     """A submitted job; `submitted` is its time, as text."""
 
     number: int
@@ -71,23 +71,23 @@ class JobState:
         return self.state in ENDED
 
 
-def record(job: Job) -> None:
+def record(job: SubmittedJob) -> None:
     """Add a job to those of its run."""
     with (job.run_dir / SLURM / _JOBS).open("a") as file:
         file.write(json.dumps({"job": job.number, "submitted": job.submitted}) + "\n")
 
 
-def jobs_of(run_dir: Path) -> list[Job]:
+def jobs_of(run_dir: Path) -> list[SubmittedJob]:
     """Return the jobs of a run, the newest last."""
     try:
         lines = (run_dir / SLURM / _JOBS).read_text().splitlines()
     except OSError:
         return []
     found = [json.loads(line) for line in lines if line.endswith("}")]
-    return [Job(int(line["job"]), run_dir, str(line["submitted"])) for line in found]
+    return [SubmittedJob(int(line["job"]), run_dir, str(line["submitted"])) for line in found]
 
 
-def find_jobs(top: Path) -> list[Job]:
+def find_jobs(top: Path) -> list[SubmittedJob]:
     """Return the jobs of all runs in and below a folder, by their numbers."""
     return sorted(
         (job for folder in _runs(top) for job in jobs_of(folder)), key=lambda job: job.number
@@ -102,7 +102,7 @@ def _runs(top: Path) -> Iterator[Path]:
         names[:] = [name for name in names if not name.startswith(".")]
 
 
-def states_of(jobs: Sequence[Job]) -> dict[int, JobState]:
+def states_of(jobs: Sequence[SubmittedJob]) -> dict[int, JobState]:
     """Ask Slurm for the states of jobs: squeue, and of those that it has forgotten sacct.
 
     Raises:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.slurm.jobs import Job, jobs_of, record, states_of
+from trainkit.extensions.slurm.jobs import SubmittedJob, jobs_of, record, states_of
 from trainkit.extensions.slurm.options import options_of
 from trainkit.extensions.slurm.programs import error_of, partitions, run_program
 from trainkit.extensions.slurm.script import SLURM, Fit, script_of
@@ -141,7 +141,7 @@ class SlurmLauncher(JobLauncher):
         self.run(job, private=masked_arguments(arguments) != list(arguments))
         return 0
 
-    def run(self, fit: Fit, private: bool = False) -> Job | None:
+    def run(self, fit: Fit, private: bool = False) -> SubmittedJob | None:
         """Submit a fit, and keep its script in the run's folder; or print the script, and return
         None.
 
@@ -164,7 +164,7 @@ class SlurmLauncher(JobLauncher):
             try:
                 partial.touch(0o600 if private else 0o644)
                 partial.write_text(text)
-                job = Job(_submit(text), fit.run_dir, time.strftime("%Y-%m-%dT%H:%M:%S"))
+                job = SubmittedJob(_submit(text), fit.run_dir, time.strftime("%Y-%m-%dT%H:%M:%S"))
             except BaseException:
                 partial.unlink(missing_ok=True)
                 raise
@@ -173,7 +173,7 @@ class SlurmLauncher(JobLauncher):
         self._say(job, script)
         return job
 
-    def _say(self, job: Job, script: Path) -> None:
+    def _say(self, job: SubmittedJob, script: Path) -> None:
         options = self.options
         print(
             f"[slurm] job {job.number} is submitted: {options.nodes} x {options.tasks} ranks;"
@@ -207,7 +207,7 @@ def _refuse_second(run_dir: Path) -> None:
             )
 
 
-def _warn_if_it_waits_forever(job: Job) -> None:
+def _warn_if_it_waits_forever(job: SubmittedJob) -> None:
     """Print a line if Slurm's reason says that the job cannot start as it was asked for."""
     state = states_of([job])[job.number]
     for _ in range(_ASKS - 1):

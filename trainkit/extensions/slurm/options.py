@@ -32,7 +32,7 @@ _TIME_FORMS = (
 
 
 @dataclass(frozen=True)
-class Options:
+class SlurmOptions:
     """Checked options.
 
     Attributes:
@@ -57,7 +57,7 @@ class Options:
     python: str | None = None
 
 
-def options_of(given: Mapping[str, Any]) -> Options:
+def options_of(given: Mapping[str, Any]) -> SlurmOptions:
     """Check the settings of SlurmLauncher, by their names.
 
     Raises:
@@ -93,7 +93,7 @@ def options_of(given: Mapping[str, Any]) -> Options:
                 " load cuda']."
             )
     own = {name: given[name] for name in ("nodes", "signal", "requeue", "cpus_per_task", "python")}
-    return Options(
+    return SlurmOptions(
         directives,
         tasks=tasks,
         setup=tuple(lines["setup"]),

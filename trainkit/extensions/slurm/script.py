@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.extensions.slurm.options import Options
+from trainkit.extensions.slurm.options import SlurmOptions
 from trainkit.launch.network import SECRET
 from trainkit.launch.slurm.step import LAUNCHER, REQUEUE
 
@@ -40,7 +40,7 @@ class Fit:
     needs_secret: bool = False
 
 
-def script_of(fit: Fit, options: Options) -> str:
+def script_of(fit: Fit, options: SlurmOptions) -> str:
     """Return the script of a job."""
     folder = fit.run_dir / SLURM
     directives = [

@@ -25,7 +25,7 @@ from trainkit.extensions.timeline.traces.pieces import (
     TORCH,
     About,
     Event,
-    Piece,
+    TraceFile,
     span,
 )
 from trainkit.launch.moments import boot_id
@@ -59,7 +59,7 @@ class Recording:
         lacks = trainer.engine.heartbeat.start_timeline(folder / HOROVOD.format(self._rank))
         if lacks:
             trainer.say(f"Timeline: the recording lacks {lacks}.")
-        self._piece: Piece | None = None
+        self._piece: TraceFile | None = None
         self._try(self._open)
         self._meet()
         self._marks: list[tuple[str, int]] = []
@@ -75,7 +75,7 @@ class Recording:
         self._last = self._zero_ns = time.perf_counter_ns()
 
     def _open(self) -> None:
-        self._piece = Piece(self._folder / OWN.format(self._rank), _about(self._trainer))
+        self._piece = TraceFile(self._folder / OWN.format(self._rank), _about(self._trainer))
 
     def begin_step(self) -> None:
         """Start a step."""

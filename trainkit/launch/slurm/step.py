@@ -28,7 +28,7 @@ _FIRST_PORT, _PORTS = 20000, 10000
 
 
 @dataclass(frozen=True)
-class Step:
+class SlurmStep:
     """The step of this task.
 
     Attributes:
@@ -86,7 +86,7 @@ class Step:
                 ) from None
 
 
-def this_step(environ: Mapping[str, str] = os.environ) -> Step:
+def this_step(environ: Mapping[str, str] = os.environ) -> SlurmStep:
     """Read the step of this task, which srun started, from Slurm's variables.
 
     Raises:
@@ -107,7 +107,7 @@ def this_step(environ: Mapping[str, str] = os.environ) -> Step:
             )
         place = (rank, size, local_rank, node, tuple(hosts), tuple(tasks))
         address = environ.get("MASTER_ADDR") or address_of(hosts[0])
-        return Step(*place, address=address, port=int(port))
+        return SlurmStep(*place, address=address, port=int(port))
     except (KeyError, ValueError) as error:
         raise EngineError(
             "srun started this process, but its variables do not describe the other ranks"

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from trainkit.report.classification.facts import Classified
 from trainkit.report.grid import Grid
-from trainkit.report.page import Part, Picture, figure, write_page
+from trainkit.report.page import Picture, Section, figure, write_page
 
 _HEATMAP, _ROWS, _PAIRS = 60, 100, 20  # classes and rows shown at most
 
@@ -32,16 +32,16 @@ def write_classification_page(path: Path, of: str, results: Classified) -> None:
     )
     chart = _confusion(results) if len(results.names) <= _HEATMAP else None
     parts = [
-        Part(
+        Section(
             "Confusion",
             chart=chart,
             grid=pairs,
             note="The pairs that are confused most often.",
             id="confusion",
         ),
-        Part("Scores by class", grid=_scores(results), note=_SCORES, id="classes"),
-        Part("Calibration", chart=_calibration(results), note=_CALIBRATION, id="calibration"),
-        Part(
+        Section("Scores by class", grid=_scores(results), note=_SCORES, id="classes"),
+        Section("Calibration", chart=_calibration(results), note=_CALIBRATION, id="calibration"),
+        Section(
             "Worst samples", pictures=_worst(results), note="The largest losses first.", id="worst"
         ),
     ]

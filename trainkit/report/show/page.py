@@ -11,7 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from trainkit.report.grid import Grid, human
-from trainkit.report.page import Part, figure, write_page
+from trainkit.report.page import Section, figure, write_page
 from trainkit.report.show.files import RATE, FinishedRun, Series
 from trainkit.report.show.table import number
 
@@ -35,15 +35,17 @@ _MOST_SETTINGS, _MOST_VALUES = 60, 6
 
 def write_show_page(path: Path, runs: Sequence[FinishedRun]) -> None:
     """Write the page of runs."""
-    parts = [Part("Last values", grid=runs_grid(runs), id="runs")]
+    parts = [Section("Last values", grid=runs_grid(runs), id="runs")]
     if (differ := settings_grid(runs)) is not None:
-        parts.append(Part("What differs", grid=differ, id="settings"))
+        parts.append(Section("What differs", grid=differ, id="settings"))
     for title, names in groups(runs).items():
-        parts.append(Part(title, chart=_curves(runs, names), id=title.replace(" ", "-")))
+        parts.append(Section(title, chart=_curves(runs, names), id=title.replace(" ", "-")))
     if any(run.rates()[0] for run in runs):
-        parts.append(Part("Samples per second", chart=_throughput(runs), note=_RATES, id="rates"))
+        parts.append(
+            Section("Samples per second", chart=_throughput(runs), note=_RATES, id="rates")
+        )
     if any(run.checkpoints for run in runs):
-        parts.append(Part("Checkpoints", grid=checkpoints_grid(runs), id="checkpoints"))
+        parts.append(Section("Checkpoints", grid=checkpoints_grid(runs), id="checkpoints"))
     of = str(runs[0].folder) if len(runs) == 1 else ", ".join(run.name for run in runs)
     write_page(path, "Run" if len(runs) == 1 else "Runs", of, _cards(runs), parts)
 

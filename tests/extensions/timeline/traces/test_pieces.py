@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.recordings import ABOUT, record
 from trainkit.extensions.timeline.traces.pieces import (
     OWN,
-    Piece,
+    TraceFile,
     about_of,
     read_events,
     read_head,
@@ -21,7 +21,7 @@ from trainkit.extensions.timeline.traces.pieces import (
 
 def events_of(path: Path) -> int:
     """Write a piece of ten events and return how long its file is."""
-    piece = Piece(path, ABOUT)
+    piece = TraceFile(path, ABOUT)
     for i in range(10):
         piece.add([span("part", i, i + 1, 0, step=i)])
     piece.close()
@@ -79,7 +79,7 @@ def test_what_torch_writes_is_read(tmp_path: Path) -> None:
 
 def test_a_kill_leaves_what_was_added(tmp_path: Path) -> None:
     """Each `add` is in the file when it returns: nothing waits in a buffer."""
-    piece = Piece(tmp_path / OWN.format(0), ABOUT)
+    piece = TraceFile(tmp_path / OWN.format(0), ABOUT)
     piece.add([span("part", 0, 1, 0)])
     assert len(read_events(tmp_path / OWN.format(0))) == 2
     piece.close()

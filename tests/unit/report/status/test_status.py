@@ -21,7 +21,7 @@ from trainkit.launch.moments import Moment
 from trainkit.report.status.status import check_folder, read_status
 from trainkit.report.status.text import duration, facts_of, line_of
 from trainkit.run.lock import birth
-from trainkit.run.progress_file import Progress, Start, read_progress, write_progress
+from trainkit.run.progress_file import FitStart, Progress, read_progress, write_progress
 from trainkit.run.state import write_state
 
 
@@ -64,7 +64,7 @@ def state_of(folder: Path, current: Progress) -> tuple[str, str]:
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     """All of it, and without the keys that a later version adds."""
     current = progress(
-        starts=[Start(1.0, 0, 3, "start"), Start(2.0, 9, 2, "recovery")], num_starts=2
+        starts=[FitStart(1.0, 0, 3, "start"), FitStart(2.0, 9, 2, "recovery")], num_starts=2
     )
     write_progress(tmp_path, current)
     assert read_progress(tmp_path) == current
@@ -311,7 +311,7 @@ def test_watch_prints_lines_and_ends_with_the_run(
 
 def test_the_table_says_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Step, time left, hosts, starts, goodput, process."""
-    starts = [Start(1.0, 0, 3, "start"), Start(2.0, 9, 2, "recovery")]
+    starts = [FitStart(1.0, 0, 3, "start"), FitStart(2.0, 9, 2, "recovery")]
     write_progress(
         tmp_path,
         progress(starts=starts, num_starts=2, launcher="horovodrun", engine="horovod", job="now"),

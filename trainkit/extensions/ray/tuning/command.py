@@ -25,7 +25,7 @@ from trainkit.report.show.files import FinishedRun, read_any
 from trainkit.report.show.table import Goal, number, print_table
 
 if TYPE_CHECKING:
-    from trainkit.config.compose import Job
+    from trainkit.config.compose import ComposedJob
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -62,10 +62,10 @@ def _work(arguments: Sequence[str]) -> None:
     _show(runs, Goal(settings.metric, settings.mode), request)
 
 
-def _composed(words: Sequence[str]) -> Job:
+def _composed(words: Sequence[str]) -> ComposedJob:
     """Return the job of a trial, checked as `fit` checks it."""
     compose: Any = importlib.import_module("trainkit.config.compose")
-    jobs: list[Job] = []
+    jobs: list[ComposedJob] = []
     compose.run("fit", words, True, jobs.append)
     if len(jobs) != 1:
         raise ConfigError(

@@ -19,7 +19,7 @@ from typing import Any
 from trainkit.errors import TrainkitError
 from trainkit.extensions.elastic.output import Output
 from trainkit.extensions.elastic.processes import Reaper
-from trainkit.extensions.ray.options import ELASTIC, Options
+from trainkit.extensions.ray.options import ELASTIC, RayOptions
 from trainkit.extensions.ray.tuning.link import Report, TrialServer
 from trainkit.launch.environment import without_launcher
 from trainkit.safety.threads import start_thread
@@ -114,7 +114,7 @@ def _in_one_process(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]
 def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
     """Run the job under the elastic driver, in the bundles of the trial's own placement group."""
     ranks = importlib.import_module("trainkit.extensions.ray.job")
-    options = Options(job.num_workers, job.num_workers, dict(job.resources_per_worker))
+    options = RayOptions(job.num_workers, job.num_workers, dict(job.resources_per_worker))
     codes: list[int] = []
     drivers: list[Any] = []
 

@@ -18,7 +18,7 @@ from trainkit.extensions.timeline.report.text import (
 )
 from trainkit.extensions.timeline.traces.merge import RankTrace
 from trainkit.report.grid import ms, share
-from trainkit.report.page import Part, figure, write_page
+from trainkit.report.page import Section, figure, write_page
 
 COLORS = {
     "data": "#e0a100",
@@ -49,30 +49,30 @@ def write_timeline_page(
         ("slowest rank", "none" if analysis.slow is None else f"rank {analysis.slow.rank}"),
     ]
     parts = [
-        Part("In words", tuple(in_words(analysis)), id="words"),
-        Part("What to try", grid=advice_grid(advice), note=_MODEL, id="advice"),
-        Part(
+        Section("In words", tuple(in_words(analysis)), id="words"),
+        Section("What to try", grid=advice_grid(advice), note=_MODEL, id="advice"),
+        Section(
             "Parts of a step",
             chart=_usual_parts(analysis),
             grid=parts_grid(analysis),
             note=_PARTS,
             id="parts",
         ),
-        Part("Step by step", chart=_each_step(analysis), id="steps"),
-        Part("One step, from all ranks", chart=_one_step(ranks, analysis), note=_ONE, id="step"),
+        Section("Step by step", chart=_each_step(analysis), id="steps"),
+        Section("One step, from all ranks", chart=_one_step(ranks, analysis), note=_ONE, id="step"),
     ]
     if len(analysis.abouts) > 1:
-        parts.append(Part("Lateness by rank", chart=_lateness(analysis), note=_LATE, id="late"))
+        parts.append(Section("Lateness by rank", chart=_lateness(analysis), note=_LATE, id="late"))
     if analysis.gradients:
         grid = gradients_grid(analysis, _GRADIENTS)
         parts.append(
-            Part(
+            Section(
                 "The path of gradients", chart=_ways(analysis), grid=grid, note=_WAY, id="gradients"
             )
         )
     if analysis.link is not None:
         parts.append(
-            Part("Cost of a reduction", chart=_costs(ranks[0], analysis), note=_COST, id="sums")
+            Section("Cost of a reduction", chart=_costs(ranks[0], analysis), note=_COST, id="sums")
         )
     write_page(path, "Timeline", of, cards, parts)
 

@@ -36,14 +36,14 @@ from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import Launcher, launcher_of, run_job, start_with
 
 if TYPE_CHECKING:
-    from trainkit.config.compose import Job
+    from trainkit.config.compose import ComposedJob
 
 _OWN = ("ranks", "steps", "gbits", "hosts")
 _WARM_STEPS = 5
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScalingRequest:
     """The command line's request; see usage.py."""
 
     ranks: tuple[int, ...]
@@ -73,7 +73,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     return run.main(command, rest, lambda job: _measure(job, asked, rest, launcher), started)
 
 
-def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
+def _read(own: dict[str, str], rest: Sequence[str]) -> ScalingRequest:
     if "-m" in rest or "--multirun" in rest:
         raise ConfigError("scaling takes one config: leave -m out.")
     if "ranks" not in own:
@@ -90,10 +90,14 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> Asked:
             f"gbits is '{own['gbits']}'; it must be network speeds in Gbit/s above 0, for example"
             " gbits=10,100."
         )
-    return Asked(ranks, count("steps", own.get("steps", "20")), gbits, own.get("hosts", ""))
+    return ScalingRequest(
+        ranks, count("steps", own.get("steps", "20")), gbits, own.get("hosts", "")
+    )
 
 
-def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launcher) -> None:
+def _measure(
+    job: ComposedJob, asked: ScalingRequest, overrides: Sequence[str], launcher: Launcher
+) -> None:
     if declared_engine(job.config) == "single" and asked.ranks[-1] > 1:
         raise ConfigError(
             f"ranks is {asked.ranks[-1]}, but engine=single has one rank. Use engine=horovod or"
@@ -121,7 +125,7 @@ def _measure(job: Job, asked: Asked, overrides: Sequence[str], launcher: Launche
     _report(job, measured, asked, folder, notes)
 
 
-def _settings(job: Job, asked: Asked, folder: Path) -> tuple[list[str], list[str]]:
+def _settings(job: ComposedJob, asked: ScalingRequest, folder: Path) -> tuple[list[str], list[str]]:
     """Return notes for the user, and the overrides that limit a run to the measurement."""
     trainer, notes = job.config["trainer"], []
     settings = [
@@ -166,7 +170,7 @@ def _settings(job: Job, asked: Asked, folder: Path) -> tuple[list[str], list[str
 
 
 def _run(
-    ranks: int, run_dir: Path, asked: Asked, overrides: Sequence[str], launcher: Launcher
+    ranks: int, run_dir: Path, asked: ScalingRequest, overrides: Sequence[str], launcher: Launcher
 ) -> Measured:
     run_dir.mkdir(parents=True, exist_ok=True)
     log = run_dir / "output.log"
@@ -198,7 +202,11 @@ def _run(
 
 
 def _report(
-    job: Job, measured: list[Measured], asked: Asked, folder: Path, notes: Sequence[str]
+    job: ComposedJob,
+    measured: list[Measured],
+    asked: ScalingRequest,
+    folder: Path,
+    notes: Sequence[str],
 ) -> None:
     console, models = console_of(), fit(measured)
     console.print()

@@ -21,7 +21,7 @@ from trainkit.extensions.timeline.scaling.model import (
     predictions_grid,
 )
 from trainkit.report.grid import ms
-from trainkit.report.page import Part, figure, write_page
+from trainkit.report.page import Section, figure, write_page
 
 _LINES = ("#1d2733", "#d1495b", "#e0a100", "#3f9c6b", "#2f6fb3", "#8a63b8", "#9aa5b1")
 
@@ -42,7 +42,7 @@ def write_scaling_page(
         ("a step there", ms(best.step_s)),
     ]
     parts = [
-        Part(
+        Section(
             "Measured",
             (*notes, *excess_words(measured)),
             _parts(measured),
@@ -60,7 +60,7 @@ def write_scaling_page(
         said = (check_words(check, best), _source(model))
         grid = predictions_grid(model, gbits)
         parts.append(
-            Part(
+            Section(
                 "Predicted", said, _efficiency(measured, model, gbits), grid, _MODEL, id="predicted"
             )
         )

@@ -55,7 +55,7 @@ class About:
     dealt: str = "even"  # shares of a step's samples, as "3:1" (trainer.rank_shares)
 
 
-class Piece:
+class TraceFile:
     """A rank's file during writing; flushed after each `add`."""
 
     def __init__(self, path: Path, about: About) -> None:
