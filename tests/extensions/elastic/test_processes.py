@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.processes import Process, Reaper, RemoteProcess, code_of
 from trainkit.extensions.elastic.remote import SCRIPT, first_lines, ssh_command
 
@@ -36,17 +36,17 @@ class Ended:
 
 
 def run(
-    command: str, output: Output | None = None, number: signal.Signals | None = None
+    command: str, output: WorkerOutput | None = None, number: signal.Signals | None = None
 ) -> int | None:
     """Run a shell command as a worker; return its code."""
     return finished(Process(["sh", "-c", command], {"PATH": os.environ["PATH"]}), output, number)
 
 
 def finished(
-    process: Process, output: Output | None = None, number: signal.Signals | None = None
+    process: Process, output: WorkerOutput | None = None, number: signal.Signals | None = None
 ) -> int | None:
     """Follow a worker to its end, with a signal on the way; return its code."""
-    reaper, ended, output = Reaper(), Ended(), output or Output(None, False)
+    reaper, ended, output = Reaper(), Ended(), output or WorkerOutput(None, False)
     process.follow("a/0#1", output, reaper, ended)
     if number is not None:
         process.send(number)
@@ -90,7 +90,7 @@ def test_a_signal_ends_the_whole_group(tmp_path: Path) -> None:
 def test_a_line_of_sshs_has_one_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with CR LF, which is one end of a line; the file gets the line feed alone."""
     monkeypatch.setattr("sys.stderr", err := io.StringIO())
-    run(r"printf 'ssh: Could not resolve hostname\r\nlost\r\n' >&2", Output(tmp_path, False))
+    run(r"printf 'ssh: Could not resolve hostname\r\nlost\r\n' >&2", WorkerOutput(tmp_path, False))
     expected = "[a/0#1]<stderr>:ssh: Could not resolve hostname\n[a/0#1]<stderr>:lost\n"
     assert err.getvalue() == expected
     assert next(tmp_path.glob("worker.*/stderr")).read_bytes() == expected.encode()
@@ -105,7 +105,7 @@ def test_lines_carry_the_rank_of_their_worker(
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    output = Output(tmp_path, False)
+    output = WorkerOutput(tmp_path, False)
     run(r"printf 'one\n10%%\r20%%\rtwo \303\251'; printf 'bad\n' >&2", output)
     assert (
         out.getvalue()
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_opened_costs_no_worker(
     assert (
         run(
             "head -c 300000 /dev/zero | tr '\\0' x && echo && echo done",
-            Output(tmp_path / "logs", False),
+            WorkerOutput(tmp_path / "logs", False),
         )
         == 0
     )

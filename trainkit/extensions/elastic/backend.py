@@ -12,7 +12,7 @@ from typing import Protocol
 
 from trainkit.extensions.elastic.messages import Start
 from trainkit.extensions.elastic.options import Settings, worker_environment
-from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.processes import OnExit, Process, Reaper, RemoteProcess
 from trainkit.launch.network import is_local
 
@@ -28,7 +28,7 @@ class Backend(Protocol):
     """Starts workers."""
 
     def start(
-        self, start: Start, given: Mapping[str, str], output: Output, on_exit: OnExit
+        self, start: Start, given: Mapping[str, str], output: WorkerOutput, on_exit: OnExit
     ) -> Started:
         """Start a worker, copy its output, and call `on_exit` from another thread as soon as it
         ends.
@@ -69,7 +69,7 @@ class HostBackend:
         self._reaper = Reaper()
 
     def start(
-        self, start: Start, given: Mapping[str, str], output: Output, on_exit: OnExit
+        self, start: Start, given: Mapping[str, str], output: WorkerOutput, on_exit: OnExit
     ) -> Started:
         """See Backend."""
         settings = self._settings

@@ -34,7 +34,7 @@ from trainkit.extensions.elastic.hosts import EVERY_S, Discovery
 from trainkit.extensions.elastic.messages import Decision, Say, Send, Start
 from trainkit.extensions.elastic.network import Network, check_names, choose
 from trainkit.extensions.elastic.options import Settings, settings_of
-from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.rendezvous import Request, Server
 from trainkit.extensions.elastic.signing import SECRET, new_secret
 from trainkit.extensions.elastic.state_machine import StateMachine
@@ -70,7 +70,7 @@ def run(settings: Settings) -> int | Network:
     Raises:
         ConfigError: there are no hosts, one has no address, or they are unreachable.
     """
-    output = Output(settings.output, settings.with_time)
+    output = WorkerOutput(settings.output, settings.with_time)
     discovery = None if settings.script is None else Discovery(settings.script, settings.slots)
     with contextlib.ExitStack() as stack:
         if discovery is not None:
@@ -92,7 +92,9 @@ def drive(driver: Driver, hosts: dict[str, int], source: HostSource | None) -> i
         return driver.run(hosts, source)
 
 
-def _first_hosts(settings: Settings, discovery: Discovery | None, output: Output) -> dict[str, int]:
+def _first_hosts(
+    settings: Settings, discovery: Discovery | None, output: WorkerOutput
+) -> dict[str, int]:
     if discovery is None:
         check_names(settings.hosts)
         return dict(settings.hosts)
@@ -128,7 +130,7 @@ class Driver:
     """One job's loop and its parts: server, processes, and workers waiting for an answer."""
 
     def __init__(
-        self, settings: Settings, network: Network, output: Output, backend: Backend
+        self, settings: Settings, network: Network, output: WorkerOutput, backend: Backend
     ) -> None:
         self._settings = settings
         self._backend = backend

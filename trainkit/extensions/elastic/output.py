@@ -16,7 +16,7 @@ from typing import IO, TextIO
 from trainkit.safety.threads import printed, start_thread
 
 
-class Output:
+class WorkerOutput:
     """Writes the workers' lines to the screen and to files.
 
     Args:

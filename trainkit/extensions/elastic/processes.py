@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from trainkit.extensions.elastic import reaper as reaper_program
-from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.remote import first_lines, ssh_command
 from trainkit.safety.threads import printed, start_thread, start_timer
 
@@ -65,7 +65,7 @@ class Process:
         self._lock = threading.Lock()
         self._ended = False
 
-    def follow(self, worker: str, output: Output, reaper: Reaper, on_exit: OnExit) -> None:
+    def follow(self, worker: str, output: WorkerOutput, reaper: Reaper, on_exit: OnExit) -> None:
         """Copy its output, and call `on_exit` from another thread as soon as it ends."""
         assert self.popen.stdout is not None and self.popen.stderr is not None
         reaper.tell("+", self.popen.pid)

@@ -25,7 +25,7 @@ from trainkit.console import without_colors
 from trainkit.errors import ConfigError
 from trainkit.extensions.elastic import reaper
 from trainkit.extensions.elastic.messages import Start
-from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.processes import OnExit, code_of
 from trainkit.extensions.ray import keeper as keeper_module
 from trainkit.extensions.ray.slots import Slots
@@ -110,7 +110,7 @@ class RayBackend:
             self._found_good.add(place)
 
     def start(
-        self, start: Start, given: Mapping[str, str], output: Output, on_exit: OnExit
+        self, start: Start, given: Mapping[str, str], output: WorkerOutput, on_exit: OnExit
     ) -> RayProcess:
         """See Backend."""
         place = start.host, start.slot
@@ -196,7 +196,7 @@ class RayProcess:
         self._has_ended = False
 
     def follow(
-        self, stream: Callable[[], Any], output: Output, on_result: Callable[[bytes], None]
+        self, stream: Callable[[], Any], output: WorkerOutput, on_result: Callable[[bytes], None]
     ) -> None:
         """Take a worker's stream from a thread, and copy its output until it ends."""
         ends, readable = {}, []

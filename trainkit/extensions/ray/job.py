@@ -19,7 +19,7 @@ from trainkit.extensions.elastic.driver import Driver, drive
 from trainkit.extensions.elastic.messages import Rules, Words
 from trainkit.extensions.elastic.network import Network
 from trainkit.extensions.elastic.options import Settings
-from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.ray.backend import RayBackend, Work
 from trainkit.extensions.ray.cluster import free_and_total
 from trainkit.extensions.ray.options import RayOptions
@@ -49,7 +49,7 @@ def run_job(
     call: bytes | None = None,
     *,
     environ: Mapping[str, str] | None = None,
-    output: Output | None = None,
+    output: WorkerOutput | None = None,
     on_start: Callable[[Driver], None] = lambda driver: None,
 ) -> tuple[int, dict[str, bytes]]:
     """Run a command on the cluster that this process is connected to; return its exit code, and the
@@ -74,7 +74,7 @@ def run_job(
         words=_WORDS,
     )
     environ = {"TRAINKIT_JOB_STARTED": _STARTED} | dict(os.environ) | dict(environ or {})
-    output = output or Output(None, False)
+    output = output or WorkerOutput(None, False)
     at = None if options.runtime_env and "working_dir" in options.runtime_env else folder
     with contextlib.ExitStack() as stack:
         token = None if run_dir is None else str(stack.enter_context(token_in(Path(run_dir))))
@@ -106,7 +106,7 @@ def run_job(
     return code, backend.results
 
 
-def _first_hosts(slots: Slots, output: Output) -> dict[str, int]:
+def _first_hosts(slots: Slots, output: WorkerOutput) -> dict[str, int]:
     """Wait until the first ranks have their places.
 
     Raises:

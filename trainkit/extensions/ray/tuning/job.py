@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.extensions.elastic.output import Output
+from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.processes import Reaper
 from trainkit.extensions.ray.options import ELASTIC, RayOptions
 from trainkit.extensions.ray.tuning.link import Report, TrialServer
@@ -122,7 +122,7 @@ def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
         with job.output.open("a") as file:
             try:
                 words = ["python", *job.command[1:], ELASTIC]
-                output, run_dir = Output(None, False, file), str(job.output.parent)
+                output, run_dir = WorkerOutput(None, False, file), str(job.output.parent)
                 code, _ = ranks.run_job(
                     options,
                     words,
