@@ -32,7 +32,8 @@ class Collectives(ABC):
 
     Attributes:
         ranks: this process's place among them.
-        peer_errors: what the framework raises in a collective if another rank is gone.
+        peer_errors: what the framework raises in a collective if another rank is gone; see also
+            `blames_peer`.
 
     Args:
         heartbeat: is kept informed of what this rank waits for.
@@ -48,15 +49,24 @@ class Collectives(ABC):
         """Report within the context that this rank waits for `what`.
 
         Raises:
-            PeerError: the framework says within the context that another rank is gone.
+            PeerError: the framework says within the context that another rank is gone. Any other
+                error is this rank's own, and stays what it is.
         """
         self._heartbeat.waiting = what
         try:
             yield
         except self.peer_errors as error:
+            if not self.blames_peer(error):
+                raise
             raise PeerError(f"Another rank ended or sent something else: {error}") from error
         finally:
             self._heartbeat.waiting = ""
+
+    def blames_peer(self, error: Exception) -> bool:
+        """Return whether one of `peer_errors` says that another rank is gone, and not that this one
+        has failed.
+        """
+        return True
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Tensor:

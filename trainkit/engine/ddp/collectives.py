@@ -21,6 +21,32 @@ from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.sending import overwrite
 
+# How errors of Gloo, NCCL and torch's own sockets begin or end, if another rank is gone or late.
+_OF_PEERS = ("gloo/", "NCCL", "Connection closed", "Connection reset", "timed out", "Timed out")
+# What NCCL says of this rank's own device or call, in errors of the same class.
+_OF_THIS_RANK = (
+    "out of memory",
+    "device-side assert",
+    "illegal memory access",
+    "ncclInvalidUsage",
+    "ncclInvalidArgument",
+)
+
+
+def blames_peer(error: Exception) -> bool:
+    """Return whether an error of torch says that another rank is gone.
+
+    A GPU reports what it could not do when it is next waited for, usually in a collective: out of
+    memory and a failed assertion in a kernel are RuntimeErrors as Gloo's are, and this rank's own.
+    """
+    if isinstance(error, (torch.OutOfMemoryError, torch.AcceleratorError)):
+        return False
+    text = str(error)
+    if any(sign in text for sign in _OF_THIS_RANK):
+        return False
+    is_of_group: bool = isinstance(error, dist.DistError)
+    return is_of_group or any(sign in text for sign in _OF_PEERS)
+
 
 class DDPCollectives(Collectives):
     """The collectives of DDPEngine but for the sums of gradients.
@@ -36,6 +62,10 @@ class DDPCollectives(Collectives):
         self.group: dist.ProcessGroup | None = None
         self._everyone: dist.ProcessGroup | None = None  # in which ranks outside of the set wait
         self._statistics: dist.ProcessGroup | None = None  # of synchronised BatchNorm layers
+
+    def blames_peer(self, error: Exception) -> bool:
+        """See Collectives."""
+        return blames_peer(error)
 
     def connect(self, device: torch.device) -> None:
         """Start torch.distributed, unless it runs."""

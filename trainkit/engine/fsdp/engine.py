@@ -39,7 +39,7 @@ from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.engine.blocks import blocks_of, without_shared
 from trainkit.engine.collectives import PeerError
-from trainkit.engine.ddp.collectives import DDPCollectives
+from trainkit.engine.ddp.collectives import DDPCollectives, blames_peer
 from trainkit.engine.ddp.start import assign_ranks
 from trainkit.engine.fsdp.tensor import split_widths
 from trainkit.engine.heartbeat import Heartbeat
@@ -52,8 +52,6 @@ from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
 
 _ENTRIES = ("training_step", "validation_step", "test_step", "predict_step")
-# in the errors of a gather or a sum inside of a forward or a backward, if a rank is gone
-_LOST = ("gloo/transport", "NCCL")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -250,7 +248,7 @@ def _reporting_peers(call: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return call(*args, **kwargs)
         except RuntimeError as error:
-            if any(sign in str(error) for sign in _LOST):
+            if blames_peer(error):
                 raise PeerError(f"Another rank ended: {error}") from error
             raise
 
