@@ -179,7 +179,7 @@ def test_lack_for_gpu_is_a_reason_or_a_refusal(lack: dict[str, Any], reason: str
 def test_lack_of_nvcc_is_told_where_a_gpu_is_seen():
     """On a machine with a GPU the plan names what prevents NCCL."""
     assert (
-        "GPU tensors are reduced on the CPU"
+        "this build trains on the CPU alone"
         in choose(replace(WITH_GPU, nvcc=None), Wanted()).gpu.why
     )
 

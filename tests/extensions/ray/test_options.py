@@ -92,15 +92,15 @@ def test_resources_become_those_of_bundles_and_actors() -> None:
 
 @pytest.mark.parametrize(
     ("program", "is_refused"),
-    [("print(True)", True), ("print(False)", False), ("import nothing", True)],
+    [("print(False)", True), ("print(True)", False), ("import nothing", True)],
 )
 def test_parts_of_a_gpu_are_refused_under_nccl(
     monkeypatch: pytest.MonkeyPatch, program: str, is_refused: bool
 ) -> None:
-    """NCCL takes one rank for each GPU: several ranks with GPU:
-    0.5 are refused, unless Horovod has no NCCL.
+    """NCCL takes one rank for each GPU: several ranks with GPU: 0.5 are refused, unless Horovod
+    sums by CUDA without NCCL.
     """
-    monkeypatch.setattr(module, "_NCCL", program)
+    monkeypatch.setattr(module, "_SHARES", program)
     given = options(resources_per_worker={"GPU": 0.5})
     if is_refused:
         with pytest.raises(
@@ -113,6 +113,6 @@ def test_parts_of_a_gpu_are_refused_under_nccl(
 
 def test_whole_gpus_and_single_ranks_need_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is started to find out about NCCL."""
-    monkeypatch.setattr(module, "_NCCL", "print(True)")
+    monkeypatch.setattr(module, "_SHARES", "print(False)")
     refuse_shared_gpus("launcher.", options(resources_per_worker={"GPU": 1}))
     refuse_shared_gpus("launcher.", options(num_workers=1, resources_per_worker={"GPU": 0.5}))

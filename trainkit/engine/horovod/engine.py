@@ -53,7 +53,8 @@ class HorovodEngine(Engine):
     """Ranks that horovodrun or srun (or mpirun, with an MPI build) started.
 
     Args:
-        device: "auto" takes the GPU of this rank's local rank if there are GPUs.
+        device: "auto" takes the GPU of this rank's local rank if there are GPUs; that needs a
+            Horovod that was built with NCCL.
         compression: "fp16" sends float16 in place of wider gradients (half the bytes of float32);
             wire.py says what precision that costs. "bf16" is refused: Horovod 0.28 cannot sum it.
         op: "average": the mean over the step's samples. "sum": that times the number of ranks,
@@ -138,6 +139,7 @@ class HorovodEngine(Engine):
         overruled = tuning.apply(os.environ, running)
         self._connect()
         self.pin()
+        self._check_gpu()
         self._check_adasum()
         self.comm.narrow()
         if self.ranks.is_main:
@@ -197,6 +199,22 @@ class HorovodEngine(Engine):
             " built with first on the PATH, or build it again with `python -m trainkit horovod"
             " install --mpi --rebuild`."
         )
+
+    def _check_gpu(self) -> None:
+        """Refuse a GPU under a Horovod that was built for CPUs.
+
+        Its sums of GPU tensors end in its background thread by an error, and the ranks then blame
+        each other.
+        """
+        if self.device.type == "cuda" and not (
+            hvd.nccl_built() or hvd.cuda_built() or hvd.rocm_built()
+        ):
+            raise EngineError(
+                f"engine.device is '{self._requested_device}', which is a GPU here, and this"
+                " Horovod was built without CUDA and NCCL: it can sum on the CPU alone. Build it"
+                " again (`python -m trainkit horovod install --gpu`, which says what is missing),"
+                " start with torchrun (engine=ddp), or train on the CPU (engine.device=cpu)."
+            )
 
     def _check_adasum(self) -> None:
         world_size = self.ranks.world_size

@@ -50,8 +50,8 @@ def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterato
     if "nccl" in installed.parts:
         yield Finding(AREA, "sums on GPUs", "NCCL")
     elif torch.gpus:
-        why = "Gradients on GPUs would travel through the host."
-        yield Finding(AREA, "sums on GPUs", "through the host", "wrong", why, f"{INSTALL} --gpu")
+        why = "engine=horovod needs engine.device=cpu: this Horovod cannot sum what is on a GPU."
+        yield Finding(AREA, "sums on GPUs", "none", "wrong", why, f"{INSTALL} --gpu")
     else:
         yield Finding(AREA, "sums on GPUs", "no NCCL (there is no GPU)")
     yield Finding(AREA, "Adasum", "yes" if "mpi" in installed.parts else "no: it needs MPI")

@@ -246,14 +246,14 @@ def _choose_gpu(machine: Machine, torch: Torch, requested: bool | None) -> Choic
     missing = _missing_for_gpu(machine, torch)
     if requested and missing is not None:
         raise ConfigError(
-            f"--gpu is given, but {missing}. Leave --gpu out for a build that reduces on the CPU."
+            f"--gpu is given, but {missing}. Leave --gpu out for a build that trains on the CPU."
         )
     if requested:
         return Choice(True, "requested by --gpu")
     if torch.gpus == 0:
         return Choice(False, "torch sees no GPU")
     if missing is not None:
-        return Choice(False, f"{missing}; GPU tensors are reduced on the CPU")
+        return Choice(False, f"{missing}; this build trains on the CPU alone")
     return Choice(True, f"torch sees {torch.gpus} GPU(s), and nvcc and NCCL were found")
 
 

@@ -15,7 +15,7 @@ from trainkit.errors import ConfigError
 # of the command of ranks under the elastic driver
 ELASTIC = "callbacks.elastic._target_=trainkit.callbacks.Elastic"
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_NCCL = "import horovod.torch as hvd; print(hvd.nccl_built())"
+_SHARES = "import horovod.torch as hvd; print(hvd.cuda_built() and not hvd.nccl_built())"
 
 
 @dataclass(frozen=True)
@@ -129,21 +129,22 @@ def options_of(
 
 
 def refuse_shared_gpus(key: str, options: RayOptions) -> None:
-    """Refuse parts of a GPU for several ranks on NCCL, which takes one rank for each GPU.
+    """Refuse parts of a GPU for several ranks: NCCL takes one rank for each GPU, and a Horovod
+    without CUDA takes no GPU.
 
     Raises:
-        ConfigError: they are asked for, and Horovod here uses NCCL.
+        ConfigError: they are asked for, and Horovod here does not sum by CUDA without NCCL.
     """
     gpus = options.resources.get("GPU", 0)
     if gpus == int(gpus) or options.most == 1:
         return
     done = subprocess.run(
-        [sys.executable, "-c", _NCCL], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _SHARES], capture_output=True, text=True, check=False
     )
-    if done.returncode or done.stdout.strip() not in ("0", "False"):
+    if done.returncode or done.stdout.strip() != "True":
         raise ConfigError(
             f"{key}resources_per_worker asks for {gpus:g} of a GPU for each of {options.most}"
-            " ranks; NCCL takes one rank for each GPU, and would fail at the first step. Give"
+            " ranks; NCCL takes one rank for each GPU, and Horovod without NCCL takes none. Give"
             " whole GPUs (GPU: 1), one rank, or ranks without GPU (GPU: 0)."
         )
 
