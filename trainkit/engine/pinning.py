@@ -1,8 +1,16 @@
-"""Which device a rank computes on."""
+"""Which device a rank computes on.
+
+A launcher shows each rank all GPUs of its host, and the rank takes that of its local rank; or
+(srun --gpus-per-task=1, a script that sets CUDA_VISIBLE_DEVICES) one each, which is then the rank's
+own. Two ranks that see the same single GPU are found by its UUID, when they have met.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -12,6 +20,7 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.environment import own_gpu
 
 Device = Literal["auto", "cpu", "cuda"]
+Gpu = tuple[str, str]  # the name of a GPU's host, and its UUID; ("", "") for a rank on the CPU
 
 
 def pin_device(requested: Device, ranks: Ranks) -> torch.device:
@@ -22,7 +31,7 @@ def pin_device(requested: Device, ranks: Ranks) -> torch.device:
 
     Raises:
         ConfigError: CUDA was requested and there is none.
-        EngineError: this host has more ranks than GPUs, and shows all of them to each rank.
+        EngineError: this host has more ranks than GPUs, and shows several of them to each rank.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if requested == "cpu" or (requested == "auto" and gpus == 0):
@@ -35,12 +44,62 @@ def pin_device(requested: Device, ranks: Ranks) -> torch.device:
         raise ConfigError(
             "engine.device is 'cuda', but torch sees no GPU here. Use engine.device=cpu."
         )
-    if own_gpu() is None and ranks.local_size > gpus:
-        raise EngineError(
-            f"This host runs {ranks.local_size} ranks and has {gpus} GPU{'s' if gpus > 1 else ''};"
-            " each rank needs its own. Start fewer ranks (-np, --nproc-per-node), or use"
-            " engine.device=cpu."
-        )
-    device = torch.device("cuda", ranks.gpu_index)
+    if not sees_one_of_several(ranks) and own_gpu() is None and ranks.local_size > gpus:
+        raise _too_few(ranks, gpus)
+    device = torch.device("cuda", 0 if sees_one_of_several(ranks) else ranks.gpu_index)
     torch.cuda.set_device(device)
     return device
+
+
+def sees_one_of_several(ranks: Ranks) -> bool:
+    """Return whether this rank sees one GPU and shares its host with others: the GPU may be its
+    own, or one for all. `require_own` finds out.
+    """
+    return own_gpu() is None and ranks.local_size > 1 and torch.cuda.device_count() == 1
+
+
+def gpu_of(device: torch.device) -> Gpu:
+    """Return what identifies a rank's GPU among those of all ranks."""
+    if device.type != "cuda":
+        return "", ""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
+    return socket.gethostname(), str(uuid)
+
+
+def require_own(ranks: Ranks, own: Gpu, others: Sequence[Gpu]) -> None:
+    """Refuse a GPU that another rank computes on.
+
+    Args:
+        ranks: this rank's place.
+        own: this rank's GPU, see gpu_of.
+        others: those of other ranks.
+
+    Raises:
+        EngineError: one of them has this rank's GPU.
+    """
+    if own[1] and own in others:
+        raise _too_few(ranks, 1)
+
+
+def _too_few(ranks: Ranks, gpus: int) -> EngineError:
+    return EngineError(
+        f"This host runs {ranks.local_size} ranks and has {gpus} GPU{'s' if gpus > 1 else ''};"
+        " each rank needs its own. Start fewer ranks (-np, --nproc-per-node), ask for one GPU for"
+        " each (srun --gpus-per-task=1), or use engine.device=cpu."
+    )
+
+
+@contextlib.contextmanager
+def as_local_rank(device: torch.device) -> Iterator[None]:
+    """Have LOCAL_RANK be the number of this rank's device: for frameworks that choose by it, where
+    a rank sees its own GPU alone.
+    """
+    before = os.environ.get("LOCAL_RANK")
+    if device.type != "cuda" or before is None:
+        yield
+        return
+    os.environ["LOCAL_RANK"] = str(device.index)
+    try:
+        yield
+    finally:
+        os.environ["LOCAL_RANK"] = before

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainkit.engine.collectives import Collectives
 from trainkit.engine.heartbeat import Heartbeat
+from trainkit.engine.pinning import gpu_of, require_own, sees_one_of_several
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.sending import overwrite
 
@@ -74,7 +75,11 @@ class DDPCollectives(Collectives):
         on_gpu = device.type == "cuda"
         with self.waiting_for("the other ranks to come"):
             backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
-            dist.init_process_group(backend, device_id=device if on_gpu else None, **_rendezvous())
+            meets = on_gpu and sees_one_of_several(self.ranks)
+            rendezvous = _rendezvous(meets)
+            if meets:  # now, since NCCL's start would fail for it
+                _require_own_gpu(self.ranks, device, rendezvous["store"])
+            dist.init_process_group(backend, device_id=device if on_gpu else None, **rendezvous)
         atexit.register(_leave)
 
     def narrow(self, chosen: tuple[int, ...]) -> None:
@@ -193,15 +198,29 @@ def _group_of(ranks: list[int] | None, **options: Any) -> dist.ProcessGroup | No
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
-def _rendezvous() -> dict[str, Any]:
-    """Return the rendezvous of ranks that torchrun has restarted; nothing for a first start, for
-    which torch's own serves.
+def _require_own_gpu(ranks: Ranks, device: torch.device, store: Any) -> None:
+    """Compare this rank's single GPU with those of its host's other ranks, by the store in which
+    they meet.
+
+    Raises:
+        EngineError: another one has the same.
+    """
+    host, uuid = gpu_of(device)
+    store.set(f"gpu/{host}/{ranks.local_rank}", uuid)
+    others = [number for number in range(ranks.local_size) if number != ranks.local_rank]
+    uuids = [store.get(f"gpu/{host}/{number}").decode() for number in others]
+    require_own(ranks, (host, uuid), [(host, other) for other in uuids])
+
+
+def _rendezvous(meets: bool) -> dict[str, Any]:
+    """Return the rendezvous of ranks that torchrun has restarted, or if the ranks must know of each
+    other before their group starts (`meets`); else nothing: torch's own serves.
 
     With its static rendezvous torchrun keeps one store over restarts, and the ranks would read the
     addresses of dead ones (torch 2.15).
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if attempt == "0":
+    if attempt == "0" and not meets:
         return {}
     store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     own: Any = dist.PrefixStore(f"trainkit/{attempt}", store)  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES, HookReducer
 from trainkit.engine.horovod.rendezvous import meet
 from trainkit.engine.horovod.tuning import Tuning
 from trainkit.engine.options import HorovodSums, changed, refusals
-from trainkit.engine.pinning import Device
+from trainkit.engine.pinning import Device, gpu_of, require_own
 from trainkit.engine.ranks import ranks_of
 from trainkit.engine.reduce.buckets import (
     NamedParameter,
@@ -142,6 +142,11 @@ class HorovodEngine(Engine):
         self._check_gpu()
         self._check_adasum()
         self.comm.narrow()
+        # A build with NCCL is one on all ranks; others know no GPU, and need no round trip.
+        if hvd.nccl_built() and self.ranks.takes_part and self.ranks.world_size > 1:
+            own, rank = gpu_of(self.device), self.ranks.rank
+            gpus = self.comm.all_gather_object(own)
+            require_own(self.ranks, own, gpus[:rank] + gpus[rank + 1 :])
         if self.ranks.is_main:
             for sentence in overruled:
                 warning(sentence)

@@ -23,7 +23,7 @@ from trainkit.arguments import checked
 from trainkit.device.precision import Precision
 from trainkit.engine.ddp.engine import DDPEngine
 from trainkit.engine.options import refusals
-from trainkit.engine.pinning import Device
+from trainkit.engine.pinning import Device, as_local_rank
 from trainkit.engine.sending import send_optimizer_state, tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError, EngineError, TaskError
@@ -178,7 +178,7 @@ class DeepSpeedEngine(DDPEngine):
         config["zero_allow_untested_optimizer"] = True
         self._layout = Layout(task, optimizer)
         calls = _Calls(task, precision)
-        with self.comm.waiting_for("DeepSpeed's start"):
+        with self.comm.waiting_for("DeepSpeed's start"), as_local_rank(self.device):
             self._zero = adapter.Zero(calls, optimizer, config)
         self._layout.hand_over(self._zero)
         self._redirect(task, calls)
