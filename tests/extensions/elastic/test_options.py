@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +307,21 @@ def test_two_interfaces_for_the_driver_are_refused() -> None:
     """It listens at one."""
     with pytest.raises(ConfigError, match="names bond0 and bond1 for the driver"):
         settings(nics={"driver=bond0", "driver=bond1"})
+
+
+@pytest.mark.parametrize("nics", [None, {"lo"}])
+def test_nccls_interface_is_the_users(nics: set[str] | None) -> None:
+    """NCCL_SOCKET_IFNAME may name InfiniBand's where Gloo has another one: it stays, whether the
+    worker finds an interface or horovodrun has named one.
+    """
+    one = settings(nics=nics)
+    given = {"HOROVOD_GLOO_IFACE": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    given["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1"
+    environ = worker_environment(one, given)
+    assert (environ | worker_interface(environ))["NCCL_SOCKET_IFNAME"] == "lo"
+    own = replace(one, environ={**one.environ, "NCCL_SOCKET_IFNAME": "ib0"})
+    environ = worker_environment(own, given)
+    assert (environ | worker_interface(environ))["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
 def test_a_worker_finds_the_interface_that_leads_to_the_driver() -> None:

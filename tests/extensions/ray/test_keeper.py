@@ -52,6 +52,18 @@ def test_a_worker_runs_with_its_environment_and_its_output_is_streamed(
     assert found == {"stdout": f"{tmp_path} x lo\n".encode(), "stderr": b"e\n", "code": 7}
 
 
+@pytest.mark.parametrize("own", ["", "ib0"])
+def test_nccls_interface_is_the_nodes_or_the_users(
+    keeper: Keeper, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    """It is that of the node's address, unless the user has set NCCL_SOCKET_IFNAME."""
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    if own:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", own)
+    found = run(keeper, "w", ["sh", "-c", "echo $NCCL_SOCKET_IFNAME"])
+    assert found["stdout"].decode().strip() == (own or "lo")
+
+
 def test_a_signal_reaches_the_worker_and_its_children(keeper: Keeper) -> None:
     """The code is minus the signal's number;
     a signal before the start keeps the worker from starting.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainkit.errors import ConfigError
+from trainkit.launch.environment import nccl_interface
 from trainkit.launch.network import address_of, interface_of, is_local, own_address
 
 # "1" in a worker's environment: it looks for its interface itself
@@ -108,4 +109,4 @@ def worker_interface(environ: Mapping[str, str]) -> dict[str, str]:
             address_of(name)
         return {}
     name = interface_of(own_address(environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]))
-    return {"HOROVOD_GLOO_IFACE": name, "NCCL_SOCKET_IFNAME": name}
+    return {"HOROVOD_GLOO_IFACE": name} | nccl_interface(name, environ)

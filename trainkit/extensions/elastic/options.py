@@ -168,9 +168,12 @@ def _timeout(given: int | None, environ: Mapping[str, str]) -> float:
 
 
 def worker_environment(settings: Settings, given: Mapping[str, str]) -> dict[str, str]:
-    """Return a worker's environment:
-    horovodrun's own, without variables of another job, plus `given`.
+    """Return a worker's environment: horovodrun's own, without variables of another job, plus
+    `given`. NCCL's interface is the user's, if one is set.
     """
     stale = ("HOROVOD_ELASTIC", "HOROVOD_RENDEZVOUS_SCOPE", "TRAINKIT_WORKER", "TRAINKIT_SLOT")
     own = {name: value for name, value in settings.environ.items() if name not in stale}
-    return own | dict(given) | {FINDS_INTERFACE: "" if settings.interfaces else "1"}
+    added = dict(given) | {FINDS_INTERFACE: "" if settings.interfaces else "1"}
+    if "NCCL_SOCKET_IFNAME" in own or not settings.interfaces:  # a worker finds its own
+        added.pop("NCCL_SOCKET_IFNAME", None)
+    return own | added

@@ -23,6 +23,7 @@ from trainkit.extensions.ray.exits import exit_code_of, note_exits
 from trainkit.extensions.ray.keeper import interface_of
 from trainkit.extensions.ray.options import RayOptions
 from trainkit.extensions.ray.sent import sendable
+from trainkit.launch.environment import nccl_interface
 
 # so long other ranks may take to report the same fault, of which one names the cause
 _LATER_S = 1.0
@@ -50,10 +51,8 @@ class Rank:
     ) -> Any:
         """Call a function as the rank that the environment says."""
         interface = interface_of(ray.util.get_node_ip_address())
-        os.environ |= dict(environ) | {
-            "HOROVOD_GLOO_IFACE": interface,
-            "NCCL_SOCKET_IFNAME": interface,
-        }
+        os.environ |= dict(environ) | {"HOROVOD_GLOO_IFACE": interface}
+        os.environ |= nccl_interface(interface, os.environ)
         try:
             return fn(*args, **kwargs)
         except SystemExit as ended:  # Ray would end the actor, and lose the code

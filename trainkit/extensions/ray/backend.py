@@ -34,6 +34,7 @@ from trainkit.safety.threads import printed, start_thread, start_timer
 
 _GONE_S = 5.0  # so long a node may take to carry out SIGKILL before it counts as lost
 # Of the driver's environment: the rest is the node's own.
+_OF_THE_NODE = ("NCCL_SOCKET_IFNAME",)  # the driver's: a keeper knows its own node's
 _HANDED_ON = (
     "HOROVOD_",
     "NCCL_",
@@ -175,7 +176,7 @@ class RayBackend:
         environ |= {
             "TRAINKIT_LAUNCHER": "ray",
             "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
-        } | dict(given)
+        } | {name: value for name, value in given.items() if name not in _OF_THE_NODE}
         if self._slots.options.resources.get("GPU", 0):
             environ["TRAINKIT_GPU"] = "0"
         return environ

@@ -108,14 +108,17 @@ class Keeper:
             sys.executable if i == 0 and word == "python" else word
             for i, word in enumerate(command)
         ]
-        here = {"HOROVOD_GLOO_IFACE": self._interface, "NCCL_SOCKET_IFNAME": self._interface}
+        given = os.environ | dict(environ)
+        here = {"HOROVOD_GLOO_IFACE": self._interface}
+        if "NCCL_SOCKET_IFNAME" not in given:  # it may be another one than Gloo's
+            here["NCCL_SOCKET_IFNAME"] = self._interface
         scratch = tempfile.mkdtemp(prefix="trainkit-call-") if call is not None else ""
         if call is not None:
             here["TRAINKIT_CALL"] = scratch
             with open(os.path.join(scratch, "call"), "wb") as file:
                 file.write(call)
         try:
-            yield from self._follow(worker, words, os.environ | dict(environ) | here)
+            yield from self._follow(worker, words, given | here)
             if scratch and os.path.exists(os.path.join(scratch, "result")):
                 with open(os.path.join(scratch, "result"), "rb") as file:
                     yield "result", file.read()
