@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +25,11 @@ from trainkit.callbacks import Elastic, ModelCheckpoint
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.store import LocalStore
 from trainkit.data.streams import sharded
+from trainkit.engine.collectives import PeerError
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.elastic.attempts import ElasticRun
 from trainkit.loggers import CSVLogger
+from trainkit.run.elastic import ElasticState
 from trainkit.trainer import Trainer
 
 SAMPLES, EPOCHS = 50, 3
@@ -143,6 +147,26 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, list[
     _, book, weights, _ = run(place, "abc")
     check_exactly_once(book)
     return weights["a"], read_rows(place)
+
+
+def test_a_recovery_gives_torchs_cache_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two attempts on a GPU the memory that torch holds is freed: NCCL starts again, and
+    allocates beside it.
+    """
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty_cache"))
+    elastic = ElasticRun(lambda attempt: None)
+    engine: Any = SimpleNamespace(device=torch.device("cuda", 0), ranks=SimpleNamespace())
+    engine.ranks.leave = lambda: events.append("leave")
+
+    def fit(state: ElasticState) -> None:
+        state.attempt = SimpleNamespace(engine=engine, is_elastic=True, is_set_up=True)  # type: ignore[assignment]
+        events.append("fit")
+        if len(events) == 1:
+            raise PeerError("Another rank ended")
+
+    elastic.go(fit)
+    assert events == ["fit", "leave", "empty_cache", "fit"]
 
 
 @pytest.mark.parametrize("victims", ["b", "a", "ab"])

@@ -19,6 +19,8 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import EngineError, JobEnded
@@ -70,8 +72,9 @@ class ElasticRun:
                 attempt.engine.ranks.leave()
                 if attempt.engine.device.type == "cuda":
                     # torch's schedulers and optimizers refer to each other: free their memory for
-                    # the next
+                    # the next, and give it to NCCL, which allocates beside torch's cache
                     gc.collect()
+                    torch.cuda.empty_cache()
         except BaseException as error:
             is_own = isinstance(error, Exception) and not isinstance(
                 error, (PeerError, RanksChanged, JobEnded)
