@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 
+from trainkit.console import warning
+
 # Of glibc's mallopt (malloc.h). Blocks above M_MMAP_THRESHOLD are mapped by the kernel, and free
 # memory at the heap's end returns to it above M_TRIM_THRESHOLD. By default glibc raises the first
 # up to 32 MiB, and the second to twice of it.
@@ -37,6 +39,13 @@ def torch_flags(
         torch.is_anomaly_check_nan_enabled(),
     )
     if deterministic:
+        if torch.cuda.is_initialized() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+            warning(
+                f"trainer.deterministic is {str(deterministic).lower()}, and this process has used"
+                " a GPU before: cuBLAS reads its setting once, at its first product. If an error"
+                " names CUBLAS_WORKSPACE_CONFIG, set it before the script starts: export"
+                " CUBLAS_WORKSPACE_CONFIG=:4096:8"
+            )
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it
         torch.use_deterministic_algorithms(True, warn_only=deterministic == "warn")
     if benchmark:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import inspect
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -42,7 +44,7 @@ def to_device(
         return type(batch)([to_device(item, device, dtype, channels_last) for item in batch])
     # before the containers: a PackedSequence is a tuple, a BatchEncoding a mapping
     if hasattr(batch, "to"):
-        moved = batch.to(device)  # maybe a plain batch: images decoded on the device
+        moved = _by_its_own(batch, device)  # maybe a plain batch: images decoded on the device
         return to_device(moved, device, dtype, channels_last) if type(moved) is tuple else moved
     if isinstance(batch, Mapping):
         items = {
@@ -65,6 +67,23 @@ def to_device(
     if isinstance(batch, (list, tuple)):
         return type(batch)(to_device(item, device, dtype, channels_last) for item in batch)
     return batch
+
+
+def _by_its_own(batch: Any, device: torch.device) -> Any:
+    """Return what an object's `to` returns: without a wait for the copy, if it can say so."""
+    if device.type == "cpu" or not _takes_non_blocking(type(batch)):
+        return batch.to(device)
+    return batch.to(device, non_blocking=True)
+
+
+@functools.cache
+def _takes_non_blocking(kind: type) -> bool:
+    if issubclass(kind, PackedSequence):
+        return True
+    try:
+        return "non_blocking" in inspect.signature(kind.to).parameters  # type: ignore[attr-defined]
+    except (TypeError, ValueError):  # of C code
+        return False
 
 
 def _is_record(batch: Any) -> bool:

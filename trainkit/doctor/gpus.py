@@ -63,9 +63,13 @@ def _seen(torch: Torch, there: int) -> Finding:
 
 def _gpu(nvml: Any, index: int) -> Iterator[Finding]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory, name = nvml.nvmlDeviceGetMemoryInfo(handle), str(nvml.nvmlDeviceGetName(handle))
-    used, total = memory.used / _GIB, memory.total / _GIB
-    text = f"{name}, {total:.0f} GiB, {used:.1f} GiB in use"
+    name = str(nvml.nvmlDeviceGetName(handle))
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        used, total = memory.used / _GIB, memory.total / _GIB
+        text = f"{name}, {total:.0f} GiB, {used:.1f} GiB in use"
+    except nvml.NVMLError:  # with memory that it shares with the CPU, or in parts (MIG)
+        used, total, text = 0.0, 0.0, f"{name} (its memory is not reported)"
     if used > 0.1 * total:
         why = "Another process uses its memory."
         yield Finding(AREA, f"GPU {index}", text, "warning", why, "nvidia-smi lists the processes")

@@ -225,6 +225,7 @@ def test_percentiles_are_those_of_the_steps() -> None:
         ("NVIDIA B200", "bf16-mixed", False, 2250),
         ("NVIDIA A10", "bf16-mixed", False, 125),
         ("NVIDIA A10G", "bf16-mixed", False, None),
+        ("NVIDIA GB200", "bf16-mixed", False, 2250),
         ("NVIDIA L4", "bf16-mixed", False, 121),
         ("NVIDIA L40S", "bf16-mixed", False, 362),
         ("Tesla T4", "32-true", True, 8.1),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.toy import Line, loader, quiet
+from trainkit.device.torch_flags import torch_flags
 
 PAGES = """
 import contextlib, resource, sys
@@ -71,3 +72,21 @@ def test_an_error_in_teardown_leaves_no_switch_on(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="broken"):
         quiet(tmp_path, detect_anomaly=True).fit(Breaks(), loader(4))
     assert not torch.is_anomaly_enabled()
+
+
+@pytest.mark.parametrize(("used", "own"), [(True, None), (True, ":16:8"), (False, None)])
+def test_cublas_that_has_read_its_setting_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], used: bool, own: str | None
+) -> None:
+    """In a process that has used a GPU before, the variable that deterministic=true sets may be too
+    late; a line says what to export.
+    """
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back as it was
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    if own is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", own)
+    with torch_flags(True, benchmark=False, detect_anomaly=False):
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (own or ":4096:8")
+    said = "".join(capsys.readouterr())
+    assert ("export CUBLAS_WORKSPACE_CONFIG=:4096:8" in said) == (used and own is None)

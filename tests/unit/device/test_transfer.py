@@ -174,3 +174,26 @@ def test_a_batch_is_copied_beside_what_is_computed() -> None:
     numbers = torch.arange(2**24, dtype=torch.float32).pin_memory()
     moved = Mover(torch.device("cuda", 0))((numbers,))[0]
     assert float(moved.double().sum()) == float(numbers.double().sum())
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", {}), ("meta", {"non_blocking": True})])
+def test_an_objects_own_move_does_not_wait(device: str, expected: dict[str, bool]) -> None:
+    """If its `to` can copy without a wait, as a tokenizer's batch can, it is asked to; on the CPU
+    nothing is copied.
+    """
+    asked: list[dict[str, bool]] = []
+
+    class Batch(Graph):
+        def to(self, device: torch.device, **options: bool) -> Batch:
+            asked.append(options)
+            return self
+
+    class Asynchronous(Batch):
+        def to(self, device: torch.device, *, non_blocking: bool = False) -> Batch:
+            return super().to(device, **({"non_blocking": True} if non_blocking else {}))
+
+    to_device(Asynchronous(), torch.device(device))
+    to_device(Batch(), torch.device(device))
+    assert asked == [expected, {}]
+    packed = to_device(pack_sequence([torch.zeros(2)]), torch.device(device))
+    assert packed.data.device.type == device

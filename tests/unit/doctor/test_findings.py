@@ -180,6 +180,21 @@ def test_a_gpu_that_is_not_free_is_told(
     assert troubles(gpus.look(seen)).keys() == names
 
 
+def test_a_gpu_that_reports_no_memory_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GB200, and a GPU that is split into instances, do not say how much there is: the doctor
+    goes on, to its mode.
+    """
+
+    class Silent(Nvml):
+        def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+            raise self.NVMLError("not supported")
+
+    monkeypatch.setattr(gpus, "_nvml", lambda: Silent(mode=2))
+    found = {f.name: f for f in gpus.look(Torch(torch="2.15.0", cuda="13.2", gpus=1))}
+    assert found["GPU 0"].value == "H100 (its memory is not reported)"
+    assert found["GPU 0 mode"].status == "wrong"
+
+
 @pytest.mark.parametrize(
     ("torch", "hidden", "says"),
     [

@@ -30,7 +30,7 @@ _AMPERE = "NVIDIA A100 Tensor Core GPU data sheet"
 _ADA = "NVIDIA Ada GPU architecture, appendix A"
 # A pattern in torch.cuda.get_device_name() -> its figures. The first that fits counts.
 _PEAKS = {
-    r"\bB200\b": Peak(2250, 1125, 75, 37, "NVIDIA HGX B200 data sheet, an eighth of it"),
+    r"\bG?B200\b": Peak(2250, 1125, 75, 37, "NVIDIA HGX B200 data sheet, an eighth of it"),
     r"\bH[12]00 NVL\b": Peak(835.5, 417.5, 60, 60, _HOPPER),
     r"\bH100 PCIe\b": Peak(756.5, 378, 51.2, 51.2, "NVIDIA H100 Tensor Core GPU data sheet, PCIe"),
     r"\bH[12]00\b|\bGH200\b": Peak(989.4, 494.7, 66.9, 66.9, _HOPPER),
