@@ -2,15 +2,23 @@
 
 By default a SIGTERM, SIGUSR1 or Ctrl-C kills the worker, while its rank continues to the end of the
 step; the rank would then fail for lack of data instead of saving.
+
+A forked worker has the rank's open files, those of its GPU's driver too: as long as it lives, the
+memory of a killed rank stays allocated, and the next attempt on the host meets a full GPU. So the
+kernel ends the worker with its rank, and the worker lets go of the driver.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import multiprocessing
 import os
 import resource
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.util import Finalize
@@ -23,6 +31,8 @@ from trainkit.console import plural
 from trainkit.data.forking import fork_safely
 from trainkit.errors import DataError
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_GPU_FILES = "/dev/nvidia"  # how the names of the driver's files begin
 LOOK_S = 5.0  # seconds between two looks of a worker that got a SIGTERM: is its rank still there?
 
 
@@ -32,7 +42,13 @@ class Shielded:
     A scheduler's SIGTERM to the worker is the rank's to answer. The rank's own, when it exits, ends
     the worker, even one that waits for a store: it is silent, so that the rank's error is the last
     that is printed.
+
+    Attributes:
+        dies_with_rank: whether the kernel may kill the worker when the thread that starts it ends:
+            if that is the rank's main thread.
     """
+
+    dies_with_rank = False
 
     def __init__(self, own: Callable[[int], None] | None) -> None:
         self.own = own
@@ -52,6 +68,10 @@ class Shielded:
         self._rank = os.getppid()
         signal.signal(signal.SIGTERM, self._end_with_rank)
         signal.signal(signal.SIGALRM, self._end_with_rank)
+        if sys.platform == "linux":
+            _let_go_of_gpus()
+            if self.dies_with_rank:
+                _die_with(self._rank)
         if self.own is not None:
             self.own(worker)
 
@@ -74,6 +94,10 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
     if loader.num_workers and soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     fork_safely(loader)
+    if isinstance(loader.worker_init_fn, Shielded):
+        # PR_SET_PDEATHSIG means the thread
+        is_main = threading.current_thread() is threading.main_thread()
+        loader.worker_init_fn.dies_with_rank = is_main
     try:
         return iter(loader)
     except OSError as error:
@@ -90,6 +114,31 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
             f"The {plural(loader.num_workers, 'loader worker')} cannot be started: {cure} Or load"
             " without workers: data.num_workers=0 (DataLoader: num_workers=0)."
         ) from error
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent has ended, also while it waits in C code or
+    for a pipe.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _let_go_of_gpus() -> None:
+    """Put /dev/null in the place of the driver's files that a fork has copied. CUDA cannot be used
+    after a fork; the numbers stay taken, since its code in this process may still close them.
+    """
+    held = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # of the listing itself
+            if os.readlink(f"/proc/self/fd/{number}").startswith(_GPU_FILES):
+                held.append(number)
+    if held:
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for number in held:
+            os.dup2(nothing, number, inheritable=False)
+        os.close(nothing)
 
 
 def shield(data: Any) -> Any:

@@ -10,8 +10,10 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +143,77 @@ def test_a_worker_of_a_killed_rank_ends() -> None:
         [sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode == -signal.SIGKILL
+
+
+KILLED = """
+import os
+import signal
+import sys
+import threading
+import time
+from torch.utils.data import DataLoader, Dataset
+from trainkit.data.workers import shield, start_workers
+
+
+class Store(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+
+next(start_workers(shield(DataLoader(Store(), num_workers=1))))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_worker_that_waits_ends_with_its_killed_rank() -> None:
+    """It holds the rank's GPU no longer, also while it is in a sample that takes for ever, and
+    without a signal of its own.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_worker_of_a_thread_outlives_the_thread() -> None:
+    """The kernel counts the thread that has started a worker as its parent: a loader that a thread
+    has opened works when the thread has ended.
+    """
+    opened: list[Iterator[Any]] = []
+    loader = shield(DataLoader(TensorDataset(torch.arange(64)), num_workers=1))
+    thread = threading.Thread(target=lambda: opened.append(start_workers(loader)))
+    thread.start()
+    thread.join()
+    assert len(list(opened[0])) == 64
+
+
+class _Held(Dataset[str]):
+    """Its worker says what an open file of its rank is there."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> str:
+        return os.readlink(f"/proc/self/fd/{self.number}")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_worker_lets_go_of_the_gpus_driver(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A forked worker has the driver's files of its rank no longer; others stay, and the rank keeps
+    its own.
+    """
+    monkeypatch.setattr(workers, "_GPU_FILES", f"{tmp_path}/nvidia")
+    for name, expected in (("nvidia0", "/dev/null"), ("other", f"{tmp_path}/other")):
+        with open(tmp_path / name, "w") as file:
+            loader = shield(DataLoader(_Held(file.fileno()), batch_size=None, num_workers=1))
+            assert list(start_workers(loader)) == [expected]
+            assert os.readlink(f"/proc/self/fd/{file.fileno()}") == f"{tmp_path}/{name}"
