@@ -14,6 +14,9 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 def call_step(task: object, name: str, *arguments: Any) -> Any:
     """Call a Task's step with as many of the arguments as it takes."""
+    before = vars(task).get("_before_step")  # set while its modules replay CUDA graphs
+    if before is not None:
+        before()
     return getattr(task, name)(*arguments[: _most(task, name)])
 
 

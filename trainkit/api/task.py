@@ -67,6 +67,7 @@ class Task(
     def __init__(self) -> None:
         super().__init__()
         self._log_target: LogTarget | None = None
+        self._before_step: Callable[[], None] | None = None  # see run/compile.py
         self._has_model = False
         self._first_weights: Deferred | None = None  # of layers that are without memory yet
 

@@ -30,6 +30,7 @@ from trainkit.optim.forms import ScheduleConfig, read_optimizers
 from trainkit.optim.fused import use_fused
 from trainkit.optim.sample_weights import SampleWeights
 from trainkit.optim.schedule import LearningRates
+from trainkit.run.compile import uses_graphs
 from trainkit.run.data_sources import TrainingData, read_training_data
 from trainkit.run.evaluator import Evaluator
 from trainkit.run.feature import Features
@@ -161,6 +162,7 @@ def _parts(
             run.state,
             engine.ranks,
             lambda: engine.approximation.steps_alone,
+            copies=uses_graphs(stage.options.numerics.compile),
         ),
         clears_late=run.hooks.has("on_before_zero_grad"),
         sync_guard=(

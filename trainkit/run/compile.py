@@ -12,6 +12,7 @@ earlier.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
@@ -63,6 +64,11 @@ class Compile(Feature):
             )
 
 
+def uses_graphs(mode: bool | str) -> bool:
+    """Return whether a GPU replays CUDA graphs in this mode."""
+    return mode in _WITH_GRAPHS
+
+
 @contextlib.contextmanager
 def compiled(task: nn.Module, mode: bool | str) -> Iterator[None]:
     """Compile the task's modules while the context lasts; compiling itself happens at their first
@@ -90,10 +96,8 @@ def compiled(task: nn.Module, mode: bool | str) -> Iterator[None]:
         module._compiled_call_impl = torch.compile(
             _traceable(module), mode=None if mode is True else mode, **_ALONE
         )
-        if mode in _WITH_GRAPHS:
-            module._compiled_call_impl = _keeping_gradients(module, module._compiled_call_impl)
     try:
-        with _room_for(fresh):
+        with _room_for(fresh), _graphs(task) if uses_graphs(mode) else contextlib.nullcontext():
             yield
     finally:
         for module in fresh:
@@ -137,21 +141,39 @@ def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
         config.recompile_limit, config.accumulated_recompile_limit = before
 
 
-def _keeping_gradients(module: nn.Module, call: Any) -> Callable[..., Any]:
-    """Return the call of a module that first moves existing gradients out of CUDA graphs' memory.
+class _GraphsOf:
+    """Called before each step of a Task whose modules replay CUDA graphs.
 
-    A replayed backward writes its gradients to the same memory each time: in a step of several
-    microbatches torch would refuse to add the second one's.
+    A replay writes to the memory of the one before it. torch must know which outputs are still
+    read, and guesses: a call after a backward, or without gradients, begins something new, and all
+    that earlier calls returned is dead. Of several modules the guess is wrong: the head's input,
+    which the encoder has just returned, or its gradients, to which the next microbatch adds. So
+    torch is shown where a step begins, and gradients leave that memory first.
     """
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            for parameter in module.parameters():
-                if parameter.grad is not None:
-                    parameter.grad = parameter.grad.clone()
-        return call(*args, **kwargs)
+    def __init__(self, task: nn.Module) -> None:
+        self._task = task
 
-    return called
+    def __call__(self) -> None:
+        """Begin a step."""
+        for parameter in self._task.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+        torch.compiler.cudagraph_mark_step_begin()
+
+
+@contextlib.contextmanager
+def _graphs(task: nn.Module) -> Iterator[None]:
+    """Show torch each step of the Task while the context lasts, and let it guess again after it."""
+    vars(task)["_before_step"] = _GraphsOf(task)
+    try:
+        yield
+    finally:
+        vars(task)["_before_step"] = None
+        # once it was shown a step it waits to be shown the next; graphs of the user's own have none
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        if trees is not None and hasattr(trees, "MarkStepBox"):
+            trees.MarkStepBox.mark_step_counter = 0
 
 
 def _called(module: nn.Module) -> Iterator[nn.Module]:

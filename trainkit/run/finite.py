@@ -34,6 +34,7 @@ class LossWatch:
         say: prints on rank 0.
         steps_alone: whether this rank takes its steps alone, so that the others do not have its
             loss at the next one.
+        copies: whether to copy each loss: the next step writes over it (CUDA graphs).
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class LossWatch:
         state: TrainState,
         ranks: Ranks,
         steps_alone: Callable[[], bool] = lambda: False,
+        copies: bool = False,
     ) -> None:
+        self._copies = copies
         self._say, self._state, self._ranks, self._steps_alone = say, state, ranks, steps_alone
         self._last: Tensor | None = None
         self._reported = False
@@ -50,7 +53,7 @@ class LossWatch:
     def look(self, loss: Tensor) -> None:
         """Remember the latest loss; does not wait for the device."""
         # detach() would cost more than all else here; its graph is freed by backward
-        self._last = loss
+        self._last = loss.detach().clone() if self._copies else loss
 
     def report(self) -> None:
         """Print if the latest loss is not finite, which waits for its device. The graph of the

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from tests.helpers.toy import Line, compile_with
+from tests.helpers.toy import Line, compile_with, loader, quiet, weights
+from trainkit.api.step_call import call_step
 from trainkit.run.compile import _ALONE, compiled
 
 
@@ -87,3 +91,114 @@ def test_endless_compiling_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(20):
             task.blocks[0](torch.ones(1))
     assert counter.frame_count <= torch._dynamo.config.recompile_limit + 1
+
+
+class Graphs:
+    """Behaves as torch's CUDA graphs do: when something new begins, all that compiled calls and
+    their backwards have returned is written over. That is where the caller says so; else at a call
+    after a backward, or without gradients (torch/_inductor/cudagraph_trees.py).
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, task: nn.Module) -> None:
+        self._alive: list[Tensor] = []
+        self._is_shown = self._pending = False
+        for parameter in task.parameters():
+            parameter.register_post_accumulate_grad_hook(self._after_backward)
+        monkeypatch.setattr(torch, "compile", lambda call, **options: self._replayed(call))
+        monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", self._shown)
+
+    def _shown(self) -> None:
+        self._is_shown = True
+        self._begin()
+
+    def _begin(self) -> None:
+        for tensor in self._alive:
+            tensor.data.fill_(float("nan"))
+        self._alive.clear()
+
+    def _after_backward(self, parameter: Tensor) -> None:
+        self._pending = False
+        self._alive.append(parameter.grad.detach())
+
+    def _replayed(self, call: Any) -> Any:
+        def replayed(*arguments: Any) -> Any:
+            if not self._is_shown and not self._pending:
+                self._begin()
+            output = call(*arguments)
+            self._pending = torch.is_grad_enabled()
+            self._alive.append(output.detach())
+            return output
+
+        return replayed
+
+
+class Parts(Line):
+    """One module or two, the last of which returns the loss."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        one = nn.Sequential(nn.Linear(3, 8), nn.Tanh())
+        two = nn.Sequential(nn.Linear(8, 1), nn.Flatten(0), nn.Softplus(), Mean())
+        self.model = nn.Sequential(one, two) if parts == 1 else one
+        self.head = nn.Identity() if parts == 1 else two
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return and log the loss, which is a module's own output."""
+        loss = self.head(self.model(batch[0]))
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log the output."""
+        self.log("val", self.head(self.model(batch[0])))
+
+
+class Mean(nn.Module):
+    """The mean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return it."""
+        return x.mean()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("every", [1.0, 0.5])
+def test_what_graphs_overwrite_is_not_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    parts: int,
+    accumulate: int,
+    every: float,
+) -> None:
+    """Of one module and of two, with and without accumulation, and with a validation between the
+    steps: weights and logged values are those of a run that is not compiled.
+    """
+    options: dict[str, Any] = {
+        "accumulate_grad_batches": accumulate,
+        "max_epochs": 2,
+        "val_check_interval": every,
+    }
+    plain, fast = Parts(parts), Parts(parts)
+    expected = quiet(tmp_path / "plain", **options)
+    expected.fit(plain, loader(24), loader(9))
+    Graphs(monkeypatch, fast)
+    found = quiet(tmp_path / "fast", compile="reduce-overhead", **options)
+    found.fit(fast, loader(24), loader(9))
+    assert torch.equal(weights(fast), weights(plain))
+    assert found.callback_metrics == expected.callback_metrics
+    assert "WARNING: the loss" not in "".join(capsys.readouterr())
+
+
+def test_graphs_of_ones_own_are_guessed_again_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch is shown steps only while the Task's modules are compiled."""
+    trees = pytest.importorskip("torch._inductor.cudagraph_trees")
+    compile_with(monkeypatch, "eager")
+    task = Line()
+    with compiled(task, "reduce-overhead"):
+        call_step(task, "forward", torch.ones(1, 3))
+        assert trees.MarkStepBox.mark_step_counter < 0
+    assert trees.MarkStepBox.mark_step_counter == 0
+    assert task._before_step is None
