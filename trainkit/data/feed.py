@@ -51,6 +51,23 @@ class Microbatch(NamedTuple):
         return self.num_samples > 0 and (self.is_last or self.ghosts_follow)
 
 
+class Moving(Iterator[Microbatch]):
+    """Microbatches that are moved to the device when they are pulled.
+
+    Attributes:
+        on_host: as they were loaded. Pull from here alone what is to be moved later.
+        move: moves a batch.
+    """
+
+    def __init__(self, on_host: Iterator[Microbatch], move: Move) -> None:
+        self.on_host, self.move = on_host, move
+
+    def __next__(self) -> Microbatch:
+        """Return the next one, on the device."""
+        microbatch = next(self.on_host)
+        return microbatch._replace(batch=self.move(microbatch.batch))
+
+
 class Step(NamedTuple):
     """One optimizer step's data.
 
@@ -108,9 +125,7 @@ class Skips:
                 self._own.clear()
         else:
             self._bad.check(self._name, self._own)
-        return Step(
-            total, (microbatch._replace(batch=move(microbatch.batch)) for microbatch in found)
-        )
+        return Step(total, Moving(iter(found), move))
 
     def end(self) -> None:
         """End a pass, on all ranks.
@@ -224,7 +239,8 @@ class MapFeed(Feed):
                 batches = self._loader.iterate(plan, epoch, step)
             shares = plan.microbatches(step, self._rank)
             if self._skips is None:
-                yield Step(plan.samples_in(step), self._microbatches(shares, batches))
+                own = self._microbatches(shares, batches)
+                yield Step(plan.samples_in(step), Moving(own, self._move))
             else:
                 pulled = list(zip(itertools.islice(batches, len(shares)), shares, strict=True))
                 yield self._skips.step(pulled, self._move, plan.samples_in(step))
@@ -237,9 +253,8 @@ class MapFeed(Feed):
     def _microbatches(self, shares: list[range], batches: Iterator[Any]) -> Iterator[Microbatch]:
         own = sum(1 for places in shares if places)
         for i, places in enumerate(shares, 1):
-            batch = self._move(next(batches))
             yield Microbatch(
-                batch,
+                next(batches),
                 len(places),
                 i == len(shares),
                 places or None,
@@ -299,13 +314,11 @@ class StreamFeed(Feed):
             if self._even:
                 pulled = self._with_ghosts(pulled, self.microbatches_in(epoch))
                 sizes += [0] * (len(pulled) - len(sizes))
-            yield Step(total, self._microbatches(pulled, sizes, own))
+            yield Step(total, Moving(self._microbatches(pulled, sizes, own), self._move))
 
     def _microbatches(self, pulled: list[Any], sizes: list[int], own: int) -> Iterator[Microbatch]:
         for i, (batch, size) in enumerate(zip(pulled, sizes, strict=True), 1):
-            yield Microbatch(
-                self._move(batch), size, i == len(pulled), ghosts_follow=i == own < len(pulled)
-            )
+            yield Microbatch(batch, size, i == len(pulled), ghosts_follow=i == own < len(pulled))
 
     def _with_ghosts(self, pulled: list[Any], count: int) -> list[Any]:
         self._latest = pulled[-1] if pulled else self._latest

@@ -182,10 +182,21 @@ class Engine(ABC):
     def reduce_gradients(self) -> None:
         """Wait until every gradient is the sum over ranks.
         Call on all ranks, once a step, also without a backward.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for the sums; see give_up_gradients.
         """
         if self._reducer is not None:
             with self.comm.waiting_for("the sums of gradients"):
                 self._reducer.finish()
+
+    def give_up_gradients(self) -> None:
+        """After reduce_gradients had no room on this rank: take part in this step's sums with
+        zeros, so that the other ranks, which wait for them, can take the step again with this one.
+        """
+        if self._reducer is not None:
+            with self.comm.waiting_for("the sums of gradients"):
+                self._reducer.give_up()
 
     def finish_gradients(
         self,

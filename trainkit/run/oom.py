@@ -1,6 +1,10 @@
 """`trainer.halve_batch_on_oom`: if a microbatch exceeds a GPU's memory, all ranks split theirs and
 retry the step.
 
+What counts as out of memory: a microbatch's move to the device, its forward and backward, and the
+sums of gradients. The optimizer's state, which the first update makes, does not: it is as large for
+any batch.
+
 The global batch, the weights of its samples and the learning rate do not change: only the memory of
 a forward and backward shrinks. Each step costs one small sum over ranks, which reports a rank that
 ran out of memory; no rank may continue a step that another one could not finish. Batch norm sees
@@ -18,7 +22,8 @@ from torch import Tensor
 
 from trainkit.api.state import TrainState
 from trainkit.api.view import RunView
-from trainkit.data.feed import Microbatch, Step
+from trainkit.data.feed import Microbatch, Moving, Step
+from trainkit.device.transfer import Mover
 from trainkit.engine.base import Engine
 from trainkit.run.feature import Feature
 
@@ -69,15 +74,15 @@ class Halving:
             torch.OutOfMemoryError: microbatches of one sample do not fit, or a batch cannot be
                 split.
         """
-        held = list(step.microbatches)
+        held = _Held(step)
         while True:
-            failure = self._attempt(step._replace(microbatches=iter(self._split(held))), compute)
+            failure = self._attempt(step._replace(microbatches=self._split(held)), compute)
             # on all ranks, also after a failure: the others' sums are in flight
-            self._engine.reduce_gradients()
+            failure = self._reduce() or failure
             if self._engine.comm.sum_number(failure is not None) == 0:
                 return
             undo()
-            largest = max((microbatch.num_samples for microbatch in held), default=0)
+            largest = max((microbatch.num_samples for microbatch in held.on_host), default=0)
             sizes = self._engine.comm.all_gather_object((largest, failure))
             if self._state.oom_pieces >= max(size for size, _ in sizes):
                 raise torch.OutOfMemoryError(next(text for _, text in sizes if text is not None))
@@ -100,11 +105,20 @@ class Halving:
             return str(error)  # not the error: it holds the frames, and they hold the memory
         return None
 
-    def _split(self, held: Sequence[Microbatch]) -> Iterator[Microbatch]:
+    def _reduce(self) -> str | None:
+        try:
+            self._engine.reduce_gradients()
+            return None
+        except torch.OutOfMemoryError as error:
+            failure = str(error)
+        self._engine.give_up_gradients()  # here, where no frame of the error holds memory
+        return failure
+
+    def _split(self, held: _Held) -> Iterator[Microbatch]:
         if self._state.oom_pieces == 1:
-            yield from held
+            yield from held.moved()
             return
-        for microbatch in held:
+        for microbatch in held.moved():
             slices = _slices(microbatch.num_samples, self._state.oom_pieces)
             batches = split(microbatch.batch, microbatch.num_samples, self._state.oom_pieces)
             for i, (batch, part) in enumerate(zip(batches, slices, strict=True), 1):
@@ -117,6 +131,36 @@ class Halving:
                     ghosts_follow=microbatch.ghosts_follow and ends,
                     places=None if microbatch.places is None else microbatch.places[part],
                 )
+
+
+class _Held:
+    """A step's microbatches, which stay on the host for another attempt. They are moved one at a
+    time, within the attempt: there may be no room.
+
+    Those that a hook of the user moves are moved once, and then stay where they are: it may draw
+    random numbers, or change the batch.
+    """
+
+    def __init__(self, step: Step) -> None:
+        source = step.microbatches
+        self._move: Callable[[Any], Any] | None = None
+        if isinstance(source, Moving):
+            source, self._move = source.on_host, source.move
+        self.on_host = list(source)
+        self._stays = not isinstance(self._move, Mover)
+        self._is_moved = [self._move is None] * len(self.on_host)
+
+    def moved(self) -> Iterator[Microbatch]:
+        """Yield each on the device."""
+        for i, microbatch in enumerate(self.on_host):
+            if self._is_moved[i] or self._move is None:
+                yield microbatch
+                continue
+            there = microbatch._replace(batch=self._move(microbatch.batch))
+            if self._stays:
+                self.on_host[i], self._is_moved[i] = there, True
+            yield there
+            del there
 
 
 def split(batch: Any, num_samples: int, pieces: int) -> list[Any]:

@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional
 
 from tests.helpers.toy import Line, loader, quiet, rows, weights
+from trainkit.device.transfer import Mover
+from trainkit.engine.single import SingleEngine
 from trainkit.errors import TrainkitError
 from trainkit.run.oom import split
 
@@ -148,3 +150,56 @@ def test_a_piece_knows_its_samples(tmp_path: Path) -> None:
 
     with pytest.raises(TrainkitError, match=r"nan on rank 0, samples 6, 7 of the data set"):
         quiet(tmp_path, halve_batch_on_oom=True, stop_on_nonfinite=True).fit(Bad(), loader(8))
+
+
+def test_the_sums_may_be_what_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is shortest where gradients are copied for the sums: a rank that fails there takes
+    part with zeros, and all take the step again.
+    """
+    plain, tight = Small(99), Small(99)
+    quiet(tmp_path).fit(plain, loader(8))
+    events: list[str] = []
+    sums = SingleEngine.reduce_gradients
+
+    def reduce_gradients(engine: SingleEngine) -> None:
+        events.append("sum")
+        if len(events) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        sums(engine)
+
+    monkeypatch.setattr(SingleEngine, "reduce_gradients", reduce_gradients)
+    monkeypatch.setattr(SingleEngine, "give_up_gradients", lambda engine: events.append("give up"))
+    quiet(tmp_path, halve_batch_on_oom=True).fit(tight, loader(8))
+    torch.testing.assert_close(weights(tight), weights(plain))
+    assert events == ["sum", "sum", "give up", "sum"]
+    assert tight.sizes == [4, 4, 2, 2]
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_the_move_to_the_device_may_be_what_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hooked: bool
+) -> None:
+    """Microbatches of a step are moved one at a time, and a failure there is one of the attempt;
+    a hook that moves them is called once for each.
+    """
+    moves: list[int] = []
+    real = Mover.__call__
+
+    def move(mover: Mover, batch: Any) -> Any:
+        moves.append(len(batch[0]))
+        if len(moves) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB")
+        return real(mover, batch)
+
+    class Hooked(Small):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            hooks.append(len(batch[0]))
+            return batch
+
+    hooks: list[int] = []
+    monkeypatch.setattr(Mover, "__call__", move)
+    task = (Hooked if hooked else Small)(99)
+    quiet(tmp_path, halve_batch_on_oom=True, accumulate_grad_batches=2).fit(task, loader(8))
+    assert moves == ([4, 4, 4] if hooked else [4, 4, 4, 4])
+    assert hooks == ([4, 4] if hooked else [])
+    assert task.sizes == [4, 2, 2, 2, 2]

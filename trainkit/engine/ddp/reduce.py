@@ -73,6 +73,9 @@ class BucketReducer(GradientReducer):
             )
         return buffer[start:] if bucket is self._carrier else None
 
+    def _wait(self, handle: Any) -> None:
+        handle[0].wait()
+
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
         # all_gather wants equal shapes: first the ranks' numbers of rows, by way of the host, which
         # knows its own. The rows follow in _end_rows, so that backward never waits.

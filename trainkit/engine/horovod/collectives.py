@@ -103,6 +103,17 @@ class HorovodCollectives(Collectives):
             with self.waiting_for("the end of the process set's work"):
                 hvd.barrier()
 
+    def reserve_fusion_buffer(self, device: torch.device) -> None:
+        """Have Horovod allocate the buffer in which it joins gradients (HOROVOD_FUSION_THRESHOLD,
+        128 MiB by default): its thread does it at the first sum of several tensors, and ends all
+        ranks if a GPU has no room by then.
+        """
+        two = [torch.zeros(1, device=device) for _ in range(2)]
+        with self.waiting_for("the first sum"):
+            hvd.grouped_allreduce(
+                two, op=hvd.Sum, name="trainkit.reserve", process_set=self.process_set
+            )
+
     def statistics_all_reduce(self) -> Callable[[Tensor], Tensor]:
         """See Collectives."""
         # A name for each size: Horovod remembers what it has negotiated by name, and forgets it if

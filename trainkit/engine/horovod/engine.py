@@ -259,6 +259,8 @@ class HorovodEngine(Engine):
         self.approximation.start(task, optimizers, sparse)
         if not self.approximation.sums_gradients:
             return
+        if self.device.type != "cpu":
+            self.comm.reserve_fusion_buffer(self.device)
         sums = self._sums
         if sums.op == "adasum" and sparse:
             raise ConfigError(

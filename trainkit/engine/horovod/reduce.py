@@ -7,6 +7,7 @@ here: tensors that are not contiguous (channels_last) go as flat views, bfloat16
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -34,6 +35,8 @@ class HookReducer(GradientReducer):
         ranks: the process set of the ranks that take part.
         low_rank: see GradientReducer.
     """
+
+    _is_in_place = True
 
     def __init__(
         self,
@@ -83,6 +86,10 @@ class HookReducer(GradientReducer):
                 flat = dense_view(grad)
                 grad.copy_(total.reshape(grad.shape)) if flat is None else flat.copy_(total)
         return flags
+
+    def _wait(self, handle: Any) -> None:
+        with contextlib.suppress(ValueError):  # it has been waited for before
+            hvd.synchronize(handle[0])
 
     def _is_done(self, handle: Any) -> bool:
         try:

@@ -63,6 +63,7 @@ class Bucket:
     waiting: int = field(init=False)  # how many gradients of this step are not ready yet
     # what the engine returned when the sum started; None before that
     handle: Any = field(init=False, default=None)
+    is_summed: bool = field(init=False, default=False)  # whether this step's sum is in `.grad`
     handed_ns: int = field(init=False, default=0)  # when that was, while sums are recorded; else 0
 
     def __post_init__(self) -> None:
@@ -85,6 +86,8 @@ class GradientReducer(ABC):
 
     # whether a bucket can carry the vector of which parameters took part: if gradients are added up
     _carries = True
+    # whether a sum is made in the memory of `.grad`, which must stay until it is done
+    _is_in_place = False
 
     def __init__(
         self,
@@ -111,6 +114,7 @@ class GradientReducer(ABC):
         self._used = torch.zeros(0)
         # its sum starts in `finish`: only then it is known which parameters took part
         self._carrier: Bucket | None = None
+        self._alone: Any = None  # the handle of the vector's own sum, if no bucket carries it
         self._summed: list[Summed] | None = None
         for entries in buckets:
             self._add_bucket(entries)
@@ -125,15 +129,18 @@ class GradientReducer(ABC):
             self._sync = before
 
     def finish(self) -> None:
-        """Start the sums that have not started, wait for all, and leave the sums in `.grad`."""
+        """Start the sums that have not started, wait for all, and leave the sums in `.grad`.
+
+        Raises:
+            torch.OutOfMemoryError: there was no room for it. Other ranks wait until this one calls
+                `give_up`, or ends.
+        """
         self._hook_thawed()
         unused = [p for p in self._bucket_of if p.grad is None]
         used = self._used
         used.fill_(1.0)
         for parameter in unused:
-            parameter.grad = (
-                no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
-            )
+            parameter.grad = self._nothing(parameter)
             used[self._place[parameter]] = 0.0
         try:
             for bucket in self._buckets:
@@ -143,18 +150,24 @@ class GradientReducer(ABC):
                     )
             if self._low_rank is not None:
                 self._low_rank.send_second(self._start_flat, self._end_flat)
-            alone = self._start_flat(self._used, "trainkit.used") if self._carrier is None else None
+            if self._carrier is None:
+                self._alone = self._start_flat(self._used, "trainkit.used")
             for bucket in self._buckets:
                 carried = self._complete(bucket)
                 used = used if carried is None else carried
+                bucket.is_summed = True
                 if self._summed is not None:
                     if bucket.handed_ns and self._summed is not None:
                         self._summed.append(_summed(bucket, self._wire))
                     bucket.handed_ns = 0
-            if alone is not None:
-                self._end_flat(alone)
-        finally:
+            if self._alone is not None:
+                self._end_flat(self._alone)
+        except torch.OutOfMemoryError:
+            raise
+        except BaseException:
             self.reset()
+            raise
+        self.reset()
         if any(p.requires_grad for p in unused):
             with allowed_read():
                 # waits for the device: only if a parameter took no part on this rank
@@ -164,6 +177,36 @@ class GradientReducer(ABC):
             parameter.grad = None
         if self._low_rank is not None:
             self._low_rank.end_step([_name_in(self._bucket_of[p], p) for p in unused])
+
+    def give_up(self) -> None:
+        """After `finish` had no room: take part with zeros in the sums of this step that other ranks
+        wait for. All gradients of this rank are dropped, for their memory.
+        """
+        for bucket in self._buckets:
+            if bucket.handle is None or not self._is_in_place:
+                _drop(bucket)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        for bucket in self._buckets:
+            if bucket.handle is None:
+                for _, parameter in bucket.entries:
+                    parameter.grad = self._nothing(parameter)
+                flags = self._used.zero_() if bucket is self._carrier else None
+                bucket.handle = self._begin(bucket, flags)
+                if not self._is_in_place:
+                    _drop(bucket)
+        if self._carrier is None and self._alone is None:
+            self._alone = self._start_flat(self._used.zero_(), "trainkit.used")
+        for bucket in self._buckets:
+            if not bucket.is_summed:
+                self._complete(bucket) if bucket.sparse else self._wait(bucket.handle)
+            _drop(bucket)
+        if self._alone is not None:
+            self._end_flat(self._alone)
+        self.reset()
+
+    def _nothing(self, parameter: nn.Parameter) -> Tensor:
+        return no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
 
     def record(self, on: bool) -> None:
         """Start or stop recording each sum, for `take_summed`."""
@@ -194,10 +237,12 @@ class GradientReducer(ABC):
         """Forget the sums of this step that have started."""
         self._done.clear()
         self._next = 0
+        self._alone = None
         if self._low_rank is not None:
             self._low_rank.owing = None
         for bucket in self._buckets:
             bucket.handle, bucket.waiting = None, len(bucket.entries)
+            bucket.is_summed = False
 
     def remove(self) -> None:
         """Take the hooks off the parameters."""
@@ -292,6 +337,10 @@ class GradientReducer(ABC):
         in any scale but zero.
         """
 
+    @abstractmethod
+    def _wait(self, handle: Any) -> None:
+        """Wait for a bucket's sum, which may have been waited for before, and leave it."""
+
     def _is_done(self, handle: Any) -> bool:
         """Return whether a bucket's sum is known to be done, without waiting for it."""
         return False
@@ -313,6 +362,11 @@ class GradientReducer(ABC):
     @abstractmethod
     def _end_flat(self, handle: Any) -> Tensor:
         """Wait for a vector's sum, and return it."""
+
+
+def _drop(bucket: Bucket) -> None:
+    for _, parameter in bucket.entries:
+        parameter.grad = None
 
 
 def _name_in(bucket: Bucket, parameter: Tensor) -> str:

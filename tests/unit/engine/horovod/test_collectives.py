@@ -6,9 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.horovod import collectives
+from trainkit.engine.ranks import Ranks
 from trainkit.errors import EngineError
+from trainkit.launch.environment import Launcher
 
 
 @pytest.mark.parametrize(("built", "enabled"), [(False, False), (True, False), (True, True)])
@@ -33,3 +37,18 @@ def test_horovod_on_mpi_is_not_stopped_to_be_started_again(
     else:
         ours.disconnect()
     assert stopped == [True] * (not enabled)
+
+
+def test_the_buffer_of_fusion_is_allocated_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two tensors are summed as one, on the device: only that makes Horovod allocate it."""
+    summed: list[list[torch.device]] = []
+    horovod: Any = SimpleNamespace(
+        Sum=1, grouped_allreduce=lambda two, **named: summed.append([t.device for t in two])
+    )
+    monkeypatch.setattr(collectives, "hvd", horovod)
+    ranks = Ranks(Launcher("horovodrun", 0, 2, 0, 2))
+    ours = collectives.HorovodCollectives(ranks, Heartbeat())
+    ours.reserve_fusion_buffer(torch.device("meta"))
+    assert summed == [[torch.device("meta")] * 2]

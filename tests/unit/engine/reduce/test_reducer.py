@@ -33,6 +33,9 @@ class Noting(GradientReducer):
         flags = bucket.handle[1]
         return None if flags is None else flags * 2
 
+    def _wait(self, handle: Any) -> None:
+        self.events.append("wait")
+
     def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
         self.events.append(f"start rows {name}")
         return rows, values
