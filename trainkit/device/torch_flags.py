@@ -39,7 +39,8 @@ def torch_flags(
         torch.is_anomaly_check_nan_enabled(),
     )
     if deterministic:
-        if torch.cuda.is_initialized() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ:
+        own = "CUBLAS_WORKSPACE_CONFIG" in os.environ
+        if torch.cuda.is_initialized() and not own:  # type: ignore[no-untyped-call]
             warning(
                 f"trainer.deterministic is {str(deterministic).lower()}, and this process has used"
                 " a GPU before: cuBLAS reads its setting once, at its first product. If an error"

@@ -71,7 +71,8 @@ def to_device(
 
 def _by_its_own(batch: Any, device: torch.device) -> Any:
     """Return what an object's `to` returns: without a wait for the copy, if it can say so."""
-    if device.type == "cpu" or not _takes_non_blocking(type(batch)):
+    kind: Any = type(batch)
+    if device.type == "cpu" or not _takes_non_blocking(kind):
         return batch.to(device)
     return batch.to(device, non_blocking=True)
 

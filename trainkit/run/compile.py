@@ -159,7 +159,7 @@ class _GraphsOf:
         for parameter in self._task.parameters():
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

@@ -133,6 +133,10 @@ class Halving:
                 )
 
 
+def _move_of(step: Step) -> Callable[[Any], Any] | None:
+    return step.microbatches.move if isinstance(step.microbatches, Moving) else None
+
+
 class _Held:
     """A step's microbatches, which stay on the host for another attempt. They are moved one at a
     time, within the attempt: there may be no room.
@@ -142,11 +146,8 @@ class _Held:
     """
 
     def __init__(self, step: Step) -> None:
-        source = step.microbatches
-        self._move: Callable[[Any], Any] | None = None
-        if isinstance(source, Moving):
-            source, self._move = source.on_host, source.move
-        self.on_host = list(source)
+        source, self._move = step.microbatches, _move_of(step)
+        self.on_host = list(source.on_host if isinstance(source, Moving) else source)
         self._stays = not isinstance(self._move, Mover)
         self._is_moved = [self._move is None] * len(self.on_host)
 
