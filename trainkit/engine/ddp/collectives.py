@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -234,9 +236,15 @@ def _leave() -> None:
     process. The threads end with the last reference to the group. torch.distributed.nn.functional
     holds the group of the time at which it is imported, as its functions' default, forever, and the
     first step of an optimizer imports it: hence our import of it before there is a group.
+
+    A script that an error has ended waits for nothing: a sum that it has started, and another rank
+    never will, would hold it, and with it torchrun, until a timeout.
     """
     if not dist.is_initialized():
         return
+    error = getattr(sys, "last_value", None)  # of an error that the script has not caught
+    if error is not None and dist.get_world_size() > 1:
+        _end_now(130 if isinstance(error, KeyboardInterrupt) else 1)
     groups = list(dist.distributed_c10d._world.pg_map)
     dist.destroy_process_group()
     # torch's caches keep them to the end
@@ -244,6 +252,18 @@ def _leave() -> None:
         vars(mesh).get("_pg_registry", {}).clear()
     while groups:
         _let_go(groups.pop())
+
+
+def _end_now(code: int) -> None:
+    """End this process after what else was to run at its exit, without destructors: those of the
+    groups wait. It is what `python -m trainkit` does with an error.
+    """
+    atexit.unregister(_leave)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    os._exit(code)
 
 
 def _let_go(group: Any) -> None:
