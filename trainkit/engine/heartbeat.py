@@ -101,6 +101,15 @@ class Heartbeat:
     def waiting(self, waiting: str) -> None:
         self._position.waiting = waiting
 
+    @property
+    def awaited(self) -> str:
+        """What this rank waits for the other ranks with: `waiting`, or on a GPU the sums that its
+        device waits for while the main thread runs ahead; "" while it computes.
+        """
+        if self.waiting or self.reducer is None or not self.reducer.is_awaited():
+            return self.waiting
+        return "the sums of gradients"
+
     def watch(self, stall_s: float, on_dump: Callable[[], None]) -> bool:
         """Ask the launcher to watch the ranks.
 

@@ -114,6 +114,8 @@ class GradientReducer(ABC):
         self._used = torch.zeros(0)
         # its sum starts in `finish`: only then it is known which parameters took part
         self._carrier: Bucket | None = None
+        # on a GPU `finish` is over before the device has the sums; this is recorded behind them
+        self._device_end: Any = None
         self._alone: Any = None  # the handle of the vector's own sum, if no bucket carries it
         self._summed: list[Summed] | None = None
         for entries in buckets:
@@ -168,6 +170,9 @@ class GradientReducer(ABC):
             self.reset()
             raise
         self.reset()
+        if self._used.is_cuda:
+            self._device_end = self._device_end or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._device_end.record()
         if any(p.requires_grad for p in unused):
             with allowed_read():
                 # waits for the device: only if a parameter took no part on this rank
@@ -216,6 +221,15 @@ class GradientReducer(ABC):
         """Return the sums that were recorded since the last call."""
         taken, self._summed = self._summed or [], None if self._summed is None else []
         return taken
+
+    def is_awaited(self) -> bool:
+        """Return whether the device does not have the sums of the last `finish` yet: the main
+        thread then runs ahead of them, or is blocked in a launch. May be called by another thread.
+        """
+        try:
+            return self._device_end is not None and not self._device_end.query()
+        except RuntimeError:  # the device has failed, which the main thread reports
+            return False
 
     def outstanding(self) -> list[str]:
         """Return the parameters whose sums have started and are not done.

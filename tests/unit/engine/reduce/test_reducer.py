@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.reduce.buckets import split_frozen
 from trainkit.engine.reduce.reducer import Bucket, GradientReducer
 from trainkit.engine.sending import dense_view
 from trainkit.errors import TaskError
+from trainkit.extensions.insight.watchdog.stall_notes import Notes
+from trainkit.extensions.insight.watchdog.watchdog import _Watch
 
 
 class Noting(GradientReducer):
@@ -161,3 +166,61 @@ def test_a_sparse_gradient_travels_as_rows_and_an_idle_one_as_none() -> None:
     assert table.weight.grad.is_sparse
     assert table.weight.grad.to_dense()[:, 0].tolist() == [0, 4, 0, 2, 0]
     assert idle.weight.grad is None
+
+
+class OnGpu(Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = property(lambda self: True)
+
+
+class Event:
+    """An event of a pretended device."""
+
+    done: bool | RuntimeError = False
+    recorded = 0
+
+    def record(self) -> None:
+        """Count."""
+        Event.recorded += 1
+
+    def query(self) -> bool:
+        """Return whether the device has come so far."""
+        if isinstance(Event.done, RuntimeError):
+            raise Event.done
+        return Event.done
+
+
+def test_a_device_without_its_sums_counts_as_waiting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a GPU the main thread runs ahead of the sums: a rank whose device waits for another one
+    tells its watchdog so, until the device has them or has failed.
+    """
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    net = model()
+    reducer = Noting(net, in_order=True)
+    heartbeat = Heartbeat()
+    heartbeat.reducer = reducer
+    assert heartbeat.awaited == ""
+    reducer._used = reducer._used.as_subclass(OnGpu)
+    net(torch.ones(2, 3)).sum().backward()
+    reducer.finish()
+    assert (heartbeat.waiting, heartbeat.awaited) == ("", "the sums of gradients")
+    engine: Any = SimpleNamespace(heartbeat=heartbeat, ranks=SimpleNamespace(rank=0, world_size=1))
+    _Watch(engine, tmp_path, 1.0).note(2.0)
+    notes, silent = Notes(tmp_path, 0, 1).read()
+    assert notes[0].waiting == "the sums of gradients" and silent == {0: 0.0}
+    for done in (True, RuntimeError("CUDA error")):
+        monkeypatch.setattr(Event, "done", done)
+        assert heartbeat.awaited == ""
+    assert Event.recorded == 1
+
+
+def test_on_the_cpu_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There `finish` returns when the sums are there."""
+    monkeypatch.setattr(torch.cuda, "Event", None)
+    net = model()
+    reducer = Noting(net, in_order=True)
+    reducer.finish()
+    assert not reducer.is_awaited()

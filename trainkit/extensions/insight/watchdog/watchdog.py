@@ -102,7 +102,7 @@ class _Watch:
     def note(self, still_s: float) -> None:
         """Write where this rank is, and for how many seconds it has been stuck."""
         here = self._engine.heartbeat
-        waiting = here.waiting
+        waiting = here.awaited
         self._notes.write(
             here.step, waiting, self._engine.heartbeat.outstanding() if waiting else [], still_s
         )
@@ -130,11 +130,11 @@ class _Watch:
     def dump(self) -> None:
         """Write the stacks of all threads, and what this rank waits for."""
         here = self._engine.heartbeat
+        waiting = here.awaited
         with self._stacks(self._engine.ranks.rank, os.getpid()).open("w") as file:
             what = (
-                f"waits for {here.waiting}:"
-                f" {', '.join(self._engine.heartbeat.outstanding()) or '-'}"
-                if here.waiting
+                f"waits for {waiting}: {', '.join(self._engine.heartbeat.outstanding()) or '-'}"
+                if waiting
                 else "waits for no rank"
             )
             file.write(
