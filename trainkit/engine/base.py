@@ -179,24 +179,20 @@ class Engine(ABC):
         """
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def reduce_gradients(self) -> None:
+    def reduce_gradients(self, *, gives_up: bool = False) -> None:
         """Wait until every gradient is the sum over ranks.
         Call on all ranks, once a step, also without a backward.
 
-        Raises:
-            torch.OutOfMemoryError: there is no room for the sums; see give_up_gradients.
-        """
-        if self._reducer is not None:
-            with self.comm.waiting_for("the sums of gradients"):
-                self._reducer.finish()
+        Args:
+            gives_up: this rank had no room for the sums of this step: take part with zeros, so that
+                the other ranks, which wait for it, can take the step again together.
 
-    def give_up_gradients(self) -> None:
-        """After reduce_gradients had no room on this rank: take part in this step's sums with
-        zeros, so that the other ranks, which wait for them, can take the step again with this one.
+        Raises:
+            torch.OutOfMemoryError: there is no room; call it again with `gives_up`, or end.
         """
         if self._reducer is not None:
             with self.comm.waiting_for("the sums of gradients"):
-                self._reducer.give_up()
+                self._reducer.give_up() if gives_up else self._reducer.finish()
 
     def finish_gradients(
         self,

@@ -111,7 +111,9 @@ class Halving:
             return None
         except torch.OutOfMemoryError as error:
             failure = str(error)
-        self._engine.give_up_gradients()  # here, where no frame of the error holds memory
+        self._engine.reduce_gradients(
+            gives_up=True
+        )  # here, where no frame of the error holds memory
         return failure
 
     def _split(self, held: _Held) -> Iterator[Microbatch]:

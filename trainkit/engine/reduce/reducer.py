@@ -25,10 +25,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +36,8 @@ from torch import Tensor, nn
 from trainkit.device.sync_guard import allowed_read
 from trainkit.engine.reduce.buckets import NamedParameter
 from trainkit.engine.reduce.low_rank import Factors, LowRank
+from trainkit.engine.reduce.sums import Bucket as Bucket
+from trainkit.engine.reduce.sums import GradientSums
 from trainkit.engine.reduce.wire import Wire, from_rows, no_rows, rows_of
 from trainkit.errors import TaskError
 
@@ -53,25 +54,7 @@ class Summed:
     done_ns: int  # when the thread, which waits for one after the other, had it
 
 
-@dataclass(eq=False)
-class Bucket:
-    """Parameters with gradients that one collective sums."""
-
-    index: int  # its place in the order in which sums start
-    entries: list[NamedParameter]  # name and parameter, in the order of summing
-    sparse: bool = False  # whether its one parameter's gradient travels as rows
-    waiting: int = field(init=False)  # how many gradients of this step are not ready yet
-    # what the engine returned when the sum started; None before that
-    handle: Any = field(init=False, default=None)
-    is_summed: bool = field(init=False, default=False)  # whether this step's sum is in `.grad`
-    handed_ns: int = field(init=False, default=0)  # when that was, while sums are recorded; else 0
-
-    def __post_init__(self) -> None:
-        assert len(self.entries) == 1 or not self.sparse
-        self.waiting = len(self.entries)
-
-
-class GradientReducer(ABC):
+class GradientReducer(GradientSums):
     """Hooks the parameters, tracks what is ready in a step, and starts its sums.
 
     Args:
@@ -83,11 +66,6 @@ class GradientReducer(ABC):
         sparse: the parameters whose gradients are gathered as rows; each has a bucket of its own.
         low_rank: sends gradients as factors; needs `in_order`.
     """
-
-    # whether a bucket can carry the vector of which parameters took part: if gradients are added up
-    _carries = True
-    # whether a sum is made in the memory of `.grad`, which must stay until it is done
-    _is_in_place = False
 
     def __init__(
         self,
@@ -142,7 +120,7 @@ class GradientReducer(ABC):
         used = self._used
         used.fill_(1.0)
         for parameter in unused:
-            parameter.grad = self._nothing(parameter)
+            parameter.grad = _nothing(parameter, self._sparse)
             used[self._place[parameter]] = 0.0
         try:
             for bucket in self._buckets:
@@ -195,7 +173,7 @@ class GradientReducer(ABC):
         for bucket in self._buckets:
             if bucket.handle is None:
                 for _, parameter in bucket.entries:
-                    parameter.grad = self._nothing(parameter)
+                    parameter.grad = _nothing(parameter, self._sparse)
                 flags = self._used.zero_() if bucket is self._carrier else None
                 bucket.handle = self._begin(bucket, flags)
                 if not self._is_in_place:
@@ -209,9 +187,6 @@ class GradientReducer(ABC):
         if self._alone is not None:
             self._end_flat(self._alone)
         self.reset()
-
-    def _nothing(self, parameter: nn.Parameter) -> Tensor:
-        return no_rows(parameter) if parameter in self._sparse else torch.zeros_like(parameter)
 
     def record(self, on: bool) -> None:
         """Start or stop recording each sum, for `take_summed`."""
@@ -339,43 +314,9 @@ class GradientReducer(ABC):
         parameter.grad = from_rows(rows, self._wire.unpack(values, parameter.dtype), parameter)
         return None
 
-    @abstractmethod
-    def _start(self, bucket: Bucket, flags: Tensor | None) -> Any:
-        """Start the sum of the bucket's gradients, and of a vector of ones and zeros;
-        return a handle that is not None.
-        """
 
-    @abstractmethod
-    def _end(self, bucket: Bucket) -> Tensor | None:
-        """Wait for the bucket's sum, leave it in the parameters' `.grad`, and return the vector's,
-        in any scale but zero.
-        """
-
-    @abstractmethod
-    def _wait(self, handle: Any) -> None:
-        """Wait for a bucket's sum, which may have been waited for before, and leave it."""
-
-    def _is_done(self, handle: Any) -> bool:
-        """Return whether a bucket's sum is known to be done, without waiting for it."""
-        return False
-
-    @abstractmethod
-    def _start_rows(self, name: str, rows: Tensor, values: Tensor) -> Any:
-        """Start to gather the rows [R] and values [R, ...] of all ranks (R may differ);
-        return a handle that is not None.
-        """
-
-    @abstractmethod
-    def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
-        """Wait, and return the rows and values of all ranks, one after the other."""
-
-    @abstractmethod
-    def _start_flat(self, vector: Tensor, name: str) -> Any:
-        """Start the sum of a vector, in place, under a name; return a handle."""
-
-    @abstractmethod
-    def _end_flat(self, handle: Any) -> Tensor:
-        """Wait for a vector's sum, and return it."""
+def _nothing(parameter: nn.Parameter, sparse: AbstractSet[Tensor]) -> Tensor:
+    return no_rows(parameter) if parameter in sparse else torch.zeros_like(parameter)
 
 
 def _drop(bucket: Bucket) -> None:
