@@ -233,8 +233,10 @@ class _Stream:
     """A text stream, its failures taken by an Output."""
 
     def __init__(self, stream: TextIO, name: str, output: Output) -> None:
-        self.stream, self.output = stream, output
-        self._name, self._is_lost = name, False
+        self.stream = stream
+        self.output = output
+        self._name = name
+        self._is_lost = False
 
     def write(self, text: str) -> int:
         self._try(lambda: self.stream.write(text))

@@ -50,7 +50,8 @@ def fit(run: Run) -> None:
 
 def train_epoch(run: Run) -> None:
     """Train on the rest of the current epoch, from its current step."""
-    state, evaluation = run.state, run.options.evaluation
+    state = run.state
+    evaluation = run.options.evaluation
     run.before_epoch(state.current_epoch)
     every = evaluation.check_val_every_n_epoch
     validates = every is None or (state.current_epoch + 1) % every == 0
@@ -111,7 +112,8 @@ def _train_steps(run: Run, validates: bool) -> bool:
 
 def end_step(run: Run, validates: bool) -> None:
     """Run the validation that is due inside an epoch, then the hooks."""
-    state, interval = run.state, run.evaluator.interval
+    state = run.state
+    interval = run.evaluator.interval
     state.step_open = True
     across = run.options.evaluation.check_val_every_n_epoch is None
     if (
@@ -128,7 +130,8 @@ def end_step(run: Run, validates: bool) -> None:
 
 def train_step(run: Run, step: Step) -> None:
     """Make one optimizer update from the microbatches of all ranks."""
-    state, numerics = run.state, run.options.numerics
+    state = run.state
+    numerics = run.options.numerics
     run.hooks("on_train_step_start")
     # a batch by hand has any number of steps
     count = state.global_step if run.step.manual is None else state.step_in_epoch
@@ -193,7 +196,8 @@ def validate(run: Run) -> None:
 
 
 def _finished(run: Run) -> bool:
-    state, limits = run.state, run.options.limits
+    state = run.state
+    limits = run.options.limits
     if limits.max_steps is not None and state.global_step >= limits.max_steps:
         return True
     if limits.max_epochs is not None and state.current_epoch >= limits.max_epochs:
@@ -205,7 +209,8 @@ def _report_epoch(run: Run) -> None:
     # The values of an unfinished epoch are retained: a run with a higher limit may resume from
     # here.
     run.step.watch.report()
-    gather, ends = run.engine.data.all_gather_object, run.state.epoch_done
+    gather = run.engine.data.all_gather_object
+    ends = run.state.epoch_done
     values = run.step.log.epoch_values(gather, not ends, run.step.metrics)
     run.step.metrics.set_aside()
     if values:

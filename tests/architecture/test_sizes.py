@@ -11,7 +11,7 @@ from tests.architecture.test_layering import modules
 from trainkit.trainer import Trainer
 
 LONGEST_FILE = 400
-LONGEST_BODY = 65  # lines of a function below its docstring
+LONGEST_BODY = 70  # lines of a function below its docstring
 MOST_NODES = 8.5  # of syntax, a line of code, over the whole package
 MOST_NODES_OF_A_FILE = 15.0  # of more than 60 lines of code
 MOST_MEMBERS = 35  # methods, properties and attributes of a class of its own

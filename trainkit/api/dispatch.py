@@ -58,7 +58,9 @@ class Hooks:
         self.log = log or HookLog(lambda value: [value], lambda values: None)
         for callback in callbacks:
             callback._task = task
-        self._trainer, self._task, self._names = trainer, task, names
+        self._trainer = trainer
+        self._task = task
+        self._names = names
         self._owners: list[Task | Callback] = [task, *callbacks]
         self._callbacks = [
             c for c in in_order(callbacks) if not c.needs_several_ranks or trainer.world_size > 1

@@ -81,7 +81,8 @@ class Configured:
                     f"{own}.save_hyperparameters: {names[0]!r} cannot be saved; give a mapping with"
                     " texts as keys, or a namespace."
                 )
-            found, names = dict(given), ()
+            found = dict(given)
+            names = ()
         else:
             found = _arguments_of(self, inspect.currentframe())
         if strange := [name for name in (*names, *left_out) if name not in found]:
@@ -118,7 +119,8 @@ def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     calls = 0
     while frame is not None:
-        code, values = frame.f_code, frame.f_locals
+        code = frame.f_code
+        values = frame.f_locals
         first = code.co_varnames[0] if code.co_argcount else None  # usually, not always, "self"
         if code.co_name == "__init__" and first is not None and values.get(first) is owner:
             num_named = code.co_argcount + code.co_kwonlyargcount

@@ -163,7 +163,8 @@ class ReadOnly:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, name: str) -> None:
-        self.optimizer, self._name = optimizer, name
+        self.optimizer = optimizer
+        self._name = name
 
     def __getattr__(self, name: str) -> Any:
         if name in ("step", "zero_grad"):

@@ -66,7 +66,8 @@ class TrainState:
 
     def request_stop(self, reason: str, at_once: bool = False) -> None:
         """End the run after the current step. Call it on all ranks at the same step."""
-        self.should_stop, self.stop_reason = True, reason
+        self.should_stop = True
+        self.stop_reason = reason
         self.stops_at_once |= at_once
 
     def state_dict(self) -> dict[str, Any]:

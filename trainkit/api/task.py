@@ -248,7 +248,8 @@ class Task(
             return
         value = latest_of(value)
         if is_metric(value):  # an epoch's value by default
-            on_step, on_epoch = bool(on_step), True if on_epoch is None else on_epoch
+            on_step = bool(on_step)
+            on_epoch = True if on_epoch is None else on_epoch
         if on_step and on_epoch is False and target.on_epoch:
             raise TaskError(f"log('{name}', {_NO_STEPS}")
         weight = target.num_samples if batch_size is None else batch_size

@@ -106,7 +106,8 @@ class Loop:
             optimizers, [*schedulers, *(ScheduleConfig(each, "hand") for each in by_hand)]
         )
         self._task = task_of(model, configured, Turns(self._pass, self._after_batch, self.state))
-        self._data, self._ckpt_path = (train_dataloaders, val_dataloaders), ckpt_path
+        self._data = (train_dataloaders, val_dataloaders)
+        self._ckpt_path = ckpt_path
         self._fit = greenlet(self._run_fit)
         self._user = getcurrent()
         self._next: Batch | None = None  # passed by the fit, not read yet
@@ -156,7 +157,8 @@ class Loop:
         self._check_left()
         epoch = None if self._next is None else self._next.epoch
         while (batch := self._next) is not None and batch.kind == kind and batch.epoch == epoch:
-            self._reading, self._next = batch, None
+            self._reading = batch
+            self._next = None
             yield batch.data
             if self._is_lost:
                 self._is_lost = False
@@ -270,7 +272,9 @@ class Loop:
 
     def _pass(self, batch: Batch) -> Any:
         """In the fit: pass a batch to the user's loop; return the loss."""
-        self._next, self._reading, self._loss = batch, None, None
+        self._next = batch
+        self._reading = None
+        self._loss = None
         self._user.switch()
         return self._loss
 

@@ -32,7 +32,8 @@ class GivenOptimizers:
     """
 
     def __init__(self, optimizers: list[torch.optim.Optimizer], schedulers: list[Any]) -> None:
-        self._optimizers, self._schedulers = optimizers, schedulers
+        self._optimizers = optimizers
+        self._schedulers = schedulers
         self._groups = [
             [_settings_of(group) for group in optimizer.param_groups] for optimizer in optimizers
         ]

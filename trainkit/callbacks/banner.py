@@ -29,7 +29,8 @@ class Banner(Callback):
         """Print the banner, or one line if an elastic run resumes from memory."""
         if not trainer.is_global_zero:
             return
-        engine, checkpoints = trainer.engine, trainer.checkpoints
+        engine = trainer.engine
+        checkpoints = trainer.checkpoints
         if checkpoints.resumed_from_memory:
             show_table(_describe_resume(trainer), soft_wrap=True)
             return
@@ -106,7 +107,8 @@ def _device(device: torch.device) -> str:
 
 
 def _describe_resume(trainer: RunView) -> str:
-    ranks, feed = trainer.world_size, trainer.train_feed
+    ranks = trainer.world_size
+    feed = trainer.train_feed
     resumed = f"{ranks} ranks resume" if ranks > 1 else "1 rank resumes"
     text = (
         f"{resumed} from memory at step {trainer.global_step} (epoch {trainer.current_epoch + 1})"
@@ -152,7 +154,8 @@ def _rising(trainer: RunView) -> list[str]:
         length = {"epoch": trainer.max_epochs, "step": trainer.total_steps}.get(config.interval)
         if not isinstance(config.scheduler, CosineAnnealingLR) or length is None:
             continue
-        lowest, moves = config.scheduler.T_max, length // config.frequency
+        lowest = config.scheduler.T_max
+        moves = length // config.frequency
         if moves > lowest:
             reached = plural(lowest * config.frequency, config.interval)
             lines.append(

@@ -119,7 +119,8 @@ class ModelCheckpoint(RetainedPaths, Callback):
         self.save_last = save_last
         if every_n_epochs is None:
             every_n_epochs = int(every_n_train_steps is None and train_time_interval is None)
-        self.every_n_epochs, self.every_n_train_steps = every_n_epochs, every_n_train_steps
+        self.every_n_epochs = every_n_epochs
+        self.every_n_train_steps = every_n_train_steps
         self.train_time_interval = train_time_interval
         self._interval_s = None if train_time_interval is None else seconds_of(train_time_interval)
         self.save_on_exception = save_on_exception

@@ -59,12 +59,14 @@ class DivergenceGuard(Callback):
         every_n_steps: PositiveInt | None = 100,
         action: Literal["stop", "repair", "warn"] = "stop",
     ) -> None:
-        self.every_n_steps, self.action = every_n_steps, action
+        self.every_n_steps = every_n_steps
+        self.action = action
         self.needs_of_engine = (
             frozenset() if every_n_steps is None else frozenset({"optimizer_state"})
         )
         self.repairs = 0
-        self._is_first, self._has_warned = False, False
+        self._is_first = False
+        self._has_warned = False
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Compare once before the first step: a difference at the start never vanishes."""

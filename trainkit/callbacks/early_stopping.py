@@ -54,9 +54,14 @@ class EarlyStopping(Callback):
         strict: bool = True,
         check_on_train_epoch_end: bool | None = None,
     ) -> None:
-        self.monitor, self.min_delta, self.patience, self.mode = monitor, min_delta, patience, mode
-        self.check_finite, self.stopping_threshold = check_finite, stopping_threshold
-        self.divergence_threshold, self.strict = divergence_threshold, strict
+        self.monitor = monitor
+        self.min_delta = min_delta
+        self.patience = patience
+        self.mode = mode
+        self.check_finite = check_finite
+        self.stopping_threshold = stopping_threshold
+        self.divergence_threshold = divergence_threshold
+        self.strict = strict
         self.check_on_train_epoch_end = check_on_train_epoch_end is not False
         self.best_score: float | None = None
         self.wait_count = self.stopped_epoch = 0
@@ -65,7 +70,8 @@ class EarlyStopping(Callback):
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Reset for each fit; a checkpoint's state is loaded after this."""
         if stage == "fit":
-            self.best_score, self.wait_count = None, 0
+            self.best_score = None
+            self.wait_count = 0
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Count validations from here on."""
@@ -110,7 +116,8 @@ class EarlyStopping(Callback):
             or math.isnan(self.best_score)
             or sign * value < sign * self.best_score - self.min_delta
         ):
-            self.best_score, self.wait_count = value, 0
+            self.best_score = value
+            self.wait_count = 0
             return
         self.wait_count += 1
         if self.wait_count >= self.patience:

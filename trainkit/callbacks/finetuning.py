@@ -109,7 +109,10 @@ class BaseFinetuning(Callback):
         frozen gradients are not reduced.
         """
         if stage == "fit":
-            self._next, self._added, self._run, self._task = 0, [], trainer, task
+            self._next = 0
+            self._added = []
+            self._run = trainer
+            self._task = task
             self.freeze_before_training(task)
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,9 +188,11 @@ class BackboneFinetuning(BaseFinetuning):
         lr_growth: PositiveFloat = 2.0,
     ) -> None:
         super().__init__()
-        self.unfreeze_backbone_at_epoch, self.train_bn = unfreeze_backbone_at_epoch, train_bn
+        self.unfreeze_backbone_at_epoch = unfreeze_backbone_at_epoch
+        self.train_bn = train_bn
         self.backbone = [backbone] if isinstance(backbone, str) else list(backbone)
-        self.backbone_initial_ratio_lr, self.lr_growth = backbone_initial_ratio_lr, lr_growth
+        self.backbone_initial_ratio_lr = backbone_initial_ratio_lr
+        self.lr_growth = lr_growth
 
     def freeze_before_training(self, task: Task) -> None:
         self.freeze(self._modules(task), self.train_bn)

@@ -43,13 +43,15 @@ class LearningRateMonitor(Callback):
         log_weight_decay: bool = False,
     ) -> None:
         self.logging_interval = logging_interval
-        self.log_momentum, self.log_weight_decay = log_momentum, log_weight_decay
+        self.log_momentum = log_momentum
+        self.log_weight_decay = log_weight_decay
         self._by_steps = False
         self._used: dict[str, float] = {}
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Choose the logging interval; fail now if two groups share a name."""
-        run, contract = trainer, trainer.batch_plan
+        run = trainer
+        contract = trainer.batch_plan
         moves = contract.warmup_steps > 0 or any(
             config.interval == "step" for config in run.rates.schedules
         )
@@ -78,7 +80,8 @@ class LearningRateMonitor(Callback):
         """Return the values by name. Waits for the device if an
         optimizer keeps its rate on it (capturable).
         """
-        run, values = trainer, {}
+        run = trainer
+        values = {}
         names = names_of(run.optimizers, run.rates.schedules)
         for optimizer, of_groups in zip(run.optimizers, names, strict=True):
             for group, name in zip(optimizer.param_groups, of_groups, strict=True):

@@ -69,7 +69,8 @@ class BasePredictionWriter(Callback):
 
     def on_predict_start(self, trainer: RunView, task: Task) -> None:
         """Forget an earlier prediction."""
-        self._outputs, self._indices = [], []
+        self._outputs = []
+        self._indices = []
 
     def on_predict_batch_end(
         self,
@@ -96,7 +97,8 @@ class BasePredictionWriter(Callback):
         """Write all batches."""
         if self.interval != "batch" and trainer.engine.ranks.counts_samples:
             self.write_on_epoch_end(trainer, task, self._outputs, self._indices)
-            self._outputs, self._indices = [], []
+            self._outputs = []
+            self._indices = []
 
     def _missing(self, method: str) -> str:
         own = type(self).__name__

@@ -44,12 +44,15 @@ class SimpleProfiler(Callback):
 
     def __init__(self) -> None:
         self.seconds: dict[tuple[str, str], tuple[int, float]] = {}
-        self._depth, self._in_hooks = 0, 0.0
+        self._depth = 0
+        self._in_hooks = 0.0
         self._mark: tuple[float, float] | None = None
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit":
-            self.seconds, self._mark, self._is_timed = {}, None, trainer.is_global_zero
+            self.seconds = {}
+            self._mark = None
+            self._is_timed = trainer.is_global_zero
             self._began = time.perf_counter()
             if self._is_timed:
                 trainer.hooks.wrap(self._around)
@@ -214,7 +217,10 @@ class PyTorchProfiler(Callback):
         active: PositiveInt = 5,
         row_limit: PositiveInt = 30,
     ) -> None:
-        self.wait, self.warmup, self.active, self.row_limit = wait, warmup, active, row_limit
+        self.wait = wait
+        self.warmup = warmup
+        self.active = active
+        self.row_limit = row_limit
         self._profile: profile | None = None
         self._done = False
 

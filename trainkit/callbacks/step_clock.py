@@ -73,7 +73,8 @@ class StepClock(Callback):
         self._reset(torch.device("cpu"), stream=False)
 
     def _reset(self, device: torch.device, stream: bool) -> None:
-        self._on_gpu, self._stream = device.type == "cuda", stream
+        self._on_gpu = device.type == "cuda"
+        self._stream = stream
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._device_s = 0.0
         self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()

@@ -159,7 +159,8 @@ def _newest(
     folder on this machine), or None.
     """
     there = [(written(store, name), store, name) for store in stores for name in store.names()]
-    weights_alone, damaged = "", ""
+    weights_alone = ""
+    damaged = ""
     for _, store, name in sorted(there, key=lambda entry: entry[0], reverse=True):
         try:
             folder = reader.open(store, name, stack)

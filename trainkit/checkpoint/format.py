@@ -36,7 +36,9 @@ from trainkit.checkpoint.pieces import Pieces, resolve, table_of
 from trainkit.errors import CheckpointError
 from trainkit.safety.foreign import check_archive, read_bounded
 
-WEIGHTS, TRAINING, MANIFEST = "weights.safetensors", "training.pt", "manifest.json"
+WEIGHTS = "weights.safetensors"
+TRAINING = "training.pt"
+MANIFEST = "manifest.json"
 ONLY_WEIGHTS = "holds only weights: a run cannot resume from it. It can be validated and tested."
 # Raised by torch.load and the unpicklers for a damaged or foreign file.
 STRANGE_FILE = (
@@ -52,7 +54,8 @@ STRANGE_FILE = (
     struct.error,
 )
 # the manifest's own hash is that of itself with no seal
-_SEAL, _NO_SEAL = "sha256_of_this_file", "0" * 64
+_SEAL = "sha256_of_this_file"
+_NO_SEAL = "0" * 64
 
 
 @dataclass(frozen=True)

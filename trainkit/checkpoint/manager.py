@@ -69,7 +69,8 @@ class CheckpointManager:
 
     def connect(self, contents: Contents, undo: StepUndo | None = None) -> None:
         """Take the parts of a run that was built."""
-        self._contents, self._undo = contents, undo
+        self._contents = contents
+        self._undo = undo
 
     @property
     def contents(self) -> Contents:

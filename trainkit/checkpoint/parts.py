@@ -22,7 +22,9 @@ from torch import Tensor
 from trainkit.checkpoint.files import flush, sha256_of, write_safetensors
 
 _FILE = re.compile(r"rank-\d+-of-\d+\.safetensors")
-_POLL_S, _LONGEST_POLL_S, _PATIENCE_S = 0.05, 0.5, 1800.0
+_POLL_S = 0.05
+_LONGEST_POLL_S = 0.5
+_PATIENCE_S = 1800.0
 _SEEN_S = 60.0  # a network disk may show another host's file late
 
 

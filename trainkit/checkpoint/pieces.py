@@ -24,7 +24,8 @@ from torch import Tensor
 from trainkit.engine.pieces import Piece
 from trainkit.errors import CheckpointError
 
-MODEL, TRAINING_KEYS = "model/", "training/"
+MODEL = "model/"
+TRAINING_KEYS = "training/"
 _REFERENCE = "__piece__"  # the one key of a mapping that stands for a tensor
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -207,7 +208,8 @@ class StoredPieces:
     """A tensor in pieces."""
 
     def __init__(self, pieces: Pieces, key: str) -> None:
-        self._pieces, self._key = pieces, key
+        self._pieces = pieces
+        self._key = key
         self.shape, self.dtype, _ = pieces._entries[key]
 
     def into(self, piece: Piece) -> None:

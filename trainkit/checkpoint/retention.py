@@ -26,7 +26,9 @@ class Retained:
     """
 
     def __init__(self, mode: Literal["min", "max"], top_k: int, keeps_last: bool) -> None:
-        self._mode, self._top_k, self._keeps_last = mode, top_k, keeps_last
+        self._mode = mode
+        self._top_k = top_k
+        self._keeps_last = keeps_last
         self.scores: dict[str, float] = {}
         self.unfit: set[str] = set()
         self.last = ""
@@ -106,7 +108,9 @@ class Retention:
         which may still have to learn the outcome of this one's last save.
         """
         other = Retention(self.names.copy())
-        other.names.scores, other.names.unfit, other.names.last = {}, set(), ""
+        other.names.scores = {}
+        other.names.unfit = set()
+        other.names.last = ""
         other._earlier = self._save
         return other
 

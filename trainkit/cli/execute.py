@@ -34,7 +34,8 @@ class RunFiles(Callback):
     may_differ = True  # the settings are compared one by one
 
     def __init__(self, files: dict[str, str], masked_values: Sequence[str] = ()) -> None:
-        self._files, self._masked_values = files, masked_values
+        self._files = files
+        self._masked_values = masked_values
         self._run_dir: Path | None = None  # once it is written to
 
     def __enter__(self) -> RunFiles:
@@ -77,7 +78,8 @@ def execute(job: ComposedJob) -> dict[str, float]:
     """Run one job; return the latest logged values."""
     files = RunFiles(job.files, job.kept.values if job.kept else ())
     built = build(job.config, [files], job.kept)
-    trainer, task = built.trainer, built.task
+    trainer = built.trainer
+    task = built.task
     if job.notes and read_launcher().is_main:
         lines = [
             f"config of {job.config['run_dir']}, with changes:",

@@ -58,7 +58,9 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
     Raises:
         ConfigError: an argument is none of them.
     """
-    conf, overrides, flags = None, [], []
+    conf = None
+    overrides = []
+    flags = []
     for argument in arguments:
         if argument.startswith("conf="):
             conf = argument.removeprefix("conf=")

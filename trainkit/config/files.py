@@ -27,7 +27,8 @@ def explain_file(error: MarkedYAMLError | RecursionError, name: str) -> NoReturn
 
 
 def _frames(error: BaseException) -> list[str]:
-    found, trace = [], error.__traceback__
+    found = []
+    trace = error.__traceback__
     while trace is not None:
         found.append(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next

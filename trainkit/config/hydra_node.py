@@ -40,7 +40,8 @@ def of_trial(folder: Path, name: str, more: list[str]) -> Iterator[DictConfig]:
         HydraConfig.instance().cfg = running
         yield composed
     finally:
-        HydraConfig.instance().cfg, GlobalHydra.instance().hydra = running, main
+        HydraConfig.instance().cfg = running
+        GlobalHydra.instance().hydra = main
 
 
 def is_of_hydra(override: str) -> bool:

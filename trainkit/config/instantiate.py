@@ -34,7 +34,9 @@ class Factory:
     """
 
     def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], key: str) -> None:
-        self.function, self.arguments, self.key = function, arguments, key
+        self.function = function
+        self.arguments = arguments
+        self.key = key
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _call(self.function, args, {**self.arguments, **kwargs}, self.key)

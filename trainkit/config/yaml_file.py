@@ -107,7 +107,8 @@ class _NodeWalk:
 
     def __init__(self, path: Path, loader: _Loader) -> None:
         self.has_aliases = False
-        self._path, self._loader = path, loader
+        self._path = path
+        self._loader = loader
         self._sizes: dict[int, int | None] = {}  # None within the node itself
 
     def size_of(self, node: yaml.Node, key: str) -> int:

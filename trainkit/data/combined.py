@@ -48,7 +48,8 @@ class CombinedLoader:
             )
         if not isinstance(iterables, (Mapping, list, tuple)) or not iterables:
             raise ConfigError("CombinedLoader: iterables must be a dict or a list of loaders.")
-        self.iterables, self.mode = iterables, mode
+        self.iterables = iterables
+        self.mode = mode
         self._parts = list(iterables.values() if isinstance(iterables, Mapping) else iterables)
 
     def __iter__(self) -> Iterator[Any]:
@@ -169,7 +170,8 @@ class _Batches:
         self, loaders: Sequence[DataLoader[Any]], offsets: Sequence[int], mode: Mode
     ) -> None:
         self._batching: list[Any] = [loader.batch_sampler for loader in loaders]
-        self._offsets, self._mode = offsets, mode
+        self._offsets = offsets
+        self._mode = mode
 
     def __iter__(self) -> Iterator[list[int]]:
         rows = (
@@ -209,7 +211,8 @@ class _Collate:
     def __init__(
         self, own: Sequence[Callable[[list[Any]], Any]], arrange: Callable[[Sequence[Any]], Any]
     ) -> None:
-        self._own, self._arrange = own, arrange
+        self._own = own
+        self._arrange = arrange
 
     def __call__(self, samples: Sequence[tuple[int, Any]]) -> Any:
         parts: list[list[Any]] = [[] for _ in self._own]

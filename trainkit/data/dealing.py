@@ -56,12 +56,14 @@ class DealtDataset(IterableDataset[Any]):
 
     def __init__(self, dataset: IterableDataset[Any], batch_size: int) -> None:
         """`batch_size` is the number of samples of a batch."""
-        self.dataset, self._batch_size = dataset, batch_size
+        self.dataset = dataset
+        self._batch_size = batch_size
         self._share, self._seed = Share(0, None, 1, 0, 1), 0
 
     def start(self, share: Share, seed: int) -> None:
         """Set the next iteration."""
-        self._share, self._seed = share, seed
+        self._share = share
+        self._seed = seed
 
     def __iter__(self) -> Iterator[Any]:
         info, share = torch.utils.data.get_worker_info(), self._share
@@ -96,7 +98,9 @@ class SplitDataset(IterableDataset[Any]):
 
     def __init__(self, dataset: IterableDataset[Any], rank: int, world_size: int) -> None:
         """Wrap `dataset` for a rank."""
-        self.dataset, self._rank, self._world_size = dataset, rank, world_size
+        self.dataset = dataset
+        self._rank = rank
+        self._world_size = world_size
 
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()

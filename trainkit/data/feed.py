@@ -60,7 +60,8 @@ class Moving(Iterator[Microbatch]):
     """
 
     def __init__(self, on_host: Iterator[Microbatch], move: Move) -> None:
-        self.on_host, self.move = on_host, move
+        self.on_host = on_host
+        self.move = move
 
     def __next__(self) -> Microbatch:
         """Return the next one, on the device."""
@@ -91,7 +92,9 @@ class Skips:
     """
 
     def __init__(self, bad: BadSamples, name: str, each_step: bool) -> None:
-        self._bad, self._name, self._each_step = bad, name, each_step
+        self._bad = bad
+        self._name = name
+        self._each_step = each_step
         self._own: list[BadSample] = []
         self._has_good = False
 
@@ -105,7 +108,8 @@ class Skips:
             planned: samples of the step with the bad ones, if known: then one sum shows whether
                 there are any.
         """
-        found, lost = [], False
+        found = []
+        lost = False
         for batch, places in pulled:
             rest = rest_of(batch)
             self._own += rest.bad
@@ -285,8 +289,12 @@ class StreamFeed(Feed):
             even: whether all ranks need as many microbatches in each step: a rank without data
                 repeats its last one, as a ghost (plan.py).
         """
-        self.stream, self._accumulate_at, self._skips = stream, accumulate_at, skips
-        self._sum_over_ranks, self._move, self._even = sum_over_ranks, move, even
+        self.stream = stream
+        self._accumulate_at = accumulate_at
+        self._skips = skips
+        self._sum_over_ranks = sum_over_ranks
+        self._move = move
+        self._even = even
         self._latest: Any = None
 
     def num_steps_in(self, epoch: int) -> int | None:

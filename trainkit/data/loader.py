@@ -205,12 +205,19 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
 
     def __init__(self, plan: StepPlan, rank: int, draw: Callable[[int], Sequence[int]]) -> None:
         """`draw` returns an epoch's order."""
-        self.plan, self.rank, self.draw = plan, rank, draw
-        self.epoch, self.step, self.last = 0, 0, plan.num_steps
+        self.plan = plan
+        self.rank = rank
+        self.draw = draw
+        self.epoch = 0
+        self.step = 0
+        self.last = plan.num_steps
 
     def start(self, plan: StepPlan, epoch: int, step: int) -> None:
         """Set the next iteration: step `step` and all after it of `epoch`, split by `plan`."""
-        self.plan, self.epoch, self.step, self.last = plan, epoch, step, plan.num_steps
+        self.plan = plan
+        self.epoch = epoch
+        self.step = step
+        self.last = plan.num_steps
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch = self.epoch
@@ -261,7 +268,10 @@ class ShardedLoader:
             agree: returns rank 0's list on all ranks; used for the order of a user's own sampler.
             guarded: whether a batch with bad samples is yielded as a Rest (bad_samples.py).
         """
-        self.source, self.plan, self._seed, self._agree = source, plan, seed, agree
+        self.source = source
+        self.plan = plan
+        self._seed = seed
+        self._agree = agree
         self._drawn: list[int] | None = None
         self._sampler = RankSampler(plan, rank, self._order)
         options = dict(source.options)

@@ -32,7 +32,8 @@ Item = TypeVar("Item")
 _EMPTY = 0x9E3779B97F4A7C15  # the hash of no numbers
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_set_numpy, _get_numpy = np.random.mtrand.set_bit_generator, np.random.mtrand.get_bit_generator
+_set_numpy = np.random.mtrand.set_bit_generator
+_get_numpy = np.random.mtrand.get_bit_generator
 _TORCH_BYTES = torch.get_rng_state().nbytes
 _torch_state = torch.default_generator.get_state
 # making one takes as long as the random numbers of ten samples
@@ -225,7 +226,8 @@ class SeededDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+        self.dataset = dataset
+        self.seed = seed
         self._may_draw, self._draws = may_draw(dataset), False
         self._witness: Witness | None = None  # made where the samples are read: it is not pickled
 

@@ -72,7 +72,8 @@ def readings(loaders: Sequence[tuple[str, Any]], num_workers: int | None) -> lis
             DataLoaders, or None).
         num_workers: processes for a loader that has none. Default: the cores of this process.
     """
-    found, seen = [], set()
+    found = []
+    seen = set()
     for name, data in loaders:
         data = data.iterables if isinstance(data, CombinedLoader) else data
         items = (

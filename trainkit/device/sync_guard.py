@@ -99,7 +99,8 @@ def allowed_read() -> Iterator[None]:
         finally:
             torch.cuda.set_sync_debug_mode(mode)
     else:
-        paused, _Operators.paused = _Operators.paused, True
+        paused = _Operators.paused
+        _Operators.paused = True
         try:
             yield
         finally:

@@ -15,8 +15,10 @@ from trainkit.console import warning
 # Of glibc's mallopt (malloc.h). Blocks above M_MMAP_THRESHOLD are mapped by the kernel, and free
 # memory at the heap's end returns to it above M_TRIM_THRESHOLD. By default glibc raises the first
 # up to 32 MiB, and the second to twice of it.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST, _NEVER = 2**25, -1
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_LARGEST = 2**25
+_NEVER = -1
 
 
 @contextlib.contextmanager

@@ -66,7 +66,8 @@ def _gpu(nvml: Any, index: int) -> Iterator[Finding]:
     name = str(nvml.nvmlDeviceGetName(handle))
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        used, total = memory.used / _GIB, memory.total / _GIB
+        used = memory.used / _GIB
+        total = memory.total / _GIB
         text = f"{name}, {total:.0f} GiB, {used:.1f} GiB in use"
     except nvml.NVMLError:  # with memory that it shares with the CPU, or in parts (MIG)
         used, total, text = 0.0, 0.0, f"{name} (its memory is not reported)"

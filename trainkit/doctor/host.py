@@ -16,8 +16,11 @@ from trainkit.doctor.findings import Finding
 from trainkit.doctor.software import Torch
 
 AREA = "this host"
-_GIB, _MIB = 2**30, 2**20
-_LEAST_FILES, _LEAST_SHM_GIB, _LEAST_DISK_GIB = 4096, 1.0, 5.0
+_GIB = 2**30
+_MIB = 2**20
+_LEAST_FILES = 4096
+_LEAST_SHM_GIB = 1.0
+_LEAST_DISK_GIB = 5.0
 _MOST_WORKERS = 8
 
 

@@ -18,7 +18,8 @@ from trainkit.doctor.findings import Finding
 from trainkit.version import __version__
 
 AREA = "software"
-PYTHONS, LEAST_TORCH = ((3, 10), (3, 13)), (2, 11)
+PYTHONS = ((3, 10), (3, 13))
+LEAST_TORCH = (2, 11)
 _NEEDED = ("hydra-core", "omegaconf", "rich", "safetensors", "fsspec", "tensorboard", "plotly")
 _EXTRAS = {
     "wandb": "wandb",

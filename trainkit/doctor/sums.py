@@ -54,7 +54,8 @@ if not stock: dist.destroy_process_group()
 def look(launcher: Launcher, mend: str) -> Iterator[Finding]:
     """Start two ranks and check their allreduce; `mend` is the remedy if they fail."""
     with tempfile.TemporaryDirectory(prefix="trainkit-doctor-") as folder:
-        script, log = Path(folder) / "sums.py", Path(folder) / "output.log"
+        script = Path(folder) / "sums.py"
+        log = Path(folder) / "output.log"
         script.write_text(_SCRIPT)
         env = without_launcher(os.environ)
         code = run_job(

@@ -149,7 +149,9 @@ class Engine(ABC):
             precision: unscales and updates; None for plain `optimizer.step()`.
         """
         self.release()
-        self._task, self._optimizers, self._precision = task, optimizers, precision
+        self._task = task
+        self._optimizers = optimizers
+        self._precision = precision
         optimized = {
             parameter
             for opt in optimizers
@@ -164,7 +166,9 @@ class Engine(ABC):
         if self._reducer is not None:
             self._reducer.remove()
         self._reducer = self.heartbeat.reducer = None
-        self._task, self._optimizers, self._precision = None, (), None
+        self._task = None
+        self._optimizers = ()
+        self._precision = None
         self.clear_gradients = partial(clear_gradients, (), ())
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:

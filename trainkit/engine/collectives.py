@@ -42,7 +42,8 @@ class Collectives(ABC):
     peer_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, ranks: Ranks, heartbeat: Heartbeat) -> None:
-        self.ranks, self._heartbeat = ranks, heartbeat
+        self.ranks = ranks
+        self._heartbeat = heartbeat
 
     @contextlib.contextmanager
     def waiting_for(self, what: str) -> Iterator[None]:
@@ -130,7 +131,8 @@ class Collectives(ABC):
         Raises:
             TrainkitError: `function` raised it on rank 0; all ranks raise it.
         """
-        value, error = None, None
+        value = None
+        error = None
         if self.ranks.is_main:
             try:
                 value = function()

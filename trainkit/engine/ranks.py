@@ -67,8 +67,10 @@ class Ranks:
         takes_part: bool = True,
     ) -> None:
         """Set the numbers that hold from now on; see the attributes."""
-        self.rank, self.world_size = rank, world_size
-        self.local_rank, self.local_size = local_rank, local_size
+        self.rank = rank
+        self.world_size = world_size
+        self.local_rank = local_rank
+        self.local_size = local_size
         self.takes_part = takes_part
 
     def join(self, process_set: Sequence[int] | None) -> None:

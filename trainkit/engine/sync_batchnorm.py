@@ -114,7 +114,8 @@ class _Normalise(torch.autograd.Function):
         wide = _at_least_float32(x_NC).dtype
         scale_C = invstd_C if weight_C is None else invstd_C * weight_C
         ctx.save_for_backward(x_NC, weight_C, mean_C, invstd_C, count)
-        ctx.all_reduce, ctx.has_bias = all_reduce, bias_C is not None
+        ctx.all_reduce = all_reduce
+        ctx.has_bias = bias_C is not None
         ctx.mark_non_differentiable(count, mean_C, var_C)
         centred = _at_least_float32(x_NC) - _along(mean_C.to(wide), x_NC)
         output = centred * _along(scale_C.to(wide), x_NC)

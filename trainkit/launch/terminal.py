@@ -43,7 +43,8 @@ class Terminal:
     """
 
     def __init__(self, process: int, file: int) -> None:
-        self._process, self._file = process, file
+        self._process = process
+        self._file = file
 
     @property
     def is_in_front(self) -> bool:

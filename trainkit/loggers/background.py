@@ -46,7 +46,10 @@ class Background:
     ) -> None:
         self.mistake: TrainkitError | None = None
         self.dropped = 0
-        self._name, self._flush, self._get_on, self._room = name, flush, get_on, room
+        self._name = name
+        self._flush = flush
+        self._get_on = get_on
+        self._room = room
         self._failed = self._abandoned = False
         self._doing = "waiting"
         self._queue: queue.Queue[_Entry | None] = queue.Queue(room)

@@ -95,7 +95,8 @@ class Logger(Callback):
         if not self.takes_part(trainer):
             return
         self.require()
-        here, checkpoints = trainer.engine.heartbeat, trainer.checkpoints
+        here = trainer.engine.heartbeat
+        checkpoints = trainer.checkpoints
 
         def get_on() -> None:
             here.progress += 1

@@ -30,7 +30,8 @@ class CheckpointLogger(Logger):
         """Reset. A resumed run uploads its checkpoints again;
         both services recognise identical content.
         """
-        self._uploaded, self._is_new = {}, False
+        self._uploaded = {}
+        self._is_new = False
         self._stores = tuple(trainer.checkpoints.stores)
         super().on_fit_start(trainer, task)
 

@@ -72,7 +72,9 @@ class MLFlowLogger(CheckpointLogger):
         self.experiment_name = experiment_name
         self.run_name = run_name
         self.tracking_uri = tracking_uri
-        self.tags, self.log_model, self.finish_timeout_s = tags or {}, log_model, finish_timeout_s
+        self.tags = tags or {}
+        self.log_model = log_model
+        self.finish_timeout_s = finish_timeout_s
         self._key: str | None = None
         self.run_id: str | None = None
 

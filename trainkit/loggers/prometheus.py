@@ -51,7 +51,9 @@ class PrometheusLogger(Logger):
             raise ConfigError(
                 f"logger.prometheus.port is {port}; it must be 0 (any free port) to 65535."
             )
-        self.port, self.addr, self.loss = port, addr, loss
+        self.port = port
+        self.addr = addr
+        self.loss = loss
         self.address: str | None = None
         self._board: Board | None = None
         self._server: Any = None
@@ -111,7 +113,8 @@ class PrometheusLogger(Logger):
                 board.numbers["trainkit_samples_per_second"] = (
                     samples - self._samples_then
                 ) / seconds
-            self._times, self._samples_then = times, samples
+            self._times = times
+            self._samples_then = samples
 
     def on_validation_batch_end(
         self,
@@ -182,7 +185,9 @@ def _gpus_of(trainer: RunView) -> range:
 
 class _Collector:
     def __init__(self, core: Any, board: Board, labels: dict[str, str]) -> None:
-        self._core, self._board, self._labels = core, board, labels
+        self._core = core
+        self._board = board
+        self._labels = labels
 
     def collect(self) -> Iterator[Any]:
         own = list(self._labels.values())

@@ -42,7 +42,9 @@ class RowLogger(Placed, Logger):
         self._forget()
 
     def _forget(self) -> None:
-        self._last_step, self._rows_of_step, self._knows = -1, 0, False
+        self._last_step = -1
+        self._rows_of_step = 0
+        self._knows = False
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit":
@@ -66,7 +68,8 @@ class RowLogger(Placed, Logger):
 
     def taken(self, step: int) -> None:
         if step > self._last_step:
-            self._last_step, self._rows_of_step = step, 0
+            self._last_step = step
+            self._rows_of_step = 0
         self._rows_of_step += step == self._last_step
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
@@ -91,7 +94,9 @@ class Sieve:
     """
 
     def __init__(self, last_step: int, most: int | None) -> None:
-        self._last_step, self._most, self._seen = last_step, most, 0
+        self._last_step = last_step
+        self._most = most
+        self._seen = 0
 
     def __call__(self, step: int) -> bool:
         """Return whether the next row, which belongs to this step, is retained."""

@@ -69,9 +69,14 @@ class WandbLogger(CheckpointLogger):
         save_dir: str | None = None,
     ) -> None:
         self.save_dir = save_dir
-        self.project, self.name, self.entity = project, name, entity
-        self.group, self.tags, self.mode = group, tags, mode
-        self.log_model, self.finish_timeout_s = log_model, finish_timeout_s
+        self.project = project
+        self.name = name
+        self.entity = entity
+        self.group = group
+        self.tags = tags
+        self.mode = mode
+        self.log_model = log_model
+        self.finish_timeout_s = finish_timeout_s
         self._id: str | None = None
         self._run: Any = None
 

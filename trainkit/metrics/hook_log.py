@@ -30,7 +30,9 @@ class HookLog:
             put: takes the values of an epoch, the same on all ranks.
             show: takes a function that returns what is logged beside numbers.
         """
-        self._gather, self._put, self.show = all_gather_object, put, show
+        self._gather = all_gather_object
+        self._put = put
+        self.show = show
         self.values: dict[str, tuple[Any, Reduction | None]] = {}
         self.prog_bar: set[str] = set()
         self.hidden: set[str] = set()  # names that loggers do not get

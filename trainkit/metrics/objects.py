@@ -125,7 +125,9 @@ def remember(metrics: Iterable[Any]) -> Callable[[], None]:
         for one, states, count, syncs in held:
             for name, value in states.items():
                 setattr(one, name, value)
-            one._update_count, one._computed, one._to_sync = count, None, syncs
+            one._update_count = count
+            one._computed = None
+            one._to_sync = syncs
 
     return undo
 
@@ -335,7 +337,8 @@ def _give(metric: Any, ranks: Sequence[tuple[States, int]]) -> None:
                 _combine([states[place][state] for states, _ in ranks], reduction, metric.device),
             )
         # else compute() would sum over torch.distributed's ranks once more
-        one._computed, one._to_sync = None, False
+        one._computed = None
+        one._to_sync = False
     metric._update_count = sum(count for _, count in ranks)
 
 

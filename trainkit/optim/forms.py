@@ -79,7 +79,8 @@ def _read_forms(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
 
 
 def _read_dicts(dicts: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], list[ScheduleConfig]]:
-    optimizers, schedules = [], []
+    optimizers = []
+    schedules = []
     for item in dicts:
         unknown = set(item) - {"optimizer", "lr_scheduler"}
         if unknown or not isinstance(item.get("optimizer"), Optimizer):

@@ -43,7 +43,8 @@ class SampleWeights:
         self._batch_weight = batch_weight
         self._is_alone = is_alone
         self._own = self._skipped = 0  # this rank's samples of this step
-        self._num_ranks, self._needs_backward = num_ranks, needs_backward
+        self._num_ranks = num_ranks
+        self._needs_backward = needs_backward
         self._held: Tensor | None = None  # the Task's own weights of this step, float64
         self._by_task: bool | None = None  # None until this rank has had a batch
         self._is_agreed = False  # whether all ranks know of `_by_task`
@@ -124,7 +125,9 @@ class SampleWeights:
 
     def forget(self) -> None:
         """Drop the weights of a step that is retried."""
-        self._held, self._own, self._skipped = None, 0, 0
+        self._held = None
+        self._own = 0
+        self._skipped = 0
 
     def _agree(self) -> None:
         """Inform all ranks, once a run:
@@ -135,7 +138,8 @@ class SampleWeights:
             on_any = bool(self._all_reduce(own) > 0)
         if self._by_task is not None and self._by_task != on_any:
             raise TaskError(self._some())
-        self._by_task, self._is_agreed = on_any, True
+        self._by_task = on_any
+        self._is_agreed = True
 
     def _some(self) -> str:
         return (

@@ -67,7 +67,8 @@ class LearningRates:
             ConfigError: momentum correction is off, and there is no momentum, or a scheduler
                 changes it too.
         """
-        self._optimizers, self._schedules = optimizers, schedules
+        self._optimizers = optimizers
+        self._schedules = schedules
         self._whole, self._contract = contract, contract.at(0)
         self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self.groups]
         self._scheduled = [float(group["lr"]) for group in self.groups]

@@ -19,7 +19,8 @@ class UsersRates:
     """
 
     def __init__(self, say: Callable[[str], None], sizes: list[int]) -> None:
-        self._say, self.sizes = say, sizes
+        self._say = say
+        self.sizes = sizes
         self.places: set[int] = set()
         self.written: list[Any] = []
 

@@ -27,7 +27,8 @@ class SkipBadSamples(Feature):
     )
 
     def __init__(self, limit: int, skip: Callable[[BadSamples], None]) -> None:
-        self._limit, self._skip = limit, skip
+        self._limit = limit
+        self._skip = skip
 
     def model_made(self, run: RunView) -> None:
         """Make the log of all ranks' bad samples, before any feed."""

@@ -31,7 +31,8 @@ def compute_gradients(run: Run, step: Step) -> None:
     """Run forward and backward of this rank's microbatches;
     sums over ranks start in the last one.
     """
-    run.step.open_batch, run.step.has_begun = None, False
+    run.step.open_batch = None
+    run.step.has_begun = False
     for microbatch in step.microbatches:
         with run.step.sync_guard:
             if microbatch.num_samples:
@@ -47,7 +48,9 @@ def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     """Run forward and backward of one microbatch;
     all but a rank's last keep their gradients on the rank.
     """
-    task, batch, batch_idx = run.task, microbatch.batch, run.state.batch_idx
+    task = run.task
+    batch = microbatch.batch
+    batch_idx = run.state.batch_idx
     task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
     start_batch(run, batch, batch_idx, first=not run.step.has_begun)
     run.step.has_begun = True
@@ -139,7 +142,8 @@ def end_last_batch(run: Run) -> None:
     """Call the hook of this rank's last microbatch of the step, which sees the new weights;
     then drop the gradients.
     """
-    ended, run.step.open_batch = run.step.open_batch, None
+    ended = run.step.open_batch
+    run.step.open_batch = None
     with run.step.sync_guard:
         if ended is not None:
             end_batch(run, ended)
@@ -169,7 +173,8 @@ def train_manually(run: Run, step: Step, manual: ManualBatches) -> bool:
     """Let the Task train on this rank's batch and update the weights itself."""
     task = run.task
     for microbatch in manual.batches(step):
-        batch, batch_idx = microbatch.batch, run.state.batch_idx
+        batch = microbatch.batch
+        batch_idx = run.state.batch_idx
         task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
         start_batch(run, batch, batch_idx, first=True)
         with manual.batch(microbatch.num_samples, step.num_samples), run.precision.autocast():

@@ -94,7 +94,8 @@ def plan_batches(options: BatchOptions, feeds: Feeds, communication: str = "exac
         options.lr_warmup_steps, options.lr_warmup_epochs, feeds.train.num_steps_in
     )
     (_, accumulate), *later = feeds.accumulation
-    scaling, reference = options.lr_scaling, options.lr_reference_batch_size
+    scaling = options.lr_scaling
+    reference = options.lr_reference_batch_size
     size, ranks, shares = feeds.batch_size, feeds.declared_ranks, words_of(feeds.shares)
     return BatchPlan(
         size, ranks, accumulate, scaling, reference, warmup, tuple(later), communication, shares
@@ -143,7 +144,8 @@ def _parts(
     optimizers: Sequence[Optimizer],
     schedules: Sequence[ScheduleConfig],
 ) -> FitParts:
-    run, engine = stage.run, stage.engine
+    run = stage.run
+    engine = stage.engine
     own_weight = None if type(run.task).batch_weight is Task.batch_weight else run.task.batch_weight
     weights = SampleWeights(
         type(run.task).__name__,

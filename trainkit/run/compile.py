@@ -48,7 +48,8 @@ class Compile(Feature):
     def __init__(
         self, mode: bool | str, enter: Callable[[contextlib.AbstractContextManager[None]], None]
     ) -> None:
-        self._mode, self._enter = mode, enter
+        self._mode = mode
+        self._enter = enter
 
     def model_made(self, run: RunView) -> None:
         """Compile the modules at their first call."""

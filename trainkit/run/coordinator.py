@@ -25,7 +25,8 @@ _MAX_ROUNDS = 255  # between two exchanges: rounds may become slower without not
 _MAX_QUESTIONS = 4
 # Bits: signalled ranks, then rank 0's rounds, answers and hundredths of a second (31 bits of an
 # int64: 248 days).
-_ROUNDS_AT, _ANSWERS_AT = 20, 28
+_ROUNDS_AT = 20
+_ANSWERS_AT = 28
 _TIME_AT = _ANSWERS_AT + _MAX_QUESTIONS
 
 
@@ -54,9 +55,11 @@ class Coordinator:
     """
 
     def __init__(self, engine: Engine, signals: Signals) -> None:
-        self._engine, self._signals = engine, signals
+        self._engine = engine
+        self._signals = signals
         self._started = self._last = time.monotonic()
-        self._every, self._rounds = 1, 0
+        self._every = 1
+        self._rounds = 0
         self._wait: Callable[[], int] | None = None  # of the exchange in flight
         self._reported = False  # in that exchange: this rank received a signal
         # whether exchanges are read at once; the same on all ranks, as the next two are
@@ -66,7 +69,8 @@ class Coordinator:
         self._counted = 1  # the rounds before it
         self._questions: dict[str, Question] = {}
         self.now = 0.0
-        self.num_signalled, self.includes_this_rank = 0, False
+        self.num_signalled = 0
+        self.includes_this_rank = False
         self._change = Question(lambda: engine.ranks.change_requested)
         if engine.ranks.is_elastic:
             self._questions["ranks"] = self._change
@@ -96,7 +100,8 @@ class Coordinator:
         """Exchange at the next round: the length of rounds changes here. Call it on all ranks."""
         self.settle()
         self._every, self._rounds, self._last = 1, 0, time.monotonic()
-        self._is_long, self._sent_at = True, None
+        self._is_long = True
+        self._sent_at = None
 
     def settle(self) -> None:
         """Wait for the exchange in flight, if any. Call it on all ranks."""
@@ -157,7 +162,8 @@ class Coordinator:
         )
 
     def _read(self, total: int) -> None:
-        self._every, sent_at = (total >> _ROUNDS_AT) & _MAX_ROUNDS, (total >> _TIME_AT) / 100
+        self._every = (total >> _ROUNDS_AT) & _MAX_ROUNDS
+        sent_at = (total >> _TIME_AT) / 100
         if self._sent_at is not None:
             self._is_long = (sent_at - self._sent_at) / self._counted > LONG_ROUND_S
         self._sent_at, self.now = sent_at, max(self.now, sent_at)

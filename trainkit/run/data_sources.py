@@ -328,7 +328,8 @@ def _stream(
             " read other samples, and ranks of a tensor group must read the same. Pass a"
             " DataLoader or an iterable: its batches are dealt to the data ranks."
         )
-    rank, world_size = engine.ranks.data_rank, engine.ranks.data_size
+    rank = engine.ranks.data_rank
+    world_size = engine.ranks.data_size
     if isinstance(data, StreamSource):
         return data.stream(limit, seed, (rank, world_size), declared, engine.comm.run_on_main)
     reads_own, data = isinstance(data, Sharded), data.data if isinstance(data, Sharded) else data

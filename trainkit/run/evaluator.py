@@ -89,7 +89,9 @@ class Evaluator:
     def __init__(
         self, run: RunView, task: Task, hooks: Hooks, data: ValidationData | None = None
     ) -> None:
-        self._run, self._task, self._hooks = run, task, hooks
+        self._run = run
+        self._task = task
+        self._hooks = hooks
         self.data = data or ValidationData([], lambda limit: [])
         self._own_names, self.names = set[str](), set[str]()
         self._of_hooks: dict[str, float] = {}
@@ -251,7 +253,8 @@ class Evaluator:
                 # for training too.
                 with torch.no_grad(), self._run.precision.autocast():
                     for batch_idx, microbatch in enumerate(_batches(feed, check)):
-                        batch, self._current = microbatch.batch, (feed, microbatch)
+                        batch = microbatch.batch
+                        self._current = (feed, microbatch)
                         if not microbatch.num_samples:
                             with uncounted(self._task):
                                 call_step(self._task, _STEPS[kind], batch, batch_idx, *more)
@@ -285,7 +288,8 @@ class Evaluator:
         self._hooks("on_predict_epoch_start")
         with _eval_mode(self._task), torch.no_grad(), self._run.precision.autocast():
             for batch_idx, microbatch in enumerate(_batches(feed, lambda: None)):
-                batch, self._current = microbatch.batch, (feed, microbatch)
+                batch = microbatch.batch
+                self._current = (feed, microbatch)
                 if not microbatch.num_samples:
                     with uncounted(self._task):
                         call_step(self._task, "predict_step", batch, batch_idx)

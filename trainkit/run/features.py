@@ -18,7 +18,8 @@ from trainkit.run.setup import Stage
 
 def features_of(stage: Stage) -> Features:
     """Return the features that the options, the Task and the job ask for."""
-    numerics, samples = stage.options.numerics, stage.options.samples
+    numerics = stage.options.numerics
+    samples = stage.options.samples
     features = Features()
     asked: list[object] = [
         numerics.compile and Compile(numerics.compile, stage.enter_once),

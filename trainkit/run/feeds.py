@@ -26,14 +26,18 @@ def make_feeds(
     Raises:
         ConfigError: no validation would ever run.
     """
-    options, engine, source = stage.options.batch, stage.engine, training.source
+    options = stage.options.batch
+    engine = stage.engine
+    source = training.source
     changes = derive_accumulation(
         training.batch_size, declared, options.accumulate_grad_batches, options.global_batch_size
     )
     if options.overfit_batches is not None and source is not None:
         # the same batches again and again
         source = dataclasses.replace(source, shuffle=False, sampler=None)
-    limit, seed, pad = options.limit_train_batches, stage.options.seed, options.pad_last_step
+    limit = options.limit_train_batches
+    seed = stage.options.seed
+    pad = options.pad_last_step
     if shares is not None and stage.is_elastic:
         raise ConfigError(
             "trainer.rank_shares is set, but the job is elastic: its ranks may change. Leave one of"
@@ -94,7 +98,8 @@ def _validation_data(stage: Stage) -> ValidationData:
     """Return what the evaluator of a fit needs:
     the feeds, and feeds of the same data for the sanity check.
     """
-    run, feeds = stage.run, stage.feeds.of_fit
+    run = stage.run
+    feeds = stage.feeds.of_fit
 
     def sanity_feeds(limit: int | None) -> list[Feed]:
         share = stage.options.evaluation.limit_val_batches if limit is None else limit

@@ -46,7 +46,10 @@ class LossWatch:
         copies: bool = False,
     ) -> None:
         self._copies = copies
-        self._say, self._state, self._ranks, self._steps_alone = say, state, ranks, steps_alone
+        self._say = say
+        self._state = state
+        self._ranks = ranks
+        self._steps_alone = steps_alone
         self._last: Tensor | None = None
         self._reported = False
 

@@ -75,7 +75,9 @@ def load_to_evaluate(stage: Stage, ckpt_path: str | None) -> None:
     Raises:
         CheckpointError: there is no such checkpoint.
     """
-    task, engine, checkpoints = stage.task, stage.engine, stage.checkpoints
+    task = stage.task
+    engine = stage.engine
+    checkpoints = stage.checkpoints
     _place(stage)
     is_file = ckpt_path is not None and Path(ckpt_path).is_file()
     in_parts, opens = is_in_parts(task), engine.splits_weights and not is_file
@@ -127,7 +129,9 @@ def _load(stage: Stage, start: StartFrom, in_parts: bool) -> None:
     """Fill a new run's weights: those of this rank's parts, or whole ones on rank 0,
     which sends them later.
     """
-    task, engine, weights = stage.task, stage.engine, start.init_weights
+    task = stage.task
+    engine = stage.engine
+    weights = start.init_weights
     mismatches: list[str] = []
     if in_parts:
         mismatches = fill_parts(task, engine, weights, start.strict)

@@ -22,7 +22,8 @@ from trainkit.launch.environment import job_started
 from trainkit.launch.shared_folder import host_name, not_shared, sees, token_in
 from trainkit.run.state import STATE
 
-LEDGER, CONFIG = "goodput.json", "config.yaml"
+LEDGER = "goodput.json"
+CONFIG = "config.yaml"
 # A run's files, which a new run in the folder must not find.
 _OF_A_RUN = (
     "checkpoints",
@@ -104,7 +105,8 @@ def check_shared(
         ConfigError: it is needed, and a host does not see it. In a job that trains already only the
             new ranks of that host raise it: the others continue without them.
     """
-    ranks, comm = engine.ranks, engine.comm
+    ranks = engine.ranks
+    comm = engine.comm
     if ranks.local_size >= ranks.world_size:
         return
     with contextlib.ExitStack() as stack:

@@ -66,7 +66,8 @@ class StoreLease:
     """See the module. A context manager."""
 
     def __init__(self, store: RemoteStore, run_dir: Path) -> None:
-        self._store, self._run_dir = store, run_dir
+        self._store = store
+        self._run_dir = run_dir
         self._owner: dict[str, Any] = {}
         self._ended = threading.Event()
         self._beating: threading.Thread | None = None
@@ -144,7 +145,8 @@ class StoreLease:
                 self._store.remove_file(LOCK)
 
     def _wait_for_turn(self) -> None:
-        seen, since = None, 0.0
+        seen = None
+        since = 0.0
         while True:
             there = self._store.read_file(LOCK)
             now = time.monotonic()
@@ -159,7 +161,8 @@ class StoreLease:
                 continue
             holder = described(there) or described(seen or b"") or {}
             if seen is None:
-                seen, since = there, now
+                seen = there
+                since = now
                 info(
                     f"'{self._store.place}' is held by {_name(holder)}. Waiting up to"
                     f" {_EXPIRES_S:g} s to see whether it still runs."

@@ -45,7 +45,8 @@ class ManualUpdates(Feature):
     )
 
     def __init__(self, stage: Stage, features: Features) -> None:
-        self._stage, self._features = stage, features
+        self._stage = stage
+        self._features = features
         self._manual: ManualRun | None = None
 
     def data_read(self, run: RunView) -> None:
@@ -111,7 +112,8 @@ class ManualRun:
     @contextlib.contextmanager
     def batch(self, num_samples: int, num_in_step: int) -> Iterator[None]:
         """Within the context the Task trains on a batch of this rank."""
-        self._share, self.updated = num_samples / num_in_step, True
+        self._share = num_samples / num_in_step
+        self.updated = True
         self._counted = self.steps_otherwise = False
         self._reduced.clear()
         try:
@@ -227,7 +229,8 @@ class Stepper:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, manual: ManualRun) -> None:
-        self.optimizer, self._manual = optimizer, manual
+        self.optimizer = optimizer
+        self._manual = manual
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Update the weights with the gradients of all ranks.

@@ -74,7 +74,8 @@ def fill_parts(task: Task, engine: Engine, path: str | None, strict: bool = True
         task._first_weights = None
     if path is None:
         return []
-    error, left = "", []
+    error = ""
+    left = []
     try:
         with local_copy(path) as local:
             left = load_into(

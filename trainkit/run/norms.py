@@ -55,7 +55,8 @@ class SyncNorms(Feature):
                 " than the samples of an epoch's last step would end it. Limit the number of ranks:"
                 " --max-np N."
             )
-        now, most = engine.ranks.world_size, engine.ranks.max_world_size
+        now = engine.ranks.world_size
+        most = engine.ranks.max_world_size
         for ranks in range(2 if engine.ranks.is_elastic else now, most + 1) if most > 1 else ():
             for epoch in (0, *(first for first, _ in run.batch_plan.later)):
                 _check_even(run.train_feed, epoch, ranks, now)

@@ -58,7 +58,9 @@ class Halving:
     """
 
     def __init__(self, engine: Engine, state: TrainState, say: Callable[[str], None]) -> None:
-        self._engine, self._state, self._say = engine, state, say
+        self._engine = engine
+        self._state = state
+        self._say = say
 
     def __call__(
         self, step: Step, compute: Callable[[Step], None], undo: Callable[[], None]

@@ -25,7 +25,8 @@ from trainkit.data.sample_names import class_names_of, file_of
 from trainkit.errors import ConfigError
 
 TableFormat = Literal["csv", "parquet"]
-_NAME, _PARTS = "predictions.csv", ".table-*.csv"
+_NAME = "predictions.csv"
+_PARTS = ".table-*.csv"
 _MOST_COLUMNS = 100  # probabilities of more classes are in the tensors alone
 _LABELS = ("label", "labels", "target", "targets", "y")
 
@@ -52,7 +53,9 @@ class PredictionTable:
     """
 
     def __init__(self, folder: Path, rank: int, dataset: Any) -> None:
-        self._folder, self._rank, self._dataset = folder, rank, dataset
+        self._folder = folder
+        self._rank = rank
+        self._dataset = dataset
         self._classes = class_names_of(dataset)
         self._file: TextIO | None = None
         self._columns: list[str] | None = None

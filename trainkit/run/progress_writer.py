@@ -153,7 +153,8 @@ class _Writer:
         self._looked = now
         position = (phase, state.global_step, state.batch_idx, run.engine.heartbeat.progress)
         if position != self._position:
-            self._position, self._moved = position, now
+            self._position = position
+            self._moved = now
         if state.global_step > self._begun_at and self._first is None:
             self._first = now, state.global_step
         steps_per_s, samples_per_s = self._rates(state.global_step, state.samples_seen)

@@ -38,7 +38,8 @@ class Recompute(Feature):
         blocks: bool | Sequence[str],
         enter: Callable[[contextlib.AbstractContextManager[None]], None],
     ) -> None:
-        self._blocks, self._enter = blocks, enter
+        self._blocks = blocks
+        self._enter = enter
 
     def model_made(self, run: RunView) -> None:
         """Let the blocks compute again; after they are compiled."""

@@ -23,8 +23,10 @@ class Reload(Feature):
     name = "trainer.reload_dataloaders_every_n_epochs"
 
     def __init__(self, stage: Stage, features: Features) -> None:
-        self._stage, self._features = stage, features
-        self._every, self._turn = stage.options.samples.reload_dataloaders_every_n_epochs, 0
+        self._stage = stage
+        self._features = features
+        self._every = stage.options.samples.reload_dataloaders_every_n_epochs
+        self._turn = 0
 
     def data_read(self, run: RunView) -> None:
         """Refuse loaders that cannot be made again.

@@ -77,7 +77,8 @@ class Replicas:
     """
 
     def __init__(self, comm: Collectives, kept: dict[str, Facts] | None = None) -> None:
-        self._comm, self._kept = comm, kept
+        self._comm = comm
+        self._kept = kept
 
     def compare(self, name: str, collect: Callable[[], Facts]) -> None:
         """Compare the facts that `collect` returns. Call it on all ranks; one process compares

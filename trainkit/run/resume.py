@@ -84,7 +84,8 @@ def first_shares(stage: Stage, saved: dict[str, Any] | None) -> Sequence[int] | 
     """Return the shares that a fit begins with:
     under callbacks=balance those of the checkpoint, else the user's.
     """
-    given, ranks = stage.options.batch.rank_shares, stage.engine.ranks.data_size
+    given = stage.options.batch.rank_shares
+    ranks = stage.engine.ranks.data_size
     if (
         saved is None
         or not with_role(stage.run.callbacks, "shares")
@@ -98,7 +99,8 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
     """Seed this rank's random numbers;
     restore a run's state from its checkpoint, if any, and print the differences.
     """
-    checkpoints, engine = run.checkpoints, run.engine
+    checkpoints = run.checkpoints
+    engine = run.engine
     seed_everything(mix(run.options.seed, engine.ranks.data_rank))
     if saved is None:
         return
@@ -139,7 +141,8 @@ def _compare_plans(run: Run, saved: BatchPlan) -> None:
     )
     if state.step_in_epoch and sizes[0] != sizes[1]:
         step, again = divmod(state.step_in_epoch * sizes[0], sizes[1])  # type: ignore[operator]
-        state.step_in_epoch, state.batch_idx = step, step * now.accumulate
+        state.step_in_epoch = step
+        state.batch_idx = step * now.accumulate
         what = "samples" if known else "microbatches of each rank"
         changes.append(
             f"step {step} of the epoch comes next, {again} {what} of it for the second time"

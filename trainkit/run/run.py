@@ -201,7 +201,8 @@ class Run(LightningNames):
         limits, plan = self.options.limits, self.batch_plan
         known = [] if limits.max_steps is None else [limits.max_steps]
         if limits.max_epochs is not None and self.train_feed.num_steps_in(0) is not None:
-            total, last = 0, limits.max_epochs
+            total = 0
+            last = limits.max_epochs
             # each stretch of epochs of one accumulation
             for first, _ in reversed(((0, 0), *plan.later)):
                 total += max(0, last - first) * (self.train_feed.num_steps_in(first) or 0)

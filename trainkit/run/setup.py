@@ -90,7 +90,8 @@ class Stage:
         self.elastic = elastic
         self.kept: ReusedParts | None = None
         if elastic is not None:
-            elastic.attempt, self.kept = self, elastic.kept
+            elastic.attempt = self
+            self.kept = elastic.kept
             self.engine.ranks.committed_step = elastic.memory.step
         elif kind == "fit" and self.engine.ranks.is_elastic:
             raise ConfigError(

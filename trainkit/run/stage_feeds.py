@@ -54,7 +54,8 @@ class StageFeeds:
     of_fit: Feeds
 
     def __init__(self, run: Run, data: DataSources) -> None:
-        self._run, self._data = run, data
+        self._run = run
+        self._data = data
         self._feeds: list[Feed] = []
         self.declared_ranks: int | None = None
         self.bad_samples: BadSamples | None = None

@@ -12,7 +12,9 @@ from trainkit.run.run import Run
 
 def step_settings(run: Run, features: Iterable[Feature]) -> StepSettings:
     """Return those of a run that has its plan of batches."""
-    numerics, plan, task = run.options.numerics, run.batch_plan, run.task
+    numerics = run.options.numerics
+    plan = run.batch_plan
+    task = run.task
     needs = {
         need: type(callback).__name__
         for callback in reversed(run.callbacks)

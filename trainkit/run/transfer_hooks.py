@@ -30,7 +30,10 @@ class HookedMover:
     def __init__(
         self, mover: Mover, owner: DataHooks, device: torch.device, index: int = 0
     ) -> None:
-        self._mover, self._owner, self._device, self._index = mover, owner, device, index
+        self._mover = mover
+        self._owner = owner
+        self._device = device
+        self._index = index
         self._moves = _overrides(owner, "transfer_batch_to_device")
 
     def __call__(self, batch: Any) -> Any:

@@ -124,7 +124,9 @@ class EMA(WeightAveraging):
                 "EMA.decay is 1, which would keep the first weights; it must be below 1, for"
                 " example 0.999."
             )
-        self.decay, self.warmup, self.use_buffers = decay, warmup, use_buffers
+        self.decay = decay
+        self.warmup = warmup
+        self.use_buffers = use_buffers
         self.update_every_n_steps = update_every_n_steps
         self.update_starting_at_step = update_starting_at_step
         self._seen = 0  # optimizer updates already applied to the average

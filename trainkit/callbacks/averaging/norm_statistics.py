@@ -29,7 +29,9 @@ class _Sums:
     def __init__(self, norm: _BatchNorm) -> None:
         assert norm.running_mean is not None
         # the last: samples of the current batch
-        self.norm, self.momentum, self.num_samples = norm, norm.momentum, 0
+        self.norm = norm
+        self.momentum = norm.momentum
+        self.num_samples = 0
         self.total = torch.zeros(
             2 * norm.num_features + 2, dtype=torch.float64, device=norm.running_mean.device
         )

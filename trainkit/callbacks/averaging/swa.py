@@ -47,8 +47,10 @@ class StochasticWeightAveraging(WeightAveraging):
         annealing_strategy: Literal["cos", "linear"] = "cos",
     ) -> None:
         super().__init__()
-        self.swa_lrs, self.swa_epoch_start = swa_lrs, swa_epoch_start
-        self.annealing_epochs, self.annealing_strategy = annealing_epochs, annealing_strategy
+        self.swa_lrs = swa_lrs
+        self.swa_epoch_start = swa_epoch_start
+        self.annealing_epochs = annealing_epochs
+        self.annealing_strategy = annealing_strategy
         self._start = 0  # the first averaged epoch
         # the rates at that epoch, without lr_scaling's factor
         self._start_lrs: list[float] | None = None

@@ -89,7 +89,9 @@ class ModelSummary(Callback):
                 f" ({type(error).__name__}: {first})."
             )
             for layer in self.layers:
-                layer.inputs, layer.outputs, layer.flops = [], [], 0
+                layer.inputs = []
+                layer.outputs = []
+                layer.flops = 0
         if not trainer.is_global_zero:
             return
         others = layer_of("(its own)", type(task).__name__, list(task.parameters(recurse=False)))

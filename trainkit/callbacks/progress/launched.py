@@ -70,7 +70,9 @@ class LaunchedBar(Screen):
 
     def moved(self, done: int, rate: str, values: Sequence[str]) -> None:
         work = self._work[-1]
-        work.done, work.rate, work.values = done, rate, values
+        work.done = done
+        work.rate = rate
+        work.values = values
 
     def end(self) -> None:
         self._work = self._work[:-1]

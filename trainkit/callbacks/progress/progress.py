@@ -43,7 +43,8 @@ class ProgressBar(Callback):
     may_differ = True
 
     def __init__(self, metrics: list[str] | None = None, refresh_rate: PositiveFloat = 4.0) -> None:
-        self.metrics, self.refresh_rate = metrics, refresh_rate
+        self.metrics = metrics
+        self.refresh_rate = refresh_rate
         self._screen: Screen | None = None
         self._shown: dict[str, float] = {}
 

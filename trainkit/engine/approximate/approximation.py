@@ -53,7 +53,10 @@ class Approximation:
         """
         chosen = settings.communication
         check_communication(chosen, engine, options, settings)
-        self.rounds, self.low_rank, self.words, world_size = None, None, "", comm.ranks.world_size
+        self.rounds = None
+        self.low_rank = None
+        self.words = ""
+        world_size = comm.ranks.world_size
         if isinstance(chosen, Alone) and (world_size > 1 or not chosen.is_mean):
             self.rounds = Rounds(chosen, comm)
         elif isinstance(chosen, PowerSGD) and world_size > 1:
@@ -155,7 +158,8 @@ class OwnPart:
     """The part of a checkpoint that is each rank's own."""
 
     def __init__(self, approximation: Approximation, comm: Collectives) -> None:
-        self._approximation, self._comm = approximation, comm
+        self._approximation = approximation
+        self._comm = comm
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's; empty if the communication is exact."""

@@ -46,7 +46,8 @@ class Rounds:
     kind = "rounds"
 
     def __init__(self, settings: Alone, comm: Collectives) -> None:
-        self._settings, self._comm = settings, comm
+        self._settings = settings
+        self._comm = comm
         self.steps = 0
         self.notes: list[str] = []
         self._last = [0] * settings.fragments  # the step of each fragment's last outer step
@@ -87,7 +88,8 @@ class Rounds:
                 f"communication.fragments is {self._settings.fragments}, but the Task has"
                 f" {len(trained)} trained parameters. Use fewer fragments."
             )
-        self._named, self._optimizers = list(trained), optimizers
+        self._named = list(trained)
+        self._optimizers = optimizers
         if self.is_alone:
             self._begin()
             if self._restored:

@@ -125,7 +125,8 @@ class LocalSGD(Alone):
     def __init__(
         self, every_n_steps: PositiveInt = 8, start_after_steps: NonNegativeInt = 0
     ) -> None:
-        self.every_n_steps, self.start_after_steps = every_n_steps, start_after_steps
+        self.every_n_steps = every_n_steps
+        self.start_after_steps = start_after_steps
 
     def describe(self) -> str:
         """Return it in words."""
@@ -179,7 +180,8 @@ class DiLoCo(Alone):
         self.every_n_steps = every_n_steps
         self.outer_lr = outer_lr
         self.outer_momentum = outer_momentum
-        self.fragments, self.start_after_steps = fragments, start_after_steps
+        self.fragments = fragments
+        self.start_after_steps = start_after_steps
 
     def describe(self) -> str:
         """Return it in words."""

@@ -73,7 +73,9 @@ class DDPEngine(Engine):
                 "engine.op is 'adasum', which is Horovod's: torch.distributed has none. Start with"
                 " horovodrun or mpirun, or use engine.op=average."
             )
-        self._compression, self._op, self._predivide = compression, op, gradient_predivide_factor
+        self._compression = compression
+        self._op = op
+        self._predivide = gradient_predivide_factor
         self.shown_options = changed(
             compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor
         )

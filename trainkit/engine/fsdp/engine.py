@@ -100,7 +100,10 @@ class FSDPEngine(Engine):
     ) -> None:
         ranks, heartbeat = Ranks(read_launcher()), Heartbeat()
         super().__init__(device, ranks, heartbeat, DDPCollectives(ranks, heartbeat))
-        self._units, self._replicas, self._tensor, self._plan = shard, replicas, tensor, tensor_plan
+        self._units = shard
+        self._replicas = replicas
+        self._tensor = tensor
+        self._plan = tensor_plan
         if tensor_plan is not None and tensor == 1:
             raise ConfigError(
                 "engine.tensor_plan is set, and engine.tensor is 1: nothing would be split. Set"
@@ -220,7 +223,8 @@ class FSDPEngine(Engine):
         """See Engine."""
         if not isinstance(tensor, DTensor):
             return super().piece_of(tensor)
-        mesh, placements = tensor.device_mesh, tensor.placements
+        mesh = tensor.device_mesh
+        placements = tensor.placements
         shape, at = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
         place: Sequence[int] = mesh.get_coordinate() or []
         is_first = all(

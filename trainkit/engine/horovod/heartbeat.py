@@ -31,7 +31,8 @@ class HorovodHeartbeat(Heartbeat):
 
     def __init__(self, watcher: Watcher | None, compression: str) -> None:
         super().__init__(watcher)
-        self._watcher, self._compression = watcher, compression
+        self._watcher = watcher
+        self._compression = compression
         if watcher is not None:
             watcher.tensors = self.outstanding
 
@@ -39,7 +40,8 @@ class HorovodHeartbeat(Heartbeat):
         """See Heartbeat."""
         if self._watcher is None:
             return False
-        self._watcher.stall_s, self._watcher.on_dump = stall_s, on_dump
+        self._watcher.stall_s = stall_s
+        self._watcher.on_dump = on_dump
         return True
 
     def start_timeline(self, path: Path) -> str:

@@ -21,7 +21,8 @@ from trainkit.safety.threads import printed, start_thread
 
 _START_S = 600.0  # tasks import torch for different times: a cold file system takes minutes
 _POLL_S = 0.5
-_SCOPE, _GO = "trainkit", "go"
+_SCOPE = "trainkit"
+_GO = "go"
 
 
 def meet(step: SlurmStep) -> dict[str, str]:

@@ -94,7 +94,8 @@ def by_number(
             " for each parameter."
         )
     size, longer = divmod(len(dense), num_groups)
-    buckets, start = [], 0
+    buckets = []
+    start = 0
     for i in range(num_groups):
         end = start + size + (1 if i < longer else 0)
         buckets += _by_dtype(dense[start:end])

@@ -81,7 +81,8 @@ class LowRank:
     kind = "powersgd"
 
     def __init__(self, settings: PowerSGD, scale: float = 1.0) -> None:
-        self._settings, self._scale = settings, scale
+        self._settings = settings
+        self._scale = scale
         self.steps = 0
         self.owing: Factors | None = None
         self._q: dict[str, Tensor] = {}
@@ -112,7 +113,8 @@ class LowRank:
         """
         dtype = torch.promote_types(entries[0][1].dtype, torch.float32)
         matrices: dict[str, Tensor] = {}
-        narrow, exact = [], []
+        narrow = []
+        exact = []
         for name, parameter in entries:
             parameter.grad = laid_out(parameter)
             rank = self._rank_of(parameter)

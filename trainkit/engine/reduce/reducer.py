@@ -230,7 +230,8 @@ class GradientReducer(GradientSums):
         if self._low_rank is not None:
             self._low_rank.owing = None
         for bucket in self._buckets:
-            bucket.handle, bucket.waiting = None, len(bucket.entries)
+            bucket.handle = None
+            bucket.waiting = len(bucket.entries)
             bucket.is_summed = False
 
     def remove(self) -> None:

@@ -58,7 +58,8 @@ class MicrobatchRecording:
     """
 
     def __init__(self, task: Task, names_modules: bool) -> None:
-        self._task, self._names_modules = task, names_modules
+        self._task = task
+        self._names_modules = names_modules
         self._values = Fingerprints()
         self._inputs: dict[str, Any] = {}
         self._gradients: dict[str, Tensor] = {}

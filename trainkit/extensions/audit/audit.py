@@ -53,7 +53,8 @@ class Audit(Callback):
     def __init__(
         self, every_n_steps: PositiveInt = 100, action: Literal["stop", "warn"] = "stop"
     ) -> None:
-        self.every_n_steps, self.action = every_n_steps, action
+        self.every_n_steps = every_n_steps
+        self.action = action
         self._recording: MicrobatchRecording | None = None
         self._is_recorded = False
         self._bounds: dict[str, float] | None = None
@@ -114,7 +115,8 @@ class Audit(Callback):
     def _drop(self) -> None:
         if self._recording is not None and not self._is_recorded:
             self._recording.end()
-        self._recording, self._is_recorded = None, False
+        self._recording = None
+        self._is_recorded = False
 
     def _is_due(self, trainer: RunView) -> bool:
         return (trainer.global_step + 1) % self.every_n_steps == 0
@@ -159,7 +161,8 @@ class Audit(Callback):
         alert(trainer, "corruption", text)
 
     def _explain(self, trainer: RunView, verdict: Verdict, hosts: list[str], audited: int) -> str:
-        step, several = trainer.global_step + 1, len(verdict.ranks) > 1
+        step = trainer.global_step + 1
+        several = len(verdict.ranks) > 1
         ranks = " and ".join(f"rank {rank} (host {hosts[rank]})" for rank in verdict.ranks)
         since = (
             "no audit before it"

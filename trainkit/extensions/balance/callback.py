@@ -62,7 +62,8 @@ class Balance(Callback):
         self.damping = damping
         self.deals: list[tuple[int, Shares]] = []
         self._from: Times | None = None  # the clock at the first measured step
-        self._warm, self._samples = 0, 0
+        self._warm = 0
+        self._samples = 0
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Check that ranks can be measured and dealt to."""
@@ -90,7 +91,8 @@ class Balance(Callback):
 
     def _begin(self, warm_steps: int) -> None:
         self._from = None
-        self._warm, self._samples = warm_steps, 0
+        self._warm = warm_steps
+        self._samples = 0
 
     def _look_if_due(self, trainer: RunView) -> None:
         if self._from is None:
@@ -178,7 +180,8 @@ def _limits(trainer: RunView, given: int | list[int] | None) -> list[int]:
 
 
 def _check(trainer: RunView) -> None:
-    key, engine = Balance.config_key, trainer.engine
+    key = Balance.config_key
+    engine = trainer.engine
     measured = "how fast a rank computes cannot be seen"
     if trainer.elastic is not None:
         raise ConfigError(

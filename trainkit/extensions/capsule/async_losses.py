@@ -22,7 +22,8 @@ class AsyncLosses:
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._sum: Tensor | None = None
-        self._weight, self._attempt = 0, 1
+        self._weight = 0
+        self._attempt = 1
         self._pending: deque[tuple[int, int, torch.cuda.Event]] = deque()
         self._ready: deque[tuple[int, float]] = deque()
         self._slots = (
@@ -34,7 +35,8 @@ class AsyncLosses:
 
     def begin_step(self) -> None:
         """Reset the sum at a step's start."""
-        self._sum, self._weight = None, 0
+        self._sum = None
+        self._weight = 0
 
     def add(self, loss: Tensor, num_samples: int, attempt: int = 1) -> None:
         """Add a microbatch's mean loss;

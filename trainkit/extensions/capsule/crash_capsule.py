@@ -63,7 +63,9 @@ class CrashCapsule(Callback):
     def __init__(
         self, keep: PositiveInt = 4, max_capsules: NonNegativeInt = 3, on_error: bool = True
     ) -> None:
-        self.keep, self.max_capsules, self.on_error = keep, max_capsules, on_error
+        self.keep = keep
+        self.max_capsules = max_capsules
+        self.on_error = on_error
         self.written: list[str] = []
         self._ring: deque[StepRecord] = deque(maxlen=keep)
         self._late: AsyncLosses | None = None
@@ -71,10 +73,13 @@ class CrashCapsule(Callback):
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         self._ring.clear()
-        self.written, self._failed, self._was_bad = [], False, False
+        self.written = []
+        self._failed = False
+        self._was_bad = False
         self._late = AsyncLosses(trainer.engine.device)
         self._buffers = BufferCopies(task)
-        self._start, self._start_step = None, trainer.global_step
+        self._start = None
+        self._start_step = trainer.global_step
         if last_checkpoint(trainer) is None:
             self._start = {
                 name: value.detach().to("cpu", copy=True) for name, value in _tensors(task).items()

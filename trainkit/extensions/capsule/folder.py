@@ -26,7 +26,9 @@ from trainkit.safety.foreign import printable, read_bounded
 
 STEP = "step.pt"
 FOLDER = "capsules"  # in the run's folder
-_STEPS, _SAMPLES, _RANKS = 1 << 48, 1 << 32, 1 << 24
+_STEPS = 1 << 48
+_SAMPLES = 1 << 32
+_RANKS = 1 << 24
 _LIMITS = {
     **dict.fromkeys(("step", "epoch", "step_in_epoch", "total_steps", "weights_step"), _STEPS),
     "num_samples": _SAMPLES,  # of one step

@@ -31,7 +31,10 @@ class LossBaseline:
         deviations: float | None,
     ) -> None:
         self._sign = 1.0 if mode == "min" else -1.0
-        self._warmup, self._atol, self._rtol, self._deviations = warmup, atol, rtol, deviations
+        self._warmup = warmup
+        self._atol = atol
+        self._rtol = rtol
+        self._deviations = deviations
         self._last: deque[float] = deque(maxlen=window)
         self._spikes: deque[float] = deque(maxlen=window)
         self._seen = 0

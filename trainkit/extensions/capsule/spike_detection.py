@@ -75,8 +75,12 @@ class SpikeDetection(Callback):
                 f"{self.config_key}.window is {window}; it must be 2 or more: one loss has no"
                 " median."
             )
-        self.mode, self.window, self.warmup = mode, window, warmup
-        self.atol, self.rtol, self.deviations = atol, rtol, deviations
+        self.mode = mode
+        self.window = window
+        self.warmup = warmup
+        self.atol = atol
+        self.rtol = rtol
+        self.deviations = deviations
         self.exclude_batches_path = exclude_batches_path
         self.finite_only = finite_only
         self.stop = stop
@@ -172,7 +176,8 @@ class SpikeDetection(Callback):
                 self._note(trainer, step, loss, usual, own)
                 if not self._was_leaping:
                     self._report(trainer, step, loss, usual, own)
-            self._was_leaping, self._was_bad = leaps, bad
+            self._was_leaping = leaps
+            self._was_bad = bad
 
     def _note(
         self,

@@ -99,7 +99,8 @@ def about(
     """Return the manifest of a step with the weights of a step, without the list of files.
     Waits for the device.
     """
-    task, numerics = trainer.task, trainer.options.numerics
+    task = trainer.task
+    numerics = trainer.options.numerics
     modules = dict(task.named_modules())
     return {
         "why": scrubbed(why, trainer.options.masked_values),

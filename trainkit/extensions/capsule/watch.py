@@ -82,7 +82,8 @@ class Watch(Callback):
 
 def _extent(value: Any) -> tuple[bool, float]:
     """Return whether all floating point values are finite, and the largest absolute finite one."""
-    finite, largest = True, 0.0
+    finite = True
+    largest = 0.0
     for _, tensor in tensors_in(value):
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
             dense = (

@@ -79,7 +79,8 @@ class ResumeRecorder(Callback):
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Record which samples this rank should get."""
-        epoch, step = trainer.state.current_epoch, trainer.state.step_in_epoch
+        epoch = trainer.state.current_epoch
+        step = trainer.state.step_in_epoch
         indices: list[int] | None = None
         if isinstance(trainer.train_feed, MapFeed):
             shares = trainer.train_feed.plan_of(epoch).microbatches(

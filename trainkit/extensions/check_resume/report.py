@@ -170,7 +170,8 @@ def samples(
         resumed: those of the resumed run, from its first step on.
         rounding: the number of ranks differs.
     """
-    what, unit = "samples", "samples"
+    what = "samples"
+    unit = "samples"
     sides = [
         {(note["step"], rank): note for rank, notes in enumerate(ranks) for note in notes}
         for ranks in (whole, resumed)

@@ -182,7 +182,8 @@ def _ours(
     """Return each value of trainkit by its place in DeepSpeed's config,
     with its key in trainkit.
     """
-    micro, steps = settings.batch_size, settings.accumulate
+    micro = settings.batch_size
+    steps = settings.accumulate
     if micro is None:  # DeepSpeed needs a number, and only prints with it
         micro = _given(user, "train_micro_batch_size_per_gpu", 1)
     precision = "trainer.precision (its weights stay float32)"
@@ -219,7 +220,8 @@ def _put(
         ConfigError: the user's config has another one there.
     """
     *path, key = place.split(".")
-    node, theirs = written, user
+    node = written
+    theirs = user
     for depth, name in enumerate(path):
         theirs = _section(theirs, name, "".join(f"{outer}." for outer in path[:depth]))
         node = node.setdefault(name, {})

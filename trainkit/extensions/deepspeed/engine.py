@@ -41,7 +41,8 @@ class _Calls(nn.Module):
 
     def __init__(self, task: nn.Module, precision: Precision) -> None:
         super().__init__()
-        self.task, self._precision = task, precision
+        self.task = task
+        self._precision = precision
         self.steps = {name: getattr(task, name) for name in _ENTRIES if hasattr(task, name)}
 
     def forward(self, name: str, arguments: Any, options: dict[str, Any]) -> Any:
@@ -219,7 +220,8 @@ class DeepSpeedEngine(DDPEngine):
                 delattr(self._task, name)
             self._layout.make_whole(self._zero, gathers=not self._has_failed)
             self._task.zero_grad(set_to_none=True)
-        self._zero, self._layout = None, None
+        self._zero = None
+        self._layout = None
         super().release()
 
     @contextlib.contextmanager

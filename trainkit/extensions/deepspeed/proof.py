@@ -31,7 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
         "offload_param": "cpu",
     },
 }
-_STEPS, _ROWS = 3, 4
+_STEPS = 3
+_ROWS = 4
 # else stage 3 keeps small weights whole
 _SPLIT_ALL = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
@@ -72,7 +73,8 @@ def difference(options: dict[str, Any]) -> float:
     """
     engine = DeepSpeedEngine(config=_SPLIT_ALL, **options)
     with engine:
-        ranks, device = engine.ranks.world_size, engine.device
+        ranks = engine.ranks.world_size
+        device = engine.device
         model = _Model().to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         engine.agree(StepSettings(_ROWS, 1, 0.1, "norm", "32-true"))

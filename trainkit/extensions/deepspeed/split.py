@@ -27,7 +27,8 @@ class Layout:
     """
 
     def __init__(self, task: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._task, self._optimizer = task, optimizer
+        self._task = task
+        self._optimizer = optimizer
         self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._keys = [[key for key in group if key != "params"] for group in optimizer.param_groups]
         self._of_parameters = {parameter: set(vars(parameter)) for parameter in task.parameters()}
@@ -39,7 +40,8 @@ class Layout:
         """Return the parameters that the optimizer updates: index, group, parameter.
         Frozen ones only have an index.
         """
-        found, index = [], 0
+        found = []
+        index = 0
         for number, group in enumerate(self._groups):
             for parameter in group:
                 if parameter.requires_grad:
@@ -93,7 +95,8 @@ class Layout:
         return {"state": state, "param_groups": self._settings()}
 
     def _settings(self) -> list[dict[str, Any]]:
-        first, found = 0, []
+        first = 0
+        found = []
         for group, keys, parameters in zip(
             self._optimizer.param_groups, self._keys, self._groups, strict=True
         ):

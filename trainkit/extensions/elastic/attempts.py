@@ -48,7 +48,8 @@ class ElasticRun:
         Raises:
             EngineError: several attempts in a row took no step.
         """
-        fruitless, last_step = 0, -1
+        fruitless = 0
+        last_step = -1
         set_up: Attempt | None = None  # the last attempt that came as far
         try:
             while True:

@@ -98,7 +98,8 @@ class Job:
         """Send a worker a signal that ends it;
         with a `fate` (the text of its report), this counts as a crash.
         """
-        w.phase, w.fate = "ending", fate
+        w.phase = "ending"
+        w.fate = fate
         w.term_at, w.kill_at = None, self.now + self.rules.term_s
         self.out.append(Send(w.name, number))
 

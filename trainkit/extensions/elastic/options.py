@@ -155,7 +155,8 @@ def _rules(args: argparse.Namespace, environ: Mapping[str, str]) -> Rules:
 
 def _timeout(given: int | None, environ: Mapping[str, str]) -> float:
     if given is not None:
-        name, text = "--elastic-timeout", str(given)
+        name = "--elastic-timeout"
+        text = str(given)
     else:
         name, text = "HOROVOD_ELASTIC_TIMEOUT", environ.get("HOROVOD_ELASTIC_TIMEOUT", "600")
     try:

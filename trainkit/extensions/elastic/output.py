@@ -27,7 +27,8 @@ class WorkerOutput:
     """
 
     def __init__(self, folder: Path | None, with_time: bool, instead: TextIO | None = None) -> None:
-        self._folder, self._instead = folder, instead
+        self._folder = folder
+        self._instead = instead
         self._with_time = with_time
         self._lock = threading.Lock()
         self._labels: dict[str, str] = {}

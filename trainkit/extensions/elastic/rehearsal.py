@@ -29,7 +29,8 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
     no time of the others. If modules are compiled, the gradients of a first step are computed
     (`first_step`) and dropped: the Task sees that batch once more than it trains on it.
     """
-    ranks, task = stage.engine.ranks.first_world_size, stage.task
+    ranks = stage.engine.ranks.first_world_size
+    task = stage.task
     alone = SimulatedEngine(stage.engine.name, ranks, 1, ranks - 1, stage.engine.pin())
     # made by nothing but the Task's own writing
     nowhere = Path(tempfile.gettempdir(), f"trainkit-rehearsal-{os.getpid()}")

@@ -63,7 +63,8 @@ class StateMachine:
             if gone and not w.unwanted:
                 self._take_away(now, w)
             elif not gone and w.unwanted and w.kill_at is None:
-                w.unwanted, w.term_at = "", None
+                w.unwanted = ""
+                w.term_at = None
                 self.job.changes = [
                     change for change in self.job.changes if not change[0].startswith(f"{w} ")
                 ]
@@ -85,11 +86,13 @@ class StateMachine:
             if w.phase == "starting":
                 self._came += 1
                 w.came = self._came
-                w.phase, w.joined = "waiting", now
+                w.phase = "waiting"
+                w.joined = now
                 if self.job.generation:
                     self.job.changes.append((f"{w} came", now))
             elif w.phase == "running" and w.seat is not None and generation >= w.seat.generation:
-                w.phase, w.joined = "waiting", now
+                w.phase = "waiting"
+                w.joined = now
         return settle(self.job, now)
 
     def unseated(self, now: float) -> list[Decision]:

@@ -35,7 +35,8 @@ def settle(job: Job, now: float) -> list[Decision]:
         if job.over is not None:
             _cancel_starts(job)
     _press(job)
-    out, job.out = job.out, []
+    out = job.out
+    job.out = []
     return out
 
 
@@ -86,7 +87,8 @@ def _dismiss(job: Job) -> None:
                 job.kill(w, "", signal.SIGTERM)
     for w in job.alive("waiting"):
         if w.unwanted:
-            w.phase, w.term_at = "ending", job.now + job.rules.end_s
+            w.phase = "ending"
+            w.term_at = job.now + job.rules.end_s
 
 
 def _form(job: Job) -> None:
@@ -113,12 +115,16 @@ def _form(job: Job) -> None:
     seats = _assign(waiting, job.generation + 1, job.rules.most)
     for name, seat in seats.items():
         w = job.workers[name]
-        w.phase, w.seat, w.entered = "running", seat, begins_at
+        w.phase = "running"
+        w.seat = seat
+        w.entered = begins_at
         w.moved = w.heard = job.now
     job.say(_formed(job, list(seats.values()), [job.workers[name].host for name in seats]))
     job.generation += 1
     job.members = set(seats)
-    job.main_code, job.short_s, job.stall = None, 0.0, None
+    job.main_code = None
+    job.short_s = 0.0
+    job.stall = None
     job.changes.clear()
 
 
@@ -273,7 +279,8 @@ def _press(job: Job) -> None:
     for w in job.workers.values():
         if w.term_at is not None and job.now >= w.term_at:
             job.out.append(Send(w.name, signal.SIGTERM))
-            w.term_at, w.kill_at = None, job.now + job.rules.term_s
+            w.term_at = None
+            w.kill_at = job.now + job.rules.term_s
         elif w.kill_at is not None and job.now >= w.kill_at:
             job.out.append(Send(w.name, signal.SIGKILL))
             w.kill_at = job.now + job.rules.term_s  # again, in case a new child was missed

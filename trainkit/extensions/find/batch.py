@@ -141,7 +141,9 @@ def largest_that_fits(
         first: the size to begin with.
         most: the largest size to try.
     """
-    good, bad, size = 0, None, first
+    good = 0
+    bad = None
+    size = first
     while bad is None and good < most or bad is not None and bad - good > max(1, good // 16):
         if fits(size):
             good = size
@@ -186,7 +188,8 @@ def _try_built(config: Mapping[str, Any], memory_gb: float | None, looks_only: b
         reduces_first=True,
     ) as run:
         assert isinstance(run.train_feed, MapFeed), "trial_run refuses streams"
-        ranks, samples = run.engine.ranks.data_size, run.train_feed.source.num_samples
+        ranks = run.engine.ranks.data_size
+        samples = run.train_feed.source.num_samples
         trial = _Trial(
             Tried(size, (), 0),
             max(1, samples // (2 * ranks)),

@@ -75,7 +75,8 @@ class LRCurve:
         losses = self.smoothed_losses
         if len(losses) < _LEAST_POINTS:
             return None
-        length, before = [1] * len(losses), [-1] * len(losses)
+        length = [1] * len(losses)
+        before = [-1] * len(losses)
         for i in range(len(losses)):
             for j in range(i):
                 if losses[i] < losses[j] and length[i] < length[j] + 1:
@@ -100,7 +101,9 @@ class Divergence:
 
     def __init__(self, threshold: float | None) -> None:
         """`threshold` is the multiple; None ends a sweep for losses that are not finite alone."""
-        self._threshold, self._mean, self._count = threshold, 0.0, 0
+        self._threshold = threshold
+        self._mean = 0.0
+        self._count = 0
         self._best = math.inf
         self._first = 0.0
 

@@ -198,7 +198,8 @@ def require_compilers(machine: Machine, environ: Mapping[str, str]) -> None:
 
 
 def _choose_mpi(machine: Machine, requested: bool) -> Choice:
-    mpicxx, mpirun = machine.mpicxx, machine.mpirun
+    mpicxx = machine.mpicxx
+    mpirun = machine.mpirun
     if not requested:
         is_whole = mpicxx and mpirun and machine.mpi_header
         here = (

@@ -29,7 +29,8 @@ class Sampler:
     """
 
     def __init__(self, read: Callable[[], Mapping[str, float]], every_s: float) -> None:
-        self._read, self._every_s = read, every_s
+        self._read = read
+        self._every_s = every_s
         self._lock, self._stopped = threading.Lock(), threading.Event()
         self._held: list[Mapping[str, float]] = []
         self._last: dict[str, float] = {}
@@ -96,7 +97,8 @@ class DeviceStatsMonitor(Callback):
     may_differ = True
 
     def __init__(self, cpu_stats: bool | None = None, sample_s: PositiveFloat = 1.0) -> None:
-        self.cpu_stats, self.sample_s = cpu_stats, sample_s
+        self.cpu_stats = cpu_stats
+        self.sample_s = sample_s
         self._sampler: Sampler | None = None
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:

@@ -53,7 +53,8 @@ class GradientMonitor(Callback):
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Discard norms of an earlier step, which may have failed."""
-        self._norms, self._before = {}, {}
+        self._norms = {}
+        self._before = {}
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """Compute the norms, once per step, whatever the number of optimizers."""
@@ -85,7 +86,8 @@ class GradientMonitor(Callback):
                 if ratios
                 else {}
             )
-        self._norms, self._before = {}, {}
+        self._norms = {}
+        self._before = {}
         write(trainer, dict(zip(names, values, strict=True)) | ratios)
 
     def _groups(self, task: Task) -> dict[str, list[Tensor]]:

@@ -117,7 +117,8 @@ class Stragglers(Callback):
                 f"{self.config_key}.factor is {factor}; it must be above 1: it multiplies the"
                 " median rank's time."
             )
-        self.every_n_steps, self.factor = every_n_steps, factor
+        self.every_n_steps = every_n_steps
+        self.factor = factor
         self._before: Times | None = None
         self.found: list[Straggler] = []
 

@@ -77,21 +77,26 @@ class ThroughputMonitor(Callback):
         flops_per_sample: PositiveFloat | None = None,
         peak_flops: PositiveFloat | None = None,
     ) -> None:
-        self.batch_size_fn, self.length_fn, self.window_size = batch_size_fn, length_fn, window_size
-        self.flops_per_sample, self.peak_flops = flops_per_sample, peak_flops
+        self.batch_size_fn = batch_size_fn
+        self.length_fn = length_fn
+        self.window_size = window_size
+        self.flops_per_sample = flops_per_sample
+        self.peak_flops = peak_flops
         self._counter: FlopCounterMode | None = None
         self._forget()
 
     def _forget(self) -> None:
         self._marks: deque[_Mark] = deque()
         self._samples = self._items = 0
-        self._paused, self._paused_at = 0.0, 0.0
+        self._paused = 0.0
+        self._paused_at = 0.0
         self._counted: float | None = None
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Reset, and look up the device's peak."""
         self._forget()
-        numerics, device = trainer.options.numerics, trainer.engine.device
+        numerics = trainer.options.numerics
+        device = trainer.engine.device
         self._counts = (
             self.flops_per_sample is None and not numerics.compile and trainer.is_global_zero
         )
@@ -166,7 +171,9 @@ class ThroughputMonitor(Callback):
         return counter.get_total_flops()
 
     def _mark(self, trainer: RunView) -> _Mark:
-        engine, samples, items = trainer.engine, trainer.state.samples_seen, 0
+        engine = trainer.engine
+        samples = trainer.state.samples_seen
+        items = 0
         if self.batch_size_fn is not None:
             samples = engine.data.sum_number(self._samples)
         if self.length_fn is not None:

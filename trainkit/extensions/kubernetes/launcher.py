@@ -99,7 +99,8 @@ class KubernetesLauncher(JobLauncher):
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
         self.options = options_of(given)
-        self.job_name, self.dry_run = job_name, dry_run
+        self.job_name = job_name
+        self.dry_run = dry_run
 
     @classmethod
     def engine_of(cls, settings: Mapping[str, Any]) -> str:

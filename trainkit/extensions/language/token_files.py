@@ -23,7 +23,8 @@ from torch import Tensor
 
 from trainkit.errors import DataError
 
-DESCRIPTION, TOKENIZER = "tokens.json", "tokenizer.json"
+DESCRIPTION = "tokens.json"
+TOKENIZER = "tokenizer.json"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -38,7 +39,9 @@ class Tokens:
         Raises:
             DataError: it is missing, or has another size.
         """
-        self.path, self.dtype, self.count = path, dtype, count
+        self.path = path
+        self.dtype = dtype
+        self.count = count
         size = path.stat().st_size if path.is_file() else -1
         expected = count * DTYPES[dtype].itemsize
         if size != expected:

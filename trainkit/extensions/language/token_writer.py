@@ -33,7 +33,8 @@ from trainkit.extensions.language.tokenizer import Tokenizer, open_tokenizer
 
 KINDS = (".txt", ".jsonl")
 # bytes of text: of a piece, and of those that are encoded together, on all cores
-_PIECE, _BATCH = 1 << 16, 1 << 20
+_PIECE = 1 << 16
+_BATCH = 1 << 20
 _COPIED = 1 << 24
 
 
@@ -180,7 +181,8 @@ def _batches(pieces: Iterator[DocumentPart]) -> Iterator[list[DocumentPart]]:
         size += len(piece.text) + 1
         if size >= _BATCH:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 

@@ -53,7 +53,8 @@ def advise(
 
 def _batch(run: Run) -> Iterator[str]:
     contract = run.batch_plan
-    size, ranks = contract.batch_size, contract.world_size
+    size = contract.batch_size
+    ranks = contract.world_size
     if size is not None and size < _SMALL and ranks > 1:
         yield (
             f"data.batch_size is {size} for each rank: a microbatch below {_SMALL} leaves a GPU"
@@ -110,7 +111,8 @@ def _rate(run: Run) -> Iterator[str]:
 
 
 def _loading(run: Run, cores: int) -> Iterator[str]:
-    feed, ranks = run.train_feed, run.engine.ranks.local_size
+    feed = run.train_feed
+    ranks = run.engine.ranks.local_size
     if not isinstance(feed, MapFeed):
         return
     source = feed.source

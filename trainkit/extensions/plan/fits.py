@@ -99,7 +99,8 @@ def measure_need(run: Run) -> Need:
 
 def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[FitChoice]:
     """Return the settings, the fastest first: those that send least, and compute nothing twice."""
-    state, weights = sizes.weights + sizes.gradients + sizes.optimizer, sizes.weights
+    state = sizes.weights + sizes.gradients + sizes.optimizer
+    weights = sizes.weights
     found = [FitChoice("engine=auto", state + need.activations, 0, 2 * sizes.payload)]
     if ranks == 1:
         return found if need.recomputed is None else [*found, _saving(found[0], need, state)]
@@ -195,7 +196,8 @@ def fit_rows(
 
 def _kept(run: Run, microbatch: Microbatch) -> int:
     """Return the bytes that the forward of one sample of a microbatch keeps for backward."""
-    task, count = run.task, microbatch.num_samples
+    task = run.task
+    count = microbatch.num_samples
     one = split(microbatch.batch, count, count)[0]
     weights = {p.untyped_storage().data_ptr() for p in (*task.parameters(), *task.buffers())}
     kept: dict[int, int] = {}

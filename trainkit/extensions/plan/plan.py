@@ -48,7 +48,8 @@ def batch_rows(run: Run) -> Rows:
     rows = list(run.batch_plan.describe(run.rates.user_lrs, run.total_steps, what))
     if words := run.engine.approximation.words:
         rows.append(("gradients", words))
-    feed, limits = run.train_feed, run.options.limits
+    feed = run.train_feed
+    limits = run.options.limits
     if isinstance(feed, MapFeed):
         plan = feed.plan_of(0)
         rows.append(("data", f"{plan.num_samples:,} samples an epoch"))
@@ -137,8 +138,10 @@ def rate_rows(run: Run) -> Rows:
 
 def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
     """Yield (step, the rate of each group in it); stops at `_SCHEDULED_AT_MOST` steps."""
-    rates, feed = run.rates, run.train_feed
-    taken, epoch = 0, 0
+    rates = run.rates
+    feed = run.train_feed
+    taken = 0
+    epoch = 0
     with warnings.catch_warnings():
         # torch warns that no optimizer has taken a step, which is intended
         warnings.simplefilter("ignore")
@@ -265,7 +268,8 @@ def size_rows(
     """
     if parts > 1:
         whole = f"what no plan splits by width, {tensor} times that; " * (tensor > 1)
-        weights, state = sizes.weights // parts, sizes.gradients // parts + sizes.optimizer // parts
+        weights = sizes.weights // parts
+        state = sizes.gradients // parts + sizes.optimizer // parts
         return [
             (
                 "sent in a step",
@@ -309,7 +313,8 @@ def size_rows(
 def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Rows:
     """Return when checkpoints are written, their size, and how many are retained."""
     rows: Rows = []
-    total, epochs = run.total_steps, run.options.limits.max_epochs
+    total = run.total_steps
+    epochs = run.options.limits.max_epochs
     for keeper in (c for c in callbacks if isinstance(c, ModelCheckpoint)):
         when = []
         if keeper.every_n_epochs:

@@ -29,7 +29,9 @@ def show_plan(
         command: the overrides of the config, for the command line to use.
     """
     with planned(config) as planned_run:
-        run, callbacks, engine = planned_run.run, planned_run.callbacks, planned_run.run.engine
+        run = planned_run.run
+        callbacks = planned_run.callbacks
+        engine = planned_run.run.engine
         advice = advise(
             run, callbacks, {key: config.get(key) for key in ("task", "data", "vars")}, cores
         )

@@ -57,7 +57,8 @@ def _bytes_of(run: Run, kind: Communication) -> tuple[int, str]:
         factors = (
             rank * (rows + parameter.numel() // max(1, rows)) * max(_WIDE, parameter.element_size())
         )
-        total, narrow = total + (factors if rank else size), narrow + bool(rank)
+        total = total + (factors if rank else size)
+        narrow = narrow + bool(rank)
     return (
         total,
         (

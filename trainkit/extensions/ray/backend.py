@@ -78,7 +78,8 @@ class RayBackend:
     """
 
     def __init__(self, slots: Slots, work: Work) -> None:
-        self._slots, self._work = slots, work
+        self._slots = slots
+        self._work = work
         self._keepers: dict[tuple[str, int], Any] = {}
         self._found_good: set[tuple[str, int]] = set()
         self.results: dict[str, bytes] = {}
@@ -192,7 +193,9 @@ class RayProcess:
     """A worker in a slot; ends with `on_exit`, once."""
 
     def __init__(self, worker: str, keeper: Callable[[], Any], on_exit: OnExit) -> None:
-        self._worker, self._keeper, self._on_exit = worker, keeper, on_exit
+        self._worker = worker
+        self._keeper = keeper
+        self._on_exit = on_exit
         self._lock = threading.Lock()
         self._has_ended = False
 
@@ -200,7 +203,8 @@ class RayProcess:
         self, stream: Callable[[], Any], output: WorkerOutput, on_result: Callable[[bytes], None]
     ) -> None:
         """Take a worker's stream from a thread, and copy its output until it ends."""
-        ends, readable = {}, []
+        ends = {}
+        readable = []
         for name in ("stdout", "stderr"):
             read, write = os.pipe()
             ends[name] = os.fdopen(write, "wb", buffering=0)

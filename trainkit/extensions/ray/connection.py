@@ -26,7 +26,9 @@ _NOT_REACHED = (
     " ({}). Start all ranks where they reach that address, or set RAY_ADDRESS to a cluster that all"
     " of them reach."
 )
-_MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_MODE = "RAY_AUTH_MODE"
+_TOKEN = "RAY_AUTH_TOKEN"
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 _SUBMIT = "ray job submit --working-dir . -- python -m trainkit fit ... launcher=ray"
 _HEAD_S = 1.0  # time for the head to accept a connection
 

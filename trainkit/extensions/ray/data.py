@@ -64,8 +64,12 @@ class RayData(StreamSource):
     ) -> None:
         if not callable(dataset):
             _check(dataset)
-        self.batch_size, self.columns, self.shuffle = batch_size, columns, shuffle
-        self.transform, self._dataset, self._num_samples = transform, dataset, num_samples
+        self.batch_size = batch_size
+        self.columns = columns
+        self.shuffle = shuffle
+        self.transform = transform
+        self._dataset = dataset
+        self._num_samples = num_samples
 
     def stream(
         self, limit: int | None, seed: int, ranks: tuple[int, int], declared: int, on_main: OnMain
@@ -153,7 +157,10 @@ class RayStream(Stream):
             DataError: the data set has no samples, or cannot be read.
         """
         super().__init__(seed)
-        self._data, self._ranks, self._declared, self._on_main = data, ranks, declared, on_main
+        self._data = data
+        self._ranks = ranks
+        self._declared = declared
+        self._on_main = on_main
         self._end = None if limit is None else limit * declared
         self._share: Any = None  # of the present epoch: rank 0's keeps the split alive
         samples = on_main(lambda: _named(lambda: data.num_samples))

@@ -62,7 +62,8 @@ class Report(Callback):
         if self.checkpoints:
             trainer.save_checkpoint(place)
             folder = place if trainer.is_global_zero else None
-        epoch, state = trainer.current_epoch, trainer.state
+        epoch = trainer.current_epoch
+        state = trainer.state
         ended = state.epoch_done or state.step_in_epoch == trainer.train_feed.num_steps_in(epoch)
         # epochs that are done
         metrics = {**trainer.callback_metrics, "epoch": epoch + ended, "step": trainer.global_step}

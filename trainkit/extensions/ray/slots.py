@@ -59,7 +59,8 @@ class Slots:
                 f" {len(current.bundle_specs)} bundles: one for each worker is needed, as"
                 " PlacementGroupFactory([{}] + [worker] * n)."
             )
-        first, last = options.least // options.per_bundle, options.most // options.per_bundle
+        first = options.least // options.per_bundle
+        last = options.most // options.per_bundle
         self._groups: list[PlacementGroup] = [
             current or placement_group([options.bundle] * first, strategy=options.strategy)
         ]
@@ -143,7 +144,8 @@ class Slots:
         head = ray.get_runtime_context().gcs_address
 
         def run() -> None:
-            last, silent_s = dict(known), 0.0
+            last = dict(known)
+            silent_s = 0.0
             while not self._stop.wait(EVERY_S):
                 # before any question to it, which would wait for a minute
                 if not head_answers(head):

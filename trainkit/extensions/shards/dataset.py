@@ -45,7 +45,9 @@ class ShardDataset(Dataset[Any]):
     def __init__(
         self, index: Index, cache: ShardCache, decode: Callable[[Sample], Any] | None = None
     ) -> None:
-        self.index, self.cache, self.decode = index, cache, decode
+        self.index = index
+        self.cache = cache
+        self.decode = decode
         self.classes = list(index.classes)
         self._open: OrderedDict[int, tuple[BinaryIO, Members]] = OrderedDict()
 

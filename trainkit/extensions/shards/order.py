@@ -150,7 +150,8 @@ class ShardOrder(Sampler[int]):
                 f" {len(index.shards)} or less."
             )
         self.index, self.window, self.lanes = index, min(window, len(index.shards)), lanes
-        self.turn, self._ahead = turn if lanes > 1 else 1, ahead
+        self.turn = turn if lanes > 1 else 1
+        self._ahead = ahead
         self._latest: tuple[tuple[int, int], EpochOrder] | None = None
 
     def __len__(self) -> int:

@@ -47,7 +47,8 @@ class Members:
     """
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file, self._name = file, name
+        self._file = file
+        self._name = name
         offsets, sizes, kinds, starts = list[int](), list[int](), list[int](), list[int]()
         known: dict[str, int] = {}
         before = None

@@ -34,7 +34,8 @@ _NEVER = {
     "PartitionTimeLimit": "launcher.time",
 }
 _FIRST = ("", "PartitionConfig")  # reasons of a job that Slurm's scheduler has not looked at yet
-_ASKS, _ASK_AGAIN_S = 4, 1.0
+_ASKS = 4
+_ASK_AGAIN_S = 1.0
 
 
 class SlurmLauncher(JobLauncher):
@@ -103,7 +104,8 @@ class SlurmLauncher(JobLauncher):
     ) -> None:
         given = {name: value for name, value in locals().items() if name != "self"}
         self.options = options_of(given)
-        self.job_name, self.dry_run = job_name, dry_run
+        self.job_name = job_name
+        self.dry_run = dry_run
 
     @classmethod
     def engine_of(cls, settings: Mapping[str, Any]) -> str:

@@ -63,7 +63,9 @@ class Timeline(Callback):
         num_steps: PositiveInt = 10,
         torch_profiler: bool = True,
     ) -> None:
-        self.start_step, self.num_steps, self.torch_profiler = start_step, num_steps, torch_profiler
+        self.start_step = start_step
+        self.num_steps = num_steps
+        self.torch_profiler = torch_profiler
         self.folders: list[Path] = []
         self._recording: Recording | None = None
         self._due = False

@@ -57,7 +57,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def _show(folder: Path) -> None:
     if any(folder.glob(OWN.format("*"))):
-        recording, run_dir = folder, folder.parent.parent
+        recording = folder
+        run_dir = folder.parent.parent
     else:
         found = recordings(folder)
         if not found:

@@ -45,8 +45,10 @@ class Recording:
     """
 
     def __init__(self, trainer: RunView, folder: Path, torch_profiler: bool) -> None:
-        self._trainer, self._engine = trainer, trainer.engine
-        self._rank, self._folder = trainer.global_rank, folder
+        self._trainer = trainer
+        self._engine = trainer.engine
+        self._rank = trainer.global_rank
+        self._folder = folder
         self._before_step = "data" if isinstance(trainer.train_feed, StreamFeed) else "hooks"
         self._on_gpu = _computes_on_gpu(trainer)
         self._profiler: profile | None = None
@@ -64,7 +66,9 @@ class Recording:
         self._meet()
         self._marks: list[tuple[str, int]] = []
         self._events: list[tuple[str, int, torch.cuda.Event]] = []
-        self._step, self.updated, self._has_sums = -1, False, False
+        self._step = -1
+        self.updated = False
+        self._has_sums = False
         self._samples = trainer.state.samples_seen
         self._ready: dict[str, Summed] = {}
         self._hooks = self._hook_parameters() if trainer.world_size == 1 else []
@@ -223,7 +227,8 @@ class Recording:
         if not self._on_gpu:
             return []
         torch.cuda.synchronize()
-        events, began = [], 0
+        events = []
+        began = 0
         for name, step, event in self._events:
             at = self._zero_ns + round(self._zero.elapsed_time(event) * 1e6)
             if name:
@@ -251,7 +256,9 @@ class Recording:
 
 
 def _about(trainer: RunView) -> About:
-    engine, contract, feed = trainer.engine, trainer.batch_plan, trainer.train_feed
+    engine = trainer.engine
+    contract = trainer.batch_plan
+    feed = trainer.train_feed
     return About(
         rank=engine.ranks.rank,
         world_size=engine.ranks.world_size,

@@ -24,7 +24,8 @@ from trainkit.launch.slurm.nodes import expand_hosts, expand_tasks
 
 LAUNCHER, REQUEUE = "TRAINKIT_LAUNCHER", "TRAINKIT_SLURM_REQUEUE"  # set by the batch script
 # Below the ports that Linux gives to outgoing connections, and above most services.
-_FIRST_PORT, _PORTS = 20000, 10000
+_FIRST_PORT = 20000
+_PORTS = 10000
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from trainkit.console import short
 from trainkit.data.sample_names import class_names_of, file_of
 from trainkit.report.classification.facts import Classified, WorstSample
 
-_BINS, _WORST, _LARGEST = 15, 24, 224
+_BINS = 15
+_WORST = 24
+_LARGEST = 224
 
 
 class ClassificationResults:

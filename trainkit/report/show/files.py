@@ -107,7 +107,8 @@ class FinishedRun:
             for saved in self.checkpoints
             if saved.written is not None and saved.global_batch_size
         ]
-        steps, values = [], []
+        steps = []
+        values = []
         for before, after in zip(timed, timed[1:], strict=False):
             assert (
                 before.written is not None

@@ -30,7 +30,8 @@ _COLORS = (
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STAGES = ("train", "val", "test")
 _NOT_COMPARED = ("run_dir", "conf")
-_MOST_SETTINGS, _MOST_VALUES = 60, 6
+_MOST_SETTINGS = 60
+_MOST_VALUES = 6
 
 
 def write_show_page(path: Path, runs: Sequence[FinishedRun]) -> None:

@@ -24,7 +24,10 @@ _STARTS = {
     "mpirun": "mpirun -np {} python",
     "torchrun": "torchrun --nproc-per-node {}",
 }
-_MOST_SETTINGS, _MOST_VALUES, _LONGEST_ERROR, _MOST_ERRORS = 8, 4, 160, 5
+_MOST_SETTINGS = 8
+_MOST_VALUES = 4
+_LONGEST_ERROR = 160
+_MOST_ERRORS = 5
 
 
 @dataclass(frozen=True)
@@ -245,9 +248,11 @@ def sort_runs(runs: Sequence[FinishedRun], key: str, goal: Goal) -> list[Finishe
             else _setting(run, name)
         )
         try:
-            size, text = float(value if value is not None else math.nan), ""
+            size = float(value if value is not None else math.nan)
+            text = ""
         except ValueError:
-            size, text = 0.0, str(value)
+            size = 0.0
+            text = str(value)
         is_missing = value is None or value == "-"
         return is_missing != is_reversed, size, text
 

@@ -38,7 +38,8 @@ OVER = ("ended", "failed")  # states that nothing but a new start changes
 _OLD_S = 60.0  # a network disk may show a file this late
 _WATCH_S = 3 * EVERY_S
 # a wait for other ranks that is worth a word: seconds, and durations of a step
-_WAITS_S, _WAITS_STEPS = 10.0, 5
+_WAITS_S = 10.0
+_WAITS_STEPS = 5
 _DRIVER_S = 2.0
 _DEPTH = 3  # of the runs below a folder that is none
 _OVER = {"done": "ended", "stopped": "stopped", "failed": "failed", "killed": "lost"}

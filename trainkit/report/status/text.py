@@ -22,7 +22,9 @@ _COLOURS = {
     "waiting": "yellow",
     "stopped": "yellow",
 }
-_MOST_ALERTS, _MOST_HOSTS, _MOST_ALERTS_JSON = 5, 8, 100
+_MOST_ALERTS = 5
+_MOST_HOSTS = 8
+_MOST_ALERTS_JSON = 100
 _LONGEST = 300
 
 
@@ -45,7 +47,8 @@ def table_of(status: Status) -> Table:
 
 def line_of(status: Status) -> str:
     """Return one line, for a file or a pipe."""
-    done, progress = status.progress, []
+    done = status.progress
+    progress = []
     if done is not None:
         progress = [
             f"step {_of(done.step, done.total_steps)}",

@@ -53,7 +53,10 @@ class Notes:
         self, folder: Path, rank: int, world_size: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Write nothing yet; the folder exists."""
-        self._folder, self._rank, self._world_size, self._clock = folder, rank, world_size, clock
+        self._folder = folder
+        self._rank = rank
+        self._world_size = world_size
+        self._clock = clock
         self._number = 0
         now = clock()
         # rank -> number of its note, time first read
@@ -77,7 +80,8 @@ class Notes:
 
     def read(self) -> tuple[dict[int, Note], dict[int, float]]:
         """Return the notes of all ranks, and the seconds since each note changed."""
-        notes, silent = {}, {}
+        notes = {}
+        silent = {}
         now = self._clock()
         for rank in range(self._world_size):
             try:

@@ -84,7 +84,9 @@ class _Watch:
     """Records this rank's progress in a thread, and reads the notes of the others."""
 
     def __init__(self, engine: Engine, folder: Path, timeout_s: float) -> None:
-        self._engine, self._folder, self._timeout_s = engine, folder, timeout_s
+        self._engine = engine
+        self._folder = folder
+        self._timeout_s = timeout_s
         self._notes = Notes(folder, engine.ranks.rank, engine.ranks.world_size)
         self._ended = threading.Event()
         self._rounds_s = min(_LONGEST_S, timeout_s / _ROUNDS)

@@ -100,7 +100,8 @@ def repeat_of(request: Search, values: Sequence[str]) -> str:
     """Return the command of a run with a trial's values,
     on as many ranks with the same resources.
     """
-    settings, ranks = request.settings, []
+    settings = request.settings
+    ranks = []
     if settings.num_workers > 1:
         # An override joins a mapping to the config's own, in which a rank takes a CPU.
         resources = {"CPU": 0} | dict(settings.resources)

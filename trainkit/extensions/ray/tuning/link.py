@@ -20,7 +20,8 @@ from typing import Any, BinaryIO
 from trainkit.errors import EngineError
 from trainkit.extensions.elastic.signing import is_signed, new_secret, sign
 
-_ADDRESS, _SECRET = "TRAINKIT_TRIAL_ADDRESS", "TRAINKIT_TRIAL_SECRET"
+_ADDRESS = "TRAINKIT_TRIAL_ADDRESS"
+_SECRET = "TRAINKIT_TRIAL_SECRET"
 _TARGET = "trial"
 _POLL_S = 0.2
 _FIRST_WORD_S = 10.0
@@ -31,7 +32,9 @@ class TrialLink:
     """Rank 0's end."""
 
     def __init__(self, connection: socket.socket, secret: str) -> None:
-        self._connection, self._secret, self._number = connection, secret, 0
+        self._connection = connection
+        self._secret = secret
+        self._number = 0
         self._file: BinaryIO = connection.makefile("rwb")  # type: ignore[assignment]
 
     def report(self, metrics: dict[str, Any], folder: str | None) -> bool:

@@ -133,7 +133,8 @@ def _setting(key: str, value: str) -> Any:
     elif key == "scheduler":
         legal, found = f"one of {', '.join(SCHEDULERS)}", value if value in SCHEDULERS else None
     elif key == "mode":
-        legal, found = "min or max", value if value in ("min", "max") else None
+        legal = "min or max"
+        found = value if value in ("min", "max") else None
     elif key == "resources":
         legal = "resources of a rank with numbers above 0, as {CPU: 1, GPU: 0.5}"
         found = _resources(value)
@@ -195,7 +196,10 @@ def _check_range(key: str, value: str, name: str, arguments: tuple[Any, ...]) ->
 
 def _parts(text: str) -> list[str]:
     """Split at commas outside of brackets and quotes."""
-    parts, depth, quote, start = [], 0, "", 0
+    parts = []
+    depth = 0
+    quote = ""
+    start = 0
     for place, sign in enumerate(text):
         if quote:
             quote = "" if sign == quote else quote

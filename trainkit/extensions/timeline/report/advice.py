@@ -53,7 +53,8 @@ def _data(analysis: Analysis) -> Iterator[Advice]:
     # a loader that falls behind stalls single steps, and the median of its waits may be zero
     if len(stalls) > 1:
         lost = sum(stalls) / len(analysis.numbers)
-        step, wait = step + lost, wait + lost
+        step = step + lost
+        wait = wait + lost
     if wait < _LEAST_GAIN * step:
         return
     workers = max(about.workers for about in analysis.abouts)
@@ -73,7 +74,8 @@ def _data(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _waiting(analysis: Analysis) -> Iterator[Advice]:
-    step, slow = analysis.step_s, analysis.slow
+    step = analysis.step_s
+    slow = analysis.slow
     if slow is not None:
         waited = statistics.median(
             s.seconds["waiting"] for s in analysis.steps if s.rank != slow.rank
@@ -109,7 +111,9 @@ def _balanced_s(analysis: Analysis) -> float:
 
 def _sums(analysis: Analysis) -> Iterator[Advice]:
     """Return advice on Horovod's settings, and on fewer bytes."""
-    link, now, profiles = analysis.link, analysis.summing, analysis.profiles
+    link = analysis.link
+    now = analysis.summing
+    profiles = analysis.profiles
     if link is None or not profiles:
         return
     measured = analysis.median("communication")

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 _PAIRS = 20_000  # maximum number of pairs for slopes
-_LEAST_CYCLE_S, _PHASES = 1e-6, 4
+_LEAST_CYCLE_S = 1e-6
+_PHASES = 4
 _LEAST_RANGE, _LEAST_BYTES = 8, 64 * 1024  # of sizes, needed to determine a bandwidth
 
 
@@ -122,7 +123,10 @@ def exposed_s(profile: Profile, link: Link, summing: Summing) -> float:
 
 def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: float) -> float:
     cycle = summing.cycle_s
-    ready, now, woken, i = profile.ready, first_look_s, first_look_s - cycle, 0
+    ready = profile.ready
+    now = first_look_s
+    woken = first_look_s - cycle
+    i = 0
     while i < len(ready):
         now = woken = max(now, woken + cycle, 0.0 if cycle else ready[i][0])
         # nothing ready: the thread sleeps until the first cycle with a ready gradient

@@ -34,7 +34,11 @@ from trainkit.extensions.timeline.traces.pieces import About, Event
 
 # What counts as a slow rank: seconds and share of a step that it is late, share of steps in which
 # it is last, their number, standard errors.
-_LEAST_S, _LEAST_SHARE, _MOST_OF, _LEAST_STEPS, _ERRORS = 0.002, 0.03, 0.8, 5, 5.0
+_LEAST_S = 0.002
+_LEAST_SHARE = 0.03
+_MOST_OF = 0.8
+_LEAST_STEPS = 5
+_ERRORS = 5.0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ _WORK = {
 
 def in_words(analysis: Analysis) -> list[str]:
     """Return the findings as sentences, most important first."""
-    numbers, step = analysis.numbers, analysis.step_s
+    numbers = analysis.numbers
+    step = analysis.step_s
     ranks = plural(len(analysis.abouts), "rank")
     which = f"Steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"Step {numbers[0]}"
     said = [

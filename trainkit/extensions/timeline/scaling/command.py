@@ -219,7 +219,8 @@ def _report(
         console.print(predictions_grid(models[1], asked.gbits).rich())
     else:
         console.print("Predictions need two numbers of ranks, at least one of them 2 or more.")
-    page, numbers = folder / "reports" / "scaling.html", folder / "reports" / "scaling.json"
+    page = folder / "reports" / "scaling.html"
+    numbers = folder / "reports" / "scaling.json"
     write_scaling_page(page, f"conf={job.config['conf']}", measured, models, asked.gbits, notes)
     entries = [
         {"ranks": m.ranks, "step_s": m.step_s, "samples_per_s": m.samples_per_s}

@@ -34,7 +34,9 @@ from trainkit.extensions.timeline.traces.pieces import (
 )
 from trainkit.safety.whole_files import replacing
 
-_HOROVOD_TRACK, _TORCH_TRACKS, _GPU_TRACKS = 2, 1_000_000, 2_000_000
+_HOROVOD_TRACK = 2
+_TORCH_TRACKS = 1_000_000
+_GPU_TRACKS = 2_000_000
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
 
 
@@ -103,7 +105,8 @@ def _align(first: RankTrace, rank: RankTrace) -> None:
     ]
     rank.is_aligned = bool(found)
     if not found:  # use the time of day: under NTP, hosts differ by milliseconds
-        about, zero = rank.about, first.about
+        about = rank.about
+        zero = first.about
         shift = (about.unix_ns - about.monotonic_ns) - (zero.unix_ns - zero.monotonic_ns)
         found = [Offset(shift, float("inf"), about.monotonic_ns)]
     rank.clock = Alignment(found[0], found[-1])
@@ -151,7 +154,8 @@ def _first(rank: RankTrace) -> float:
 def whole(ranks: Iterable[RankTrace]) -> Iterator[Event]:
     """Yield the events of all ranks, by rank 0's clock, in microseconds."""
     for rank in ranks:
-        number, about = rank.about.rank, rank.about
+        number = rank.about.rank
+        about = rank.about
         unsure = (
             f", clock +- {rank.clock.error_us / 1000:.2g} ms"
             if rank.clock != Alignment(SAME, SAME)
@@ -207,7 +211,8 @@ def _horovod(rank: RankTrace) -> Iterator[Event]:
 
 def _torch(rank: RankTrace, path: Path) -> Iterator[Event]:
     """Yield the events of torch's profiler, converted from the time of day."""
-    number, about = rank.about.rank, rank.about
+    number = rank.about.rank
+    about = rank.about
     base_us = read_head(path).get("baseTimeNanoseconds", 0) / 1000
     shift = base_us - (about.unix_ns - about.monotonic_ns) / 1000
     tracks: dict[tuple[Any, Any], int] = {}

@@ -24,10 +24,14 @@ from trainkit.safety.foreign import check_name, unpack_bounded
 
 Event = dict[str, Any]
 
-ABOUT, MEETINGS, SUMMED = "trainkit", "meetings", "gradient"
+ABOUT = "trainkit"
+MEETINGS = "meetings"
+SUMMED = "gradient"
 FOLDER = "timeline"  # in a run's folder; it has a folder per recording
 # files of a rank, in the recording's folder
-OWN, HOROVOD, TORCH = "rank-{}.json", "horovod-{}.json", "torch-{}.json.gz"
+OWN = "rank-{}.json"
+HOROVOD = "horovod-{}.json"
+TORCH = "torch-{}.json.gz"
 WHOLE = "trace.json.gz"  # the merged file
 # in FOLDER: requests a recording of a running job; holds the number of steps, or nothing
 REQUEST = "record"
