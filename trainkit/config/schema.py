@@ -39,6 +39,7 @@ PLAIN_KEYS = {
     "trust": "list[str]",
     "vars": "dict | None",
 }
+# parts first: an error names the part's own key
 ONE_OBJECT = (
     "launcher",
     "engine",
@@ -47,7 +48,7 @@ ONE_OBJECT = (
     "optimizer",
     "lr",
     "task",
-)  # parts first: an error names the part's own key
+)
 SEVERAL_OBJECTS = ("callbacks", "logger")
 KEYS = (*PLAIN_KEYS, *ONE_OBJECT, *SEVERAL_OBJECTS, "trainer")
 # Arguments of the Trainer that have their own place in a config.

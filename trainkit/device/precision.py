@@ -94,9 +94,8 @@ class Precision:
         """
         with allowed_read():
             before = self.scaler.get_scale()
-            overflows = any(
-                bool(inf) for inf in self._overflows(optimizers)
-            )  # one skips all: they are one step, and are clipped as one
+            # one skips all: they are one step, and are clipped as one
+            overflows = any(bool(inf) for inf in self._overflows(optimizers))
             for optimizer in optimizers:
                 # By itself a fused optimizer finds an overflow on the device, and keeps momenta
                 # that it allocated without filling them: torch's SGD then continues from

@@ -113,9 +113,8 @@ class Halving:
             return None
         except torch.OutOfMemoryError as error:
             failure = str(error)
-        self._engine.reduce_gradients(
-            gives_up=True
-        )  # here, where no frame of the error holds memory
+        # here, where no frame of the error holds memory
+        self._engine.reduce_gradients(gives_up=True)
         return failure
 
     def _split(self, held: _Held) -> Iterator[Microbatch]:

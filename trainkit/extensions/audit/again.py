@@ -96,16 +96,16 @@ class MicrobatchRecording:
         if not loss.requires_grad:
             return
 
-        def keep_start(grad: Tensor) -> None:
+        def record_start(grad: Tensor) -> None:
             self._loss_gradient = grad.detach().clone()
 
-        def keep(grad: Tensor, name: str) -> None:
+        def record(grad: Tensor, name: str) -> None:
             self._gradients[name] = grad.detach().clone()
 
-        self._handles.append(loss.register_hook(keep_start))  # type: ignore[no-untyped-call]
+        self._handles.append(loss.register_hook(record_start))  # type: ignore[no-untyped-call]
         for name, parameter in self._task.named_parameters():
             if parameter.requires_grad:
-                hook = functools.partial(keep, name=name)
+                hook = functools.partial(record, name=name)
                 self._handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
 
     def end(self) -> None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from trainkit.callbacks.divergence_guard import hash_of
+from trainkit.checkpoint.batches import tensors_in
 
 
 class Value(NamedTuple):
@@ -55,9 +55,8 @@ class Fingerprints:
         """Add what each module returns within the context."""
 
         def record(name: str, output: Any) -> None:
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, Tensor):
-                    self.add(f"the output of {name}", leaf)
+            for place, tensor in tensors_in(output, f"the output of {name}"):
+                self.add(place, tensor)
 
         handles = [
             module.register_forward_hook(lambda _m, _in, output, name=name: record(name, output))
@@ -79,7 +78,8 @@ def first_difference(
     Args:
         ours: values of a microbatch.
         theirs: of the same microbatch, computed again.
-        bounds: relative differences that are no sign of damage, by name; None: all bits must agree.
+        bounds: relative differences that the device makes by itself, by name; None: all bits must
+            agree.
     """
     for one, other in zip(ours, theirs, strict=False):
         if one.name != other.name:

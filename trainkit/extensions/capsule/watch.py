@@ -37,9 +37,8 @@ class Watch(Callback):
         self._before = before
         self._number = 0
         self.losses: list[Tensor] = []  # return values of training_step
-        self.outputs: dict[
-            str, ModuleOutput
-        ] = {}  # output of each module, in the order of first calls
+        # output of each module, in the order of first calls
+        self.outputs: dict[str, ModuleOutput] = {}
         self.first_bad: ModuleOutput | None = None  # the first non-finite output
 
     def on_train_batch_start(self, trainer: Any, task: Any, batch: Any, batch_idx: int) -> None:

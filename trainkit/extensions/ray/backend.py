@@ -33,8 +33,9 @@ from trainkit.launch.shared_folder import not_shared
 from trainkit.safety.threads import printed, start_thread, start_timer
 
 _GONE_S = 5.0  # so long a node may take to carry out SIGKILL before it counts as lost
+# What the driver sets for its own node: a keeper knows that of its node.
+_OF_THE_NODE = ("NCCL_SOCKET_IFNAME",)
 # Of the driver's environment: the rest is the node's own.
-_OF_THE_NODE = ("NCCL_SOCKET_IFNAME",)  # the driver's: a keeper knows its own node's
 _HANDED_ON = (
     "HOROVOD_",
     "NCCL_",
