@@ -69,7 +69,7 @@ def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
     """
     name = name_of(text)
     text = visible(text) + f"\nMore: python -m trainkit explain {name}" * (name is not None)
-    if launcher.name == "horovodrun":
+    if launcher.name in ("horovodrun", "launch"):
         launcher = read_launcher()  # in an elastic job the rank may have changed
     if launcher.world_size == 1:
         _release(error)

@@ -51,24 +51,26 @@ class LocalPosition:
 
 
 class Heartbeat:
-    """The base, for an engine whose framework has neither a watchdog nor a timeline of its own.
+    """The base, for an engine whose framework has no timeline of its own.
 
     Attributes:
         reducer: what sums gradients at present; the engine sets it. None if nothing does, or if it
             records nothing.
 
     Args:
-        position: where step, progress and waiting are kept; an elastic driver reads them from
-            there.
+        watcher: the launcher that watches this process, as an elastic driver; None if it does not.
         sum_settings: see the property.
     """
 
     def __init__(
-        self, position: Position | None = None, sum_settings: dict[str, Any] | None = None
+        self, watcher: Watcher | None = None, sum_settings: dict[str, Any] | None = None
     ) -> None:
-        self._position = position or LocalPosition()
+        self._position: Position = watcher or LocalPosition()
+        self._watcher = watcher
         self._sum_settings = sum_settings or {}
         self.reducer: GradientReducer | None = None
+        if watcher is not None:
+            watcher.tensors = self.outstanding
 
     @property
     def step(self) -> int:
@@ -121,7 +123,11 @@ class Heartbeat:
         Returns:
             Whether the launcher does; if not, the ranks must watch each other.
         """
-        return False
+        if self._watcher is None:
+            return False
+        self._watcher.stall_s = stall_s
+        self._watcher.on_dump = on_dump
+        return True
 
     def outstanding(self) -> list[str]:
         """Return the names of the tensors that wait for the other ranks now, as far as known.

@@ -1,15 +1,15 @@
 """The place of this process among the ranks of a run. Imports no torch.
 
 Ranks       ranks that stay as the launcher started them
-ranks_of    those of this process under Horovod: an extension may bring ranks that are assigned again
-            while the process lives
+ranks_of    those of this process: an extension may bring ranks that are assigned again while the
+            process lives
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainkit.console import info
 from trainkit.errors import ConfigError, EngineError
@@ -162,14 +162,15 @@ class Ranks:
     def report_exception(self) -> None:
         """Let the launcher know that the code which this rank runs has raised an exception."""
 
-    def leave(self) -> None:
-        """Close the connections, so that entering the engine again joins the ranks of that time.
-        Call it outside the engine.
+    def meeting_store(self) -> Any:
+        """Return the torch.distributed.Store by which torch's groups of the present ranks form;
+        None: torch's own, which the launcher's variables name.
         """
+        return None
 
 
 def ranks_of(launcher: Launcher) -> Ranks:
-    """Return the ranks of this process under Horovod."""
+    """Return the ranks of this process, under an engine that can have them assigned again."""
     for extension in extensions():
         for variable, target in extension.ranks.items():
             if variable in os.environ:

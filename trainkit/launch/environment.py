@@ -1,7 +1,7 @@
 """Detects the launcher of this process: the only reader of the launchers' environment variables.
 Imports no torch.
 
-horovodrun sets HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID,
+horovodrun and `trainkit launch` set HOROVOD_RANK, HOROVOD_SIZE, ...; torchrun RANK, WORLD_SIZE, TORCHELASTIC_RUN_ID,
 ...; mpirun OMPI_COMM_WORLD_* (Open MPI) or PMI_* and MPI_LOCAL* (MPICH, Intel MPI); srun SLURM_*.
 Ray Train, Kubeflow and scripts set torch's own ("env"): MASTER_ADDR, RANK and WORLD_SIZE, all
 three, or they do not count. A process without launcher has none of them and is rank 0 of 1. Ranks
@@ -20,7 +20,9 @@ from trainkit.launch.slurm.nodes import expand_tasks
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-LauncherName = Literal["none", "horovodrun", "torchrun", "mpirun", "env", "srun"]
+# in the environment of ranks that `python -m trainkit launch` started
+LAUNCHED = "TRAINKIT_LAUNCHED"
+LauncherName = Literal["none", "launch", "horovodrun", "torchrun", "mpirun", "env", "srun"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Launcher:
         """The engine selected by `engine=auto`."""
         if self.name in ("horovodrun", "mpirun"):
             return "horovod"
-        return "ddp" if self.name in ("torchrun", "env", "srun") else "single"
+        return "ddp" if self.name in ("launch", "torchrun", "env", "srun") else "single"
 
 
 class _Variables(NamedTuple):
@@ -61,6 +63,15 @@ class _Variables(NamedTuple):
 
 # Most reliable first.
 _LAUNCHERS = (
+    # `python -m trainkit launch`: its driver is that of an elastic horovodrun.
+    _Variables(
+        "launch",
+        LAUNCHED,
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+    ),
     _Variables(
         "horovodrun",
         "HOROVOD_RANK",

@@ -82,7 +82,7 @@ def terminal_of_launcher(
     also goes to files (--output-filename), a job in the background.
     """
     launcher = launcher or read_launcher()
-    if launcher.name != "horovodrun" or launcher.local_size != launcher.world_size:
+    if launcher.name not in ("horovodrun", "launch") or launcher.local_size != launcher.world_size:
         return None
     if environ.get("CI") or environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return None

@@ -31,7 +31,8 @@ def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
     Returns:
         None if there is nothing to resume from, and nothing or "auto" was requested.
     """
-    if stage.elastic is not None and stage.engine.name in ("ddp", "fsdp") and ckpt_path != "auto":
+    restarts = stage.elastic is not None and not stage.is_elastic
+    if restarts and stage.engine.name in ("ddp", "fsdp") and ckpt_path != "auto":
         raise ConfigError(
             "callbacks=elastic under torchrun, which restarts all processes when one is lost: they"
             " would begin from the start. Let them resume from the run's checkpoint: resume=auto"

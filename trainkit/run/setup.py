@@ -95,9 +95,10 @@ class Stage:
             self.engine.ranks.committed_step = elastic.memory.step
         elif kind == "fit" and self.engine.ranks.is_elastic:
             raise ConfigError(
-                "horovodrun started this job elastically (--min-np, --host-discovery-script), but"
-                " its fit cannot continue when ranks change. Add callbacks=elastic (Trainer:"
-                " callbacks=[trainkit.Elastic()]), or leave those options out."
+                "This job is elastic (horovodrun --min-np or --host-discovery-script, `trainkit"
+                " launch`), but its fit cannot continue when ranks change. Add callbacks=elastic"
+                " (Trainer: callbacks=[trainkit.Elastic()]), or start it with plain horovodrun or"
+                " torchrun."
             )
         self.signals = Signals() if self.elastic is None else self.elastic.signals
         self._coordinator = Coordinator(self.engine, self.signals)

@@ -78,11 +78,20 @@ class DDPCollectives(Collectives):
         with self.waiting_for("the other ranks to come"):
             backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
             meets = on_gpu and sees_one_of_several(self.ranks)
-            rendezvous = _rendezvous(meets)
+            rendezvous = _rendezvous(self.ranks, meets)
             if meets:  # now, since NCCL's start would fail for it
                 _require_own_gpu(self.ranks, device, rendezvous["store"])
             dist.init_process_group(backend, device_id=device if on_gpu else None, **rendezvous)
+        atexit.unregister(_leave)
         atexit.register(_leave)
+
+    def disconnect(self) -> None:
+        """See Collectives. Ranks that stay keep their group: torch's store has its addresses, and a
+        second group would read them.
+        """
+        if self.ranks.is_elastic and dist.is_initialized():
+            self._statistics = None
+            dist.destroy_process_group()
 
     def narrow(self, chosen: tuple[int, ...]) -> None:
         """Make the groups of a process set, and count ranks from now on among its own.
@@ -214,13 +223,15 @@ def _require_own_gpu(ranks: Ranks, device: torch.device, store: Any) -> None:
     require_own(ranks, (host, uuid), [(host, other) for other in uuids])
 
 
-def _rendezvous(meets: bool) -> dict[str, Any]:
-    """Return the rendezvous of ranks that torchrun has restarted, or if the ranks must know of each
-    other before their group starts (`meets`); else nothing: torch's own serves.
+def _rendezvous(ranks: Ranks, meets: bool) -> dict[str, Any]:
+    """Return the rendezvous of elastic ranks, of ranks that torchrun has restarted, or if the ranks
+    must know of each other before their group starts (`meets`); else nothing: torch's own serves.
 
     With its static rendezvous torchrun keeps one store over restarts, and the ranks would read the
     addresses of dead ones (torch 2.15).
     """
+    if (own_store := ranks.meeting_store()) is not None:
+        return {"store": own_store, "rank": ranks.rank, "world_size": ranks.world_size}
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     if attempt == "0" and not meets:
         return {}

@@ -15,11 +15,11 @@ from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ddp.reduce import BucketReducer
-from trainkit.engine.ddp.start import assign_ranks
+from trainkit.engine.ddp.start import assign_ranks, take_seat
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import changed, refusals
 from trainkit.engine.pinning import Device
-from trainkit.engine.ranks import Ranks, check_ranks
+from trainkit.engine.ranks import check_ranks, ranks_of
 from trainkit.engine.reduce.buckets import by_size, find_sparse, split_frozen
 from trainkit.engine.reduce.wire import make_wire
 from trainkit.engine.sending import send_optimizer_state, tensors_of
@@ -29,7 +29,7 @@ from trainkit.launch.environment import read_launcher
 
 @checked
 class DDPEngine(Engine):
-    """Ranks that torchrun (or anything that sets its variables) started.
+    """Ranks that torchrun (or anything that sets its variables) started, or an elastic driver.
 
     Args:
         device: "auto" takes the GPU of this rank's local rank if there are GPUs.
@@ -66,7 +66,8 @@ class DDPEngine(Engine):
         sparse_as_dense: bool = False,
         process_set: list[int] | None = None,
     ) -> None:
-        ranks, heartbeat = Ranks(read_launcher()), Heartbeat(sum_settings={"wire": compression})
+        ranks = ranks_of(read_launcher())
+        heartbeat = Heartbeat(ranks.watcher, sum_settings={"wire": compression})
         super().__init__(device, ranks, heartbeat, DDPCollectives(ranks, heartbeat))
         if op == "adasum":
             raise ConfigError(
@@ -84,7 +85,10 @@ class DDPEngine(Engine):
         self._process_set = process_set
 
     def _start(self) -> None:
-        assign_ranks(self.ranks, self.launcher, self.name)
+        if self.ranks.is_elastic:
+            self.launcher = take_seat(self.ranks, self._process_set)
+        else:
+            assign_ranks(self.ranks, self.launcher, self.name)
         world_size = self.ranks.world_size
         chosen = None if self._process_set is None else check_ranks(self._process_set, world_size)
         self.pin()

@@ -1,5 +1,4 @@
-"""The heartbeat of a rank under Horovod: Horovod's own timeline, and a launcher that watches, as an
-elastic driver does.
+"""The heartbeat of a rank under Horovod: with Horovod's own timeline.
 
 On each rank and at any time, the timeline is an edit of Horovod's source that `trainkit horovod
 install` makes. Stock Horovod writes one on rank 0 alone, and only if HOROVOD_TIMELINE=DYNAMIC was
@@ -9,7 +8,6 @@ set at the launch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +29,7 @@ class HorovodHeartbeat(Heartbeat):
 
     def __init__(self, watcher: Watcher | None, compression: str) -> None:
         super().__init__(watcher)
-        self._watcher = watcher
         self._compression = compression
-        if watcher is not None:
-            watcher.tensors = self.outstanding
-
-    def watch(self, stall_s: float, on_dump: Callable[[], None]) -> bool:
-        """See Heartbeat."""
-        if self._watcher is None:
-            return False
-        self._watcher.stall_s = stall_s
-        self._watcher.on_dump = on_dump
-        return True
 
     def start_timeline(self, path: Path) -> str:
         """See Heartbeat."""

@@ -1,22 +1,30 @@
 """Elastic: a fit of Horovod's ranks continues when ranks die, leave or join (docs/elastic.md).
 
+launch.py       `python -m trainkit launch`: the driver by its own name, without Horovod
 horovodrun.py   what horovodrun asks for; `python -m trainkit.launch.elastic`
 driver.py       the driver of a job, with its call tree; no torch
 ranks.py        a rank's side: the ranks of its engine, which the driver assigns again (client.py)
 callback.py     commits of a fit, from which it continues (attempts.py, rehearsal.py)
 """
 
-from trainkit.extension import Extension
+from trainkit.extension import Command, Extension
 
 _CALLBACK = "trainkit.extensions.elastic.callback.Elastic"
 
 EXTENSION = Extension(
     name="elastic",
     summary=(
-        "callbacks=elastic, horovodrun --min-np and --host-discovery-script: ranks that are lost are replaced, and"
-        " others join"
+        "callbacks=elastic under `launch`, horovodrun --min-np or launcher=ray: ranks that are lost"
+        " are replaced, and others join"
     ),
     proven="lost, late and frozen ranks each commit; storms of faults in the full test run",
+    commands={
+        "launch": Command(
+            "start a command on several ranks, replace those that are lost (launch -np 4 --min-np 2"
+            " -- python train.py)",
+            "trainkit.extensions.elastic.launch.main",
+        )
+    },
     targets=(_CALLBACK,),
     names={
         "trainkit.callbacks.Elastic": _CALLBACK,

@@ -70,7 +70,7 @@ class ElasticRun:
                             f" time: {change}"
                         ) from change
                 last_step = self.state.memory.step
-                attempt.engine.ranks.leave()
+                attempt.engine.comm.disconnect()
                 if attempt.engine.device.type == "cuda":
                     # torch's schedulers and optimizers refer to each other: free their memory for
                     # the next, and give it to NCCL, which allocates beside torch's cache

@@ -112,7 +112,8 @@ class Membership:
         except (KeyError, ValueError) as error:
             raise JobEnded(
                 "TRAINKIT_WORKER says that this process belongs to an elastic job, but its driver"
-                f" cannot be found: {error!r}. Start it with horovodrun --min-np, and pass the"
+                f" cannot be found: {error!r}. Start it with horovodrun --min-np or `python -m trainkit"
+                " launch`, and pass the"
                 " environment on unchanged."
             ) from None
 
@@ -159,6 +160,13 @@ class Membership:
                 raise Dismissed(str(answer["why"]))
             if answer["answer"] == "end":
                 raise JobEnded(str(answer["why"]), is_told=True)
+
+    def requests(self, target: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        """Return a function that sends a request to the driver by a connection of its own, which
+        stays open, and returns the answer.
+        """
+        connection = SignedConnection(self._address, self._secret, _POLL_S)
+        return lambda content: self._post(connection, target, content)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         while True:
@@ -260,6 +268,6 @@ class Membership:
         host, port = self._address
         return (
             f"The elastic driver at {host}:{port} could not be reached for {UNREACHABLE_S:g} s"
-            f" ({error}): horovodrun was killed, or its host is gone. Worker {self.worker} ends;"
+            f" ({error}): it was killed, or its host is gone. Worker {self.worker} ends;"
             " start the job again to resume from its newest checkpoint."
         )

@@ -68,8 +68,7 @@ def settings_of(
         command.pop(0)
     if not command:
         raise ConfigError(
-            "horovodrun was given no command; write it at the end: horovodrun -np 2 --min-np 1"
-            " python train.py"
+            "There is no command; write it at the end: -np 2 --min-np 1 python train.py"
         )
     script = args.host_discovery_script
     interfaces = _in_order(args.nics or (), typed)

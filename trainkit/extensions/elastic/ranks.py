@@ -1,16 +1,15 @@
-"""Ranks of an elastic job under Horovod: an elastic driver assigns them again while the process
-lives.
+"""Ranks of an elastic job: an elastic driver assigns them again while the process lives.
 
-The launcher's driver gives a process its rank (client.py); Horovod reads it from the
-environment when it starts, and is shut down before the next one.
+The launcher's driver gives a process its rank (client.py), in the environment. The engine connects
+the ranks anew for each generation: Horovod by the driver's server, torch's groups by a store of
+the same server (store.py).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-
-import horovod.torch as hvd
+from typing import Any
 
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError
@@ -38,7 +37,7 @@ class ElasticRanks(Ranks):
 
     def join(self, process_set: Sequence[int] | None) -> None:
         """Wait for a place among the ranks of from now on, and write it into the environment, from
-        which Horovod reads it.
+        which Horovod and read_launcher read it.
 
         Raises:
             ConfigError: a process set names ranks, or this host has no interface to the driver.
@@ -88,6 +87,10 @@ class ElasticRanks(Ranks):
         """See Ranks."""
         self._membership.report_exception()
 
-    def leave(self) -> None:
+    def meeting_store(self) -> Any:
         """See Ranks."""
-        hvd.shutdown()
+        from trainkit.extensions.elastic.store import DriverStore  # torch's
+
+        if interface := os.environ.get("HOROVOD_GLOO_IFACE"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        return DriverStore(self._membership)

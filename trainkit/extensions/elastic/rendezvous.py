@@ -3,6 +3,7 @@ requests.
 
     GET, PUT, DELETE /scope/key         values are bytes; 410 for a value that will never be stored
     POST /elastic/join, /elastic/beat   JSON; passed to the driver's loop, which answers now or later
+    POST /elastic/store                 JSON; the store of torch's groups (store.py), answered here (torch_store.py)
 
 Unsigned and repeated requests (signing.py) get 403 and no information. The server listens at one
 address, that of the job's interface.
@@ -21,6 +22,7 @@ from typing import Any
 
 from trainkit.extensions.elastic.connections import Connections
 from trainkit.extensions.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
+from trainkit.extensions.elastic.torch_store import TorchStore
 from trainkit.safety.threads import printed, start_thread
 
 LARGEST = 2**20  # maximum bytes of a body; Gloo writes an address for each rank
@@ -70,6 +72,7 @@ class Server:
         self._store: dict[str, dict[str, bytes]] = {}
         self._lock = threading.Lock()
         self._given_up = 0
+        self.torch_store = TorchStore(POLL_S)
         self._on_unseated = on_unseated
         handler = type("Handler", (_Handler,), {"owner": self})
         self.secret = secret
@@ -95,6 +98,7 @@ class Server:
         at once that it will never be complete.
         """
         self._given_up = max(self._given_up, generation)
+        self.torch_store.give_up(generation)
 
     def is_given_up(self, scope: str) -> bool:
         """Return whether a scope belongs to a generation that was given up."""
@@ -125,6 +129,7 @@ class Server:
                 generation = generation_of(scope)
                 if generation is not None and generation < before:
                     del self._store[scope]
+        self.torch_store.forget(before)
 
 
 def generation_of(scope: str) -> int | None:
@@ -172,20 +177,28 @@ class _Handler(BaseHTTPRequestHandler):
         """Pass a worker's request to the driver, and wait for the answer."""
         if (body := self._read()) is None:
             return
-        hand_on = self.owner.posts.get(self.path)
-        if hand_on is None:
+        answer_of = self._answers().get(self.path)
+        if answer_of is None:
             self._send(HTTPStatus.NOT_FOUND, b"no such request")
             return
         try:
-            request = Request(_checked(self.path, json.loads(body)))
+            answer = answer_of(json.loads(body))
         except (ValueError, TypeError, KeyError) as error:
             self._send(
                 HTTPStatus.BAD_REQUEST,
                 f"not a request that this driver understands: {error!r}".encode(),
             )
             return
-        hand_on(request)
-        self._send(HTTPStatus.OK, json.dumps(request.wait(POLL_S) or {"answer": "wait"}).encode())
+        self._send(HTTPStatus.OK, json.dumps(answer).encode())
+
+    def _answers(self) -> dict[str, Callable[[Any], dict[str, Any]]]:
+        passed_on = {path: functools.partial(self._pass_on, path) for path in self.owner.posts}
+        return {"/elastic/store": self.owner.torch_store.answer, **passed_on}
+
+    def _pass_on(self, path: str, content: Any) -> dict[str, Any]:
+        request = Request(_checked(path, content))
+        self.owner.posts[path](request)
+        return request.wait(POLL_S) or {"answer": "wait"}
 
     def _read(self) -> bytes | None:
         """Return the body of a signed request; otherwise answer with an error and return None."""

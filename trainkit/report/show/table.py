@@ -21,6 +21,7 @@ _TRIAL = "callbacks.tune"
 _OF_A_TRIAL = (_TRIAL, "callbacks.elastic._target_")  # a search's own, under Ray's driver
 _STARTS = {
     "horovodrun": "horovodrun -np {} python",
+    "launch": "python -m trainkit launch -np {} -- python",
     "mpirun": "mpirun -np {} python",
     "torchrun": "torchrun --nproc-per-node {}",
 }

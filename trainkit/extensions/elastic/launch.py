@@ -1,0 +1,137 @@
+"""`python -m trainkit launch`: starts a command on several ranks, under the driver of elastic jobs.
+
+It needs no Horovod: engine=auto is ddp there. The options have horovodrun's names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainkit.errors import ConfigError
+from trainkit.extensions.elastic.driver import run
+from trainkit.extensions.elastic.options import settings_of
+from trainkit.launch.environment import LAUNCHED, without_launcher
+
+_ABOUT = """\
+Start COMMAND on N ranks, and keep the job running when ranks die, leave or join.
+
+A rank that is lost costs the others a pause, not a restart: they continue in their processes from
+the last commit (callbacks=elastic, Trainer(callbacks=[trainkit.Elastic()])), and its slot is filled
+again. engine=auto is ddp (torch.distributed over Gloo or NCCL); engine=horovod works too, if
+Horovod is installed.
+"""
+_EXAMPLES = """\
+examples:
+  python -m trainkit launch -np 4 --min-np 2 -- python -m trainkit fit conf=resnet18 callbacks=elastic
+  python -m trainkit launch -np 8 -H node1:4,node2:4 -- python train.py
+  python -m trainkit launch -np 4 --min-np 2 --host-discovery-script ./hosts.sh -- python train.py
+"""
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run the job, and return its exit code: 0, that of the first error, or 75 with a checkpoint.
+
+    Raises:
+        ConfigError: an option is missing, or out of range.
+    """
+    given = _parser().parse_args(list(arguments))
+    if given.hostfile is not None:
+        given.hosts = _hosts_in(Path(given.hostfile))
+    environ = without_launcher(os.environ) | {LAUNCHED: "1"}
+    code = run(settings_of(given, environ, arguments))
+    assert isinstance(code, int), "no other driver takes the job"
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainkit launch",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="%(prog)s -np N [options] -- COMMAND ...",
+    )
+    parser.set_defaults(use_mpi=False, run_func=None, nics=None)
+    ranks = parser.add_argument_group("ranks")
+    _number(ranks, "-np", "--num-proc", "num_proc", "ranks at the start", required=True)
+    _number(ranks, "--min-np", "--min-num-proc", "min_num_proc", "fewest ranks later (-np)")
+    _number(ranks, "--max-np", "--max-num-proc", "max_num_proc", "most ranks (no limit)")
+    _number(ranks, "--reset-limit", None, "reset_limit", "changes of ranks (no limit)")
+    _number(
+        ranks, "--elastic-timeout", None, "elastic_timeout", "seconds to wait for ranks (600)"
+    )
+    ranks.add_argument(
+        "--blacklist-cooldown-range",
+        dest="cooldown_range",
+        nargs=2,
+        type=int,
+        metavar=("S", "S"),
+        help="first and longest pause before a slot that crashed is filled again, in s (1 60)",
+    )
+    hosts = parser.add_argument_group("hosts")
+    one = hosts.add_mutually_exclusive_group()
+    one.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="(localhost:N)")
+    one.add_argument("--hostfile", "-hostfile", metavar="FILE", help="lines 'HOST slots=N'")
+    one.add_argument(
+        "--host-discovery-script", metavar="FILE", help="prints lines HOST:SLOTS, asked each second"
+    )
+    _number(hosts, "--slots-per-host", None, "slots", "slots of hosts without a number (1)")
+    hosts.add_argument(
+        "--network-interfaces",
+        "--network-interface",
+        dest="nics",
+        type=lambda text: text.split(","),
+        metavar="NAME,...",
+        help="(by the route to the other hosts)",
+    )
+    hosts.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="(ssh's)")
+    hosts.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="(ssh's)")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--output-filename", metavar="FOLDER", help="also write each rank's output there"
+    )
+    output.add_argument(
+        "--prefix-output-with-timestamp", action="store_true", help="begin lines with the time"
+    )
+    output.add_argument("--verbose", action="store_true", help="print what is started, and where")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _number(
+    group: argparse._ArgumentGroup,
+    name: str,
+    other: str | None,
+    dest: str,
+    text: str,
+    *,
+    required: bool = False,
+) -> None:
+    names = [name] if other is None else [name, other]
+    group.add_argument(*names, dest=dest, type=int, metavar="N", help=text, required=required)
+
+
+def _hosts_in(file: Path) -> str:
+    """Return a hostfile's hosts as -H takes them.
+
+    Raises:
+        ConfigError: it cannot be read, or a line is not "HOST slots=N".
+    """
+    try:
+        lines = [line.split("#")[0].split() for line in file.read_text().splitlines()]
+    except OSError as error:
+        raise ConfigError(f"--hostfile {file} cannot be read: {error.strerror}.") from None
+    hosts = []
+    for words in filter(None, lines):
+        if len(words) != 2 or not words[1].startswith("slots="):
+            raise ConfigError(
+                f"--hostfile {file} has the line '{' '.join(words)}'; it must be 'HOST slots=N'."
+            )
+        hosts.append(f"{words[0]}:{words[1].removeprefix('slots=')}")
+    return ",".join(hosts)
+
+

@@ -1,0 +1,79 @@
+"""The store by which torch's groups of an elastic job form: the driver's, by signed requests.
+
+torch's own TCPStore would do for ranks that stay. This one knows generations: a rank that waits for
+another's address has an error as soon as the driver knows that it will never come, not after a
+timeout of minutes, and what it sends is signed.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from trainkit.engine.collectives import PeerError
+from trainkit.extensions.elastic.client import Membership
+
+_TIMEOUT_S = 300.0  # for a key, while the driver answers that it may still come
+
+
+class DriverStore(dist.Store):
+    """A torch.distributed.Store of this process's generation.
+
+    torch calls its methods, also from C++, under these names.
+
+    Args:
+        membership: of this process, with a seat.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        super().__init__()
+        self._ask = membership.requests("/elastic/store")
+        self._about = {"worker": membership.worker, "generation": membership.generation}
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a value."""
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        self._do("set", [key], base64.b64encode(content).decode())
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value, and return it."""
+        self.wait([key])
+        return base64.b64decode(self._do("get", [key])["value"])
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, 0 at first; return it."""
+        return int(base64.b64decode(self._do("add", [key], str(amount))["value"]))
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all these keys have values."""
+        return bool(self._do("check", keys)["value"])
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a value; return whether there was one."""
+        return bool(self._do("delete", [key])["value"])
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all these keys have values.
+
+        Raises:
+            PeerError: a rank of this generation is gone, or the time is over.
+        """
+        seconds = _TIMEOUT_S if timeout is None else timeout.total_seconds()
+        end = time.monotonic() + seconds
+        while not self._do("wait", keys)["value"]:
+            if time.monotonic() > end:
+                raise PeerError(f"{', '.join(keys)} did not come within {seconds:g} s.")
+
+    def _do(self, action: str, keys: list[str], value: str = "") -> dict[str, Any]:
+        try:
+            answer = self._ask(self._about | {"action": action, "keys": keys, "value": value})
+        except (OSError, http.client.HTTPException) as error:
+            raise PeerError(f"The elastic driver's store did not answer: {error}") from error
+        if answer["answer"] == "given up":
+            raise PeerError("Another rank ended while the ranks met.")
+        return answer
