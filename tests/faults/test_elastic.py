@@ -84,6 +84,7 @@ def start(tmp_path: Path) -> Run:
         hosts: str = "localhost:2",
         np: int = 2,
         options: str = "",
+        start_with: str = "horovodrun --gloo",
         **wish: Any,
     ) -> Ended:
         (tmp_path / "hosts.txt").write_text(hosts.replace(",", "\n") + "\n")
@@ -107,7 +108,7 @@ def start(tmp_path: Path) -> Run:
         )
         run_dir = tmp_path / "run"
         line = (
-            f"horovodrun --gloo {elastic} {options} {sys.executable} {JOB} {run_dir}"
+            f"{start_with} {elastic} {options} {sys.executable} {JOB} {run_dir}"
             f" '{json.dumps(wish)}'"
         )
         done = run_command(line, tmp_path, 300, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")

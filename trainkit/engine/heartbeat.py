@@ -34,11 +34,13 @@ class Watcher(Position, Protocol):
         tensors: returns the names of the tensors that wait for the other ranks; a thread calls it.
         stall_s: seconds without progress after which this rank counts as stalled; None: never.
         on_dump: is called, from a thread, when the stacks of all threads are to be written.
+        on_broken: is called, from a thread, when this rank waits for ranks that are gone.
     """
 
     tensors: Callable[[], list[str]]
     stall_s: float | None
     on_dump: Callable[[], None] | None
+    on_broken: Callable[[], None] | None
 
 
 @dataclass

@@ -156,8 +156,8 @@ def test_a_recovery_gives_torchs_cache_back(monkeypatch: pytest.MonkeyPatch) -> 
     events: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty_cache"))
     elastic = ElasticRun(lambda attempt: None)
-    engine: Any = SimpleNamespace(device=torch.device("cuda", 0), ranks=SimpleNamespace())
-    engine.ranks.leave = lambda: events.append("leave")
+    engine: Any = SimpleNamespace(device=torch.device("cuda", 0), comm=SimpleNamespace())
+    engine.comm.disconnect = lambda: events.append("disconnect")
 
     def fit(state: ElasticState) -> None:
         state.attempt = SimpleNamespace(engine=engine, is_elastic=True, is_set_up=True)  # type: ignore[assignment]
@@ -166,7 +166,7 @@ def test_a_recovery_gives_torchs_cache_back(monkeypatch: pytest.MonkeyPatch) -> 
             raise PeerError("Another rank ended")
 
     elastic.go(fit)
-    assert events == ["fit", "leave", "empty_cache", "fit"]
+    assert events == ["fit", "disconnect", "empty_cache", "fit"]
 
 
 @pytest.mark.parametrize("victims", ["b", "a", "ab"])
@@ -368,7 +368,7 @@ def test_an_elastic_job_without_the_callback_is_refused(tmp_path: Path) -> None:
         )
 
     job = Job(work, 1)
-    with pytest.raises(ConfigError, match=r"elastically .*Add callbacks=elastic"):
+    with pytest.raises(ConfigError, match=r"job is elastic .*Add callbacks=elastic"):
         job.run("a")
 
 

@@ -29,7 +29,7 @@ class Driver:
         self.joins: list[dict[str, Any]] = []
         self.beats: list[dict[str, Any]] = []
         self.answers: list[dict[str, Any]] = []
-        self.reply = {"wanted": 0, "dump": False, "why": ""}
+        self.reply = {"wanted": 0, "dump": False, "why": "", "broken": False}
         self.server = Server("127.0.0.1", SECRET, self._join, self._beat)
 
     def _join(self, request: Request) -> None:
@@ -165,7 +165,7 @@ def test_a_newer_generation_is_wanted_until_it_is_there(driver: Driver) -> None:
     m = driver.member()
     m.join(0)
     assert not m.wanted
-    driver.reply = {"wanted": 4, "dump": False, "why": "worker node2/0#1 came"}
+    driver.reply = {"wanted": 4, "dump": False, "why": "worker node2/0#1 came", "broken": False}
     wait(lambda: m.wanted)
     assert m.why == "worker node2/0#1 came"
     m.join(1)
@@ -178,7 +178,7 @@ def test_a_request_for_stacks_calls_on_dump(driver: Driver) -> None:
     m = driver.member()
     threads: list[str] = []
     m.on_dump = lambda: threads.append(threading.current_thread().name)
-    driver.reply = {"wanted": 0, "dump": True, "why": ""}
+    driver.reply = {"wanted": 0, "dump": True, "why": "", "broken": False}
     m.join(0)
     wait(lambda: "membership" in threads)
 
@@ -193,7 +193,7 @@ def test_a_heartbeat_without_an_answer_is_followed_by_others(driver: Driver) -> 
     m.join(0)
     wait(lambda: len(driver.beats) > 2)
     assert not m.wanted
-    driver.reply = {"wanted": 4, "dump": False, "why": "worker node2/0#1 came"}
+    driver.reply = {"wanted": 4, "dump": False, "why": "worker node2/0#1 came", "broken": False}
     wait(lambda: m.wanted)
 
 
@@ -205,7 +205,7 @@ def test_heartbeats_survive_what_fails_between_them(
     printed once, and the healthy worker does not become a silent one.
     """
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
-    driver.reply = {"wanted": 0, "dump": True, "why": ""}
+    driver.reply = {"wanted": 0, "dump": True, "why": "", "broken": False}
     dumps: list[int] = []
 
     def dump() -> None:
@@ -216,7 +216,7 @@ def test_heartbeats_survive_what_fails_between_them(
     m.on_dump = dump
     m.join(0)
     wait(lambda: len(dumps) > 2)
-    driver.reply = {"wanted": 4, "dump": False, "why": ""}
+    driver.reply = {"wanted": 4, "dump": False, "why": "", "broken": False}
     wait(lambda: m.wanted)
     assert capfd.readouterr().err.count("The heartbeats continue.") == 1
 
@@ -229,7 +229,7 @@ def test_a_driver_that_is_gone_ends_the_job(driver: Driver) -> None:
     driver.server.close()
     m._address = ("127.0.0.1", 1)  # nobody listens there, as at a dead driver's port
     wait(lambda: m.wanted)
-    with pytest.raises(JobEnded, match="could not be reached for 0.3 s .*horovodrun was killed"):
+    with pytest.raises(JobEnded, match="could not be reached for 0.3 s .*it was killed"):
         m.join(1)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainkit.engine.collectives import Collectives
+from trainkit.engine.ddp.sockets import Sockets
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.pinning import gpu_of, require_own, sees_one_of_several
 from trainkit.engine.ranks import Ranks
@@ -65,6 +66,7 @@ class DDPCollectives(Collectives):
         self.group: dist.ProcessGroup | None = None
         self._everyone: dist.ProcessGroup | None = None  # in which ranks outside of the set wait
         self._statistics: dist.ProcessGroup | None = None  # of synchronised BatchNorm layers
+        self._sockets = Sockets()
 
     def blames_peer(self, error: Exception) -> bool:
         """See Collectives."""
@@ -81,7 +83,8 @@ class DDPCollectives(Collectives):
             rendezvous = _rendezvous(self.ranks, meets)
             if meets:  # now, since NCCL's start would fail for it
                 _require_own_gpu(self.ranks, device, rendezvous["store"])
-            dist.init_process_group(backend, device_id=device if on_gpu else None, **rendezvous)
+            with self._sockets.opening():
+                dist.init_process_group(backend, device_id=device if on_gpu else None, **rendezvous)
         atexit.unregister(_leave)
         atexit.register(_leave)
 
@@ -92,6 +95,15 @@ class DDPCollectives(Collectives):
         if self.ranks.is_elastic and dist.is_initialized():
             self._statistics = None
             dist.destroy_process_group()
+
+    def abort(self) -> None:
+        """End this rank's waiting for a rank that is gone, with an error where it waits. From any
+        thread. NCCL's part has not run yet.
+        """
+        group = dist.group.WORLD
+        if group is not None and torch.cuda.is_available():
+            group.abort()
+        self._sockets.shut_down()
 
     def narrow(self, chosen: tuple[int, ...]) -> None:
         """Make the groups of a process set, and count ranks from now on among its own.

@@ -69,6 +69,8 @@ class DDPEngine(Engine):
         ranks = ranks_of(read_launcher())
         heartbeat = Heartbeat(ranks.watcher, sum_settings={"wire": compression})
         super().__init__(device, ranks, heartbeat, DDPCollectives(ranks, heartbeat))
+        if ranks.watcher is not None:
+            ranks.watcher.on_broken = self.comm.abort
         if op == "adasum":
             raise ConfigError(
                 "engine.op is 'adasum', which is Horovod's: torch.distributed has none. Start with"

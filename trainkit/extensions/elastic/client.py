@@ -77,11 +77,14 @@ class Membership:
         self.stall_s: float | None = None
         # called from the heartbeat thread when the driver requests the stacks of all threads
         self.on_dump: Callable[[], None] | None = None
+        # called from the heartbeat thread when the main thread waits for ranks that are gone
+        self.on_broken: Callable[[], None] | None = None
         self.raised = False  # whether the code that this process runs has raised an exception
         self.why = ""  # why the driver wants to form a new generation, "" if it does not
         self._address = address
         self._secret = secret
         self._asked = 0  # the generation that the driver wants
+        self._is_stuck = False  # whether it waited for ranks that are gone at the last heartbeat
         # start of the current series of failed requests; None: the last one succeeded
         self._silent: float | None = None
         self._thread: threading.Thread | None = None
@@ -216,6 +219,10 @@ class Membership:
         self._asked, self.why = int(answer["wanted"]), str(answer["why"])
         if answer["dump"] and self.on_dump is not None:
             self.on_dump()
+        # Twice in a row: where a process ends, the others' errors come by themselves.
+        was_stuck, self._is_stuck = self._is_stuck, bool(answer["broken"] and self.waiting)
+        if was_stuck and self._is_stuck and self.on_broken is not None:
+            self.on_broken()
 
     def _beat_once(self, connection: SignedConnection) -> dict[str, Any]:
         beat = {

@@ -73,6 +73,15 @@ class Job:
         )
 
     @property
+    def has_lost_members(self) -> bool:
+        """Whether the newest generation can do nothing together any more: a member is lost, or
+        waits for the next.
+        """
+        return any(
+            m not in self.workers or self.workers[m].phase != "running" for m in self.members
+        )
+
+    @property
     def may_form(self) -> bool:
         """Whether the limits of changes and of failures allow one more generation."""
         limit, failures = self.rules.reset_limit, self.rules.max_failures

@@ -61,9 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _number(ranks, "--min-np", "--min-num-proc", "min_num_proc", "fewest ranks later (-np)")
     _number(ranks, "--max-np", "--max-num-proc", "max_num_proc", "most ranks (no limit)")
     _number(ranks, "--reset-limit", None, "reset_limit", "changes of ranks (no limit)")
-    _number(
-        ranks, "--elastic-timeout", None, "elastic_timeout", "seconds to wait for ranks (600)"
-    )
+    _number(ranks, "--elastic-timeout", None, "elastic_timeout", "seconds to wait for ranks (600)")
     ranks.add_argument(
         "--blacklist-cooldown-range",
         dest="cooldown_range",
@@ -133,5 +131,3 @@ def _hosts_in(file: Path) -> str:
             )
         hosts.append(f"{words[0]}:{words[1].removeprefix('slots=')}")
     return ",".join(hosts)
-
-

@@ -22,7 +22,7 @@ from typing import Any
 
 from trainkit.extensions.elastic.connections import Connections
 from trainkit.extensions.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
-from trainkit.extensions.elastic.torch_store import TorchStore
+from trainkit.extensions.elastic.torch_store import STORE, Asked, TorchStore
 from trainkit.safety.threads import printed, start_thread
 
 LARGEST = 2**20  # maximum bytes of a body; Gloo writes an address for each rank
@@ -177,28 +177,26 @@ class _Handler(BaseHTTPRequestHandler):
         """Pass a worker's request to the driver, and wait for the answer."""
         if (body := self._read()) is None:
             return
-        answer_of = self._answers().get(self.path)
-        if answer_of is None:
+        if self.path != STORE and self.path not in self.owner.posts:
             self._send(HTTPStatus.NOT_FOUND, b"no such request")
             return
         try:
-            answer = answer_of(json.loads(body))
+            content = json.loads(body)
+            request = Asked.of(content) if self.path == STORE else _checked(self.path, content)
         except (ValueError, TypeError, KeyError) as error:
             self._send(
                 HTTPStatus.BAD_REQUEST,
                 f"not a request that this driver understands: {error!r}".encode(),
             )
             return
-        self._send(HTTPStatus.OK, json.dumps(answer).encode())
+        self._send(HTTPStatus.OK, json.dumps(self._answer_to(request)).encode())
 
-    def _answers(self) -> dict[str, Callable[[Any], dict[str, Any]]]:
-        passed_on = {path: functools.partial(self._pass_on, path) for path in self.owner.posts}
-        return {"/elastic/store": self.owner.torch_store.answer, **passed_on}
-
-    def _pass_on(self, path: str, content: Any) -> dict[str, Any]:
-        request = Request(_checked(path, content))
-        self.owner.posts[path](request)
-        return request.wait(POLL_S) or {"answer": "wait"}
+    def _answer_to(self, request: Asked | dict[str, Any]) -> dict[str, Any]:
+        if isinstance(request, Asked):
+            return self.owner.torch_store.answer(request)
+        passed_on = Request(request)
+        self.owner.posts[self.path](passed_on)
+        return passed_on.wait(POLL_S) or {"answer": "wait"}
 
     def _read(self) -> bytes | None:
         """Return the body of a signed request; otherwise answer with an error and return None."""

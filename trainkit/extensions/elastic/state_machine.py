@@ -230,6 +230,7 @@ class StateMachine:
             "wanted": self.job.generation + 1 if why else self.job.generation,
             "dump": dump,
             "why": why,
+            "broken": self.job.has_lost_members,
         }
 
     def _wanted(self, w: Worker) -> str:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from trainkit.engine.collectives import PeerError
 from trainkit.extensions.elastic.client import Membership
+from trainkit.extensions.elastic.torch_store import STORE
 
 _TIMEOUT_S = 300.0  # for a key, while the driver answers that it may still come
 
@@ -32,7 +33,7 @@ class DriverStore(dist.Store):
 
     def __init__(self, membership: Membership) -> None:
         super().__init__()
-        self._ask = membership.requests("/elastic/store")
+        self._ask = membership.requests(STORE)
         self._about = {"worker": membership.worker, "generation": membership.generation}
 
     def set(self, key: str, value: str | bytes) -> None:

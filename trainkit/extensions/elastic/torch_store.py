@@ -6,9 +6,34 @@ from __future__ import annotations
 
 import base64
 import threading
+from dataclasses import dataclass
 from typing import Any
 
+STORE = "/elastic/store"  # where requests go
 _ACTIONS = ("set", "get", "add", "check", "delete", "wait")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of a rank."""
+
+    action: str  # one of _ACTIONS
+    keys: tuple[str, ...]  # one at least; several of "check" and "wait" alone
+    value: str  # of "set" in base64; of "add" the number to add
+    generation: int  # the rank's
+
+    @classmethod
+    def of(cls, content: Any) -> Asked:
+        """Return a request from its JSON.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none that DriverStore sends.
+        """
+        keys = tuple(str(key) for key in content["keys"])
+        asked = cls(str(content["action"]), keys, str(content["value"]), int(content["generation"]))
+        if asked.action not in _ACTIONS or not keys:
+            raise ValueError(f"action '{asked.action}' of {len(keys)} keys")
+        return asked
 
 
 class TorchStore:
@@ -36,45 +61,37 @@ class TorchStore:
             for generation in [one for one in self._values if one < before]:
                 del self._values[generation]
 
-    def answer(self, content: Any) -> dict[str, Any]:
-        """Answer a request.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is none that DriverStore sends.
-        """
-        action, keys = str(content["action"]), [str(key) for key in content["keys"]]
-        generation, value = int(content["generation"]), str(content["value"])
-        if action not in _ACTIONS or not keys:
-            raise ValueError(f"action '{action}' of {len(keys)} keys")
+    def answer(self, asked: Asked) -> dict[str, Any]:
+        """Answer a request."""
         with self._changed:
-            if generation <= self._given_up:
+            if asked.generation <= self._given_up:
                 return {"answer": "given up"}
-            values = self._values.setdefault(generation, {})
-            if action == "wait":
+            values = self._values.setdefault(asked.generation, {})
+            if asked.action == "wait":
                 self._changed.wait_for(
-                    lambda: self._has_all(values, keys) or generation <= self._given_up,
+                    lambda: _has_all(values, asked.keys) or asked.generation <= self._given_up,
                     self._longest_s,
                 )
-                if generation <= self._given_up:
+                if asked.generation <= self._given_up:
                     return {"answer": "given up"}
-            return {"answer": "done", "value": self._do(values, action, keys, value)}
+            return {"answer": "done", "value": self._do(values, asked)}
 
-    def _do(self, values: dict[str, str], action: str, keys: list[str], value: str) -> Any:
-        key = keys[0]
-        if action == "set":
-            values[key] = value
-        elif action == "add":
+    def _do(self, values: dict[str, str], asked: Asked) -> Any:
+        key = asked.keys[0]
+        if asked.action == "set":
+            values[key] = asked.value
+        elif asked.action == "add":
             before = int(base64.b64decode(values[key])) if key in values else 0
-            values[key] = base64.b64encode(b"%d" % (before + int(value))).decode()
-        elif action == "get":
-            return values[key]
-        elif action == "delete":
+            values[key] = base64.b64encode(b"%d" % (before + int(asked.value))).decode()
+        elif asked.action == "get":
+            return values.get(key)
+        elif asked.action == "delete":
             return values.pop(key, None) is not None
         else:
-            return self._has_all(values, keys)
+            return _has_all(values, asked.keys)
         self._changed.notify_all()
         return values[key]
 
-    @staticmethod
-    def _has_all(values: dict[str, str], keys: list[str]) -> bool:
-        return all(key in values for key in keys)
+
+def _has_all(values: dict[str, str], keys: tuple[str, ...]) -> bool:
+    return all(key in values for key in keys)

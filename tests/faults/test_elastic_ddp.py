@@ -1,0 +1,62 @@
+"""Elastic training under `python -m trainkit launch`, on ranks of torch.distributed: workers die,
+freeze and come, and each sample counts once, as under horovodrun.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.test_elastic import Ended, Run, check, check_samples, start, survivors
+from tests.faults.test_elastic import undisturbed as undisturbed
+
+pytestmark = pytest.mark.parallel
+
+LAUNCH = f"{sys.executable} -m trainkit launch"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run a job of `trainkit launch` to its end."""
+    return functools.partial(start(tmp_path), start_with=LAUNCH)
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_killed_worker_is_done_without_and_replaced(
+    run: Run, undisturbed: Ended, rank: int
+) -> None:
+    """The survivor continues alone in its process until the replacement joins, and all end with
+    the weights of Horovod's ranks to which nothing happened.
+    """
+    ended = run({"do": "kill", "rank": rank, "step": 10})
+    check(ended, undisturbed)
+    assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
+    assert "killed by SIGKILL" in ended.text
+
+
+def test_a_frozen_worker_is_replaced(run: Run, undisturbed: Ended) -> None:
+    """The driver kills a worker that is stopped: Gloo alone would wait for it."""
+    ended = run({"do": "stop", "rank": 1, "step": 10}, stall_s=6)
+    check(ended, undisturbed)
+    assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
+
+
+def test_a_host_that_comes_takes_part(run: Run, undisturbed: Ended) -> None:
+    """When a host joins, the ranks commit, and three ranks continue without a lost step."""
+    ended = run({"do": "add_host", "step": 5, "host": "127.0.0.1:1"}, waits_for=3)
+    check(ended, undisturbed)
+    assert ended.sizes == [2, 3] and len(survivors(ended)) == 2
+
+
+def test_a_worker_that_is_killed_while_the_others_recover(run: Run) -> None:
+    """Of four ranks one dies, and another while the ranks form again: two continue."""
+    faults = [
+        {"do": "kill", "rank": 3, "step": 7},
+        {"do": "kill", "rank": 1, "step": 8, "during": "recovery"},
+    ]
+    ended = run(*faults, np=4, hosts="localhost:4", waits_for=1)
+    check_samples(ended)
+    assert len(survivors(ended)) == 2, ended.text
