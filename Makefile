@@ -17,6 +17,12 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # uv installs in a tenth of pip's time. Where it cannot, as with an index that only pip's settings name, pip does.
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) 2> $(VENV)/uv.log || $(PIP) $(1)
 
+# Without bytecode each process compiles torch anew, 5 s of it: a shell that asks for none (as images often do) has it here.
+ifdef PYTHONDONTWRITEBYTECODE
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
+endif
+
 .PHONY: train announce setup test test-all test-due check fix docs $(GROUPS) horovod-suite peers bench bench-gpu requirements audit dist clean
 
 train: announce $(READY)

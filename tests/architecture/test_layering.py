@@ -50,6 +50,7 @@ HOMES = {
         "engine/horovod/collectives.py",
         "engine/horovod/reduce.py",
         "engine/horovod/heartbeat.py",
+        "engine/horovod/waiting.py",
         "engine/horovod/rendezvous.py",
         "extensions/elastic/driver.py",
         "extensions/elastic/horovodrun.py",

@@ -4,10 +4,12 @@ and the workflow runs each.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.groups.table import all_groups
@@ -69,3 +71,23 @@ def test_train_says_at_once_what_it_does(tmp_path: Path) -> None:
         [*make, "announce"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert "set-up    is done" in made.stdout and "never again" not in made.stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [("", ""), ("1", f"PYTHONPYCACHEPREFIX={ROOT}/.venv/bytecode\n")]
+)
+def test_programs_are_compiled_once(asked: str, expected: str, tmp_path: Path) -> None:
+    """In a shell that asks for no bytecode, make puts it into the environment's folder:
+    each rank and each test would compile torch anew.
+    """
+    (tmp_path / "shown.mk").write_text("shown: ; @env | grep PYTHON || true")
+    environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": asked}
+    made = subprocess.run(
+        ["make", "-s", "-f", "Makefile", "-f", tmp_path / "shown.mk", "shown"],
+        cwd=ROOT,
+        env={name: value for name, value in environment.items() if value},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout == expected

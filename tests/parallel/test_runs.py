@@ -123,6 +123,13 @@ def test_a_sum_is_on_its_way_beside_other_collectives(start: str, results: Any) 
         assert rank["others"] == [other for i in range(5) for other in (whole, f"{i} from rank 0")]
 
 
+def test_a_rank_that_waits_leaves_its_core_to_others(results: Any) -> None:
+    """In half a second in a collective it sleeps many times, in place of asking without a pause:
+    ranks may share cores.
+    """
+    assert min(results["horovod"]["waits"][0]["sleeps"]) >= 8
+
+
 def test_no_thread_of_gloo_outlives_the_exit_handlers(tmp_path: Path) -> None:
     """One that did would abort a rank now and then, after its work was done."""
     done = run_command(

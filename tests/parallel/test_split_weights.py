@@ -51,9 +51,9 @@ class Runs(dict[tuple[str, str], Results]):
     "" for a start from nothing.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, scenarios: list[str]) -> None:
         super().__init__()
-        self.folder = folder
+        self.folder, self.scenarios = folder, scenarios
 
     def out(self, source: str, start: str) -> Path:
         """The file of a start's results, beside the folders of its runs."""
@@ -70,6 +70,7 @@ class Runs(dict[tuple[str, str], Results]):
         given = json.dumps(options).replace(" ", "")
         after = str(self.out("", source).parent) if source else "-"
         line = f"{begin} {WORKERS / 'split.py'} {out} {engine} '{given}' {after}"
+        line += f" {','.join(self.scenarios)}"
         done = run_command(line, out.parent, timeout_s=240, PYTHONPATH=str(ROOT))
         assert done.code == 0, done.text
         self[key] = torch.load(out, weights_only=False)
@@ -77,9 +78,14 @@ class Runs(dict[tuple[str, str], Results]):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """See Runs."""
-    return Runs(tmp_path_factory.mktemp("split"))
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """See Runs; of the scenarios, those that the chosen tests look at."""
+    chosen = [item for item in request.session.items if item.path == request.path]
+    names = {getattr(item, "originalname", "") for item in chosen}
+    if names != {test_they_train_as_one_process_does.__name__}:
+        return Runs(tmp_path_factory.mktemp("split"), SCENARIOS)
+    asked = {item.callspec.params["scenario"] for item in chosen}  # type: ignore[attr-defined]
+    return Runs(tmp_path_factory.mktemp("split"), [name for name in SCENARIOS if name in asked])
 
 
 def compare(found: Any, expected: Any) -> None:

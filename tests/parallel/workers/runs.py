@@ -10,6 +10,7 @@ Results are as in scenarios.py: rank 0 saves {scenario: [rank 0's, rank 1's, ...
 
 from __future__ import annotations
 
+import resource
 import sys
 import tempfile
 import time
@@ -218,6 +219,24 @@ def sum_on_its_way() -> dict[str, Any]:
     return {"sums": sums, "others": others}
 
 
+def waits() -> dict[str, Any]:
+    """The first rank waits half a second for the last one, in a sum and in an exchange of objects;
+    how often it sleeps meanwhile.
+    """
+    sleeps = []
+    for wait in (
+        lambda: ENGINE.comm.all_reduce(torch.ones(1)),
+        lambda: ENGINE.comm.all_gather_object(RANK),
+    ):
+        ENGINE.comm.barrier()
+        if RANK == 1:
+            time.sleep(0.5)
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        wait()
+        sleeps.append(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
+    return {"sleeps": sleeps}
+
+
 SCENARIOS = [
     resumed,
     resumed_without_a_sample,
@@ -228,6 +247,7 @@ SCENARIOS = [
     sized_streams,
     refused,
     sum_on_its_way,
+    waits,
 ]
 
 if __name__ == "__main__":

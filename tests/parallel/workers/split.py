@@ -1,9 +1,9 @@
 """Trains on ranks that hold parts of the weights, and resumes from what other engines and numbers
 of ranks have saved.
 
-    torchrun --nproc-per-node N split.py OUT ENGINE OPTIONS FROM
+    torchrun --nproc-per-node N split.py OUT ENGINE OPTIONS FROM SCENARIOS
 
-OPTIONS are the engine's, in JSON. FROM is "-", or the folder of an earlier start's OUT: each
+OPTIONS are the engine's, in JSON. SCENARIOS are names with commas. FROM is "-", or the folder of an earlier start's OUT: each
 scenario then resumes from its checkpoint. A step has 24 samples on any number of ranks. Rank 0
 saves {scenario: [rank 0's result, ...]}.
 """
@@ -190,8 +190,8 @@ if __name__ == "__main__":
     results = {}
     ENGINE = make_engine(NAME, **OPTIONS)  # type: ignore[arg-type]
     with ENGINE:
-        for scenario, run in SCENARIOS.items():
-            results[scenario] = ENGINE.comm.all_gather_object(run())
+        for scenario in sys.argv[5].split(","):
+            results[scenario] = ENGINE.comm.all_gather_object(SCENARIOS[scenario]())
         if ENGINE.ranks.is_main:
             torch.save(results, OUT)
         ENGINE.comm.barrier()

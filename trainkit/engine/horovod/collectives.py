@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trainkit.engine.collectives import Collectives, PeerError
 from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES
+from trainkit.engine.horovod.waiting import wait_for
 from trainkit.engine.ranks import check_ranks
 from trainkit.engine.sending import overwrite
 from trainkit.errors import EngineError
@@ -129,8 +130,10 @@ class HorovodCollectives(Collectives):
         if wire.dtype not in ALLREDUCE_TYPES:
             wire = wire.to(torch.float32 if wire.is_floating_point() else torch.int64)
         with self.waiting_for(name):
-            total = hvd.allreduce(
-                wire.contiguous(), op=hvd.Sum, name=name, process_set=self.process_set
+            total = wait_for(
+                hvd.allreduce_async(
+                    wire.contiguous(), op=hvd.Sum, name=name, process_set=self.process_set
+                )
             )
         result: Tensor = total.to(tensor.dtype).reshape(tensor.shape)
         return result
@@ -145,7 +148,7 @@ class HorovodCollectives(Collectives):
         handle = hvd.broadcast_async_(
             own, self._root, f"trainkit.broadcast.{number}", process_set=self.process_set
         )
-        return lambda: hvd.synchronize(handle)
+        return lambda: wait_for(handle)
 
     def broadcast_object(self, value: Any) -> Any:
         """See Collectives."""
@@ -158,9 +161,9 @@ class HorovodCollectives(Collectives):
         name = "trainkit.broadcast_object"
         given = {"root_rank": self._root, "process_set": self.process_set}
         with self.waiting_for("the broadcast of an object"):
-            hvd.broadcast_(size, name=f"{name}.size", **given)
+            wait_for(hvd.broadcast_async_(size, name=f"{name}.size", **given))
             sent = torch.empty(int(size), dtype=torch.uint8) if own is None else own
-            hvd.broadcast_(sent, name=name, **given)
+            wait_for(hvd.broadcast_async_(sent, name=name, **given))
         return value if own is not None else cloudpickle.loads(sent.numpy())
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -168,15 +171,15 @@ class HorovodCollectives(Collectives):
         # hvd.allgather_object takes no process set.
         own = _bytes_of(value)
         with self.waiting_for("the gathering of objects"):
-            sizes = hvd.allgather(
-                torch.tensor([len(own)]), name="trainkit.gather.sizes", process_set=self.process_set
-            )
-            everyone = hvd.allgather(
-                own, name="trainkit.gather.bytes", process_set=self.process_set
-            )
+            sizes = self._gathered(torch.tensor([len(own)]), "trainkit.gather.sizes")
+            everyone = self._gathered(own, "trainkit.gather.bytes")
         return [
             cloudpickle.loads(piece.numpy().tobytes()) for piece in everyone.split(sizes.tolist())
         ]
+
+    def _gathered(self, own: Tensor, name: str) -> Tensor:
+        handle = hvd.allgather_async(own, name=name, process_set=self.process_set)
+        return wait_for(handle)  # type: ignore[no-any-return]
 
     def start_sum(self, number: int) -> Callable[[], int]:
         """See Collectives."""
@@ -187,7 +190,7 @@ class HorovodCollectives(Collectives):
 
         def wait() -> int:
             with self.waiting_for(what):
-                return int(hvd.synchronize(handle))
+                return int(wait_for(handle))
 
         return wait
 
@@ -199,7 +202,7 @@ class HorovodCollectives(Collectives):
 
         def wait() -> Tensor:
             with self.waiting_for(what):
-                everyone: Tensor = hvd.synchronize(handle)
+                everyone: Tensor = wait_for(handle)
             return everyone
 
         return wait

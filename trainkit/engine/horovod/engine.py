@@ -3,7 +3,7 @@ what else ranks do together, rendezvous.py has srun's tasks meet, heartbeat.py h
 tuning.py Horovod's own settings. An extension may bring ranks that change (ranks.py).
 
 Horovod reports a sum as done when the device has computed it (its finalizer waits for an event),
-and `hvd.synchronize` returns then: on GPUs the host waits there once a step, as in each loop by
+and the wait for it (waiting.py) ends then: on GPUs the host waits there once a step, as in each loop by
 hand with Horovod; the next batch is sent to the device after that.
 """
 

@@ -15,6 +15,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+from trainkit.engine.horovod.waiting import wait_for
 from trainkit.engine.reduce.buckets import NamedParameter
 from trainkit.engine.reduce.low_rank import LowRank
 from trainkit.engine.reduce.reducer import Bucket, GradientReducer
@@ -76,7 +77,7 @@ class HookReducer(GradientReducer):
 
     def _end(self, bucket: Bucket) -> Tensor | None:
         handle, wires = bucket.handle
-        hvd.synchronize(handle)
+        wait_for(handle)
         flags = wires.pop() if bucket is self._carrier else None
         for (_, parameter), wire in zip(bucket.entries, wires, strict=True):
             grad = parameter.grad
@@ -89,7 +90,7 @@ class HookReducer(GradientReducer):
 
     def _wait(self, handle: Any) -> None:
         with contextlib.suppress(ValueError):  # it has been waited for before
-            hvd.synchronize(handle[0])
+            wait_for(handle[0])
 
     def _is_done(self, handle: Any) -> bool:
         try:
@@ -111,12 +112,12 @@ class HookReducer(GradientReducer):
 
     def _end_rows(self, handle: Any) -> tuple[Tensor, Tensor]:
         (rows, values), dtype = handle
-        return hvd.synchronize(rows), hvd.synchronize(values).view(dtype)
+        return wait_for(rows), wait_for(values).view(dtype)
 
     def _start_flat(self, vector: Tensor, name: str) -> Any:
         return hvd.allreduce_async_(vector, op=hvd.Sum, name=name, process_set=self._ranks), vector
 
     def _end_flat(self, handle: Any) -> Tensor:
         number, vector = handle
-        hvd.synchronize(number)
+        wait_for(number)
         return vector  # type: ignore[no-any-return]
