@@ -26,6 +26,7 @@ GUIDES = [
     "logging",
     "optimizers",
     "own_loop",
+    "own_script",
     "recipes",
     "seeing_a_run",
 ]

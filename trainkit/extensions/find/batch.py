@@ -20,7 +20,6 @@ from trainkit.extensions.find.trial_run import (
     random_numbers_kept,
     steps_of,
     trial_run,
-    trial_task,
 )
 from trainkit.extensions.script.subject import Subject
 from trainkit.run.around_fit import RequestedFit
@@ -150,8 +149,7 @@ def _try(subject: Subject, size: int, memory_gb: float | None, looks_only: bool 
 
 
 def _try_built(asked: RequestedFit, size: int, memory_gb: float | None, looks_only: bool) -> _Trial:
-    task = trial_task(asked.task)
-    with trial_run(task, asked.data, asked.options, reduces_first=True) as run:
+    with trial_run(asked.task, asked.data, asked.options, reduces_first=True) as run:
         assert isinstance(run.train_feed, MapFeed), "trial_run refuses streams"
         ranks = run.engine.ranks.data_size
         samples = run.train_feed.source.num_samples

@@ -17,7 +17,6 @@ from trainkit.extensions.find.trial_run import (
     measured,
     random_numbers_kept,
     trial_run,
-    trial_task,
 )
 from trainkit.extensions.script.subject import Subject
 
@@ -155,7 +154,7 @@ def _look(subject: Subject) -> WireSettings:
     """Return the job's engine, ranks and bytes, without training."""
     with random_numbers_kept(), _variables_kept():
         asked = subject.with_engine()
-        with trial_run(trial_task(asked.task), asked.data, asked.options) as run:
+        with trial_run(asked.task, asked.data, asked.options) as run:
             engine = run.engine
             sizes = [p.numel() * p.element_size() for p in run.task.parameters() if p.requires_grad]
             on_gpu = engine.device.type == "cuda"
@@ -238,8 +237,7 @@ def _try(subject: Subject, options: Mapping[str, Any], steps: int) -> Setting:
     try:
         with random_numbers_kept(), _variables_kept():
             asked = subject.with_engine(**options)
-            task = trial_task(asked.task)
-            with trial_run(task, asked.data, asked.options, [clock := StepClock()]) as run:
+            with trial_run(asked.task, asked.data, asked.options, [clock := StepClock()]) as run:
                 times, _ = measured(run, clock, _WARM_STEPS, steps)
                 seen = run.engine.comm.all_gather_object(
                     (times.step_s, times.per_step()["communication"])

@@ -28,6 +28,7 @@ from trainkit.data.dealing import loader_like
 from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError
+from trainkit.extensions.find.trial_run import trial_task
 from trainkit.extensions.script.changes import Changes
 from trainkit.extensions.script.command_line import Script
 from trainkit.extensions.script.loaders import ChangedLoader
@@ -301,7 +302,7 @@ class ScriptSubject(Subject):
             )
 
         data = ChangedLoader(self._requested.data.given, self._requested.data.datamodule, resized)
-        return replace(self._requested, data=data, options=options)
+        return replace(self._copied(), data=data, options=options)
 
     def with_engine(self, **options: Any) -> RequestedFit:
         engine = self._requested.options.engine
@@ -310,7 +311,11 @@ class ScriptSubject(Subject):
             if isinstance(engine, str)
             else type(engine)(**{**self.engine, **options})
         )
-        return replace(self._requested, options=replace(self._requested.options, engine=made))
+        asked = self._copied()
+        return replace(asked, options=replace(asked.options, engine=made))
+
+    def _copied(self) -> RequestedFit:
+        return replace(self._requested, task=trial_task(self._requested.task))
 
     def rate_text(self, rate: float) -> str:
         return f"lr={rate:.2g} of the optimizer in {self.of}"

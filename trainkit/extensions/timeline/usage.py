@@ -4,7 +4,7 @@ from trainkit.cli.as_json import OPTION
 from trainkit.extension import Usage
 
 TIMELINE = Usage(
-    "RUN_DIR [record=STEPS]",
+    "RUN_DIR [record=STEPS] [--json]",
     "Print the newest recording of a run (or one recording's folder), write"
     " RUN_DIR/reports/timeline.html and the merged file for ui.perfetto.dev.",
     (
@@ -14,6 +14,7 @@ TIMELINE = Usage(
             "none",
             "request so many steps of the job that runs there with callbacks=timeline",
         ),
+        OPTION,
     ),
     ("runs/mine", "runs/mine record=10"),
     takes_run=True,
