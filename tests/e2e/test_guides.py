@@ -21,6 +21,7 @@ GUIDES = [
     "data",
     "elastic",
     "evaluating",
+    "experiments",
     "horovod",
     "launchers",
     "logging",

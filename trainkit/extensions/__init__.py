@@ -9,6 +9,7 @@ all the same.
 NAMES = (
     "script",
     "plan",
+    "experiment",
     "timeline",
     "find",
     "capsule",

@@ -103,14 +103,17 @@ def test_an_except_of_the_script_hides_no_error(tmp_path: Path) -> None:
         ("x = 1", "ended without a fit: it constructs no trainkit.Trainer and no trainkit.Loop"),
         ("trainer()", "constructs a Trainer or a Loop, and never calls fit"),
         ("if __name__ == 'mine': trainer().fit(Line(), loader)", "ended without a fit"),
-        ("sys.exit(3)", r"ended in line 20 with sys.exit\(3\), before it called fit"),
-        ("exit()", r"ended in line 20 with sys.exit\(\), before"),
-        ("trainer()\ntrainer().fit(Line(), loader)", "two Trainers or Loops, in line 19 and in"),
-        ("1 / 0", r"(?s)ended with an error before it called fit.*line 20.*ZeroDivisionError"),
+        ("sys.exit(3)", r"ended in line 19 with sys.exit\(3\), before it called fit"),
+        ("exit()", r"ended in line 19 with sys.exit\(\), before"),
+        (
+            "trainer()\ntrainer().fit(Line(), loader)",
+            "two Trainers or Loops, in line 19 and in line 20",
+        ),
+        ("1 / 0", r"(?s)ended with an error before it called fit.*line 19.*ZeroDivisionError"),
         ("import not_there", "(?s)ended with an error.*ModuleNotFoundError"),
-        ("def broken(:", "is not Python: line 20: invalid syntax"),
+        ("def broken(:", "is not Python: line 19: invalid syntax"),
         ("x = '\0'", "is not Python: .*null bytes"),
-        ("trainkit.Trainer(max_epoch=1)", r"max_epoch.* \(mine.py, line 20\)"),
+        ("trainkit.Trainer(max_epoch=1)", r"max_epoch.* \(mine.py, line 19\)"),
     ],
 )
 def test_a_script_without_a_fit_is_refused(text: str, message: str, tmp_path: Path) -> None:

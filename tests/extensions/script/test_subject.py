@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import trainkit
 from tests.helpers.toy import Line, loader
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.config.compose import ComposedJob
+from trainkit.engine.ddp.engine import DDPEngine
 from trainkit.errors import ConfigError
 from trainkit.extensions.script.changes import Changes
 from trainkit.extensions.script.command_line import Script
@@ -106,7 +106,7 @@ def test_a_script_is_made_again_with_another_batch() -> None:
 
 def test_a_script_is_made_again_with_another_engine() -> None:
     """Options that the script gave its engine stay."""
-    made = trainkit.engine.DDPEngine(bucket_cap_mb=3.0, compression="bf16")
+    made = DDPEngine(bucket_cap_mb=3.0, compression="bf16")
     subject = script_subject(engine=made)
     assert subject.engine == {"bucket_cap_mb": 3.0, "compression": "bf16"}
     again = subject.with_engine(bucket_cap_mb=7.0).options.engine

@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,10 @@ def look_at(
             run_dir=FOLDER, by default runs/<script>/<time>.
     """
     with facts_printed(as_json) as facts:
-        with_facts = partial(work, facts=facts)
+
+        def with_facts(subject: Subject) -> None:
+            work(subject, facts)
+
         if script is None:
             return _look_at_config(command, left, with_facts, launcher, prepare)
         given, left = split_own(left, ("run_dir",) if writes else ())

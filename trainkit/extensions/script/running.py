@@ -46,7 +46,7 @@ class FirstFit(AroundFit):
         self._script = script
         self._look = look
         self._change = change
-        self._built_at: int | None = None
+        self._built_at: list[int] | None = None
         self.is_reached = False
         self.error: BaseException | None = None
 
@@ -56,16 +56,17 @@ class FirstFit(AroundFit):
         Raises:
             ConfigError: the script has constructed one before.
         """
-        line = _line_of_script(self._script)
+        lines = _lines_of_script(self._script)
         if self._built_at is not None:
+            first, second = _parting(self._built_at, lines)
             self.error = ConfigError(
-                f"{self._script.name} constructs two Trainers or Loops, in line {self._built_at} and"
-                f" in line {line}, so it is not known which one is meant. Construct the second one"
+                f"{self._script.name} constructs two Trainers or Loops, in line {first} and in line"
+                f" {second}, so it is not known which one is meant. Construct the second one"
                 " after the fit of the first, which is the one looked at, or move it to a script"
                 " of its own."
             )
             raise _ScriptEndsHere
-        self._built_at = line
+        self._built_at = lines
         return self._change(given)
 
     def fit(self, requested: RequestedFit, train: Train) -> None:
@@ -191,7 +192,13 @@ def _last_line(script: Script, error: BaseException) -> int | None:
     return frames[-1].lineno if frames else None
 
 
-def _line_of_script(script: Script) -> int:
-    """Return the script's line that is being run; 0 if a module of the user's runs."""
+def _lines_of_script(script: Script) -> list[int]:
+    """Return the script's lines that are being run, the outermost call first."""
     stack = traceback.extract_stack()
-    return next((f.lineno or 0 for f in reversed(stack) if f.filename == script.path), 0)
+    return [frame.lineno or 0 for frame in stack if frame.filename == script.path]
+
+
+def _parting(first: list[int], second: list[int]) -> tuple[int, int]:
+    """Return the lines from which two calls in the script went apart."""
+    pairs = list(zip(first, second, strict=False))
+    return next((pair for pair in pairs if pair[0] != pair[1]), (first[-1], second[-1]))
