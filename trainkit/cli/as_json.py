@@ -41,8 +41,13 @@ def facts_printed(as_json: bool) -> Iterator[dict[str, Any]]:
 
 
 def print_json(facts: Any) -> None:
-    """Print a value as JSON. A number that is not finite becomes null: JSON has none."""
-    print(json.dumps(_plain(facts), indent=1), flush=True)
+    """Print a value as JSON; see `json_text`."""
+    print(json_text(facts), flush=True)
+
+
+def json_text(facts: Any) -> str:
+    """Return a value as JSON. A number that is not finite becomes null: JSON has none."""
+    return json.dumps(_plain(facts), indent=1)
 
 
 def _plain(value: Any) -> Any:

@@ -38,7 +38,7 @@ def side(name: str, monitored: tuple[str, str] | None = None, **contract: Any) -
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("typed", "message"),
     [
         (["a.yaml"], "compares two sides, and 1 are given"),
         (["a.yaml", "a.yaml"], "Both sides are 'a.yaml': there is nothing to compare."),
@@ -50,10 +50,10 @@ def side(name: str, monitored: tuple[str, str] | None = None, **contract: Any) -
         (["a.yaml", "b.yaml", "mode=best"], "mode is 'best'; it must be min or max."),
     ],
 )
-def test_what_cannot_be_asked_for(words: list[str], message: str) -> None:
+def test_what_cannot_be_asked_for(typed: list[str], message: str) -> None:
     """Each mistake has its sentence, before anything is composed."""
     with pytest.raises(ConfigError, match=re.escape(message)):
-        read_request(words)
+        read_request(typed)
 
 
 def test_sides_and_what_they_share() -> None:

@@ -14,7 +14,7 @@ OWN = ("kill_at", "ranks")
 
 
 @pytest.mark.parametrize(
-    ("words", "before", "script"),
+    ("typed", "before", "script"),
     [
         (["ranks=2", "mine.py", "--lr", "1"], ["ranks=2"], Script("mine.py", ("--lr", "1"))),
         (["a/mine.py", "other.py"], [], Script("a/mine.py", ("other.py",))),
@@ -24,10 +24,10 @@ OWN = ("kill_at", "ranks")
     ],
 )
 def test_a_script_parts_the_arguments(
-    words: list[str], before: list[str], script: Script | None
+    typed: list[str], before: list[str], script: Script | None
 ) -> None:
     """What stands before the first file of Python is the command's, the rest the script's."""
-    assert split_script(words) == (before, script)
+    assert split_script(typed) == (before, script)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A script runs up to its first fit, which is handed over; other scripts are refused in words."""
+"""A script runs up to its first fit, which is handed over; other scripts are refused."""
 
 from __future__ import annotations
 

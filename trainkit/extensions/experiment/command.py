@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.cli.as_json import facts_printed, split_json
+from trainkit.cli.as_json import facts_printed, json_text, split_json
 from trainkit.cli.guard import main_alone
 from trainkit.cli.options import count, split_own
 from trainkit.cli.usage import help_text
@@ -39,10 +38,10 @@ class Request:
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Compare A and B; return the exit code."""
-    words, as_json = split_json(arguments)
+    given, as_json = split_json(arguments)
     with facts_printed(as_json) as facts:
         return main_alone(
-            words or ["--help"], help_text(command, USAGE), lambda: _work(words, facts)
+            given or ["--help"], help_text(command, USAGE), lambda: _work(given, facts)
         )
 
 
@@ -135,4 +134,4 @@ def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:
     result = report.Compared(a.typed, b.typed, metric, mode, pairs, seeds.left_out, shared)
     facts |= report.show(result, asked.folder)
     numbers = asked.folder / "reports" / "experiment.json"
-    numbers.write_text(json.dumps(facts, indent=1))
+    numbers.write_text(json_text(facts))

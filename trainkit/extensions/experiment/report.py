@@ -89,7 +89,7 @@ class Compared:
             seeds = ", ".join(map(str, self.left_out))
             notes.append(
                 f"Not run, since the budget had ended: seed {seeds}. The same command with a new"
-                " budget goes on there."
+                " budget continues there."
             )
         if len(self.pairs) < 2:
             notes.append("One seed has no interval: give seeds=3 or more.")

@@ -57,18 +57,18 @@ def look_at_side(name: str, typed: str, shared: Sequence[str]) -> Side:
     Raises:
         ConfigError: it is none of these, or is refused.
     """
-    words = shlex.split(typed)
-    before, script = split_script(words)
+    parts = shlex.split(typed)
+    before, script = split_script(parts)
     if script is not None:
         check_script("experiment", script, [*before, *shared], ())
         return _of_script(name, typed, script)
-    return _of_config(name, typed, [*_overrides(words, typed), *shared])
+    return _of_config(name, typed, [*_overrides(parts, typed), *shared])
 
 
-def _overrides(words: Sequence[str], typed: str) -> list[str]:
+def _overrides(parts: Sequence[str], typed: str) -> list[str]:
     """Return the overrides of a side, of a config's file its name."""
-    if len(words) == 1 and words[0].endswith(_YAML):
-        path = Path(words[0])
+    if len(parts) == 1 and parts[0].endswith(_YAML):
+        path = Path(parts[0])
         known = [each.stem for folder in conf_folders(Path.cwd()) for each in folder.glob("*.yaml")]
         if path.stem not in known:
             raise ConfigError(
@@ -77,12 +77,12 @@ def _overrides(words: Sequence[str], typed: str) -> list[str]:
                 " quotes ('optimizer=adamw')."
             )
         return [f"conf={path.stem}"]
-    if not all("=" in word or word.startswith("~") for word in words) or not words:
+    if not all("=" in word or word.startswith("~") for word in parts) or not parts:
         raise ConfigError(
             f"'{typed}' is not a side: give a config's file (a.yaml), a script ('mine.py --width"
             " 64'), or overrides of conf=NAME ('optimizer=adamw')."
         )
-    return list(words)
+    return list(parts)
 
 
 def _of_config(name: str, typed: str, overrides: list[str]) -> Side:

@@ -43,7 +43,7 @@ def split_script(arguments: Sequence[str]) -> tuple[list[str], Script | None]:
 def check_script(
     command: str, script: Script, left: Sequence[str], own: Collection[str], needed: str = ""
 ) -> None:
-    """Refuse a script that cannot be run, and arguments before it that nobody takes.
+    """Refuse a script that cannot be run, and arguments before it without a meaning.
 
     Args:
         left: arguments before the script that are not the command's own.

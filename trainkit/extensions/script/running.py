@@ -107,7 +107,7 @@ def run_script(script: Script, around: FirstFit) -> None:
             raise
         except Exception as error:
             if not around.is_reached:
-                raise ConfigError(_words_of(script, error)) from None
+                raise ConfigError(_text_of(script, error)) from None
             raise
     if around.error is not None:
         raise around.error
@@ -155,8 +155,8 @@ def _never_fits(script: Script, around: FirstFit) -> str:
     )
 
 
-def _words_of(script: Script, error: Exception) -> str:
-    """Return an error of the script in words: a line that is not Python, or a traceback."""
+def _text_of(script: Script, error: Exception) -> str:
+    """Return the text of an error of the script: a line that is not Python, or a traceback."""
     not_python = isinstance(error, SyntaxError) and error.filename in (
         script.path,
         str(Path(script.path).resolve()),

@@ -196,12 +196,12 @@ class ConfigSubject(Subject):
         settings = dict(changes.all_settings)
         overrides = [*self._overrides]
         if "engine" in settings:
-            overrides = [w for w in overrides if not w.lstrip("+~").startswith("engine")]
+            overrides = [word for word in overrides if not word.lstrip("+~").startswith("engine")]
             overrides.append(f"engine={settings.pop('engine')}")
         if "seed" in settings:
             overrides.append(f"seed={settings.pop('seed')}")
         overrides += [f"trainer.{key}={_value(value)}" for key, value in settings.items()]
-        overrides += self._logger_words(changes)
+        overrides += self._logger_overrides(changes)
         if changes.checkpoints_to:
             overrides += [
                 f"callbacks.{key}.dirpath='{changes.checkpoints_to}/{key}'"
@@ -219,14 +219,14 @@ class ConfigSubject(Subject):
             overrides += [f"ckpt_path={changes.ckpt_path}", *(f"{key}=null" for key in others)]
         return ["-m", "trainkit", "fit", *overrides]
 
-    def _logger_words(self, changes: Changes) -> list[str]:
+    def _logger_overrides(self, changes: Changes) -> list[str]:
         loggers: Mapping[str, Any] = self.config.get("logger") or {}
         tables = [name for name, node in loggers.items() if role_of(node) == "metrics_table"]
         stay = tables if changes.loggers == "csv" else []
-        words = [f"~logger.{name}" for name in loggers if name not in stay]
+        removed = [f"~logger.{name}" for name in loggers if name not in stay]
         if changes.loggers == "csv" and not tables:
-            words.append("++logger.csv._target_=trainkit.loggers.CSVLogger")
-        return words
+            removed.append("++logger.csv._target_=trainkit.loggers.CSVLogger")
+        return removed
 
 
 class ScriptSubject(Subject):
