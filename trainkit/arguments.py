@@ -293,9 +293,15 @@ def checked(cls: _Class) -> _Class:
             if legal is not None:
                 raise ConfigError(illegal(f"{room}.{name}", value, legal))
         init(self, *args, **kwargs)
+        vars(self)["_given"] = given
 
     cls.__init__ = checked_init  # type: ignore[misc]
     return cls
+
+
+def given_to(checked_object: object) -> dict[str, object]:
+    """Return the arguments that an object of a `checked` class was constructed with."""
+    return dict(vars(checked_object).get("_given", {}))
 
 
 def check_call(

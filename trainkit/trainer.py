@@ -36,6 +36,7 @@ from trainkit.errors import ConfigError
 from trainkit.launch.reported import report_uncaught_once
 from trainkit.loggers.base import Logger
 from trainkit.metrics.latest import EvaluationValues
+from trainkit.run.around_fit import RequestedFit, in_force
 from trainkit.run.build import StartFrom, build_evaluator, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.default_callbacks import callbacks_with, default_callbacks
@@ -199,7 +200,9 @@ class Trainer(LastRun):
         run_dir: str | None = None,
         seed: int = 0,
     ) -> None:
-        given = canonical(locals())
+        given = dict(locals())
+        self._around = in_force()
+        given = canonical(self._around.settings(given))
         self.options = read_options(given)
         self.callbacks: list[Callback] = default_callbacks(given)
 
@@ -254,13 +257,17 @@ class Trainer(LastRun):
             )
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
+        requested = RequestedFit(task, data, start, self.options, self.callbacks)
+        self._around.fit(requested, partial(self._fit_to_the_end, task, data))
+        return [] if self._run is None else list(self._run.callback_metrics.history)
+
+    def _fit_to_the_end(self, task: Task, data: DataSources, start: StartFrom) -> None:
         fit_once = partial(self._fit_once, task, data, start)
         elastic = elastic_of(callbacks_with(self.callbacks, task.configure_callbacks()))
         if elastic is None:
             fit_once()
         else:
             elastic.fit(fit_once)
-        return [] if self._run is None else list(self._run.callback_metrics.history)
 
     def _fit_once(
         self, task: Task, data: DataSources, start: StartFrom, elastic: ElasticState | None = None

@@ -77,6 +77,7 @@ HOMES = {
     "prometheus_client": ["loggers/prometheus.py"],
     "greenlet": ["by_hand/loop.py"],
     "psutil": ["device/stats.py"],
+    "scipy": ["extensions/experiment/statistics.py"],
     "pynvml": ["device/stats.py"],
     "kubernetes_validate": ["extensions/kubernetes/schemas.py"],
     "tensorboard": ["loggers/tensorboard.py"],

@@ -21,11 +21,13 @@ GUIDES = [
     "data",
     "elastic",
     "evaluating",
+    "experiments",
     "horovod",
     "launchers",
     "logging",
     "optimizers",
     "own_loop",
+    "own_script",
     "recipes",
     "seeing_a_run",
 ]

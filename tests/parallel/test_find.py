@@ -30,6 +30,7 @@ from tests.helpers.found import keep_found
 from trainkit.config import compose
 from trainkit.launch.environment import read_launcher
 from trainkit.extensions.find.batch import find_batch
+from trainkit.extensions.script.subject import ConfigSubject
 
 RANK, ENGINE = read_launcher().rank, sys.argv[1]
 
@@ -102,7 +103,7 @@ def step(self, batch, batch_idx):
 ImageClassifier.training_step = step
 jobs = []
 compose.run("find", ["conf=mlp", f"engine={ENGINE}"], RANK == 0, jobs.append)
-found = find_batch(jobs[0].config, memory_gb=1000)
+found = find_batch(ConfigSubject(jobs[0], []), memory_gb=1000)
 result["batch"] = [found.largest, found.choice(), [[one.batch_size, one.failed] for one in found.tried]]
 keep_found(RANK, result)
 """
@@ -158,6 +159,7 @@ from trainkit.errors import ConfigError
 from trainkit.launch.environment import read_launcher
 from trainkit.extensions.find import wire
 from trainkit.extensions.find.wire import find_settings
+from trainkit.extensions.script.subject import ConfigSubject
 
 RANK, ENGINE = read_launcher().rank, sys.argv[1]
 NAMES, seen = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"), []
@@ -171,7 +173,7 @@ def begins(self):
 def job(*words):
     jobs = []
     compose.run("find", ["conf=mlp", *words], RANK == 0, jobs.append)
-    return jobs[0].config
+    return ConfigSubject(jobs[0], words)
 
 
 def refused(*words):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.cli import run
+from trainkit.cli.as_json import facts_printed, split_json
 from trainkit.cli.commands import command_of, find_usage, parts_of
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, split_own
@@ -46,7 +47,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     if part in ("-h", "--help"):
         print(_help(command))
         return 0 if arguments else 2
-    own, rest = split_own(arguments[1:], _OWN)
+    words, as_json = split_json(arguments[1:])
+    own, rest = split_own(words, _OWN)
     try:
         brought = command_of(f"{command} {part}")
         if brought is None and part != "check":
@@ -72,6 +74,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     def work(job: ComposedJob) -> None:
         """Check the job's data. torch is imported here, after all checks."""
         check: Any = importlib.import_module("trainkit.report.data_check")
-        check.check_data(job.config, stage, workers)
+        check.check_data(job.config, stage, workers, facts)
 
-    return run.main("fit", rest, work, launcher)
+    with facts_printed(as_json) as facts:
+        return run.main("fit", rest, work, launcher)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from trainkit.cli.as_json import print_json, split_json
 from trainkit.cli.explained import explained
 from trainkit.cli.usage import usage_of
 from trainkit.errors import did_you_mean
@@ -16,6 +17,10 @@ def main(command: str, arguments: Sequence[str]) -> int:
         print(usage_of(command))
         return 0
     errors = explained()
+    arguments, as_json = split_json(arguments)
+    if as_json and (not arguments or arguments[0] in errors) and len(arguments) < 2:
+        print_json({name: errors[name].text for name in arguments or errors})
+        return 0
     if not arguments:
         print(
             "\n".join(f"  {name:<24}{first_sentence(error.text)}" for name, error in errors.items())

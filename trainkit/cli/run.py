@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.cli.as_json import facts_printed, split_json
 from trainkit.cli.guard import guarded
 from trainkit.cli.usage import usage_of
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders, make_importable
 from trainkit.launch.environment import Launcher, read_launcher
+
+_EVALUATIONS = ("validate", "test")  # which print values, as --json does
 
 
 def main(
@@ -35,6 +38,9 @@ def main(
     make_importable(Path.cwd())
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # silences torch's profiler library
     launcher = launcher or read_launcher()
+    as_json = False
+    if command in _EVALUATIONS and work is None:
+        arguments, as_json = split_json(arguments)
     if "-h" in arguments or "--help" in arguments:
         if launcher.is_main:
             _print_help(command)
@@ -45,7 +51,10 @@ def main(
     def own_work(job: Any) -> Any:
         launchers = importlib.import_module("trainkit.config.launchers")
         if not launchers.starts_ranks(job.config):
-            return _work(job)
+            values = _work(job)
+            if launcher.is_main:
+                facts.update({"run_dir": str(job.config["run_dir"]), "metrics": values})
+            return values
         codes.append(launchers.launch(job.config, [job.command, *arguments]))
         return None
 
@@ -57,7 +66,8 @@ def main(
             command, arguments, is_main, work or own_work, _show_sweep if is_training else None
         )
 
-    return guarded(run, launcher) or codes[-1]
+    with facts_printed(as_json) as facts:
+        return guarded(run, launcher) or codes[-1]
 
 
 def _work(job: Any) -> Any:

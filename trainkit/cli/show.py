@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from trainkit.cli.as_json import facts_printed, split_json
 from trainkit.cli.guard import main_alone
 from trainkit.cli.options import read_keys
 from trainkit.cli.usage import USAGES, usage_of
@@ -12,14 +14,17 @@ from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
 from trainkit.report.show.files import read_runs
 from trainkit.report.show.page import runs_grid, settings_grid, write_show_page
+from trainkit.report.show.table import facts_of, goal_of
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return main_alone(arguments or ["--help"], usage_of(command), lambda: _work(arguments))
+    words, as_json = split_json(arguments)
+    with facts_printed(as_json) as facts:
+        return main_alone(words or ["--help"], usage_of(command), lambda: _work(words, facts))
 
 
-def _work(arguments: Sequence[str]) -> None:
+def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:
     folders = [
         Path(argument) for argument in arguments if "=" not in argument or Path(argument).is_dir()
     ]
@@ -41,3 +46,4 @@ def _work(arguments: Sequence[str]) -> None:
     page = Path(given.get("output", default))
     write_show_page(page, runs)
     console.print(f"page  {short(page)}", soft_wrap=True)
+    facts |= {**facts_of(runs, goal_of(runs, None)), "page": str(page)}

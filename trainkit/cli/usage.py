@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import textwrap
 
+from trainkit.cli.as_json import OPTION
 from trainkit.cli.usage_of_runs import USAGES_OF_RUNS
 from trainkit.extension import Usage
 
@@ -58,14 +59,14 @@ USAGES = {
     "validate": Usage(
         "run_dir=FOLDER | conf=NAME [key=value ...]",
         "Evaluate a checkpoint on the validation data, and print the metrics.",
-        (RUN_DIR, _CKPT, TRUST),
+        (RUN_DIR, _CKPT, TRUST, OPTION),
         ("run_dir=runs/mine", "run_dir=runs/mine ckpt_path=last data.batch_size=64"),
         takes_config=True,
     ),
     "test": Usage(
         "run_dir=FOLDER | conf=NAME [key=value ...]",
         "Evaluate a checkpoint on the test data; of an image classifier leaves reports/test.html.",
-        (RUN_DIR, _CKPT, TRUST),
+        (RUN_DIR, _CKPT, TRUST, OPTION),
         ("run_dir=runs/mine", "run_dir=runs/mine ckpt_path=last"),
         takes_config=True,
     ),
@@ -88,6 +89,7 @@ USAGES = {
         (
             ("stage", "fit | test | predict", "fit", "which data; fit: training and validation"),
             ("workers", "int", "one for each core", "processes that read"),
+            OPTION,
         ),
         (
             "check conf=resnet50",
@@ -118,9 +120,10 @@ USAGES = {
         ("", "--json --no-allreduce"),
     ),
     "explain": Usage(
-        "[NAME]",
+        "[NAME] [--json]",
         "Explain an error that a message names, with an example and what to do. Without a name:"
         " list all of them.",
+        (OPTION,),
         examples=("", "no-checkpoint"),
     ),
     "extensions": Usage(

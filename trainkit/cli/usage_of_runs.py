@@ -4,11 +4,12 @@ show, status, runs, jobs (usage.py has the others).
 
 from __future__ import annotations
 
+from trainkit.cli.as_json import OPTION
 from trainkit.extension import Usage
 
 USAGES_OF_RUNS = {
     "show": Usage(
-        "RUN_DIR [RUN_DIR ...] [output=FILE]",
+        "RUN_DIR [RUN_DIR ...] [output=FILE] [--json]",
         "Print a table of runs and of the settings that differ, and write a page: curves, rates,"
         " throughput, checkpoints.",
         (
@@ -18,6 +19,7 @@ USAGES_OF_RUNS = {
                 "reports/show.html of the run, or reports/runs.html of the first",
                 "the page",
             ),
+            OPTION,
         ),
         ("runs/mine", "runs/mine runs/other output=both.html"),
         takes_run=True,

@@ -7,7 +7,9 @@ all the same.
 
 # In the order of `python -m trainkit extensions`.
 NAMES = (
+    "script",
     "plan",
+    "experiment",
     "timeline",
     "find",
     "capsule",

@@ -58,9 +58,14 @@ def start_with(launcher: Launcher, ranks: int, engine: str = "auto") -> list[str
     ]
 
 
-def run_job(command: Sequence[str], log: Path, env: Mapping[str, str]) -> int:
+def run_job(
+    command: Sequence[str], log: Path, env: Mapping[str, str], timeout_s: float | None = None
+) -> int:
     """Run a job to its end with its output in `log`; return its exit code.
     Everything that it started has ended then.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than `timeout_s`, and was ended.
     """
     with ended_by_signals(), log.open("wb") as out:
         process = subprocess.Popen(
@@ -72,7 +77,7 @@ def run_job(command: Sequence[str], log: Path, env: Mapping[str, str]) -> int:
             start_new_session=True,
         )
         try:
-            return process.wait()
+            return process.wait(timeout_s)
         finally:
             end_group(process)
 

@@ -20,7 +20,9 @@ _KINDS = {"fit": ("train", "val"), "test": ("test",), "predict": ("predict",)}
 _REFRESH_RATE = 4.0
 
 
-def check_data(config: dict[str, Any], stage: StageName, num_workers: int | None) -> None:
+def check_data(
+    config: dict[str, Any], stage: StageName, num_workers: int | None, facts: dict[str, Any]
+) -> None:
     """Read all samples of a stage's loaders, and print those that raise.
 
     Args:
@@ -28,6 +30,7 @@ def check_data(config: dict[str, Any], stage: StageName, num_workers: int | None
         stage: "fit" (training and validation data), "test" or "predict".
         num_workers: processes for a loader without workers of its own; None for the number of
             cores.
+        facts: receives what --json prints.
 
     Raises:
         ConfigError: there is no data.
@@ -45,6 +48,8 @@ def check_data(config: dict[str, Any], stage: StageName, num_workers: int | None
             f"There is no data for stage={stage}: {type(source).__name__} returns no loader for it."
         )
     bad = {reading.name: _read(reading, config["seed"]) for reading in found}
+    facts |= {"stage": stage, "read": {reading.name: reading.num_samples for reading in found}}
+    facts["bad"] = {name: [one.describe() for one in samples] for name, samples in bad.items()}
     count = sum(map(len, bad.values()))
     if count:
         raise DataError(

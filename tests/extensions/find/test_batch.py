@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from recipes.image_classifier import ImageClassifier
 from trainkit.config import compose
+from trainkit.config.compose import ComposedJob
 from trainkit.errors import ConfigError
 from trainkit.extensions.find.batch import Batches, find_batch, largest_that_fits
+from trainkit.extensions.script.subject import ConfigSubject
 
 
 @given(st.integers(0, 5000), st.integers(1, 600), st.integers(1, 4096))
@@ -55,12 +57,12 @@ def test_the_global_batch_is_kept(
     assert Batches((), largest, False, batch, ranks).choice() == choice
 
 
-def config_of(*words: str) -> dict[str, Any]:
-    """Return the resolved config of a command."""
+def subject_of(*words: str) -> ConfigSubject:
+    """Return the fit of a config, as the command has it."""
     jobs: list[Any] = []
-    compose.run("find", ["conf=mlp", "engine=single", *words], True, jobs.append)
-    config: dict[str, Any] = jobs[0].config
-    return config
+    overrides = ["conf=mlp", "engine=single", *words]
+    compose.run("find", overrides, True, jobs.append)
+    return ConfigSubject(jobs[0], overrides)
 
 
 def test_what_is_out_of_memory_ends_a_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -76,7 +78,7 @@ def test_what_is_out_of_memory_ends_a_size(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr(ImageClassifier, "training_step", step)
     before = torch.get_rng_state()
-    found = find_batch(config_of("trainer.global_batch_size=128"), memory_gb=1000)
+    found = find_batch(subject_of("trainer.global_batch_size=128"), memory_gb=1000)
     assert found.largest is not None and 38 <= found.largest <= 40 and not found.is_limited
     assert found.choice() == (32, 4) and found.global_batch == 128
     assert {tried.batch_size for tried in found.tried if tried.failed} == {
@@ -89,14 +91,14 @@ def test_what_is_out_of_memory_ends_a_size(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_memory_of_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Below the process's own memory nothing fits; the limit must be given there."""
     monkeypatch.chdir(tmp_path)
-    found = find_batch(config_of(), memory_gb=0.01)
+    found = find_batch(subject_of(), memory_gb=0.01)
     assert found.largest is None and found.choice() is None
     assert [tried.batch_size for tried in found.tried] == [32, 16, 8, 4, 2, 1]
     with pytest.raises(
         ConfigError,
         match="memory_gb is missing: on the CPU it must be the memory that a rank may use",
     ):
-        find_batch(config_of())
+        find_batch(subject_of())
 
 
 @pytest.mark.parametrize(
@@ -114,4 +116,5 @@ def test_memory_of_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_a_config_without_a_batch_size_is_refused(data: dict[str, Any], remedy: str) -> None:
     """With what is missing, and what to give."""
     with pytest.raises(ConfigError, match=re.escape(remedy)):
-        find_batch({"trainer": {}, "data": data}, memory_gb=1)
+        config = {"trainer": {}, "data": data, "task": {}, "run_dir": "runs/x"}
+        find_batch(ConfigSubject(ComposedJob("find", config, {}), []), memory_gb=1)

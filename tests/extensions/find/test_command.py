@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.extensions.find.command import _rate_key
+from trainkit.extensions.script.subject import _rate_key
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from trainkit.config import compose
 from trainkit.errors import ConfigError
 from trainkit.extensions.find import wire
 from trainkit.extensions.find.wire import Setting, WireSettings, find_settings
+from trainkit.extensions.script.subject import ConfigSubject
 
 
 def found(
@@ -66,4 +67,4 @@ def test_one_rank_has_no_wire() -> None:
     jobs: list[Any] = []
     compose.run("find", ["conf=mlp"], True, jobs.append)
     with pytest.raises(ConfigError, match="One rank sends no gradients"):
-        find_settings(jobs[0].config)
+        find_settings(ConfigSubject(jobs[0], ["conf=mlp"]))

@@ -108,13 +108,17 @@ def test_the_memory_of_each_setting() -> None:
 )
 def test_the_first_that_fits_is_named(memory_bytes: int, use: str) -> None:
     """Those that send less come first; a tenth of the memory is left for the rest."""
-    rows = dict(fit_rows(choices(SIZES, NEED, 16, 16), NEED, memory_bytes / 1e9, "conf=gpt"))
+    listed, fits = fit_rows(choices(SIZES, NEED, 16, 16), NEED, memory_bytes / 1e9, "conf=gpt")
+    assert fits
+    rows = dict(listed)
     assert rows["use"] == use
 
 
 def test_nothing_fits() -> None:
     """Then the rows say what else to change."""
-    rows = dict(fit_rows(choices(SIZES, NEED, 16, 16), NEED, 1e-6, "conf=gpt"))
+    listed, fits = fit_rows(choices(SIZES, NEED, 16, 16), NEED, 1e-6, "conf=gpt")
+    assert not fits
+    rows = dict(listed)
     assert "use" not in rows and rows["none fits"].startswith("use more ranks")
 
 
@@ -125,3 +129,12 @@ def test_a_size_that_is_none_is_an_error(value: str, capsys: pytest.CaptureFixtu
     assert (
         f"memory_gb is '{value}'; it must be a whole number, 1 or more." in capsys.readouterr().err
     )
+
+
+def test_a_script_gets_arguments_of_its_trainer() -> None:
+    """It has no overrides: the arguments of its Trainer are named."""
+    choice = choices(SIZES, NEED, 16, 16)
+    whole = dict(fit_rows(choice, NEED, 25e-6, "mine.py --x 1")[0])
+    assert whole["use"] == "python mine.py --x 1"
+    split = dict(fit_rows(choice, NEED, 9e-6, "mine.py --x 1")[0])
+    assert split["use"] == "torchrun ... mine.py --x 1, and give its Trainer engine=fsdp"

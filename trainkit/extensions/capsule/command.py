@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from trainkit.cli.as_json import facts_printed, split_json
 from trainkit.cli.guard import main_alone
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError, did_you_mean
@@ -21,15 +22,19 @@ _PARTS = ("task", "trainer", "seed")  # parts of the config that may be overridd
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Replay a step: CAPSULE [key=value ...]; return the exit code."""
-    return main_alone(arguments, help_text(command, USAGE), lambda: _work(arguments))
+    words, as_json = split_json(arguments)
+    with facts_printed(as_json) as facts:
+        return main_alone(words, help_text(command, USAGE), lambda: _work(words, facts))
 
 
-def _work(arguments: Sequence[str]) -> None:
+def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:
     """Replay the step and print the results. torch is imported here, after all checks."""
     request = _read(arguments)
     replaying: Any = importlib.import_module("trainkit.extensions.capsule.replay")
     show: Any = importlib.import_module("trainkit.extensions.capsule.show")
-    show.show(replaying.replay(**request))
+    done = replaying.replay(**request)
+    show.show(done)
+    facts |= show.facts_of(done)
 
 
 def _read(arguments: Sequence[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -56,6 +57,23 @@ def show(done: Replayed) -> None:
     _list(console, "largest gradient norms", [(f"{norm:.4g}", name, "") for name, norm in norms])
     if done.error is not None:
         console.print(text_of(done.error), soft_wrap=True, markup=False)
+
+
+def facts_of(done: Replayed) -> dict[str, Any]:
+    """Return what a replay has seen, for --json."""
+    first = done.first_bad
+    return {
+        **{key: done.about[key] for key in ("step", "epoch", "rank", "world_size", "why")},
+        "weights": done.weights,
+        "recorded": list(done.recorded),
+        "losses": list(done.losses),
+        "bad_inputs": list(done.bad_inputs),
+        "bad_weights": list(done.bad_weights),
+        "first_bad_module": None if first is None else first.name,
+        "bad_gradients": list(done.bad_gradients),
+        "updated": done.updated,
+        "error": None if done.error is None else f"{type(done.error).__name__}: {done.error}",
+    }
 
 
 def _findings(done: Replayed) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """What `replay` takes."""
 
+from trainkit.cli.as_json import OPTION
 from trainkit.cli.usage import TRUST
 from trainkit.extension import Usage
 
@@ -12,6 +13,7 @@ USAGE = Usage(
         ("pdb", "bool", "false", "stop in the debugger before training_step"),
         ("weights", "FILE | FOLDER", "the capsule's", "a checkpoint's folder or a file of weights"),
         TRUST,
+        OPTION,
     ),
     (
         "runs/mine/capsules/step=20-rank=0",

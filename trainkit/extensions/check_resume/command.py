@@ -18,26 +18,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.cli import run
+from trainkit.cli.as_json import split_json
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, engine_of, split_own
 from trainkit.cli.usage import help_text
-from trainkit.config.roles import declared_engine, role_of
 from trainkit.console import plural
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.check_resume.usage import USAGE
+from trainkit.extensions.script.command_line import check_script, split_script
+from trainkit.extensions.script.entry import look_at
 from trainkit.launch.commands import first_error
 from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import launcher_of, run_job, start_with
 
 if TYPE_CHECKING:
-    from trainkit.config.compose import ComposedJob
+    from trainkit.extensions.script.subject import Subject
 
 _OWN = ("kill_at", "save_at", "steps", "ranks", "resume_engine", "keep")
 _ENGINES = ("single", "horovod", "ddp", "fsdp", "deepspeed")
 _MORE_STEPS = 8
 _SHOWN_LINES = 12
-_WITNESS = "callbacks.check_resume"
 _RECORDER = "trainkit.extensions.check_resume.recorder.ResumeRecorder"
 
 
@@ -55,18 +55,34 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class Children:
-    """How the three runs are started:
-    their engine and settings before and after the kill, and their folder.
+    """How the three runs are started.
+
+    Attributes:
+        subject: the fit.
+        engines: as launchers know them, before and after the kill.
+        settings: of the Trainer, before and after the kill.
+        recorder: the recorder's settings of all runs.
+        folder: of the three runs.
     """
 
+    subject: Subject
     engines: tuple[str, str]
-    overrides: tuple[list[str], list[str]]
+    settings: tuple[dict[str, Any], dict[str, Any]]
+    recorder: dict[str, Any]
     folder: Path
 
     def start(
-        self, name: str, what: str, ranks: int, run_dir: str, own: Sequence[str], kind: str = ""
+        self, name: str, what: str, ranks: int, run_dir: str, own: dict[str, Any], kind: str = ""
     ) -> None:
         """Run one run to its end.
+
+        Args:
+            name: of its record.
+            what: it is, for messages.
+            ranks: their number.
+            run_dir: its folder's name.
+            own: the recorder's further settings.
+            kind: "dies" or "resumes".
 
         Raises:
             ConfigError: the run rejected its config.
@@ -74,24 +90,20 @@ class Children:
         """
         print(f"{what}, {plural(ranks, 'rank')} ...", end=" ", flush=True)
         started, log = time.monotonic(), self.folder / f"{name}.log"
-        witness = [
-            f"_target_={_RECORDER}",
-            f"record_to='{self.folder / 'notes' / name}'",
-        ]
-        settings = [
-            f"run_dir='{self.folder / run_dir}'",
-            *(f"{_WITNESS}.{setting}" for setting in witness),
-            *own,
-        ]
         after = kind == "resumes"
-        engine, overrides = self.engines[after], self.overrides[after]
+        recorder = {"_target_": _RECORDER, "record_to": str(self.folder / "notes" / name)}
+        changes: Any = importlib.import_module("trainkit.extensions.script.changes")
+        changed = changes.Changes(
+            str(self.folder / run_dir),
+            self.settings[after],
+            {"check_resume": {**recorder, **self.recorder, **own}},
+            ckpt_path="last" if after else None,
+            checkpoints_to=str(self.folder / run_dir / "kept-by"),
+        )
+        engine = self.engines[after]
         line = [
             *start_with(launcher_of(engine), ranks, engine),
-            "-m",
-            "trainkit",
-            "fit",
-            *overrides,
-            *settings,
+            *self.subject.line(changed, self.folder, name),
         ]
         code = run_job(line, log, without_launcher(os.environ))
         print(f"{time.monotonic() - started:.0f} s", flush=True)
@@ -117,31 +129,46 @@ def _last_lines(log: Path) -> str:
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Run `conf=NAME [overrides] kill_at=17 [...]`;
+    """Run `kill_at=17 [...]` with a config or a script;
     return 0 if nothing differs, 1 if something does.
     """
-    if "-h" in arguments or "--help" in arguments:
+    before, script = split_script(arguments)
+    if "-h" in before or "--help" in before:
         print(help_text(command, USAGE))
         return 0
     started = read_launcher()
-    own, rest = split_own(arguments, _OWN)
+    words, as_json = split_json(before)
+    own, left = split_own(words, _OWN)
     try:
         if started.world_size > 1:
             raise ConfigError(
                 f"check-resume starts its ranks itself: run it without {started.name}, with"
                 f" ranks={started.world_size}."
             )
-        asked = _read(own, rest)
+        if script is not None:
+            needed = "" if "kill_at" in own else "kill_at"
+            check_script(command, script, left, _OWN, needed)
+        asked = _read(own, left)
     except ConfigError as error:
         return fail(error, started, str(error), error.exit_code)
-    # the config is checked for the ranks of the runs
-    pretend(asked.ranks[0], asked.ranks[0], launcher_of(engine_of(rest)))
     equal = [True]
 
-    def work(job: ComposedJob) -> None:
-        equal[0] = _check(job.config, asked, rest)
+    def work(subject: Subject, facts: dict[str, Any]) -> None:
+        equal[0] = _check(subject, asked, facts)
 
-    return run.main(command, rest, work, started) or int(not equal[0])
+    # the fit is checked for the ranks of the runs
+    launcher = launcher_of(engine_of(left))
+    code = look_at(
+        command,
+        left,
+        script,
+        _OWN,
+        work,
+        started,
+        as_json,
+        lambda: pretend(asked.ranks[0], asked.ranks[0], launcher),
+    )
+    return code or int(not equal[0])
 
 
 def _read(own: dict[str, str], rest: Sequence[str]) -> CheckRequest:
@@ -185,116 +212,102 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> CheckRequest:
     return CheckRequest(kill_at, save_at, steps, (ranks[0], ranks[-1]), engine, keep == "true")
 
 
-def _check(config: dict[str, Any], asked: CheckRequest, overrides: Sequence[str]) -> bool:
+def _check(subject: Subject, asked: CheckRequest, facts: dict[str, Any]) -> bool:
     """Run the three runs and compare; return whether they are equal.
     torch is imported here, after all checks.
     """
-    steps = _last_step(config, asked)
-    engine = _engine(config, asked)
+    steps = _last_step(subject, asked)
+    engine = _engine(subject, asked)
     resume: Any = importlib.import_module("trainkit.extensions.check_resume.report")
-    same: list[str] = []
+    same: dict[str, Any] = {}
     if asked.ranks[0] != asked.ranks[1]:
         with tempfile.TemporaryDirectory() as plan:  # temporary
-            same = resume.same_problem({**config, "run_dir": plan}, asked.ranks[1])
+            same = resume.same_problem(subject, plan, asked.ranks[1])
+        shown = (f"{subject.key(name)}={_text(value)}" for name, value in same.items())
         print(
             "Set in all runs, to keep the problem the same at another number of ranks:"
-            f" {' '.join(same)}"
+            f" {' '.join(shown)}"
         )
+    if subject.note:
+        print(subject.note, flush=True)
     folder = Path(tempfile.mkdtemp(prefix="trainkit-check-resume-"))
     equal = False
     try:
-        fixed = [
-            *overrides,
-            *same,
-            *_settings(config),
-            f"trainer.max_steps={steps}",
-            f"{_WITNESS}.end_at={steps}",
-        ]
-        # the resumed run takes ckpt_path only
-        begun = [f"{key}=null" for key in ("resume", "init_weights") if config.get(key)]
-        other = [word for word in fixed if not word.lstrip("+~").startswith("engine")] + [
-            f"engine={asked.engine}"
-        ]
-        settings = (fixed, other if asked.engine else fixed)
-        _run_three(
-            Children((engine, asked.engine or engine), settings, folder),
-            asked,
-            ["ckpt_path=last", *begun],
+        fixed = {**same, "max_steps": steps}
+        other = {**fixed, "engine": asked.engine} if asked.engine else fixed
+        children = Children(
+            subject,
+            (engine, asked.engine or engine),
+            (fixed, other),
+            {"end_at": steps},
+            folder,
         )
+        _run_three(children, asked)
         folders = (folder / "whole", folder / "killed", folder / "notes")
         runs = resume.Runs(*folders, asked.save_at, asked.kill_at, asked.ranks, asked.engine)
-        equal = bool(resume.report(runs))
+        facts["of"] = subject.of
+        equal = bool(resume.report(runs, facts))
     finally:
         if equal and not asked.keep:
             shutil.rmtree(folder)
         else:
+            facts.update({"folder": str(folder)} if facts else {})
             print(f"The runs, their output and checkpoints are in {folder}", flush=True)
     return equal
 
 
-def _run_three(children: Children, asked: CheckRequest, resume: Sequence[str]) -> None:
-    ranks, save = asked.ranks, f"{_WITNESS}.save_at={asked.save_at}"
-    children.start("whole", "1/3 the whole run", ranks[0], "whole", [save])
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def _run_three(children: Children, asked: CheckRequest) -> None:
+    ranks, save = asked.ranks, {"save_at": asked.save_at}
+    children.start("whole", "1/3 the whole run", ranks[0], "whole", save)
     notes = (children.folder / "notes" / "whole" / "rank0.jsonl").read_text().splitlines()
     if len(notes) <= asked.kill_at:
+        longer = children.subject.key("max_epochs")
         raise ConfigError(
             f"kill_at is {asked.kill_at}, but the run ends by itself after step {len(notes)}. Lower"
-            " it, or train longer: trainer.max_epochs=..."
+            f" it, or train longer: {longer}=..."
         )
-    kill = [save, f"{_WITNESS}.kill_at={asked.kill_at}"]
     children.start(
         "killed",
         f"2/3 the run that is killed in step {asked.kill_at}",
         ranks[0],
         "killed",
-        kill,
+        {**save, "kill_at": asked.kill_at},
         "dies",
     )
     what = "3/3 the resumed run" + (f" with engine={asked.engine}" if asked.engine else "")
-    children.start("resumed", what, ranks[1], "killed", resume, "resumes")
+    children.start("resumed", what, ranks[1], "killed", {}, "resumes")
 
 
-def _last_step(config: dict[str, Any], asked: CheckRequest) -> int:
-    trainer = config["trainer"]
-    if trainer.get("fast_dev_run"):
+def _last_step(subject: Subject, asked: CheckRequest) -> int:
+    start, limit, is_quick = subject.limits()
+    if is_quick:
         raise ConfigError(
-            "trainer.fast_dev_run is set; it saves no checkpoint to resume from. Leave it out."
+            f"{subject.key('fast_dev_run')} is set; it saves no checkpoint to resume from. Leave it"
+            " out."
         )
-    if config.get("ckpt_path") in ("last", "best"):
+    if start in ("last", "best"):
         raise ConfigError(
-            f"ckpt_path is '{config['ckpt_path']}', but check-resume starts new runs. Leave it out,"
-            " or give a path."
+            f"ckpt_path is '{start}', but check-resume starts new runs. Leave it out, or give a"
+            " path."
         )
-    limit = None if trainer.get("max_steps") == -1 else trainer.get("max_steps")
+    key = subject.key("max_steps")
     if limit is not None and asked.kill_at >= limit:
-        raise ConfigError(
-            f"kill_at is {asked.kill_at}; it must be less than trainer.max_steps={limit}."
-        )
+        raise ConfigError(f"kill_at is {asked.kill_at}; it must be less than {key}={limit}.")
     if limit is not None and asked.steps is not None and asked.steps > limit:
-        raise ConfigError(f"steps is {asked.steps}; it must be trainer.max_steps={limit} or less.")
+        raise ConfigError(f"steps is {asked.steps}; it must be {key}={limit} or less.")
     last = asked.steps or asked.kill_at + _MORE_STEPS
     return last if limit is None else min(last, limit)
 
 
-def _engine(config: dict[str, Any], asked: CheckRequest) -> str:
-    name = declared_engine(config)
+def _engine(subject: Subject, asked: CheckRequest) -> str:
+    name = subject.engine_name
     if name == "single" and max(asked.ranks) > 1:
         raise ConfigError(
             f"ranks is {max(asked.ranks)}, but engine=single has one rank. Use engine=horovod or"
             " engine=ddp."
         )
     return "ddp" if name in ("ddp", "fsdp", "deepspeed") else "auto"
-
-
-def _settings(config: dict[str, Any]) -> list[str]:
-    """Return the overrides that keep the runs quiet, and their files in separate folders."""
-    loggers: dict[str, Any] = config.get("logger") or {}
-    tables = [name for name, node in loggers.items() if role_of(node) == "metrics_table"]
-    settings = ["trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"]
-    settings += [f"~logger.{name}" for name in loggers if name not in tables]
-    settings += [] if tables else ["logger.csv._target_=trainkit.loggers.CSVLogger"]
-    for name, node in (config.get("callbacks") or {}).items():
-        if role_of(node) == "checkpoints" and node.get("dirpath"):
-            # not among the user's own
-            settings.append(f"callbacks.{name}.dirpath='${{run_dir}}/kept-by/{name}'")
-    return settings

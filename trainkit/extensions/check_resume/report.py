@@ -21,6 +21,7 @@ from trainkit.checkpoint.compare import BOUNDS, Compared, Names, compare, differ
 from trainkit.console import console_of, plural
 from trainkit.errors import ConfigError
 from trainkit.extensions.plan.planned import planned
+from trainkit.extensions.script.subject import Subject
 
 Row = dict[str, str]
 Note = dict[str, Any]
@@ -40,18 +41,19 @@ class Runs:
     engine: str | None = None  # the resumed run's, if it has another one
 
 
-def same_problem(config: dict[str, Any], ranks: int) -> list[str]:
-    """Return the overrides that make a config the same problem at `ranks` ranks as at the
+def same_problem(subject: Subject, run_dir: str, ranks: int) -> dict[str, Any]:
+    """Return the Trainer's settings that make a fit the same problem at `ranks` ranks as at the
     launcher's.
 
     Args:
-        config: resolved and checked; its run_dir is a temporary folder.
+        subject: the fit.
+        run_dir: a temporary folder.
         ranks: the other number of ranks.
 
     Raises:
-        ConfigError: no overrides can do that; the message has the reason.
+        ConfigError: no settings can do that; the message has the reason.
     """
-    with planned(config) as planned_run:
+    with planned(subject, run_dir) as planned_run:
         contract = planned_run.run.batch_plan
     if contract.later or contract.batch_size is None or contract.global_batch_size is None:
         why = (
@@ -70,16 +72,21 @@ def same_problem(config: dict[str, Any], ranks: int) -> list[str]:
             f" {contract.world_size} ranks cannot be divided among {ranks} ranks in microbatches of"
             f" {contract.batch_size}. Change data.batch_size or ranks."
         )
-    overrides = [f"trainer.global_batch_size={size}", "trainer.accumulate_grad_batches=null"]
+    settings = {"global_batch_size": size, "accumulate_grad_batches": None}
     if contract.lr_scaling != "none" and contract.lr_reference_batch_size is None:
-        overrides.append(
-            f"trainer.lr_reference_batch_size={contract.batch_size * contract.accumulate}"
-        )
-    return overrides
+        settings["lr_reference_batch_size"] = contract.batch_size * contract.accumulate
+    return settings
 
 
-def report(runs: Runs) -> bool:
-    """Compare and print; return whether the resumed run ended like the uninterrupted one."""
+def report(runs: Runs, facts: dict[str, Any]) -> bool:
+    """Compare and print; return whether the resumed run ended like the uninterrupted one.
+
+    Args:
+        runs: their outputs.
+        facts: receives what --json prints.
+    """
+    facts |= {"equal": False, "kill_at": runs.kill_at, "save_at": runs.save_at}
+    facts |= {"ranks": list(runs.ranks), "before_the_kill": None, "parts": []}
     found = json.loads((runs.notes / "whole" / "names.json").read_text())
     names = Names(frozenset(found["parameters"]), found["optimizers"])
     saved = [
@@ -88,6 +95,7 @@ def report(runs: Runs) -> bool:
     ]
     console = console_of()
     if before := _before(saved, names):
+        facts["before_the_kill"] = before
         console.print(
             "DIFFERENT, but not because of the resume: two runs of the same settings already"
             f" differ at step {runs.save_at}, before the kill. {before}\nThe resume cannot be"
@@ -110,6 +118,7 @@ def report(runs: Runs) -> bool:
         logged_values(tables[0], tables[1], runs.save_at, rounding),
         samples(notes[0], notes[1], rounding),
     ]
+    facts["parts"] = [_facts_of(part) for part in parts]
     console.print(_table(parts))
     if ignored:
         console.print(
@@ -126,7 +135,18 @@ def report(runs: Runs) -> bool:
         )
     different = [part.what for part in parts if part.first is not None]
     console.print(_verdict(runs, different, rounding), markup=False, soft_wrap=True)
+    facts["equal"] = not different
     return not different
+
+
+def _facts_of(part: Compared) -> dict[str, Any]:
+    return {
+        "what": part.what,
+        "compared": part.count,
+        "unit": part.unit,
+        "first_difference": part.first,
+        "left_out": part.left_out,
+    }
 
 
 def logged_values(

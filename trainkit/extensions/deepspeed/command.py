@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.cli.as_json import facts_printed
 from trainkit.cli.guard import ended_cleanly
 from trainkit.errors import EngineError
 from trainkit.extensions.deepspeed.extensions import PARTS, building, choose_folder, is_built
@@ -65,10 +66,16 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="build cpu_adam too (minutes): for a Task that uses DeepSpeedCPUAdam",
     )
+    check.add_argument("--json", action="store_true", help="print the same as JSON, for machines")
     return parser
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    with facts_printed(arguments.json) as facts:
+        return _look(arguments, facts)
+
+
+def _look(arguments: argparse.Namespace, facts: dict[str, Any]) -> int:
     if importlib.util.find_spec("deepspeed") is None:
         raise EngineError(
             f"DeepSpeed is not installed in this environment. Install it with: {_INSTALL}"
@@ -85,8 +92,12 @@ def _check(arguments: argparse.Namespace) -> int:
     _row("compiled in", str(folder))
     for part, purpose in PARTS.items():
         wanted = not arguments.no_build and (part != "cpu_adam" or arguments.all)
-        _row(part, f"{_state(folder, part, about['can_build'], wanted, log)}  ({purpose})")
-    return 0 if arguments.no_proof else _prove(log)
+        state = _state(folder, part, about["can_build"], wanted, log)
+        facts.setdefault("parts", {})[part] = state
+        _row(part, f"{state}  ({purpose})")
+    facts |= {"version": about["version"], "device": about["device"]}
+    facts["proof"] = None if arguments.no_proof else _prove(log)
+    return 0
 
 
 def _about(log: Path) -> dict[str, Any]:
@@ -141,7 +152,7 @@ class _Every:
             _say(f"  {now - self._started:.0f} s")
 
 
-def _prove(log: Path) -> int:
+def _prove(log: Path) -> list[dict[str, Any]]:
     started = time.monotonic()
     command = [*start_with("torchrun", 2), "-m", "trainkit.extensions.deepspeed.proof"]
     env = {
@@ -161,7 +172,7 @@ def _prove(log: Path) -> int:
         _row(f"{'runs ' if is_good else 'FAILS'}", f"{one['kind']}: {text}")
     if not found or any(one.get("difference", 1.0) >= 1e-5 for one in found):
         raise EngineError(f"DeepSpeed does not do all of this here. The whole output is in {log}")
-    return 0
+    return found
 
 
 def _row(name: str, value: str) -> None:

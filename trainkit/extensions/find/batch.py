@@ -7,22 +7,23 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from trainkit import loop
-from trainkit.arguments import show
-from trainkit.config.instantiate import build
-from trainkit.config.signature import read_signature
 from trainkit.data.feed import MapFeed, Step
 from trainkit.errors import ConfigError
-from trainkit.extensions.find.trial_run import random_numbers_kept, steps_of, trial_run
+from trainkit.extensions.find.trial_run import (
+    random_numbers_kept,
+    steps_of,
+    trial_run,
+)
+from trainkit.extensions.script.subject import Subject
+from trainkit.run.around_fit import RequestedFit
 from trainkit.run.batches import compute_gradients
-from trainkit.run.data_sources import DataSources
 from trainkit.run.rescue import forget_gradients
 from trainkit.run.run import Run
 
@@ -75,59 +76,33 @@ class Batches:
         return None if size is None else (size, own // size)
 
 
-def find_batch(
-    config: Mapping[str, Any], memory_gb: float | None = None, most: int = 65536
-) -> Batches:
-    """Double the microbatch of a config until it fits no longer, then halve the gap down to a
+def find_batch(subject: Subject, memory_gb: float | None = None, most: int = 65536) -> Batches:
+    """Double the microbatch of a fit until it fits no longer, then halve the gap down to a
     sixteenth. Call it on all ranks.
 
     Each size is trained for two steps of two microbatches, with all ranks; a rank that is out of
     memory ends the trial on all.
 
     Args:
-        config: resolved and checked, with `data.batch_size`.
+        subject: the fit.
         memory_gb: memory that a rank may use, in units of 10^9 bytes; of a GPU its own by default.
             On the CPU it must be given: a process that takes all of a host's memory is killed.
         most: no larger microbatch is tried.
 
     Raises:
-        ConfigError: there is no `data.batch_size`, or no limit on the CPU.
+        ConfigError: its batch size cannot be changed, or there is no limit on the CPU.
     """
-    data = config.get("data") or {}
-    if not isinstance(data.get("batch_size"), int):
-        raise ConfigError(_without_batch_size(data))
-    begins = _try(config, data["batch_size"], memory_gb, looks_only=True)
+    first = subject.batch_size
+    begins = _try(subject, first, memory_gb, looks_only=True)
     most = min(most, begins.room)
     tried: list[Tried] = []
 
     def fits(size: int) -> bool:
-        tried.append(_try(config, size, memory_gb).tried)
+        tried.append(_try(subject, size, memory_gb).tried)
         return not tried[-1].failed
 
-    largest, above = largest_that_fits(fits, min(data["batch_size"], most), most)
+    largest, above = largest_that_fits(fits, min(first, most), most)
     return Batches(tuple(tried), largest, above is None, begins.global_batch, begins.ranks)
-
-
-def _without_batch_size(data: Mapping[str, Any]) -> str:
-    if data.get("batch_size") is not None:
-        return (
-            f"data.batch_size is {show(data['batch_size'])}; it must be a whole number, 1 or more."
-        )
-    target = data.get("_target_")
-    if target is None:
-        return (
-            "This config has no data, so its task makes the loaders itself, and no data.batch_size "
-            "can be tried. Give the data as a DataModule: data._target_=MODULE.CLASS."
-        )
-    if "batch_size" not in read_signature(str(target), "data._target_").parameters:
-        return (
-            f"data._target_ is '{target}', which takes no batch_size, so none can be tried. Give"
-            " its __init__ an argument batch_size, and its loaders that size."
-        )
-    return (
-        "data.batch_size is not in this config, which leaves it to the class's default. Give the"
-        " size to begin with: data.batch_size=32."
-    )
 
 
 def largest_that_fits(
@@ -165,28 +140,16 @@ class _Trial:
     ranks: int
 
 
-def _try(
-    config: Mapping[str, Any], size: int, memory_gb: float | None, looks_only: bool = False
-) -> _Trial:
-    trainer = dict(config["trainer"])
-    if not looks_only:  # two microbatches: the second one's forward meets the first one's gradients
-        trainer |= {"global_batch_size": None, "accumulate_grad_batches": 2}
+def _try(subject: Subject, size: int, memory_gb: float | None, looks_only: bool = False) -> _Trial:
+    # two microbatches: the second one's forward meets the first one's gradients
+    accumulate = None if looks_only else 2
     with random_numbers_kept():  # making the task draws its first weights
-        return _try_built(
-            {**config, "trainer": trainer, "data": {**config["data"], "batch_size": size}},
-            memory_gb,
-            looks_only,
-        )
+        asked = subject.with_batch_size(size, accumulate)
+        return _try_built(asked, size, memory_gb, looks_only)
 
 
-def _try_built(config: Mapping[str, Any], memory_gb: float | None, looks_only: bool) -> _Trial:
-    built, size = build(dict(config), []), config["data"]["batch_size"]
-    with trial_run(
-        built.task,
-        DataSources(datamodule=built.datamodule),
-        built.trainer.options,
-        reduces_first=True,
-    ) as run:
+def _try_built(asked: RequestedFit, size: int, memory_gb: float | None, looks_only: bool) -> _Trial:
+    with trial_run(asked.task, asked.data, asked.options, reduces_first=True) as run:
         assert isinstance(run.train_feed, MapFeed), "trial_run refuses streams"
         ranks = run.engine.ranks.data_size
         samples = run.train_feed.source.num_samples

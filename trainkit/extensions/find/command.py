@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.cli import run
+from trainkit.cli.as_json import split_json
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, split_own
 from trainkit.cli.usage import help_text
-from trainkit.config.signature import read_signature
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.find.page import write_lr_page
 from trainkit.extensions.find.usage import USAGE
+from trainkit.extensions.script.command_line import split_script
+from trainkit.extensions.script.entry import look_at
 from trainkit.launch.environment import read_launcher
 from trainkit.report.grid import Grid, human, share
 
 if TYPE_CHECKING:
-    from trainkit.config.compose import ComposedJob
+    from trainkit.extensions.script.subject import Subject
+
+Found = dict[str, Any] | None  # for --json; None on ranks that print nothing
 
 _OWN = {
     "lr": ("min_lr", "max_lr", "steps", "early_stop"),
@@ -30,18 +33,34 @@ _OWN = {
     "workers": ("steps", "most"),
     "settings": ("steps",),
 }
+_WRITE = (
+    " Put the loop's body into the training_step of a trainkit.Task, and call trainkit.Trainer(...)"
+    ".fit(task, loader): docs/tutorial_script.md, step 2."
+)
+_NOT_OF_A_LOOP = {
+    "batch": (
+        "find batch tries microbatches that do not fit, and the loop of {} is its own: a forward"
+        " pass that runs out of memory there ends the script." + _WRITE
+    ),
+    "settings": (
+        "find settings trains copies of the model, one for each setting, and the loop of {} computes"
+        " with its own model alone." + _WRITE
+    ),
+}
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
-    """Find what the first argument names: `lr|batch|workers|settings conf=NAME [overrides]`;
+    """Find what the first argument names, `lr|batch|workers|settings`, of a config or a script;
     return the exit code.
     """
     started = read_launcher()
-    if "-h" in arguments or "--help" in arguments or not arguments:
+    before, script = split_script(arguments)
+    if "-h" in before or "--help" in before or not arguments:
         if started.is_main:
             print(help_text(command, USAGE))
         return 0
-    what, *rest = arguments
+    words, as_json = split_json(before)
+    what, *rest = words or [""]
     try:
         if what not in _OWN:
             raise ConfigError(
@@ -50,12 +69,19 @@ def main(command: str, arguments: Sequence[str]) -> int:
             )
         if flag := next((word for word in rest if word in ("-m", "--multirun")), None):
             raise ConfigError(f"find takes one config: leave {flag} out.")
-        own, rest = split_own(rest, _OWN[what])
+        own, left = split_own(rest, _OWN[what])
         read, find = _FINDERS[what]
-        work = partial(find, settings=read(own))
+        settings = read(own)
     except ConfigError as error:
         return fail(error, started, str(error), error.exit_code)
-    return run.main(command, rest, work, started)
+
+    def work(subject: Subject, facts: dict[str, Any]) -> None:
+        if subject.is_loop and what in _NOT_OF_A_LOOP:
+            raise ConfigError(_NOT_OF_A_LOOP[what].format(subject.of))
+        facts |= find(subject, settings) or {}
+
+    writes = what == "lr"
+    return look_at(command, left, script, _OWN[what], work, started, as_json, writes=writes)
 
 
 def _read_lr(own: dict[str, str]) -> dict[str, Any]:
@@ -92,32 +118,20 @@ def _number(key: str, text: str) -> float:
     return found
 
 
-def _built(job: ComposedJob) -> tuple[Any, Any, Any]:
-    """Return the job's task, data and Trainer."""
-    build: Any = importlib.import_module("trainkit.config.instantiate").build
-    sources: Any = importlib.import_module("trainkit.run.data_sources")
-    built = build(job.config, [], job.kept)
-    return built.task, sources.DataSources(datamodule=built.datamodule), built.trainer
-
-
-def _find_lr(job: ComposedJob, settings: dict[str, Any]) -> None:
+def _find_lr(subject: Subject, settings: dict[str, Any]) -> Found:
     """Sweep, and print what the curve suggests. torch is imported here, after all checks."""
     lr: Any = importlib.import_module("trainkit.extensions.find.lr")
-    task, data, trainer = _built(job)
-    curve = lr.sweep(task, data, trainer, **settings)
+    asked = subject.requested
+    curve = lr.sweep(asked.task, asked.data, asked.options, **settings)
     launcher = read_launcher()
     if not launcher.is_main:
-        return
-    key = _rate_key(job.config)
+        return None
     found = [
         (name, rate)
         for name, rate in (("steepest", curve.suggestion()), ("valley", curve.valley()))
         if rate is not None
     ]
-    suggested = [
-        (name, rate, f"{key}={rate:.2g}" if key else "in configure_optimizers")
-        for name, rate in found
-    ]
+    suggested = [(name, rate, subject.rate_text(rate)) for name, rate in found]
     notes = [
         f"{plural(len(curve.lrs), 'step')} at {plural(launcher.world_size, 'rank')}" + _up_to(curve)
     ]
@@ -133,10 +147,10 @@ def _find_lr(job: ComposedJob, settings: dict[str, Any]) -> None:
             "The loss does not fall: no rate is suggested. Start lower (min_lr=...), or take more"
             " steps (steps=200)."
         )
-    page = Path(str(job.config["run_dir"])).absolute() / "reports" / "lr.html"
+    page = Path(subject.run_dir).absolute() / "reports" / "lr.html"
     write_lr_page(
         page,
-        f"conf={job.config['conf']}",
+        subject.of,
         curve.lrs,
         curve.losses,
         curve.smoothed_losses,
@@ -149,34 +163,27 @@ def _find_lr(job: ComposedJob, settings: dict[str, Any]) -> None:
     for name, rate, override in suggested:
         console.print(f"{name:<9} {rate:<8.2g} {override}", soft_wrap=True, markup=False)
     console.print(f"page      {short(page)}", soft_wrap=True, markup=False)
-
-
-def _rate_key(config: dict[str, Any]) -> str | None:
-    """Return the key that sets a config's learning rate:
-    the optimizer's, or an argument of the task's own; or None.
-    """
-    if config.get("optimizer"):
-        return "optimizer.lr"
-    task = config["task"]
-    known = read_signature(task["_target_"], "task._target_").parameters | task
-    numbers = (
-        n
-        for n in ("lr", "learning_rate")
-        if n in known and isinstance(task.get(n, 0.0), (int, float))
-    )
-    return next((f"task.{name}" for name in numbers), None)
+    return {
+        "of": subject.of,
+        "ranks": launcher.world_size,
+        "rates": {name: rate for name, rate, _ in suggested},
+        "curve": {"lr": curve.lrs, "loss": curve.losses, "smoothed": curve.smoothed_losses},
+        "factor": curve.factor,
+        "stopped": curve.stopped,
+        "page": str(page),
+    }
 
 
 def _up_to(curve: Any) -> str:
     return f", from a rate of {curve.lrs[0]:.3g} to {curve.lrs[-1]:.3g}." if curve.lrs else "."
 
 
-def _find_batch(job: ComposedJob, settings: dict[str, Any]) -> None:
+def _find_batch(subject: Subject, settings: dict[str, Any]) -> Found:
     """Try microbatches, and print a table and the largest that fits."""
     batch: Any = importlib.import_module("trainkit.extensions.find.batch")
-    found = batch.find_batch(job.config, **settings)
+    found = batch.find_batch(subject, **settings)
     if not read_launcher().is_main:
-        return
+        return None
     console = console_of()
     rows = []
     for tried in sorted(found.tried, key=lambda one: int(one.batch_size)):
@@ -191,7 +198,7 @@ def _find_batch(job: ComposedJob, settings: dict[str, Any]) -> None:
     console.print(
         Grid(
             "Microbatches tried",
-            ("data.batch_size", "peak of a rank", "fits"),
+            (subject.batch_size_key, "peak of a rank", "fits"),
             rows,
             sentences=(2,),
         ).rich()
@@ -211,19 +218,29 @@ def _find_batch(job: ComposedJob, settings: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     size, accumulate = found.choice()
-    text = f"data.batch_size={size} trainer.accumulate_grad_batches={accumulate}"
+    accumulation = subject.key("accumulate_grad_batches")
+    text = f"{subject.batch_size_key}={size} {accumulation}={accumulate}"
     console.print(
         f"keeps     {found.global_batch} samples a step: {text}", soft_wrap=True, markup=False
     )
+    return {
+        "of": subject.of,
+        "ranks": found.ranks,
+        "largest": found.largest,
+        "is_limited": found.is_limited,
+        "global_batch": found.global_batch,
+        "choice": {"batch_size": size, "accumulate_grad_batches": accumulate},
+        "tried": [dataclasses.asdict(one) for one in found.tried],
+    }
 
 
-def _find_workers(job: ComposedJob, settings: dict[str, Any]) -> None:
+def _find_workers(subject: Subject, settings: dict[str, Any]) -> Found:
     """Try loader workers and prefetch, and print a table and the cheapest that is fast."""
     loading: Any = importlib.import_module("trainkit.extensions.find.workers")
-    task, data, trainer = _built(job)
-    found, ranks = loading.find_workers(task, data, trainer.options, **settings)
+    asked = subject.requested
+    found, ranks = loading.find_workers(asked.task, asked.data, asked.options, **settings)
     if not read_launcher().is_main:
-        return
+        return None
     console = console_of()
     rows = [
         (
@@ -240,7 +257,7 @@ def _find_workers(job: ComposedJob, settings: dict[str, Any]) -> None:
     )
     console.print(Grid(title, ("workers", "prefetch", "samples/s", "waits for data"), rows).rich())
     best = loading.enough(found)
-    words = f"data.num_workers={best.workers}"
+    words = f"{subject.workers_key}={best.workers}"
     if best.prefetch > 2:  # torch's default; the shipped data has no setting for it
         words += f", and prefetch_factor={best.prefetch} of the DataLoader"
     why = (
@@ -249,14 +266,20 @@ def _find_workers(job: ComposedJob, settings: dict[str, Any]) -> None:
         else "within a twentieth of the fastest"
     )
     console.print(f"enough    {words}: {why}", soft_wrap=True, markup=False)
+    return {
+        "of": subject.of,
+        "ranks": ranks,
+        "enough": {"num_workers": best.workers, "prefetch_factor": best.prefetch},
+        "tried": [dataclasses.asdict(one) for one in found],
+    }
 
 
-def _find_settings(job: ComposedJob, settings: dict[str, Any]) -> None:
+def _find_settings(subject: Subject, settings: dict[str, Any]) -> Found:
     """Try the wire's settings, and print a table and what is faster."""
     wire: Any = importlib.import_module("trainkit.extensions.find.wire")
-    found = wire.find_settings(job.config, **settings)
+    found = wire.find_settings(subject, **settings)
     if not read_launcher().is_main:
-        return
+        return None
     console = console_of()
     own = found.tried[0]
     rows = [_wire_row(one, own) for one in sorted(found.tried, key=lambda one: float(one.step_s))]
@@ -283,6 +306,16 @@ def _find_settings(job: ComposedJob, settings: dict[str, Any]) -> None:
             soft_wrap=True,
             markup=False,
         )
+    return {
+        "of": subject.of,
+        "engine": found.engine,
+        "ranks": found.ranks,
+        "gradient_bytes": found.gradient_bytes,
+        "fastest": dict(best.options) if best else {},
+        "rounded": dict(rounded.options) if rounded else None,
+        "tried": [dataclasses.asdict(one) for one in found.tried],
+        "skipped": found.skipped,
+    }
 
 
 def _wire_row(one: Any, own: Any) -> tuple[str, ...]:

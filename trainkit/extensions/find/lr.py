@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
+from trainkit.api.options import Options
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.data.feed import Microbatch
@@ -106,13 +107,14 @@ def find_lr(
     """
     data = DataSources({"train": train_dataloaders}, datamodule)
     chosen = trainer or Trainer(max_epochs=1, enable_progress_bar=False, logger=False)
-    return sweep(copy_of(task), data, chosen, min_lr, max_lr, num_training, early_stop_threshold)
+    swept = copy_of(task), data, chosen.options
+    return sweep(*swept, min_lr, max_lr, num_training, early_stop_threshold)
 
 
 def sweep(
     task: Task,
     data: DataSources,
-    trainer: Trainer,
+    options: Options,
     min_lr: float,
     max_lr: float,
     steps: int,
@@ -127,7 +129,7 @@ def sweep(
             " python -m trainkit fit -m conf=NAME optimizer.lr=0.01,0.1"
         )
     losses, ends, found = _Losses(), Divergence(threshold), LRCurve([], [])
-    with trial_run(task, data, trainer.options, [losses]) as run:
+    with trial_run(task, data, options, [losses]) as run:
         base = max(run.rates.user_lrs, default=0.0)
         if base <= 0:
             raise ConfigError(

@@ -20,6 +20,7 @@ from trainkit import loop
 from trainkit.api.callback import Callback
 from trainkit.api.options import Options
 from trainkit.api.task import Task, check_overrides
+from trainkit.by_hand.task import LoopTask
 from trainkit.callbacks.step_clock import StepClock, Times
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.data.feed import MapFeed, Step
@@ -46,6 +47,13 @@ def copy_of(task: Task) -> Task:
             f"{type(task).__name__} cannot be copied ({error}), and a finder trains a copy. Make"
             " what cannot be copied in setup(), or use the command: python -m trainkit find ..."
         ) from error
+
+
+def trial_task(task: Task) -> Task:
+    """Return the task that a trial of a command trains: a copy; of a Loop the task itself, whose
+    model the user's own loop computes with. It starts each trial with optimizers as they were given.
+    """
+    return task if isinstance(task, LoopTask) else copy_of(task)
 
 
 @contextlib.contextmanager

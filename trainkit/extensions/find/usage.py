@@ -1,16 +1,17 @@
 """What `find` takes."""
 
+from trainkit.cli.as_json import OPTION
 from trainkit.cli.usage import RUN_DIR, TRUST
 from trainkit.extension import Usage
 
 USAGE = Usage(
-    "lr|batch|workers|settings conf=NAME [key=value ...]",
+    "lr|batch|workers|settings [...] conf=NAME [key=value ...] | SCRIPT [arguments]",
     "lr: train for some steps while the learning rate rises, print the rates that the curve of the"
     " loss suggests, and write RUN_DIR/reports/lr.html. batch: train two steps at growing"
     " microbatches, and print the largest that fits on all ranks. workers: train some steps at"
     " growing numbers of loader workers, and print the fewest that are fast. settings: try how"
     " gradients travel (fusion, cycle, groups, buckets, compression), and print what is faster."
-    " Nothing else is written.",
+    " Nothing else is written. A script is run up to its fit.",
     (
         ("min_lr", "float", "1e-8", "lr: the first rate"),
         ("max_lr", "float", "1", "lr: the last rate"),
@@ -43,6 +44,7 @@ USAGE = Usage(
         ),
         RUN_DIR,
         TRUST,
+        OPTION,
     ),
     (
         "lr conf=mlp",
@@ -50,6 +52,7 @@ USAGE = Usage(
         "batch conf=resnet18 memory_gb=4",
         "workers conf=resnet18",
         "settings conf=resnet18",
+        "lr steps=200 mine.py --width 128",
     ),
     takes_config=True,
     parts=("lr", "batch", "workers", "settings"),

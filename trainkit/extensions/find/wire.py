@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainkit.callbacks.step_clock import StepClock
-from trainkit.config.instantiate import build
 from trainkit.errors import ConfigError
-from trainkit.extensions.find.trial_run import measured, random_numbers_kept, trial_run
-from trainkit.run.data_sources import DataSources
+from trainkit.extensions.find.trial_run import (
+    measured,
+    random_numbers_kept,
+    trial_run,
+)
+from trainkit.extensions.script.subject import Subject
 
 _WARM_STEPS = 3  # the first ones allocate, and Horovod negotiates
 _ROUNDS = 3  # of all settings in turn; the fastest counts, since other work only ever slows a step
@@ -112,20 +115,20 @@ class WireSettings:
         return found if found is not None and kept.step_s > _GAIN * found.step_s else None
 
 
-def find_settings(config: Mapping[str, Any], steps: int = 20) -> WireSettings:
-    """Try the engine's settings of a config, one option after another, each beside the best of
+def find_settings(subject: Subject, steps: int = 20) -> WireSettings:
+    """Try the engine's settings of a fit, one option after another, each beside the best of
     those before it.
 
     Call it on all ranks, under horovodrun or torchrun.
 
     Args:
-        config: resolved and checked.
+        subject: the fit.
         steps: measured for each setting in each of three rounds, after three; 1 or more.
 
     Raises:
         ConfigError: one rank, an engine without such settings, or approximate communication.
     """
-    engine, found = dict(config["engine"]), _look(config)
+    engine, found = dict(subject.engine), _look(subject)
     for option, values in _EXACT[found.engine]:
         if why := _without(option, engine):
             found.skipped.append(why)
@@ -135,7 +138,7 @@ def find_settings(config: Mapping[str, Any], steps: int = 20) -> WireSettings:
             value for value in values if _differs(option, value, engine.get(option), found)
         )
         _measure(
-            config,
+            subject,
             found,
             [best.options, *({**best.options, option: value} for value in values)],
             steps,
@@ -143,17 +146,15 @@ def find_settings(config: Mapping[str, Any], steps: int = 20) -> WireSettings:
     if engine.get("compression", "none") == "none":
         best = found.faster(exact=True) or Setting({})
         rounded = [{**best.options, "compression": dtype} for dtype in _ROUNDED[found.engine]]
-        _measure(config, found, [best.options, *rounded], steps)
+        _measure(subject, found, [best.options, *rounded], steps)
     return found
 
 
-def _look(config: Mapping[str, Any]) -> WireSettings:
+def _look(subject: Subject) -> WireSettings:
     """Return the job's engine, ranks and bytes, without training."""
     with random_numbers_kept(), _variables_kept():
-        built = build(dict(config), [])
-        with trial_run(
-            built.task, DataSources(datamodule=built.datamodule), built.trainer.options
-        ) as run:
+        asked = subject.with_engine()
+        with trial_run(asked.task, asked.data, asked.options) as run:
             engine = run.engine
             sizes = [p.numel() * p.element_size() for p in run.task.parameters() if p.requires_grad]
             on_gpu = engine.device.type == "cuda"
@@ -217,14 +218,14 @@ def _differs(option: str, value: Any, own: Any, found: WireSettings) -> bool:
 
 
 def _measure(
-    config: Mapping[str, Any], found: WireSettings, choices: Sequence[Mapping[str, Any]], steps: int
+    subject: Subject, found: WireSettings, choices: Sequence[Mapping[str, Any]], steps: int
 ) -> None:
     """Measure choices in turn; add them to what was tried,
     or replace a slower measurement of the same.
     """
     for _ in range(_ROUNDS):
         for options in choices:
-            now = _try(config, options, steps)
+            now = _try(subject, options, steps)
             place = next((i for i, one in enumerate(found.tried) if one.options == options), None)
             if place is None:
                 found.tried.append(now)
@@ -232,12 +233,11 @@ def _measure(
                 found.tried[place] = now
 
 
-def _try(config: Mapping[str, Any], options: Mapping[str, Any], steps: int) -> Setting:
+def _try(subject: Subject, options: Mapping[str, Any], steps: int) -> Setting:
     try:
         with random_numbers_kept(), _variables_kept():
-            built = build({**config, "engine": {**config["engine"], **options}}, [])
-            data = DataSources(datamodule=built.datamodule)
-            with trial_run(built.task, data, built.trainer.options, [clock := StepClock()]) as run:
+            asked = subject.with_engine(**options)
+            with trial_run(asked.task, asked.data, asked.options, [clock := StepClock()]) as run:
                 times, _ = measured(run, clock, _WARM_STEPS, steps)
                 seen = run.engine.comm.all_gather_object(
                     (times.step_s, times.per_step()["communication"])

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -14,8 +15,8 @@ from trainkit.api.options import Options
 from trainkit.api.task import Task
 from trainkit.callbacks.step_clock import StepClock
 from trainkit.data.dealing import loader_like
-from trainkit.errors import ConfigError
-from trainkit.extensions.find.trial_run import copy_of, measured, trial_run
+from trainkit.extensions.find.trial_run import measured, trial_run, trial_task
+from trainkit.extensions.script.loaders import ChangedLoader
 from trainkit.run.data_sources import DataSources
 
 _WARM_STEPS = 2  # workers start, and load ahead
@@ -48,31 +49,17 @@ class Loading:
         return self.data_share <= 1 - _ENOUGH
 
 
-@dataclass(frozen=True)
-class _WithWorkers(DataSources):
-    """Training data with other loader workers."""
-
-    workers: int = 0
-    prefetch: int = 0
-
-    def find(self, kind: str, task: Task) -> Any:
-        found = super().find(kind, task)
-        if kind != "train":
-            return found
-        if not isinstance(found, DataLoader):
-            raise ConfigError(
-                f"The training data is a {type(found).__name__}, which has no loader workers."
-                " Return a DataLoader."
-            )
-        changes: dict[str, Any] = {
-            "num_workers": self.workers,
-            "batch_sampler": found.batch_sampler,
-        }
-        changes["prefetch_factor"] = self.prefetch if self.workers else None
-        changes["persistent_workers"] = found.persistent_workers and self.workers > 0
-        # they are for workers
-        changes |= {} if self.workers else {"multiprocessing_context": None, "timeout": 0}
-        return loader_like(found, found.dataset, **changes)
+def _with_workers(loader: DataLoader[Any], workers: int, prefetch: int) -> DataLoader[Any]:
+    """Return a loader with other workers."""
+    changes: dict[str, Any] = {
+        "num_workers": workers,
+        "batch_sampler": loader.batch_sampler,
+        "prefetch_factor": prefetch if workers else None,
+        "persistent_workers": loader.persistent_workers and workers > 0,
+    }
+    # they are for workers
+    changes |= {} if workers else {"multiprocessing_context": None, "timeout": 0}
+    return loader_like(loader, loader.dataset, **changes)
 
 
 def find_workers(
@@ -104,8 +91,9 @@ def find_workers(
 
     def measure(workers: int, prefetch: int) -> Loading:
         nonlocal most, ranks
-        chosen = _WithWorkers(data.given, data.datamodule, workers, prefetch)
-        with trial_run(copy_of(task), chosen, options, [clock := StepClock()]) as run:
+        change = partial(_with_workers, workers=workers, prefetch=prefetch)
+        chosen = ChangedLoader(data.given, data.datamodule, change)
+        with trial_run(trial_task(task), chosen, options, [clock := StepClock()]) as run:
             times, samples = measured(run, clock, _WARM_STEPS, steps, _MOST_S)
             share = len(os.sched_getaffinity(0)) // run.engine.ranks.local_size
             seen = run.engine.comm.all_gather_object(

@@ -12,12 +12,15 @@ main
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from trainkit.cli.as_json import facts_printed
 from trainkit.cli.guard import ended_cleanly
 from trainkit.errors import EngineError
 from trainkit.extensions.horovod_build import check as build_check
@@ -114,6 +117,11 @@ def _fits(installed: build_check.Installed, machine: Machine, plan: Plan, wanted
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    with facts_printed(arguments.json) as facts:
+        return _look(arguments, facts)
+
+
+def _look(arguments: argparse.Namespace, facts: dict[str, Any]) -> int:
     machine = probe(os.environ)
     if machine.torch is None:
         raise EngineError(_NO_TORCH)
@@ -128,15 +136,18 @@ def _check(arguments: argparse.Namespace) -> int:
         raise EngineError(
             f"Horovod {installed.version} cannot be used: {problem}. Repair it with: {INSTALL}"
         )
+    proven: list[str] | None = None
     if not arguments.no_proof:
-        _test(new_log("check"), machine.mpirun if "mpi" in installed.parts else None)
+        proven = _test(new_log("check"), machine.mpirun if "mpi" in installed.parts else None)
+    facts |= dataclasses.asdict(installed) | {"edits": installed.edits, "proof": proven}
     return 0
 
 
-def _test(log: Path, mpirun: Tool | None) -> None:
+def _test(log: Path, mpirun: Tool | None) -> list[str]:
     """Test with horovodrun, and with mpirun if there is one that
-    the installed Horovod works with.
+    the installed Horovod works with; return what each rank of each test has printed.
     """
+    printed: list[str] = []
     for starter in (None, mpirun)[: 1 if mpirun is None else 2]:
         started = time.monotonic()
         try:
@@ -152,6 +163,8 @@ def _test(log: Path, mpirun: Tool | None) -> None:
         say(f"Proof: {command}, {time.monotonic() - started:.0f} s")
         for line in proven:
             say(f"  {line}")
+        printed += proven
+    return printed
 
 
 def _print_installed(installed: build_check.Installed, torch_version: str) -> None:

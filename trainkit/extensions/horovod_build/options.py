@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--no-proof", action="store_true", help="do not start the two ranks (saves about 7 seconds)"
     )
+    check.add_argument("--json", action="store_true", help="print the same as JSON, for machines")
     return made
 
 

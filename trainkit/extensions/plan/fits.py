@@ -151,10 +151,13 @@ def _saving(plain: FitChoice, need: Need, state: int) -> FitChoice:
 
 
 def fit_rows(
-    found: Sequence[FitChoice], need: Need, memory_gb: float, command: str
-) -> list[tuple[str, str]]:
-    """Return a row for each choice,
-    and the command line of the first that fits in a GPU of `memory_gb`.
+    found: Sequence[FitChoice], need: Need, memory_gb: float, typed: str
+) -> tuple[list[tuple[str, str]], bool]:
+    """Return a row for each choice, and how to start the first that fits in a GPU of `memory_gb`;
+    and whether one fits.
+
+    Args:
+        typed: the arguments of the fit: overrides, or a script and its own.
     """
     room = memory_gb * _OF_GB * _ROOM
     activations = f"{human(need.activations)} for a microbatch, measured on one sample"
@@ -182,16 +185,20 @@ def fit_rows(
             )
         )
     else:
-        launcher = "" if best.settings.startswith("engine=auto") else "torchrun ... -m trainkit "
-        rows.append(
-            (
-                "use",
-                f"{launcher or 'python -m trainkit '}fit {command} {best.settings}".replace(
-                    " engine=auto", ""
-                ),
-            )
-        )
-    return rows
+        rows.append(("use", _use(best.settings, typed)))
+    return rows, best is not None
+
+
+def _use(settings: str, typed: str) -> str:
+    """Return how to start a choice."""
+    if typed.split(" ")[0].endswith(".py"):
+        start = "python" if settings.startswith("engine=auto") else "torchrun ..."
+        own = [word.removeprefix("trainer.") for word in settings.split(" ")]
+        given = ", ".join(word for word in own if word != "engine=auto")
+        return f"{start} {typed}" + f", and give its Trainer {given}" * bool(given)
+    launcher = "" if settings.startswith("engine=auto") else "torchrun ... -m trainkit "
+    text = f"{launcher or 'python -m trainkit '}fit {typed} {settings}"
+    return text.replace(" engine=auto", "")
 
 
 def _kept(run: Run, microbatch: Microbatch) -> int:

@@ -1,24 +1,24 @@
-"""A fit that is built from a config for the ranks of the launcher (or of a simulated one),
-and not started.
+"""A fit of a config or a script that is built for the ranks of the launcher (or of a simulated
+one), and not started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
-from trainkit.config.instantiate import build
 from trainkit.engine.ranks import check_groups, check_ranks
 from trainkit.engine.simulated import SimulatedEngine
+from trainkit.extensions.script.subject import Subject
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers.base import Logger
 from trainkit.run.build import StartFrom, build_run
-from trainkit.run.data_sources import DataSources
+from trainkit.run.default_callbacks import callbacks_with
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
@@ -32,38 +32,38 @@ class Planned:
     hooks: Hooks  # the table of their hooks
 
 
-def groups_of(config: dict[str, Any]) -> tuple[int, int]:
-    """Return the replicas and the tensor ranks of a config's engine."""
-    engine = config.get("engine") or {}
+def groups_of(engine: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the replicas and the tensor ranks of an engine's options."""
     return int(engine.get("replicas") or 1), int(engine.get("tensor") or 1)
 
 
 @contextlib.contextmanager
-def planned(config: dict[str, Any]) -> Iterator[Planned]:
+def planned(subject: Subject, run_dir: str) -> Iterator[Planned]:
     """Build rank 0's run on the CPU, in this process alone.
 
     Args:
-        config: resolved and checked; its run_dir is a folder that may be thrown away.
+        subject: the fit.
+        run_dir: a folder that may be thrown away.
     """
-    built = build(config, [])
-    options, callbacks, launcher = built.trainer.options, built.trainer.callbacks, read_launcher()
+    asked = subject.requested
+    callbacks = callbacks_with(asked.callbacks, asked.task.configure_callbacks())
+    options = dataclasses.replace(asked.options, run_dir=run_dir)
+    launcher = read_launcher()
     name = options.engine if isinstance(options.engine, str) else options.engine.name
     if name == "auto":
         name = launcher.engine
-    chosen = (config.get("engine") or {}).get("process_set")
+    chosen = subject.engine.get("process_set")
     if chosen:
         check_ranks(chosen, launcher.world_size)
         launcher = dataclasses.replace(
             launcher, world_size=len(chosen), local_size=min(launcher.local_size, len(chosen))
         )
-    replicas, tensor = groups_of(config)
+    replicas, tensor = groups_of(subject.engine)
     check_groups(launcher.world_size, replicas, tensor)
     name = "single" if launcher.world_size == 1 else name
     engine = SimulatedEngine(name, launcher.world_size, launcher.local_size, tensor_size=tensor)
     options = dataclasses.replace(options, engine=engine)
     silent = [callback for callback in callbacks if not isinstance(callback, Logger)]
-    with Stage(
-        "fit", built.task, DataSources(datamodule=built.datamodule), silent, options
-    ) as stage:
+    with Stage("fit", asked.task, asked.data, silent, options) as stage:
         run = build_run(stage, StartFrom())
-        yield Planned(run, callbacks, Hooks(run, built.task, callbacks))
+        yield Planned(run, callbacks, Hooks(run, asked.task, callbacks))

@@ -1,7 +1,9 @@
-"""Prints the plan of a fit."""
+"""The plan of a fit, as a value and as a table."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -14,56 +16,93 @@ from trainkit.extensions.plan.advice import advise
 from trainkit.extensions.plan.fits import choices, fit_rows, measure_need
 from trainkit.extensions.plan.planned import groups_of, planned
 from trainkit.extensions.plan.traffic import traffic_rows
+from trainkit.extensions.script.subject import Subject
 
 
-def show_plan(
-    config: dict[str, Any], cores: int, memory_gb: float | None = None, command: str = ""
-) -> None:
-    """Print the plan of a config for the launcher's ranks, or simulated ones, on hosts of `cores`
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a fit.
+
+    Attributes:
+        of: names the fit.
+        where: its ranks, in words.
+        ranks: their number.
+        engine: its name.
+        sections: name -> title and rows.
+        advice: sentences.
+        fits: whether an engine fits in the memory asked for; None if none was.
+    """
+
+    of: str
+    where: str
+    ranks: int
+    engine: str
+    sections: Mapping[str, tuple[str, Sequence[tuple[str, str]]]]
+    advice: Sequence[str]
+    fits: bool | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return it for --json."""
+        rows = {name: [list(row) for row in rows] for name, (_, rows) in self.sections.items()}
+        facts = {"of": self.of, "ranks": self.ranks, "engine": self.engine, **rows}
+        return facts | {"advice": list(self.advice), "fits": self.fits}
+
+
+def make_plan(subject: Subject, run_dir: str, cores: int, memory_gb: float | None = None) -> Plan:
+    """Return the plan of a fit for the launcher's ranks, or simulated ones, on hosts of `cores`
     cores.
 
-    The config is resolved and checked; its run_dir is a temporary folder.
-
     Args:
+        subject: the fit.
+        run_dir: a temporary folder.
+        cores: of a host.
         memory_gb: of a GPU: which engine fits in it is planned too.
-        command: the overrides of the config, for the command line to use.
     """
-    with planned(config) as planned_run:
+    with planned(subject, run_dir) as planned_run:
         run = planned_run.run
         callbacks = planned_run.callbacks
-        engine = planned_run.run.engine
-        advice = advise(
-            run, callbacks, {key: config.get(key) for key in ("task", "data", "vars")}, cores
-        )
+        engine = run.engine
+        ranks = engine.ranks.world_size
+        advice = advise(run, callbacks, dict(subject.nodes), cores)
+        title = f"plan of {subject.of} at {_ranks(engine)}"
         sections = {
-            f"plan of conf={config.get('conf')} at {_ranks(engine)}": plan.batch_rows(run),
-            "a step, in order, with owners": plan.step_rows(run, planned_run.hooks),
-            "learning rate": plan.rate_rows(run),
+            "batch": (title, plan.batch_rows(run)),
+            "step": ("a step, in order, with owners", plan.step_rows(run, planned_run.hooks)),
+            "rate": ("learning rate", plan.rate_rows(run)),
         }
         # first: measuring the rest spoils the weights
         need = measure_need(run) if memory_gb is not None else None
-        sizes = plan.measure(run, (config.get("engine") or {}).get("compression") or "none")
-        ranks, (replicas, tensor) = engine.ranks.world_size, groups_of(config)
+        sizes = plan.measure(run, subject.engine.get("compression") or "none")
+        replicas, tensor = groups_of(subject.engine)
         parts = ranks // replicas if engine.name == "fsdp" else 1
-        sections["traffic, memory, disk"] = [
-            *plan.size_rows(sizes, ranks, parts, engine.name == "deepspeed", tensor),
-            *traffic_rows(run, sizes.payload),
-            *plan.checkpoint_rows(run, callbacks, sizes),
-        ]
+        sections["size"] = (
+            "traffic, memory, disk",
+            [
+                *plan.size_rows(sizes, ranks, parts, engine.name == "deepspeed", tensor),
+                *traffic_rows(run, sizes.payload),
+                *plan.checkpoint_rows(run, callbacks, sizes),
+            ],
+        )
+        fits = None
         if memory_gb is not None and need is not None:
-            found = choices(sizes, need, engine.ranks.world_size, engine.ranks.local_size)
-            sections[f"which engine, in {memory_gb:g} GB"] = fit_rows(
-                found, need, memory_gb, command
-            )
+            found = choices(sizes, need, ranks, engine.ranks.local_size)
+            rows, fits = fit_rows(found, need, memory_gb, subject.typed)
+            sections["engines"] = (f"which engine, in {memory_gb:g} GB", rows)
+    return Plan(subject.of, _ranks(engine), ranks, engine.name, sections, advice, fits)
+
+
+def show_plan(made: Plan) -> None:
+    """Print a plan."""
     console = console_of()
-    for title, rows in sections.items():
+    for title, rows in made.sections.values():
         console.print(Text(f"\n{title}", style="bold"))
         table = Table.grid(padding=(0, 2))
         for row in rows:
             table.add_row(*(Text(f"  {cell}", overflow="fold") for cell in row))
         console.print(table)
-    console.print(Text("\nto look at" if advice else "\nnothing to look at", style="bold"))
-    for sentence in advice:
+    heading = "\nto look at" if made.advice else "\nnothing to look at"
+    console.print(Text(heading, style="bold"))
+    for sentence in made.advice:
         console.print(f"  - {sentence}", soft_wrap=True, markup=False)
 
 

@@ -4,11 +4,14 @@ or requests a recording from a running job.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from trainkit.cli.as_json import facts_printed, split_json
 from trainkit.cli.usage import help_text
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError, TrainkitError
@@ -29,6 +32,7 @@ from trainkit.run.lock import LOCK
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
+    arguments, as_json = split_json(arguments)
     if not arguments or any(argument in ("-h", "--help") for argument in arguments):
         print(help_text(command, TIMELINE))
         return 0 if arguments else 2
@@ -45,17 +49,18 @@ def main(command: str, arguments: Sequence[str]) -> int:
                 f"There is no folder {short(folder)}. Give a run's folder, for example"
                 " runs/resnet50/<time>."
             )
-        if "record" in options:
-            _ask(folder, options["record"])
-        else:
-            _show(folder)
+        with facts_printed(as_json) as facts:
+            if "record" in options:
+                facts |= {"folders": _ask(folder, options["record"])}
+            else:
+                facts |= _show(folder)
     except TrainkitError as error:
         print(f"Error: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def _show(folder: Path) -> None:
+def _show(folder: Path) -> dict[str, Any]:
     if any(folder.glob(OWN.format("*"))):
         recording = folder
         run_dir = folder.parent.parent
@@ -81,13 +86,24 @@ def _show(folder: Path) -> None:
     write_timeline_page(page, short(recording), ranks, analysis, advice)
     console.print()
     console.print(f"page   {short(page)}", soft_wrap=True)
+    trace = write_whole(recording)
     console.print(
-        f"trace  {short(write_whole(recording))}  (open it in ui.perfetto.dev or chrome://tracing)",
-        soft_wrap=True,
+        f"trace  {short(trace)}  (open it in ui.perfetto.dev or chrome://tracing)", soft_wrap=True
     )
+    return {
+        "recording": str(recording),
+        "ranks": len(ranks),
+        "steps": list(analysis.numbers),
+        "step_s": analysis.step_s,
+        "samples_per_s": analysis.samples_per_s,
+        "findings": in_words(analysis),
+        "advice": [dataclasses.asdict(each) for each in advice],
+        "page": str(page),
+        "trace": str(trace),
+    }
 
 
-def _ask(run_dir: Path, steps: str) -> None:
+def _ask(run_dir: Path, steps: str) -> list[str]:
     if not steps.isdecimal() or int(steps) < 1:
         raise ConfigError(f"record is '{steps}'; it must be a number of steps, 1 or more.")
     lock = run_dir / LOCK
@@ -111,3 +127,4 @@ def _ask(run_dir: Path, steps: str) -> None:
         f"The job records{f' into {short(new[-1])}' if new else ''}. Then: python -m trainkit"
         f" timeline {short(run_dir)}"
     )
+    return new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -10,15 +11,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trainkit.cli import run
+from trainkit.cli.as_json import split_json
 from trainkit.cli.guard import fail
 from trainkit.cli.options import count, engine_of, split_own
 from trainkit.cli.usage import help_text
-from trainkit.config.roles import declared_engine
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.script.command_line import check_script, split_script
+from trainkit.extensions.script.entry import look_at
 from trainkit.extensions.timeline.report.steps import analyse
 from trainkit.extensions.timeline.scaling.model import (
     Measured,
@@ -36,10 +38,11 @@ from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import Launcher, launcher_of, run_job, start_with
 
 if TYPE_CHECKING:
-    from trainkit.config.compose import ComposedJob
+    from trainkit.extensions.script.subject import Subject
 
 _OWN = ("ranks", "steps", "gbits", "hosts")
 _WARM_STEPS = 5
+_SUM_COSTS = "trainkit.extensions.timeline.scaling.allreduce_costs.AllreduceCosts"
 
 
 @dataclass(frozen=True)
@@ -54,23 +57,43 @@ class ScalingRequest:
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    if "-h" in arguments or "--help" in arguments:
+    before, script = split_script(arguments)
+    if "-h" in before or "--help" in before:
         print(help_text(command, SCALING))
         return 0
     started = read_launcher()
-    own, rest = split_own(arguments, _OWN)
+    words, as_json = split_json(before)
+    own, left = split_own(words, _OWN)
     try:
         if started.world_size > 1:
             raise ConfigError(
                 f"scaling starts its ranks itself: run it without {started.name}, with ranks=1,2."
             )
-        asked = _read(own, rest)
+        if script is not None:
+            of_script, needed = (*_OWN, "run_dir"), "" if "ranks" in own else "ranks"
+            check_script(command, script, split_own(left, ["run_dir"])[1], of_script, needed)
+        asked = _read(own, left)
     except ConfigError as error:
         return fail(error, started, str(error), error.exit_code)
-    launcher = launcher_of(engine_of(rest))
-    # the config is checked for the largest run
-    pretend(max(asked.ranks), max(asked.ranks), launcher)
-    return run.main(command, rest, lambda job: _measure(job, asked, rest, launcher), started)
+    launcher = launcher_of(engine_of(left))
+    most = max(asked.ranks)
+
+    def work(subject: Subject, facts: dict[str, Any]) -> None:
+        chosen = launcher if script is None else launcher_of(subject.engine_name)
+        _measure(subject, asked, chosen, facts)
+
+    # the fit is checked for the largest run
+    return look_at(
+        command,
+        left,
+        script,
+        _OWN,
+        work,
+        started,
+        as_json,
+        lambda: pretend(most, most, launcher),
+        writes=True,
+    )
 
 
 def _read(own: dict[str, str], rest: Sequence[str]) -> ScalingRequest:
@@ -96,15 +119,15 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> ScalingRequest:
 
 
 def _measure(
-    job: ComposedJob, asked: ScalingRequest, overrides: Sequence[str], launcher: Launcher
+    subject: Subject, asked: ScalingRequest, launcher: Launcher, facts: dict[str, Any]
 ) -> None:
-    if declared_engine(job.config) == "single" and asked.ranks[-1] > 1:
+    if subject.engine_name == "single" and asked.ranks[-1] > 1:
         raise ConfigError(
             f"ranks is {asked.ranks[-1]}, but engine=single has one rank. Use engine=horovod or"
             " engine=ddp."
         )
-    folder = Path(str(job.config["run_dir"])).absolute()
-    notes, settings = _settings(job, asked, folder)
+    folder = Path(subject.run_dir).absolute()
+    notes, settings = _settings(subject, asked)
     console = console_of()
     for note in notes:
         console.print(note, soft_wrap=True, markup=False)
@@ -115,45 +138,29 @@ def _measure(
         )
         started = time.monotonic()
         try:
-            measured.append(
-                _run(ranks, folder / f"ranks-{ranks}", asked, [*overrides, *settings], launcher)
-            )
+            measured.append(_run(subject, ranks, folder, asked, settings, launcher))
         except KeyboardInterrupt:
             print(f"\nStopped; the recordings so far are in {short(folder)}", flush=True)
             raise
         print(f"{time.monotonic() - started:.0f} s", flush=True)
-    _report(job, measured, asked, folder, notes)
+    _report(subject, measured, asked, folder, notes, facts)
 
 
-def _settings(job: ComposedJob, asked: ScalingRequest, folder: Path) -> tuple[list[str], list[str]]:
-    """Return notes for the user, and the overrides that limit a run to the measurement."""
-    trainer, notes = job.config["trainer"], []
-    settings = [
-        f"trainer.max_steps={_WARM_STEPS + asked.steps}",
-        "trainer.max_epochs=null",
-        "trainer.limit_val_batches=0",
-    ]
-    settings += [
-        "trainer.num_sanity_val_steps=0",
-        "trainer.enable_checkpointing=false",
-        "trainer.enable_progress_bar=false",
-    ]
-    settings += [f"~logger.{name}" for name in job.config.get("logger") or {}]
-    for name, value in (
-        ("_target_", "trainkit.callbacks.Timeline"),
-        ("start_step", _WARM_STEPS),
-        ("num_steps", asked.steps),
-        ("torch_profiler", "false"),
-    ):
-        settings.append(f"++callbacks.timeline.{name}={value}")
-    settings.append(
-        "++callbacks.sum_costs._target_=trainkit.extensions.timeline.scaling.allreduce_costs.AllreduceCosts"
-    )
-    if trainer.get("global_batch_size") is not None:
-        settings += ["trainer.global_batch_size=null", "trainer.accumulate_grad_batches=1"]
+def _settings(subject: Subject, asked: ScalingRequest) -> tuple[list[str], dict[str, Any]]:
+    """Return notes for the user, and the Trainer's settings that limit a run to the measurement."""
+    notes = []
+    settings: dict[str, Any] = {
+        "max_steps": _WARM_STEPS + asked.steps,
+        "max_epochs": None,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+        "enable_checkpointing": False,
+    }
+    if subject.global_batch_size is not None:
+        settings |= {"global_batch_size": None, "accumulate_grad_batches": 1}
         notes.append(
-            "trainer.global_batch_size is ignored: each rank keeps its own batch, so more ranks"
-            " process more samples."
+            f"{subject.key('global_batch_size')} is ignored: each rank keeps its own batch, so more"
+            " ranks process more samples."
         )
     cores, most = len(os.sched_getaffinity(0)), asked.ranks[-1]
     if not asked.hosts and "OMP_NUM_THREADS" not in os.environ:
@@ -170,16 +177,29 @@ def _settings(job: ComposedJob, asked: ScalingRequest, folder: Path) -> tuple[li
 
 
 def _run(
-    ranks: int, run_dir: Path, asked: ScalingRequest, overrides: Sequence[str], launcher: Launcher
+    subject: Subject,
+    ranks: int,
+    folder: Path,
+    asked: ScalingRequest,
+    settings: dict[str, Any],
+    launcher: Launcher,
 ) -> Measured:
+    run_dir = folder / f"ranks-{ranks}"
     run_dir.mkdir(parents=True, exist_ok=True)
     log = run_dir / "output.log"
-    start = start_with(launcher, ranks, engine_of(overrides))
+    timeline = {"start_step": _WARM_STEPS, "num_steps": asked.steps, "torch_profiler": False}
+    callbacks = {
+        "timeline": {"_target_": "trainkit.callbacks.Timeline", **timeline},
+        "sum_costs": {"_target_": _SUM_COSTS},
+    }
+    module: Any = importlib.import_module("trainkit.extensions.script.changes")
+    changes = module.Changes(str(run_dir), settings, callbacks, loggers="none")
+    start = start_with(launcher, ranks, subject.engine_name)
     if asked.hosts and ranks > 1:
         start[3:3] = ["-H", asked.hosts]
     env = without_launcher(os.environ)
     env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // asked.ranks[-1])))
-    code = run_job([*start, "-m", "trainkit", "fit", *overrides, f"run_dir='{run_dir}'"], log, env)
+    code = run_job([*start, *subject.line(changes, folder, f"ranks-{ranks}")], log, env)
     if code != 0:
         lines = log.read_text(errors="replace").splitlines()
         shown = "".join(f"\n  {line}" for line in [*first_error(lines), *lines[-8:]])
@@ -202,11 +222,12 @@ def _run(
 
 
 def _report(
-    job: ComposedJob,
+    subject: Subject,
     measured: list[Measured],
     asked: ScalingRequest,
     folder: Path,
     notes: Sequence[str],
+    facts: dict[str, Any],
 ) -> None:
     console, models = console_of(), fit(measured)
     console.print()
@@ -221,7 +242,7 @@ def _report(
         console.print("Predictions need two numbers of ranks, at least one of them 2 or more.")
     page = folder / "reports" / "scaling.html"
     numbers = folder / "reports" / "scaling.json"
-    write_scaling_page(page, f"conf={job.config['conf']}", measured, models, asked.gbits, notes)
+    write_scaling_page(page, subject.of, measured, models, asked.gbits, notes)
     entries = [
         {"ranks": m.ranks, "step_s": m.step_s, "samples_per_s": m.samples_per_s}
         | {part: m.analysis.median(part) for part in ("data", "waiting", "communication")}
@@ -229,5 +250,7 @@ def _report(
     ]
     ring = None if models is None else dataclasses.asdict(models[1].ring)
     numbers.write_text(json.dumps({"measured": entries, "ring": ring}, indent=1))
+    facts |= {"of": subject.of, "measured": entries, "ring": ring, "notes": list(notes)}
+    facts |= {"page": str(page)}
     console.print(f"page     {short(page)}", soft_wrap=True)
     console.print(f"numbers  {short(numbers)}", soft_wrap=True)
