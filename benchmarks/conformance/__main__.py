@@ -31,7 +31,13 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the claims")
     parser.add_argument("--only", action="append", metavar="CLAIM", choices=list(load_claims()))
     parser.add_argument("--trainer", action="append", choices=list(TRAINERS))
-    parser.add_argument("--broken", action="store_true", help="check trainkit broken on purpose")
+    parser.add_argument(
+        "--broken",
+        nargs="*",
+        choices=list(BREAKS),
+        metavar="BREAK",
+        help="check trainkit broken on purpose: in all ways, or in these",
+    )
     parser.add_argument("--check", action="store_true", help="record nothing, write no page")
     parser.add_argument("--page", action="store_true", help="write the page of results.json")
     parser.add_argument("--html", type=Path, help="write the page as HTML here, too")
@@ -49,10 +55,10 @@ def changed(recorded: dict[str, Any], results: dict[str, Any]) -> list[str]:
     ]
 
 
-def check_broken(recorded: dict[str, Any]) -> list[str]:
-    """Check all breaks, record and print what they turn; return what was not seen."""
-    table = run_broken()
-    recorded["broken"] = [
+def check_broken(names: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Check breaks and print what they turn; return that, and what was not seen."""
+    table = run_broken(names)
+    seen = [
         {
             "break": name,
             "sentence": BREAKS[name].sentence,
@@ -61,9 +67,9 @@ def check_broken(recorded: dict[str, Any]) -> list[str]:
         }
         for name, cells in table.items()
     ]
-    for entry in recorded["broken"]:
+    for entry in seen:
         print(f"{entry['break']} -> {', '.join(entry['turned'])}; holds: {entry['stays']}")
-    return unseen(table)
+    return seen, unseen(table)
 
 
 def main() -> None:
@@ -73,13 +79,18 @@ def main() -> None:
         for name, claim in load_claims().items():
             print(f"{claim.kind:9} {name}: {claim.sentence}")
         return
-    recorded = load_results() if RESULTS.exists() else {"results": {}}
     wrong: list[str] = []
-    if options.broken:
-        wrong = check_broken(recorded)
-    elif not options.page:
+    if options.broken is not None:
+        seen, wrong = check_broken(options.broken)
+        recorded = load_results()
+        if not options.broken:
+            recorded["broken"] = seen
+    elif options.page:
+        recorded = load_results()
+    else:
         names = options.only or list(load_claims())
         results = run_all(plan(options.trainer or TRAINERS, names))
+        recorded = load_results()
         wrong = changed(recorded["results"], results)
         for claim, by_trainer in results.items():
             recorded["results"].setdefault(claim, {}).update(by_trainer)

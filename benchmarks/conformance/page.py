@@ -151,6 +151,8 @@ def write_html(results: dict[str, Any], path: Path) -> None:
 
 
 def load_results() -> dict[str, Any]:
-    """Return what was recorded."""
+    """Return what was recorded; the first time, nothing."""
+    if not RESULTS.exists():
+        return {"results": {}, "date": "", "versions": {}}
     found: dict[str, Any] = json.loads(RESULTS.read_text())
     return found

@@ -90,6 +90,10 @@ DECLARED: dict[tuple[str, str], Declared] = {
     ("transformers", "batch-norm-over-ranks"): Declared(
         "no option for it", "https://huggingface.co/docs/transformers/main_classes/trainer"
     ),
+    ("Accelerate", "schedule-and-a-skipped-update"): Declared(
+        "float16 has a loss scale on accelerators only, and this suite runs on the CPU",
+        "https://huggingface.co/docs/accelerate/concept_guides/low_precision_training",
+    ),
     ("Keras", "schedule-and-a-skipped-update"): Declared(
         "its loss scale, LossScaleOptimizer, is an optimizer of its own policy; no program yet maps"
         " the Fit to it",
@@ -150,6 +154,16 @@ THREADS: dict[tuple[str, str], str] = {
     ("ignite", "uneven-ranks-gradient"): f"{_TORCH}/issues/22584",
 }
 
+# Pages that programs of one claim follow.
+_PROGRAMS = {
+    ("Accelerate", "training-loss-of-an-epoch"): (
+        f"{_ACCELERATE}/blob/main/examples/complete_nlp_example.py"
+    ),
+    ("Accelerate", "training-loss-over-ranks"): (
+        f"{_ACCELERATE}/blob/main/examples/complete_nlp_example.py"
+    ),
+}
+
 # Where no thread is known: the page that the program follows.
 PAGES = {
     "by hand": _DDP,
@@ -163,7 +177,7 @@ PAGES = {
 
 def source_of(trainer: str, claim: str) -> str:
     """Return the thread of a failure, or else the page that the program follows."""
-    return THREADS.get((trainer, claim), PAGES.get(trainer, ""))
+    return THREADS.get((trainer, claim), _PROGRAMS.get((trainer, claim), PAGES.get(trainer, "")))
 
 
 def is_thread(trainer: str, claim: str) -> bool:

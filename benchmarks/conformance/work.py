@@ -340,4 +340,8 @@ def make_optimizer(fit: Fit, parameters: Any) -> torch.optim.Optimizer:
 
 def make_schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     """Return the schedule of a Fit."""
-    return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, _decayed)
+
+
+def _decayed(updates: int) -> float:
+    return 0.9**updates

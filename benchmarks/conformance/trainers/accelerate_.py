@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +29,9 @@ IMPORT = "from accelerate import Accelerator"
 
 def fit(fit: Fit, record: Record) -> None:
     """Train: the loop of its checkpointing guide."""
+    if fit.model == "tokens":
+        fit_tokens(fit, record)
+        return
     project = ProjectConfiguration(str(record.checkpoints), automatic_checkpoint_naming=True)
     limit = timedelta(seconds=fit.limit_of_hangs or 1800)
     accelerator = Accelerator(
@@ -98,6 +103,30 @@ def evaluate(accelerator: Accelerator, model: Any, loader: Any) -> float:
     model.eval()
     scores = [accelerator.gather_for_metrics(batch["score"]) for batch in loader]
     return float(torch.cat(scores).mean())
+
+
+def fit_tokens(fit: Fit, record: Record) -> None:
+    """Train on sequences of different lengths, as its guide on gradient accumulation does:
+    the tokens of a step are counted before its first backward.
+    """
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=fit.accumulate)
+    set_seed(0)
+    model = Model(fit, record)
+    optimizer = record.watch(make_optimizer(fit, model.parameters()))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, train_loader(fit))
+    batches = iter(loader)
+    while step := list(itertools.islice(batches, fit.accumulate)):
+        own = torch.stack([batch["mask"].sum() for batch in step]).sum()
+        count = accelerator.gather(own).sum().item()
+        for number, batch in enumerate(step, 1):
+            last = number == len(step)
+            with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                loss = model(**batch)["loss"] * batch["mask"].sum()
+                loss = loss * accelerator.gradient_accumulation_steps * accelerator.num_processes
+                accelerator.backward(loss / count)
+        optimizer.step()
+        optimizer.zero_grad()
+    record.keep(accelerator.unwrap_model(model))
 
 
 def gan(fit: Fit, record: Record) -> None:

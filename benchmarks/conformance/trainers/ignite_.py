@@ -17,7 +17,7 @@ from ignite.handlers import (
     EarlyStopping,
     EMAHandler,
     LRScheduler,
-    TerminateOnNan,
+    global_step_from_engine,
 )
 from ignite.metrics import Accuracy, Average
 from ignite.utils import manual_seed
@@ -36,7 +36,6 @@ from benchmarks.conformance.work import (
 )
 
 IMPORT = "import ignite.distributed, ignite.engine, ignite.handlers, ignite.metrics"
-__all__ = ["TerminateOnNan", "fit"]
 
 
 def loader_of(data: Any, fit: Fit, shuffle: bool) -> Any:
@@ -87,15 +86,17 @@ def fit(fit: Fit, record: Record) -> None:
         average = EMAHandler(inner, momentum=0.1)
         average.attach(engine, event=every)
         parts["average"] = average.ema_model
-    if fit.save_every:
-        saver = Checkpoint(
-            parts, DiskSaver(str(record.checkpoints), require_empty=False), n_saved=None
-        )
-        engine.add_event_handler(
-            Events.ITERATION_COMPLETED(every=fit.save_every * fit.accumulate), saver
-        )
     Average(output_transform=lambda loss: loss).attach(engine, "loss")
-    evaluator = evaluator_of(fit, record, engine, inner)
+    evaluator = evaluator_of(fit, record, engine, parts)
+    if fit.save_every:
+        files = DiskSaver(str(record.checkpoints), require_empty=False)
+        steps = global_step_from_engine(engine, Events.ITERATION_COMPLETED)
+        saver = Checkpoint(parts, files, n_saved=None, global_step_transform=steps)
+        if evaluator is not None:  # after each validation
+            evaluator.add_event_handler(Events.COMPLETED, saver)
+        else:
+            due = Events.ITERATION_COMPLETED(every=fit.save_every * fit.accumulate)
+            engine.add_event_handler(due, saver)
     if fit.resume:
         newest = max(record.checkpoints.glob("checkpoint_*.pt"), key=lambda p: p.stat().st_mtime)
         Checkpoint.load_objects(parts, torch.load(newest))
@@ -110,8 +111,10 @@ def fit(fit: Fit, record: Record) -> None:
         idist.finalize()
 
 
-def evaluator_of(fit: Fit, record: Record, engine: Engine, model: nn.Module) -> Engine | None:
-    """Return the evaluator, run after each epoch, with early stopping and the best checkpoint."""
+def evaluator_of(fit: Fit, record: Record, engine: Engine, parts: dict[str, Any]) -> Engine | None:
+    """Return the evaluator, run after each epoch, with early stopping and the best checkpoint;
+    enter these into what a checkpoint holds.
+    """
     if not fit.validation:
         return None
     evaluator = Engine(lambda _, batch: batch["score"])
@@ -127,7 +130,8 @@ def evaluator_of(fit: Fit, record: Record, engine: Engine, model: nn.Module) -> 
 
     if fit.scores:
         folder = DiskSaver(str(record.checkpoints / "best"), require_empty=False)
-        best = Checkpoint({"model": model}, folder, n_saved=1, score_function=score)
+        best = Checkpoint({"model": parts["model"]}, folder, n_saved=1, score_function=score)
+        parts["best"] = best
         evaluator.add_event_handler(Events.COMPLETED, best)
 
         @evaluator.on(Events.COMPLETED)
@@ -137,6 +141,7 @@ def evaluator_of(fit: Fit, record: Record, engine: Engine, model: nn.Module) -> 
 
     if fit.patience is not None:
         stopping = EarlyStopping(fit.patience, score, engine)
+        parts["stopping"] = stopping
         evaluator.add_event_handler(Events.COMPLETED, stopping)
     return evaluator
 

@@ -110,7 +110,7 @@ def fit(fit: Fit, record: Record) -> None:
     model({"i": torch.zeros(1), "x": torch.zeros(shape)})
     callbacks: list[Any] = [Rates(record)]
     if fit.save_every:
-        every = fit.save_every * fit.accumulate
+        every = "epoch" if fit.scores else fit.save_every * fit.accumulate
         callbacks.append(
             keras.callbacks.BackupAndRestore(
                 str(record.checkpoints),

@@ -74,18 +74,12 @@ def strategy(fit: Fit) -> Any:
 def make_trainer(fit: Fit, record: Record, **more: Any) -> Any:
     """Return the Trainer of a Fit."""
     callbacks: list[Any] = []
-    if fit.save_every is not None:
-        callbacks.append(
-            ModelCheckpoint(
-                record.checkpoints,
-                every_n_train_steps=fit.save_every,
-                save_last=True,
-                save_on_exception=True,
-                save_top_k=-1,
-            )
-        )
-    if fit.scores:
-        callbacks.append(ModelCheckpoint(record.checkpoints, monitor="score"))
+    every: dict[str, Any] = {"save_last": True, "save_top_k": -1}
+    if fit.scores:  # a checkpoint after each validation
+        callbacks.append(ModelCheckpoint(record.checkpoints, monitor="score", **every))
+    elif fit.save_every is not None:
+        every |= {"every_n_train_steps": fit.save_every, "save_on_exception": True}
+        callbacks.append(ModelCheckpoint(record.checkpoints, **every))
     if fit.ema:
         callbacks.append(EMAWeightAveraging(decay=0.9))
     if fit.patience is not None:
@@ -122,7 +116,7 @@ def fit(fit: Fit, record: Record) -> None:
     record.values["epochs"] = trainer.current_epoch
     for callback in trainer.checkpoint_callbacks:
         if callback.monitor is not None:
-            record.values["best"] = str(callback.best_model_score)
+            record.values["best"] = str(float(callback.best_model_score))
 
 
 class Adversarial(lightning.LightningModule):

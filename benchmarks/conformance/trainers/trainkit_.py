@@ -66,11 +66,10 @@ class Trained(trainkit.Task):
 def make_trainer(fit: Fit, record: Record, **more: Any) -> Any:
     """Return the Trainer of a Fit."""
     callbacks: list[Any] = []
-    monitor = "score" if fit.scores else None
-    if fit.save_every is not None or fit.scores:
-        callbacks.append(
-            ModelCheckpoint(monitor, every_n_train_steps=fit.save_every, save_top_k=-1)
-        )
+    if fit.scores:  # a checkpoint after each validation
+        callbacks.append(ModelCheckpoint("score", every_n_epochs=1, save_top_k=-1))
+    elif fit.save_every is not None:
+        callbacks.append(ModelCheckpoint(every_n_train_steps=fit.save_every, save_top_k=-1))
     if fit.ema:
         callbacks.append(EMA(decay=0.9, warmup=False))
     if fit.limit_of_hangs is not None:

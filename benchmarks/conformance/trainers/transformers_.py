@@ -87,7 +87,7 @@ def arguments(fit: Fit, record: Record) -> TrainingArguments:
         settings["enable_jit_checkpoint"] = True
     if fit.scores:
         settings |= {
-            "save_strategy": "best",
+            "save_strategy": "epoch",
             "metric_for_best_model": "score",
             "greater_is_better": False,
             "load_best_model_at_end": True,
