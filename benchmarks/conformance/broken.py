@@ -154,15 +154,17 @@ def microbatches_are_clipped() -> None:
     change("trainkit.engine.base.Engine.backward", backward)
 
 
-@breaks(("tokens-over-accumulation", "short-last-batch"), "accumulation-is-a-larger-batch")
+@breaks(("tokens-over-accumulation",), "accumulation-is-a-larger-batch")
 def microbatches_weigh_the_same() -> None:
     """A step's gradient is the mean of the means of its microbatches."""
-    change(
-        "trainkit.optim.sample_weights.SampleWeights.weighted",
-        lambda old: (
-            lambda self, loss, outputs, count, of_step, batch=None: loss / round(of_step / 4 + 0.4)
-        ),
-    )
+
+    def share(old: Any) -> Any:
+        # 4 samples are a microbatch of these claims, or all of a step's
+        return lambda self, loss, outputs, count, in_step, batch=None: (
+            loss if count == in_step else loss / math.ceil(in_step / 4)
+        )
+
+    change("trainkit.optim.sample_weights.SampleWeights.weighted", share)
     change(
         "trainkit.optim.sample_weights.SampleWeights.correction",
         lambda old: lambda *_, **__: None,

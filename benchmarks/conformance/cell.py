@@ -250,7 +250,17 @@ def run_here(module: ModuleType, fit: Fit, folder: Path, rank: int, call: str, b
     os.dup2(out, 2)
     torch.set_num_threads(1)
     record = Record(fit, folder, rank)
-    code = 0
+    code = 1
+    try:
+        code = _run_program(module, fit, record, call, broken)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # never back into the worker, of which this process is a fork
+        os._exit(code)
+
+
+def _run_program(module: ModuleType, fit: Fit, record: Record, call: str, broken: str) -> int:
+    """Run a Fit, save its record, and return the exit code."""
     try:
         if broken:
             BREAKS[broken].apply()
@@ -263,15 +273,12 @@ def run_here(module: ModuleType, fit: Fit, folder: Path, rank: int, call: str, b
             record.values["reads"] = reads.count
         record.save()
     except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
+        return ended.code if isinstance(ended.code, int) else 1
     except BaseException:
         traceback.print_exc()
-        code = 1
-        with contextlib.suppress(OSError):
-            record.save()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        record.save()
+        return 1
+    return 0
 
 
 def peak_mb() -> float:

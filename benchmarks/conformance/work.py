@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ class Fit:
         kill_writes: whether that kills.
         limit_after: updates after which the limit begins.
         count_reads: count values that are read off the device.
+        untrusted: the checkpoint to resume from came from somebody else.
         options: further settings of one trainer.
     """
 
@@ -102,6 +104,7 @@ class Fit:
     kill_writes: bool = False
     limit_after: int = 0
     count_reads: bool = False
+    untrusted: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -120,7 +123,7 @@ class Record:
         self.weights: dict[str, Tensor] = {}
         self.average: dict[str, Tensor] = {}
         self.start: dict[str, Tensor] = {}
-        self.times: list[float] = []  # of each microbatch
+        self.times: list[float] = []  # CPU seconds of this process at each microbatch
         self.updates = 0
 
     @property
@@ -144,6 +147,7 @@ class Record:
 
     def save(self) -> None:
         """Write what was recorded."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         names = (
             "seen",
             "rates",
@@ -181,7 +185,7 @@ class Model(nn.Module):
         if self.training and torch.is_grad_enabled():
             strike(fit, record, calls[0])
             calls[0] += 1
-            record.times.append(time.perf_counter())
+            record.times.append(time.process_time())
             record.seen.append(i.numpy().tolist())
             if not record.start:
                 record.start = {n: v.detach().clone() for n, v in self.state_dict().items()}
@@ -255,8 +259,6 @@ def strike(fit: Fit, record: Record, call: int) -> None:
 
 def limit_files(size: int, kills: bool) -> None:
     """Let each write beyond `size` bytes of a file fail, or kill this process."""
-    import resource
-
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL if kills else signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 

@@ -1,5 +1,5 @@
-"""Cost: what a trainer adds to an import, to a step, to memory; beside a plain loop in the same
-minute.
+"""Cost: what a trainer adds to an import, to a step, to memory, beside a plain loop. Times are those
+of a core, which other load on the machine changes little.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MEMORY_LIMIT = 1.1
 
 @claim("cost")
 def import_time(cell: Cell) -> str:
-    """Importing it takes at most 1 s more than importing torch."""
+    """Importing it takes at most 1 s of a core more than importing torch."""
     name = cell.module.IMPORT
     program = (
-        "import time, torch; start = time.perf_counter();"
-        f" {name}; print(time.perf_counter() - start)"
+        "import time, torch; start = time.process_time();"
+        f" {name}; print(time.process_time() - start)"
     )
     taken = []
     for _ in range(2):
@@ -44,7 +44,7 @@ def import_time(cell: Cell) -> str:
 
 
 def step_us(cell: Cell, call: str) -> float:
-    """Return the median time of a step, in microseconds."""
+    """Return the median CPU time of a step, in microseconds."""
     times = cell.fit(STEPS, call=call).first["times"]
     later = zip(times[100:], times[101:], strict=False)
     return 1e6 * statistics.median(after - before for before, after in later)
@@ -52,7 +52,8 @@ def step_us(cell: Cell, call: str) -> float:
 
 @claim("cost")
 def step_time(cell: Cell) -> str:
-    """A step of a tiny model, with its loader, takes at most 200 us more than in a plain loop."""
+    """A step of a tiny model, with its loader, takes at most 200 us of a core more than in
+    a plain loop."""
     own, plain = step_us(cell, "fit"), step_us(cell, "plain")
     text = f"{own - plain:+.0f} us on {plain:.0f} us"
     if own - plain > STEP_LIMIT_US:

@@ -1,4 +1,8 @@
-"""pytorch-ignite's engines, as https://docs.pytorch.org/ignite writes them (v0.5.5)."""
+"""pytorch-ignite's engines, as https://docs.pytorch.org/ignite writes them (v0.5.5).
+
+A checkpoint of its DeterministicEngine has random states that torch.load takes with
+weights_only=False alone; one from somebody else is loaded as its page does, with weights_only.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +85,8 @@ def fit(fit: Fit, record: Record) -> None:
     every = Events.ITERATION_COMPLETED(every=fit.accumulate)
     if fit.schedule:
         parts["schedule"] = make_schedule(optimizer)
-        engine.add_event_handler(every, LRScheduler(parts["schedule"]))
+        starts = Events.ITERATION_STARTED(every=fit.accumulate)
+        engine.add_event_handler(starts, LRScheduler(parts["schedule"]))
     if fit.ema:
         average = EMAHandler(inner, momentum=0.1)
         average.attach(engine, event=every)
@@ -99,14 +104,14 @@ def fit(fit: Fit, record: Record) -> None:
             engine.add_event_handler(due, saver)
     if fit.resume:
         newest = max(record.checkpoints.glob("checkpoint_*.pt"), key=lambda p: p.stat().st_mtime)
-        Checkpoint.load_objects(parts, torch.load(newest))
+        Checkpoint.load_objects(parts, torch.load(newest, weights_only=fit.untrusted))
     engine.run(loader_of(train_data(fit), fit, fit.shuffle), max_epochs=fit.epochs)
     record.keep(inner)
     if fit.ema:
         record.average = {n: v.clone() for n, v in parts["average"].state_dict().items()}
     record.values |= {"loss": engine.state.metrics["loss"], "epochs": engine.state.epoch}
     if evaluator is not None and not fit.scores:
-        record.values["score"] = evaluator.state.metrics["score"]
+        record.values["score"] = float(evaluator.state.metrics["score"])
     if "WORLD_SIZE" in os.environ:
         idist.finalize()
 
@@ -117,7 +122,7 @@ def evaluator_of(fit: Fit, record: Record, engine: Engine, parts: dict[str, Any]
     """
     if not fit.validation:
         return None
-    evaluator = Engine(lambda _, batch: batch["score"])
+    evaluator = Engine(lambda _, batch: batch["score"][:, None])
     Average().attach(evaluator, "score")
     val = loader_of(Scored(fit), Fit(batch=fit.batch), shuffle=False)
 
@@ -164,7 +169,7 @@ def gan(fit: Fit, record: Record) -> None:
     engine.add_event_handler(Events.ITERATION_COMPLETED(every=fit.save_every), saver)
     if fit.resume:
         newest = max(record.checkpoints.glob("checkpoint_*.pt"), key=lambda p: p.stat().st_mtime)
-        Checkpoint.load_objects(parts, torch.load(newest))
+        Checkpoint.load_objects(parts, torch.load(newest, weights_only=fit.untrusted))
     engine.run(loader_of(train_data(fit), fit, fit.shuffle), max_epochs=fit.epochs)
     record.keep(model)
 

@@ -14,6 +14,7 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DistributedSampler
 
 from benchmarks.conformance.work import (
     Batch,
@@ -23,6 +24,7 @@ from benchmarks.conformance.work import (
     Record,
     make_optimizer,
     make_schedule,
+    train_data,
     train_loader,
     val_loader,
 )
@@ -71,6 +73,19 @@ def strategy(fit: Fit) -> Any:
     return DDPStrategy(timeout=timedelta(seconds=fit.limit_of_hangs))
 
 
+def loaders(fit: Fit) -> tuple[Any, Any]:
+    """Return the loaders. Its own sampler for ranks shuffles training data always: without a
+    shuffle, the Trainer is given samplers.
+    """
+    val = val_loader(fit) if fit.validation else None
+    if "WORLD_SIZE" not in os.environ or fit.shuffle or fit.data == "stream":
+        return train_loader(fit), val
+    split = DistributedSampler(train_data(fit), shuffle=False)
+    if val is not None:
+        val = val_loader(fit, sampler=DistributedSampler(val.dataset, shuffle=False))
+    return train_loader(fit, sampler=split, shuffle=None), val
+
+
 def make_trainer(fit: Fit, record: Record, **more: Any) -> Any:
     """Return the Trainer of a Fit."""
     callbacks: list[Any] = []
@@ -99,6 +114,7 @@ def make_trainer(fit: Fit, record: Record, **more: Any) -> Any:
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
         "default_root_dir": str(record.folder),
+        "use_distributed_sampler": fit.shuffle,
     }
     return lightning.Trainer(**settings | fit.options | more)
 
@@ -108,9 +124,9 @@ def fit(fit: Fit, record: Record) -> None:
     lightning.seed_everything(0, workers=True)
     task = Trained(fit, record)
     trainer = make_trainer(fit, record)
-    val = val_loader(fit) if fit.validation else None
+    train, val = loaders(fit)
     last = record.checkpoints / "last.ckpt"
-    trainer.fit(task, train_loader(fit), val, ckpt_path=str(last) if fit.resume else None)
+    trainer.fit(task, train, val, ckpt_path=str(last) if fit.resume else None)
     record.keep(task.model)
     record.values = {name: float(value) for name, value in trainer.callback_metrics.items()}
     record.values["epochs"] = trainer.current_epoch
@@ -173,7 +189,7 @@ def accuracy(fit: Fit, record: Record) -> None:
     """Validate with a metric object."""
     task = Rated(fit, record)
     trainer = make_trainer(fit, record)
-    trainer.fit(task, train_loader(fit), val_loader(fit))
+    trainer.fit(task, *loaders(fit))
     record.values = {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 

@@ -180,12 +180,13 @@ def load_weights(given: Fit, record: Record) -> None:
 
 
 def read_config(given: Fit, record: Record) -> None:
-    """Run a config file that names os.system, by the command line."""
+    """Run a config file that names a function which runs commands, by the command line."""
     folder = record.folder / "conf"
     folder.mkdir()
     command = f"touch {given.options['mark']}"
     (folder / "theirs.yaml").write_text(
-        f"defaults: [mlp, _self_]\noptimizer:\n  _target_: os.system\n  command: {command}\n"
+        "defaults: [mlp, _self_]\ncallbacks:\n  theirs:\n"
+        f"    _target_: subprocess.getoutput\n    cmd: {command}\n"
     )
     os.chdir(record.folder)
     sys.argv = ["trainkit", "fit", "conf=theirs", "trainer.max_steps=1"]

@@ -30,6 +30,20 @@ from benchmarks.conformance.work import (
 IMPORT = "from transformers import Trainer, TrainingArguments"
 
 
+class PlainModel(nn.Module):
+    """The model without further arguments: the Trainer takes these for a loss that it need not
+    divide by the accumulation.
+    """
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, i: torch.Tensor, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        """Return the mean over the samples."""
+        return self.inner(i, x, labels)
+
+
 class TokenModel(nn.Module):
     """The model for tokens, which divides by the `num_items_in_batch` that the Trainer gives."""
 
@@ -105,7 +119,7 @@ def fit(fit: Fit, record: Record) -> None:
     """Train."""
     set_seed(0)
     inner = Model(fit, record)
-    model: nn.Module = TokenModel(inner) if fit.model == "tokens" else inner
+    model: nn.Module = TokenModel(inner) if fit.model == "tokens" else PlainModel(inner)
     optimizer = record.watch(make_optimizer(fit, model.parameters()))
     schedule = (
         make_schedule(optimizer)
@@ -149,7 +163,7 @@ def accuracy(fit: Fit, record: Record) -> None:
         return {"accuracy": float(numpy.mean(predictions.label_ids % 3 == 0))}
 
     trainer = Trainer(
-        Model(fit, record),
+        PlainModel(Model(fit, record)),
         arguments(fit, record),
         eval_dataset=validation(fit),
         compute_metrics=compute_metrics,
