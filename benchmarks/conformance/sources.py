@@ -94,6 +94,15 @@ DECLARED: dict[tuple[str, str], Declared] = {
         "float16 has a loss scale on accelerators only, and this suite runs on the CPU",
         "https://huggingface.co/docs/accelerate/concept_guides/low_precision_training",
     ),
+    ("Lightning", "schedule-and-a-skipped-update"): Declared(
+        "16-mixed has a loss scale on GPUs only, and this suite runs on the CPU; on GPUs see the"
+        " thread",
+        f"{_LIGHTNING}/issues/5558",
+    ),
+    ("transformers", "schedule-and-a-skipped-update"): Declared(
+        "fp16 has a loss scale on GPUs only, and this suite runs on the CPU",
+        "https://huggingface.co/docs/transformers/perf_train_gpu_one",
+    ),
     ("Keras", "schedule-and-a-skipped-update"): Declared(
         "its loss scale, LossScaleOptimizer, is an optimizer of its own policy; no program yet maps"
         " the Fit to it",
@@ -140,7 +149,6 @@ THREADS: dict[tuple[str, str], str] = {
     ("Lightning", "evaluation-over-ranks"): f"{_LIGHTNING}/issues/7929",
     ("Lightning", "metric-object-over-ranks"): f"{_LIGHTNING}/issues/2398",
     ("Lightning", "schedule-under-accumulation"): f"{_LIGHTNING}/issues/1476",
-    ("Lightning", "schedule-and-a-skipped-update"): f"{_LIGHTNING}/issues/5558",
     ("Lightning", "augmentation-differs-over-ranks"): f"{_LIGHTNING}/issues/16166",
     ("Lightning", "device-reads"): f"{_LIGHTNING}/issues/21487",
     ("Lightning", "a-signal-to-one-rank"): f"{_LIGHTNING}/issues/20806",

@@ -106,7 +106,7 @@ def a_full_disk(cell: Cell) -> str:
     """If the disk takes no second checkpoint, the run trains on to its end, and the first one is
     whole: it can be resumed.
     """
-    fit = Fit(shuffle=True, save_every=16, epochs=3, width=2000)
+    fit = Fit(shuffle=True, save_every=16, epochs=3, width=2000, lr=0.0005)
     whole = cell.fit(fit)
     files = [p for p in (whole.folder / "run").rglob("*") if p.is_file()]
     size = max(p.stat().st_size for p in files) // 2
