@@ -169,13 +169,14 @@ class Model(nn.Module):
 
     def __init__(self, fit: Fit, record: Record) -> None:
         super().__init__()
-        torch.manual_seed(record.rank + 100 if fit.model_seed < 0 else fit.model_seed)
-        middle: nn.Module = nn.Dropout(fit.dropout)
-        if fit.model == "norm":
-            middle = nn.BatchNorm1d(fit.width)
-        self.net = nn.Sequential(nn.Linear(FEATURES, fit.width), middle, nn.Linear(fit.width, 1))
+        with torch.random.fork_rng():  # the trainer's own seeding holds after it
+            torch.manual_seed(record.rank + 100 if fit.model_seed < 0 else fit.model_seed)
+            middle: nn.Module = nn.Dropout(fit.dropout)
+            if fit.model == "norm":
+                middle = nn.BatchNorm1d(fit.width)
+            first, last = nn.Linear(FEATURES, fit.width), nn.Linear(fit.width, 1)
+        self.net = nn.Sequential(first, middle, last)
         self._watched: tuple[Fit, Record, list[int]] = (fit, record, [0])
-        torch.manual_seed(0)
 
     def forward(
         self, i: Tensor, x: Tensor, labels: Tensor, mask: Tensor | None = None, **_: Any

@@ -64,7 +64,8 @@ class TokenTrainer(Trainer):
     """Counts the tokens of a step by the mask: the labels are no classes."""
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
-        return torch.stack([batch["mask"].sum() for batch in batch_samples]).sum()
+        own = torch.stack([batch["mask"].sum() for batch in batch_samples]).sum()
+        return self.accelerator.gather(own).sum()
 
 
 def arguments(fit: Fit, record: Record) -> TrainingArguments:
