@@ -62,7 +62,7 @@ def check_broken(names: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
         {
             "break": name,
             "sentence": BREAKS[name].sentence,
-            "turned": [c for c in BREAKS[name].turns if cells[c] != "holds"],
+            "turned": [c for c in BREAKS[name].turns if cells[c] == "fails"],
             "stays": BREAKS[name].stays if cells[BREAKS[name].stays] == "holds" else "",
         }
         for name, cells in table.items()

@@ -32,7 +32,9 @@ def poison(folder: Path, mark: Path) -> list[str]:
     """Replace all files of checkpoints that are not plain data; return their names."""
     names = []
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink() and path.suffix not in PLAIN:
+        if path.is_symlink() or not path.is_file() or path.name.startswith("."):
+            continue
+        if path.suffix not in PLAIN:
             torch.save({"state": Command(mark)}, path)
             names.append(path.name)
     return sorted(set(names))

@@ -80,9 +80,14 @@ def loaders(fit: Fit) -> tuple[Any, Any]:
     val = val_loader(fit) if fit.validation else None
     if "WORLD_SIZE" not in os.environ or fit.shuffle or fit.data == "stream":
         return train_loader(fit), val
-    split = DistributedSampler(train_data(fit), shuffle=False)
+    ranks = {
+        "num_replicas": int(os.environ["WORLD_SIZE"]),
+        "rank": int(os.environ["RANK"]),
+        "shuffle": False,
+    }
+    split = DistributedSampler(train_data(fit), **ranks)
     if val is not None:
-        val = val_loader(fit, sampler=DistributedSampler(val.dataset, shuffle=False))
+        val = val_loader(fit, sampler=DistributedSampler(val.dataset, **ranks))
     return train_loader(fit, sampler=split, shuffle=None), val
 
 
