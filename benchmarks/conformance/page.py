@@ -128,7 +128,7 @@ def _title(name: str) -> str:
 
 
 def _versions(results: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    return ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items()))
 
 
 def write_html(results: dict[str, Any], path: Path) -> None:

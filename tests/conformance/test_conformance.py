@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[2]
 def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the suite's command, without recording anything."""
     line = [sys.executable, "-m", "benchmarks.conformance", "--check", *arguments]
-    return subprocess.run(
-        line, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False
-    )
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
 
 
 @pytest.mark.timeout(1500)
