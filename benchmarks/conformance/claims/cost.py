@@ -1,0 +1,86 @@
+"""Cost: what a trainer adds to an import, to a step, to memory, beside a plain loop. Times are those
+of a core, which other load on the machine changes little.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+
+from benchmarks.conformance.cell import Cell, FailsError, clean_environment
+from benchmarks.conformance.claims.table import claim
+from benchmarks.conformance.work import Fit
+
+STEPS = Fit(rows=4000, batch=4, epochs=1)
+IMPORT_LIMIT_S = 1.0
+STEP_LIMIT_US = 200.0
+MEMORY_LIMIT = 1.1
+
+
+@claim("cost")
+def import_time(cell: Cell) -> str:
+    """Importing it takes at most 1 s of a core more than importing torch."""
+    name = cell.module.IMPORT
+    program = (
+        "import time, torch; start = time.process_time();"
+        f" {name}; print(time.process_time() - start)"
+    )
+    taken = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=clean_environment() | {"KERAS_BACKEND": "torch"},
+        )
+        taken.append(float(done.stdout.split()[-1]))
+    text = f"{min(taken):.2f} s"
+    if min(taken) > IMPORT_LIMIT_S:
+        raise FailsError(text)
+    return text
+
+
+def step_us(cell: Cell, call: str) -> float:
+    """Return the median CPU time of a step, in microseconds."""
+    times = cell.fit(STEPS, call=call).first["times"]
+    later = zip(times[100:], times[101:], strict=False)
+    return 1e6 * statistics.median(after - before for before, after in later)
+
+
+@claim("cost")
+def step_time(cell: Cell) -> str:
+    """A step of a tiny model, with its loader, takes at most 200 us of a core more than in
+    a plain loop."""
+    own, plain = step_us(cell, "fit"), step_us(cell, "plain")
+    text = f"{own - plain:+.0f} us on {plain:.0f} us"
+    if own - plain > STEP_LIMIT_US:
+        raise FailsError(text)
+    return text
+
+
+@claim("cost")
+def device_reads(cell: Cell) -> str:
+    """A step reads no value off the device (which makes a GPU wait), where nothing is logged by
+    the step.
+    """
+    fit = replace(STEPS, rows=400, count_reads=True)
+    reads = cell.fit(fit).first["values"]["reads"]
+    text = f"{reads / 100:.2f} reads a step"
+    if reads > 10:
+        raise FailsError(text)
+    return text
+
+
+@claim("cost")
+def memory(cell: Cell) -> str:
+    """Training a model of 40 MB needs at most 1.1 times the memory of a plain loop."""
+    fit = Fit(rows=32, width=1_000_000, epochs=1)
+    own = cell.fit(fit).first["values"]["grown_mb"]
+    plain = cell.fit(fit, call="plain").first["values"]["grown_mb"]
+    text = f"{own:.0f} MB, plain loop {plain:.0f} MB"
+    if own > MEMORY_LIMIT * plain:
+        raise FailsError(text)
+    return text

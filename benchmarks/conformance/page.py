@@ -1,0 +1,158 @@
+"""Writes docs/conformance.md from results.json, and the same as an HTML page."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.conformance.claims import load_claims
+from benchmarks.conformance.sources import DECLARED, is_thread, source_of
+from benchmarks.conformance.worker import TRAINERS
+from trainkit.report.grid import Grid
+from trainkit.report.page import Section, write_page
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
+WORST_FIRST = ("error", "fails", "not run", "refused", "not supported", "holds")
+
+_HEAD = """# Conformance: the field's claims as programs
+
+What trainers promise, checked by programs, for trainkit and six others, each as its own documentation uses it.
+One command makes this page, and anybody can run it:
+
+```sh
+make peers                                                       # the other trainers, pinned
+.venv/bin/python -m benchmarks.conformance                       # all cells, about half an hour on two cores
+.venv/bin/python -m benchmarks.conformance --only resume-samples --trainer Lightning
+.venv/bin/python -m benchmarks.conformance --broken              # trainkit broken on purpose: the suite sees it
+```
+
+Every run is a process of its own; a run that is killed is killed in the model's forward, half a second after its
+update, in every trainer at the same place. Small models on the CPU, plain SGD where a scale matters. The programs are in
+[benchmarks/conformance](../benchmarks/conformance): `claims/` has what is checked, `trainers/` how each trainer is used.
+A cell that is wrong about your trainer is a bug: report it, or send the program that is right.
+
+- **holds**: on each number of ranks that the claim names (trainkit: alone, under horovodrun and under torchrun)
+- **fails**: with the numbers and the thread, below
+- **refused**: it ends with a clear error in place of the claim
+- **not supported**: it has no such feature, by its own page
+- **not run**: the claim has no program for this trainer yet
+"""
+
+_COMPOSER = """
+Composer has no column: mosaicml 0.32.1 requires torch below 2.7.1, so it cannot be installed beside the others' torch;
+an environment of its own with an older torch and its CUDA libraries is not part of this suite.
+"""
+
+
+def status_of(results: dict[str, Any], claim: str, trainer: str) -> str:
+    """Return a cell's status: the worst of its starts."""
+    if (trainer, claim) in DECLARED:
+        return "not supported"
+    starts = results["results"].get(claim, {}).get(trainer, {})
+    return min((s["status"] for s in starts.values()), key=WORST_FIRST.index, default="not run")
+
+
+def rows_of(results: dict[str, Any]) -> list[list[str]]:
+    """Return the table: a row per claim, a cell per trainer."""
+    return [
+        [claim.kind, name, *(status_of(results, name, trainer) for trainer in TRAINERS)]
+        for name, claim in load_claims().items()
+    ]
+
+
+def totals(results: dict[str, Any]) -> dict[str, Counter[str]]:
+    """Return how often each trainer has each status."""
+    columns = list(zip(*(row[2:] for row in rows_of(results)), strict=True))
+    return {trainer: Counter(cells) for trainer, cells in zip(TRAINERS, columns, strict=True)}
+
+
+def notes_of(results: dict[str, Any], claim: str) -> list[str]:
+    """Return a line for each cell that does not hold, and trainkit's numbers."""
+    lines = []
+    for trainer in TRAINERS:
+        if (trainer, claim) in DECLARED:
+            text, url = DECLARED[trainer, claim]
+            lines.append(f"- {trainer}: not supported: {text} ([page]({url}))")
+            continue
+        for start, result in results["results"].get(claim, {}).get(trainer, {}).items():
+            if result["status"] == "holds" and trainer != "trainkit":
+                continue
+            where = "" if start == "alone" else f", {start}"
+            text = " ".join(result["text"].split()).replace("<", "&lt;").replace("|", "/")
+            line = f"- {trainer}{where}: {result['status']}: `{text}`"
+            url = source_of(trainer, claim)
+            if result["status"] in ("fails", "refused") and url:
+                kind = "thread" if is_thread(trainer, claim) else "documented usage"
+                line += f" ([{kind}]({url}))"
+            lines.append(line)
+    return lines
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """Return the page."""
+    claims = load_claims()
+    shown = {"holds": "holds", "fails": "**fails**", "error": "**error**"}
+    parts = [_HEAD, f"{len(claims)} claims; {results['date']}; {_versions(results)}.", ""]
+    parts += [f"| | {' | '.join(TRAINERS)} |", f"| --- |{' --- |' * len(TRAINERS)}"]
+    for kind, name, *cells in rows_of(results):
+        line = " | ".join(shown.get(cell, cell) for cell in cells)
+        parts.append(f"| [{kind}: {_title(name)}](#{name}) | {line} |")
+    counted = totals(results)
+    for status in ("holds", "fails", "refused", "not supported", "not run", "error"):
+        numbers = [counted[trainer][status] for trainer in TRAINERS]
+        if any(numbers):
+            parts.append(f"| **{status}** | {' | '.join(map(str, numbers))} |")
+    parts += [_COMPOSER, "## Numbers and sources", ""]
+    for name, claim in claims.items():
+        parts += [f"({name})=", f"### {_title(name)}", "", claim.sentence, ""]
+        parts += [*notes_of(results, name), ""]
+    parts += ["## trainkit broken on purpose", "", _BROKEN, ""]
+    parts += ["| break | cells that turned | still holds |", "| --- | --- | --- |"]
+    for entry in results.get("broken", []):
+        parts.append(f"| {entry['sentence']} | {', '.join(entry['turned'])} | {entry['stays']} |")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+_BROKEN = (
+    "A suite that cannot fail proves nothing. Each line is a change to trainkit, made in the process"
+    " of the run (`benchmarks/conformance/broken.py`), the cells that it turns from holds to fails,"
+    " and one that it leaves alone."
+)
+
+
+def _title(name: str) -> str:
+    return name.replace("-", " ")
+
+
+def _versions(results: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(results["versions"].items()))
+
+
+def write_html(results: dict[str, Any], path: Path) -> None:
+    """Write the page with the look of trainkit's reports."""
+    claims = load_claims()
+    columns = ("claim", *TRAINERS)
+    kinds = dict.fromkeys(claim.kind for claim in claims.values())
+    sections = []
+    for kind in kinds:
+        rows = [(_title(r[1]), *r[2:]) for r in rows_of(results) if r[0] == kind]
+        grid = Grid(kind, columns, rows, sentences=tuple(range(1, len(columns))))
+        sections.append(Section(kind.capitalize(), grid=grid, id=kind))
+    for name, claim in claims.items():
+        notes = tuple(line.removeprefix("- ").replace("`", "") for line in notes_of(results, name))
+        sections.append(Section(_title(name), (claim.sentence, *notes), id=name))
+    counted = totals(results)
+    cards = [(f"{trainer} holds", str(counted[trainer]["holds"])) for trainer in TRAINERS]
+    under = f"{len(claims)} claims, {results['date']}: {_versions(results)}"
+    write_page(path, "Conformance", under, cards, sections)
+
+
+def load_results() -> dict[str, Any]:
+    """Return what was recorded; the first time, nothing."""
+    if not RESULTS.exists():
+        return {"results": {}, "date": "", "versions": {}}
+    found: dict[str, Any] = json.loads(RESULTS.read_text())
+    return found

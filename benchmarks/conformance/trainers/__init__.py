@@ -1,0 +1,1 @@
+"""How each trainer trains a Fit, as its documentation does."""
