@@ -167,9 +167,7 @@ class ChatModel(TransformersTask):
         next_N = batch["labels"][:, 1:].flatten()
         # in float32 at least
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
-        total = functional.cross_entropy(
-            logits_NV, next_N, ignore_index=IGNORED, reduction="sum"
-        )
+        total = functional.cross_entropy(logits_NV, next_N, ignore_index=IGNORED, reduction="sum")
         return total / self.batch_weight(batch).clamp(min=1)
 
 

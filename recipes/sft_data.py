@@ -129,7 +129,9 @@ class Conversations(trainkit.DataModule):
     def collate(self, samples: list[list[Document]]) -> dict[str, Tensor]:
         """Return a batch in the layout that the model takes; see `lay_out`."""
         pad = self.tokenizer.pad_token_id
-        return lay_out(samples, self.used_layout, self.tokenizer.eos_token_id if pad is None else pad)
+        return lay_out(
+            samples, self.used_layout, self.tokenizer.eos_token_id if pad is None else pad
+        )
 
     def train_dataloader(self) -> DataLoader:
         return self._loader(self.train, shuffle=True)

@@ -120,5 +120,7 @@ def test_a_tokenizer_without_a_template_needs_one() -> None:
     """The error says which setting gives it."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = None
-    with pytest.raises(ConfigError, match=r"is 'some', which has no chat template\. .*=FILE\.jinja"):
+    with pytest.raises(
+        ConfigError, match=r"is 'some', which has no chat template\. .*=FILE\.jinja"
+    ):
         use_template(tokenizer, None, "some")

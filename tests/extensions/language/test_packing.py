@@ -62,5 +62,7 @@ def test_all_layouts_have_the_same_labels(layout: Layout) -> None:
     samples = [[document(*range(1, 2 + i)), document(*range(3 * i + 2))] for i in range(4)]
     batch = lay_out(samples, layout, pad=0)
     labels = batch["labels"][batch["labels"] != IGNORED]
-    assert labels.tolist() == [n for i in range(4) for n in [*range(2, 2 + i), *range(1, 3 * i + 2)]]
+    assert labels.tolist() == [
+        n for i in range(4) for n in [*range(2, 2 + i), *range(1, 3 * i + 2)]
+    ]
     assert len(batch["labels"]) == {"packed": 4, "padded": 8, "flat": 1}[layout]

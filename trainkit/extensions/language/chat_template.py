@@ -128,9 +128,7 @@ def encode_all(
     )
 
 
-def _encode(
-    batch: Sequence[Conversation], tokenizer: Any, loss: Loss
-) -> Iterator[tuple[Any, Any]]:
+def _encode(batch: Sequence[Conversation], tokenizer: Any, loss: Loss) -> Iterator[tuple[Any, Any]]:
     """Yield each conversation's token numbers, and which of them are to be predicted."""
     has_marks = bool(_MARKS_ANSWERS.search(str(tokenizer.chat_template)))
     texts = [_render(tokenizer, conversation) for conversation in batch]
@@ -152,9 +150,7 @@ def _encode(
         yield ids, marks
 
 
-def spans_of(
-    tokenizer: Any, conversation: Conversation, text: str
-) -> Iterator[tuple[int, int]]:
+def spans_of(tokenizer: Any, conversation: Conversation, text: str) -> Iterator[tuple[int, int]]:
     """Yield where the answers begin and end in the rendered text, in characters.
 
     Raises:

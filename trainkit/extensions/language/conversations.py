@@ -57,7 +57,9 @@ def conversation_of(row: Any, place: str) -> Conversation:
         DataError: it is none.
     """
     if not isinstance(row, Mapping) or "messages" not in row:
-        has = ", ".join(map(str, row)) if isinstance(row, Mapping) and row else "nothing of the kind"
+        has = (
+            ", ".join(map(str, row)) if isinstance(row, Mapping) and row else "nothing of the kind"
+        )
         hint = ""
         if isinstance(row, Mapping) and "conversations" in row:
             hint = " Rename the column conversations to messages, from to role, value to content."
