@@ -30,7 +30,7 @@ def sums() -> list[Conversation]:
     file.
     """
     draw = random.Random(0)
-    found = []
+    result = []
     for number in range(600):
         messages = []
         for _ in range(1 + number % 2):
@@ -39,17 +39,17 @@ def sums() -> list[Conversation]:
                 {"role": "user", "content": f"{a} + {b} = ?"},
                 {"role": "assistant", "content": f"{a + b}"},
             ]
-        found.append(Conversation(messages, None, f"generated, row {number + 1}"))
-    return found
+        result.append(Conversation(messages, None, f"generated, row {number + 1}"))
+    return result
 
 
 class Conversations(trainkit.DataModule):
     """Conversations as documents of tokens, by the tokenizer's chat template.
 
     A sample is a pack of documents, which share a row of `max_length` tokens; without packing, one
-    document. Which documents share a row depends on their lengths alone, not on ranks, and attention
-    does not cross from one into another: packing changes how fast a step is, and which documents
-    are in one step, but no document's gradient.
+    document. Which documents share a row depends on their lengths alone, not on ranks, and
+    attention does not cross from one into another: packing changes how fast a step is, and which
+    documents are in one step, but no document's gradient.
 
     Args:
         file: of training: a .jsonl or .parquet of messages, or a folder of datasets' save_to_disk;
@@ -62,8 +62,8 @@ class Conversations(trainkit.DataModule):
         max_length: tokens of a document and of a row at most.
         too_long: a document with more tokens loses its end, or is left out, or is an error.
         packing: whether short documents share a row.
-        layout: of a batch: packed or padded, with the same gradients; auto takes packed if the model
-            keeps documents apart.
+        layout: of a batch: packed or padded, with the same gradients; auto takes packed if the
+            model keeps documents apart.
         num_workers: loader processes; the tokens are in memory, so none is fastest.
     """
 
@@ -92,7 +92,7 @@ class Conversations(trainkit.DataModule):
         if loss == "answers" and not self.tokenizer.is_fast:
             raise ConfigError(
                 f"data.tokenizer is '{tokenizer}', which cannot say where its tokens stand in the"
-                " text (it has no tokenizer.json), so answers cannot be told apart. Set"
+                " text (it has no tokenizer.json), so answers cannot be located. Set"
                 " data.loss=all."
             )
 

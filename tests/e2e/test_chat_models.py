@@ -1,4 +1,6 @@
-"""docs/chat_models.md: every command and piece of code of the page runs, with a tiny random model."""
+"""docs/chat_models.md: every command and piece of code of the page runs, with a tiny random
+model.
+"""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ def talk(*messages: Any) -> list[Conversation]:
 def trained(conversations: list[Conversation], tokenizer: Any, **options: Any) -> list[str]:
     """Return the texts of all stretches of tokens that are predicted."""
     given: dict[str, Any] = {"loss": "answers", "max_length": 999, "too_long": "cut"}
-    found = encode_all(conversations, tokenizer, **given | options)
+    result = encode_all(conversations, tokenizer, **given | options)
     parts, open_ = [], False
-    for token, is_trained in zip(found.tokens, found.trained, strict=True):
+    for token, is_trained in zip(result.tokens, result.trained, strict=True):
         if is_trained and not open_:
             parts.append([])
         if is_trained:

@@ -1,4 +1,4 @@
-"""conversations.py: files of messages, and what is no conversation."""
+"""conversations.py: files of messages, and rows that are refused."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def test_a_file_of_any_kind_gives_the_same_conversations(tmp_path: Path) -> None
     held.to_parquet(str(tmp_path / "a.parquet"))
     held.save_to_disk(str(tmp_path / "folder"))
     for name in ("a.jsonl", "a.parquet", "folder"):
-        found = read_conversations(tmp_path / name)
-        assert [list(each.messages) for each in found] == [row["messages"] for row in ROWS]
-        assert found[1].place == f"{tmp_path / name}, row 2"
+        result = read_conversations(tmp_path / name)
+        assert [list(each.messages) for each in result] == [row["messages"] for row in ROWS]
+        assert result[1].place == f"{tmp_path / name}, row 2"
 
 
 def test_a_call_of_a_tool_needs_no_text() -> None:
     """Its content may be missing; the row's tools go to the chat template."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-    found = conversation_of({"messages": [call], "tools": [{"name": "add"}]}, "row 1")
-    assert found.messages == [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]
-    assert found.tools == [{"name": "add"}]
+    result = conversation_of({"messages": [call], "tools": [{"name": "add"}]}, "row 1")
+    assert result.messages == [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]
+    assert result.tools == [{"name": "add"}]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_call_of_a_tool_needs_no_text() -> None:
         ({"messages": [{"role": "assistant", "content": "x", "weight": 2}]}, "the weight 2"),
     ],
 )
-def test_what_is_no_conversation_is_named(row: Any, text: str) -> None:
+def test_a_row_that_is_not_a_conversation_is_named(row: Any, text: str) -> None:
     """The error names the row, the message, and what is legal."""
     with pytest.raises(DataError, match=text):
         conversation_of(row, "here")
@@ -71,7 +71,7 @@ def test_what_is_no_conversation_is_named(row: Any, text: str) -> None:
     ("name", "content", "text"),
     [
         ("a.jsonl", "", "has no rows"),
-        ("a.jsonl", '{"messages": []\n', "row 1 is no JSON"),
+        ("a.jsonl", '{"messages": []\n', "row 1 is not JSON"),
         ("a.csv", "messages\n", "is of another kind; give a .jsonl"),
         ("a.parquet", "no parquet", "cannot be read as parquet"),
         ("b.jsonl", None, "does not exist; give a .jsonl"),
@@ -91,7 +91,7 @@ def test_a_folder_that_is_none_of_datasets_is_named(tmp_path: Path) -> None:
     """And one of several splits, whose parts are named."""
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
-    with pytest.raises(DataError, match="is no folder of datasets' save_to_disk"):
+    with pytest.raises(DataError, match="is not a folder of datasets' save_to_disk"):
         read_conversations(tmp_path)
     parts = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
     parts.save_to_disk(str(tmp_path / "parts"))

@@ -129,8 +129,8 @@ def test_packing_changes_no_gradient(
     def fit(engine: ThreadEngine) -> torch.Tensor:
         return train(engine, begun, chats(file, layout=layout, batch_size=batch_size), tmp_path)
 
-    for found in World(ranks).run(fit):
-        torch.testing.assert_close(found, one_by_one, rtol=0, atol=1e-12)
+    for result in World(ranks).run(fit):
+        torch.testing.assert_close(result, one_by_one, rtol=0, atol=1e-12)
 
 
 @torch.no_grad()
@@ -175,10 +175,10 @@ def test_a_run_resumes_within_a_packed_epoch(ranks: int, file: str, tmp_path: Pa
 
     whole = fit(2, "whole", max_steps=3)
     fit(2, "parts", max_steps=1)
-    found = fit(ranks, "parts", max_steps=3, ckpt_path="last")
+    result = fit(ranks, "parts", max_steps=3, ckpt_path="last")
     if ranks == 2:
-        assert torch.equal(found, whole)
-    torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
+        assert torch.equal(result, whole)
+    torch.testing.assert_close(result, whole, rtol=0, atol=1e-12)
 
 
 def test_what_was_read_and_left_out_is_one_line(
@@ -203,11 +203,11 @@ def test_validation_weighs_tokens(file: str, tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in task.parameters():
             parameter.mul_(5)  # so that texts differ in their loss
-    found = [
+    result = [
         quiet(tmp_path).validate(task, datamodule=chats(file, val_file=file, **options))["val/loss"]
         for options in ({}, {"batch_size": 1, "layout": "padded"}, {"packing": False})
     ]
-    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
+    assert result == pytest.approx([result[0]] * 3, rel=1e-5)
 
 
 OPT: dict[str, Any] = {

@@ -170,7 +170,7 @@ def spans_of(tokenizer: Any, conversation: Conversation, text: str) -> Iterator[
         if not (text.startswith(asked) and text.startswith(said)):
             raise DataError(
                 f"{conversation.place}, message {i + 1}: the chat template writes it differently"
-                " once others follow it, so its tokens cannot be told apart. Set data.loss=all, or"
+                " once others follow it, so its tokens cannot be located. Set data.loss=all, or"
                 " give a template that marks answers with {% generation %}:"
                 " data.chat_template=FILE.jinja"
             )

@@ -39,22 +39,24 @@ def read_conversations(source: str | Path) -> list[Conversation]:
     """Return the conversations of a file or folder.
 
     Raises:
-        DataError: it is of another kind or empty, or a row is no conversation; it names the row.
+        DataError: it is of another kind or empty, or a row has no messages; it names the row.
         ConfigError: a package that reads it is missing.
     """
     path = Path(source)
     rows = _rows(path)
-    found = [conversation_of(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)]
-    if not found:
+    conversations = [
+        conversation_of(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)
+    ]
+    if not conversations:
         raise DataError(f"{path} has no rows. A row is a conversation: {_FORM}")
-    return found
+    return conversations
 
 
 def conversation_of(row: Any, place: str) -> Conversation:
     """Return the conversation of a row.
 
     Raises:
-        DataError: it is none.
+        DataError: it has no messages, or one of them is not as the format says.
     """
     if not isinstance(row, Mapping) or "messages" not in row:
         has = (
@@ -119,7 +121,7 @@ def _of_jsonl(path: Path) -> Iterable[Any]:
             try:
                 yield json.loads(line)
             except ValueError as error:
-                raise DataError(f"{path}, row {number} is no JSON: {error}.") from error
+                raise DataError(f"{path}, row {number} is not JSON: {error}.") from error
 
 
 def _of_parquet(path: Path) -> Iterable[Any]:
@@ -147,7 +149,7 @@ def _of_datasets(path: Path) -> Iterable[Any]:
     try:
         held = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} is no folder of datasets' save_to_disk: {error}") from error
+        raise DataError(f"{path} is not a folder of datasets' save_to_disk: {error}") from error
     if isinstance(held, datasets.DatasetDict):
         raise DataError(
             f"{path} has the splits {', '.join(held)}; give the folder of one, as"

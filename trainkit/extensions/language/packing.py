@@ -1,7 +1,7 @@
 """Documents of unequal length as batches: which share a row, and how a batch lays them out.
 
 pack        which documents stand in which row
-packed      a row for each pack; positions begin again at each document, by which transformers keeps them apart
+packed      a row for each pack; positions begin again at each document, which keeps them apart
 padded      a row for each document, filled up to the longest
 flat        all documents in one row, for kernels of variable lengths (flash attention)
 
