@@ -98,7 +98,9 @@ def encode_all(
             is too long, and `too_long` is "refuse".
     """
     counts = {"cut": 0, "leave_out": 0, "silent": 0}
-    tokens, trained, ends = [], [], [0]
+    tokens: list[Any] = []
+    trained: list[Any] = []
+    ends = [0]
     for begin in range(0, len(conversations), _AT_ONCE):
         batch = conversations[begin : begin + _AT_ONCE]
         for of, (ids, marks) in zip(batch, _encode(batch, tokenizer, loss), strict=True):
