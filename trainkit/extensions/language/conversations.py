@@ -135,7 +135,7 @@ def _of_parquet(path: Path) -> Iterable[Any]:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as parquet: {error}") from error
-    return iter(table.to_pylist())
+    yield from table.to_pylist()
 
 
 def _of_datasets(path: Path) -> Iterable[Any]:
@@ -155,4 +155,4 @@ def _of_datasets(path: Path) -> Iterable[Any]:
             f"{path} has the splits {', '.join(held)}; give the folder of one, as"
             f" {path / next(iter(held), 'train')}."
         )
-    return iter(held)
+    yield from held
