@@ -44,7 +44,7 @@ def load_model(
 
     Args:
         auto: a class of transformers, as AutoModelForCausalLM.
-        folder: of a pretrained model; then there is neither type nor config.
+        folder: of a pretrained model, or its name on a hub; then there is neither type nor config.
         model_type: as bert, gpt2, llama.
         config: arguments of the type's config.
         options: further arguments of the config, as num_labels.
@@ -63,7 +63,7 @@ def load_model(
         try:
             return auto.from_pretrained(
                 folder,
-                local_files_only=True,
+                local_files_only=Path(folder).is_dir(),  # else a hub's name
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
                 **options,

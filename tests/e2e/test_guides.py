@@ -33,6 +33,7 @@ GUIDES = [
 ]
 # Pages whose commands need a cluster, other packages or more care: the test that runs them.
 ELSEWHERE = {
+    "chat_models": "e2e/test_chat_models.py",
     "data_at_scale": "e2e/test_data_at_scale_page.py",
     "communication": "e2e/test_communication_page.py",
     "deepspeed": "parallel/test_zero.py",

@@ -30,6 +30,7 @@ HOMES = {
 }
 HOMES |= {"data=labelled_texts": "hf_classifier", "task=hf_classifier": "hf_classifier"}
 HOMES |= {"data=texts": "hf_causal_lm", "task=hf_causal_lm": "hf_causal_lm"}
+HOMES |= {"data=chat": "sft", "task=sft": "sft"}
 HOMES |= {
     "data=tokens": "gpt_124m",
     "task=gpt_124m": "gpt_124m",
@@ -49,7 +50,7 @@ def test_all_configs_are_seen() -> None:
     """The tests below walk every yaml there is."""
     names = (
         "bert gpt gpt_124m hf_causal_lm hf_classifier mlp recommender resnet18 resnet50 resnet50_a3"
-        " vit_b16"
+        " sft vit_b16"
     )
     assert names.split() == TOPS
     assert len(OPTIONS) + len(TOPS) + 1 == len(list(CONF.rglob("*.yaml")))

@@ -33,6 +33,7 @@ FAMILIES: list[set[str]] = [
     {"gpt", "gpt_124m", "text", "tokens"},
     {"bert", "masked_tokens"},
     {"hf_causal_lm", "texts", "ray"},
+    {"sft", "chat"},
     {"hf_classifier", "labelled_texts", "ray"},
     {"recommender", "ratings"},
 ]

@@ -1,5 +1,5 @@
-"""Texts as tokens (data tokens), and texts that a trained model continues:
-generate (docs/language_models.md).
+"""Texts as tokens (data tokens), texts that a trained model continues: generate
+(docs/language_models.md); conversations as packed tokens, for conf=sft (docs/chat_models.md).
 """
 
 from trainkit.extension import Command, Extension
@@ -7,8 +7,8 @@ from trainkit.extension import Command, Extension
 EXTENSION = Extension(
     name="language",
     summary=(
-        "data tokens: texts as numbers for language models; generate: texts that a run's model"
-        " continues"
+        "conf=sft: conversations as packed tokens; data tokens: texts as numbers; generate: texts"
+        " that a run's model continues"
     ),
     proven="each commit",
     commands={

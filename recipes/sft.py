@@ -1,0 +1,214 @@
+"""Supervised fine-tuning of a chat model: any AutoModelForCausalLM of transformers
+(trainkit[transformers]), on conversations (recipes/sft_data.py).
+
+A step's gradient is that of the mean over its predicted tokens, on any number of ranks, whether
+documents share rows or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from recipes.hf import TransformersTask, load_model, transformers
+from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extensions.language.packing import IGNORED
+
+Batch = Mapping[str, Tensor]
+# of the byte tokenizer's 259 tokens
+_TINY: dict[str, Any] = {
+    "vocab_size": 259,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+
+
+class ChatModel(TransformersTask):
+    """Predicts the tokens of answers, or all.
+
+    `train/loss_epoch` is the mean of the batches' means, by samples; `val/loss` the mean over all
+    predicted tokens.
+
+    Args:
+        optimizer: see TransformersTask, as for `lr` and the last two.
+        model: a folder of save_pretrained, or a hub's name as "org/model"; None for random weights.
+        revision: of the hub's model: a branch, a tag or a commit.
+        model_type: as llama; None with `model` None too: a tiny Llama for bytes.
+        config: arguments of the type's config.
+        attention: transformers' attn_implementation: sdpa, eager, flex_attention,
+            flash_attention_2, ...; None for its choice.
+    """
+
+    batch_shape = "a dict of input_ids [B, T] and labels [B, T], of conversations"
+
+    def __init__(
+        self,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        lr: Callable[..., Any] | None = None,
+        model: str | None = None,
+        revision: str | None = None,
+        model_type: str | None = None,
+        config: dict[str, Any] | None = None,
+        attention: str | None = None,
+        no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
+        save_pretrained: bool = True,
+    ) -> None:
+        if (model, model_type, config) == (None, None, None):
+            model_type, config = "llama", _TINY
+        if revision is not None and (model is None or Path(model).is_dir()):
+            raise ConfigError(
+                f"task.revision is '{revision}', but task.model is {model}, which is not of a hub."
+                " Leave it out."
+            )
+        known = ["eager", *transformers.AttentionInterface().valid_keys()]
+        if attention is not None and attention not in known and "/" not in attention:
+            raise ConfigError(
+                f"task.attention is '{attention}', which transformers lacks."
+                f"{did_you_mean(attention, known)} It has {', '.join(known)}."
+            )
+        loaded = load_model(
+            transformers.AutoModelForCausalLM,
+            model,
+            model_type,
+            config,
+            **({} if attention is None else {"attn_implementation": attention}),
+            **({} if revision is None else {"revision": revision}),
+        )
+        super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
+
+    def setup(self, stage: str) -> None:
+        """Choose the layout of the data's batches: what this model keeps apart.
+
+        Raises:
+            ConfigError: the data asks for packed rows, and the model would mix their documents.
+        """
+        data = self.trainer.datamodule
+        if not hasattr(data, "used_layout") or data.layout == "padded":
+            return
+        if str(self.model.config._attn_implementation).startswith("flash"):
+            data.used_layout = "flat"
+        elif not data.packing and data.layout == "auto":
+            data.used_layout = "padded"
+        elif keeps_documents_apart(self.model):
+            data.used_layout = "packed"
+        elif data.layout == "packed":
+            raise ConfigError(
+                f"data.layout is 'packed', but {type(self.model).__name__} does not keep the"
+                " documents of a row apart: their gradients would mix. Set data.layout=auto or"
+                " padded, or another model."
+            )
+        else:
+            data.used_layout = "padded"
+            self.trainer.say(
+                f"{type(self.model).__name__} does not keep the documents of a row apart: each gets"
+                " a row of its own, padded. The gradients are the same, a step takes longer."
+            )
+
+    def on_fit_start(self) -> None:
+        tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)
+        held = self.model.config.get_text_config().vocab_size
+        if tokenizer is not None and len(tokenizer) > held:
+            raise ConfigError(
+                f"The tokenizer has {len(tokenizer)} tokens and the model {held}: it belongs to"
+                " another model. Give the model's own, data.tokenizer=FOLDER; for random weights"
+                f" set task.config.vocab_size={len(tokenizer)}."
+            )
+        super().on_fit_start()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits [B, T, V]."""
+        return logits_of(self.model, input_ids, attention_mask, position_ids)
+
+    def batch_weight(self, batch: Batch) -> Tensor:
+        """Return the number of tokens that the batch predicts."""
+        return (batch["labels"] != IGNORED).sum()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self._loss(batch)
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the likeliest next token at each place, [B, T]."""
+        return self._logits(batch).argmax(-1)
+
+    def _evaluate(self, batch: Batch, stage: str) -> None:
+        count = int(self.batch_weight(batch))
+        self.log(f"{stage}/loss", self._loss(batch), prog_bar=True, batch_size=count)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        return self(batch["input_ids"], batch.get("attention_mask"), batch.get("position_ids"))
+
+    def _loss(self, batch: Batch) -> Tensor:
+        logits_NV = self._logits(batch)[:, :-1].flatten(0, 1)
+        next_N = batch["labels"][:, 1:].flatten()
+        # in float32 at least
+        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+        total = functional.cross_entropy(logits_NV, next_N, ignore_index=IGNORED, reduction="sum")
+        return total / self.batch_weight(batch).clamp(min=1)
+
+
+def logits_of(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+) -> Tensor:
+    """Return a model's logits [B, T, V].
+
+    Positions that begin again within a row tell transformers where a document begins, if there is
+    neither a mask nor a cache; it then builds the mask that its attention needs, sliding windows
+    included.
+    """
+    if position_ids is None:
+        return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
+    return model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+
+
+@torch.no_grad()
+def keeps_documents_apart(model: Any) -> bool:
+    """Return whether a model's answers to a document are the same whatever stands before it in its
+    row, and where it stands: it is tried, since models differ in what they read of positions.
+    """
+    device = next(model.parameters()).device
+    ids = torch.arange(14, device=device) % model.config.get_text_config().vocab_size
+    first, other, second = ids[None, :4], ids[None, 4:8], ids[None, 8:]
+    positions = torch.cat([torch.arange(4), torch.arange(6)])[None].to(device)
+    was_training = model.training
+    model.eval()
+    try:
+        after_first, after_other = (
+            logits_of(model, torch.cat([before, second], 1), None, positions)[:, 4:]
+            for before in (first, other)
+        )
+        alone = logits_of(model, second)
+    except TypeError:  # it takes no positions
+        return False
+    finally:
+        model.train(was_training)
+    # what a mask hides counts exactly nothing; kernels of other sizes round otherwise
+    near = torch.allclose(after_first, alone, rtol=0, atol=1e-2 * float(alone.abs().max()))
+    return bool(torch.equal(after_first, after_other)) and near

@@ -1,0 +1,53 @@
+"""docs/chat_models.md: every command and piece of code of the page runs, with a tiny random
+model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from recipes.sft_data import byte_tokenizer, sums
+from tests.helpers.launching import run_command
+
+PAGE = (Path(__file__).parents[2] / "docs" / "chat_models.md").read_text()
+COMMANDS = [
+    line.split("  #")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+    for line in block.splitlines()
+]
+SIZES = {
+    "vocab_size": 259,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.mark.parallel
+@pytest.mark.timeout(1200)
+def test_the_page_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command ends well; the code at the end talks with the model that the second one left."""
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    config = transformers.LlamaConfig(**SIZES)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    with (tmp_path / "chats.jsonl").open("w") as lines:
+        for conversation in sums()[:80]:
+            lines.write(json.dumps({"messages": [*conversation.messages]}) + "\n")
+    assert len(COMMANDS) >= 4
+    for line in COMMANDS:
+        done = run_command(f"{line} logger=csv", tmp_path, OMP_NUM_THREADS="1", timeout_s=300)
+        assert done.code == 0, f"{line}\n{done.text}"
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    exec(code, {})
+    assert "'role': 'assistant'" in capsys.readouterr().out
