@@ -12,8 +12,9 @@ from trainkit.callbacks import ModelCheckpoint
 from trainkit.cli import show
 from trainkit.errors import ConfigError
 from trainkit.loggers import CSVLogger, JSONLLogger
+from trainkit.report.show.differences import settings_grid
 from trainkit.report.show.files import read_runs
-from trainkit.report.show.page import checkpoints_grid, groups, runs_grid, settings_grid
+from trainkit.report.show.page import checkpoints_grid, groups, runs_grid
 
 
 def train(folder: Path, jsonl: bool = False, lr: float = 0.1) -> Path:
@@ -116,7 +117,7 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "What differs" not in page
     (first / "goodput.json").write_text(json.dumps({"seconds": {"steps": 3.0, "down": 1.0}}))
     assert show.main("show", [str(first), str(second), f"output={tmp_path / 'both.html'}"]) == 0
-    assert "a: val\\u002floss" in (tmp_path / "both.html").read_text()
+    assert "a: val/loss" in (tmp_path / "both.html").read_text()
     assert "both.html" in capsys.readouterr().out
 
 
