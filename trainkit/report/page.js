@@ -2,6 +2,7 @@
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 520px)");
+  const medium = matchMedia("(max-width: 960px)");
   const config = {
     displaylogo: false,
     responsive: true,
@@ -39,11 +40,11 @@
   }
 
   function fitted(figure, width) {
+    if (medium.matches) shortenAxis(figure);
     if (!narrow.matches) return figure;
     figure.layout.font = { ...figure.layout.font, size: 11 };
     figure.layout.legend = { ...figure.layout.legend, xref: "container" };
     for (const trace of figure.data) if (trace.type === "heatmap") trace.showscale = false;
-    shortenAxis(figure);
     growByLegend(figure, width);
     return figure;
   }
@@ -72,6 +73,7 @@
   drawAll();
   dark.addEventListener("change", drawAll);
   narrow.addEventListener("change", drawAll);
+  medium.addEventListener("change", drawAll);
   const sizes = new ResizeObserver((seen) => seen.forEach((entry) => hint(entry.target)));
   for (const scroll of document.querySelectorAll(".scroll")) {
     sizes.observe(scroll);

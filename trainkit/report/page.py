@@ -175,7 +175,7 @@ def _breakable(text: str) -> Markup:
     """Return text in which a line may break at spaces, and behind the dots and slashes of a name,
     but not within the parts of a name.
     """
-    parts = re.split(r"(?<=[./=])(?=[A-Za-z_*])|(?<= )", text)
+    parts = re.split(r"(?<=[./=])(?=[A-Za-z_*])|(?<= )|(?<=\d-)(?=[a-z_]+=)", text)
     return Markup("").join(_part(part) for part in parts)
 
 
