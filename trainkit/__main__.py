@@ -48,8 +48,13 @@ def _main(arguments: list[str]) -> int:
         return 0
     command = command_of(name)
     if command is None or " " in name:
-        near = did_you_mean(name, all_commands())
-        print(f"'{name}' is not a command.{near}{broken_note()}\n\n{_usage()}", file=sys.stderr)
+        commands = all_commands()
+        near = did_you_mean(name, commands)
+        print(f"Error: '{name}' is not a command.{near}{broken_note()}", file=sys.stderr)
+        print(
+            f"Commands: {', '.join(commands)}. What they do: python -m trainkit --help",
+            file=sys.stderr,
+        )
         return 2
     if "-h" in arguments or "--help" in arguments:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # help into `head` ends in silence

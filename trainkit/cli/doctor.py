@@ -31,7 +31,10 @@ def main(command: str, arguments: Sequence[str]) -> int:
         print(usage_of(command))
         return 0
     if unknown := [argument for argument in arguments if argument not in _OPTIONS]:
-        print(f"Error: {unknown[0]} is not understood.\n\n{usage_of(command)}", file=sys.stderr)
+        print(
+            f"Error: {unknown[0]} is not understood.\n{command} takes {', '.join(_OPTIONS)}, or nothing.",
+            file=sys.stderr,
+        )
         return ConfigError.exit_code
     found: list[Finding] = []
     console, as_json = console_of(), "--json" in arguments

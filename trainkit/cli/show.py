@@ -12,8 +12,9 @@ from trainkit.cli.options import read_keys
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
+from trainkit.report.show.differences import settings_grid
 from trainkit.report.show.files import read_runs
-from trainkit.report.show.page import runs_grid, settings_grid, write_show_page
+from trainkit.report.show.page import by_task, runs_grid, write_show_page
 from trainkit.report.show.table import facts_of, goal_of
 
 
@@ -37,12 +38,12 @@ def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:
         raise ConfigError(
             "There is no run: give its folder, for example show runs/resnet50/<time>."
         )
-    runs = read_runs(folders)
+    runs = by_task(read_runs(folders))
     console = console_of()
     for grid in (runs_grid(runs), settings_grid(runs)):
         if grid is not None:
             console.print(grid.rich())
-    default = runs[0].folder / "reports" / ("show.html" if len(runs) == 1 else "runs.html")
+    default = folders[0] / "reports" / ("show.html" if len(runs) == 1 else "runs.html")
     page = Path(given.get("output", default))
     write_show_page(page, runs)
     console.print(f"page  {short(page)}", soft_wrap=True)

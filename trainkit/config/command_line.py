@@ -81,9 +81,12 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
         elif argument in list_confs(conf_folders(Path.cwd())):
             raise ConfigError(f"'{argument}' is a config; select it with conf={argument}.")
         else:
+            confs = list_confs(conf_folders(Path.cwd()))
+            near = did_you_mean(argument, confs)
             raise ConfigError(
-                f"'{argument}' is no override; it must look like key=value, as"
-                " trainer.max_epochs=3."
+                f"'{argument}' is not a setting; it must look like key=value, as"
+                f" trainer.max_epochs=3.\nConfigs are selected with conf=NAME: {', '.join(confs)}."
+                f"{near}"
             )
     return conf, overrides, flags
 

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from trainkit.__main__ import _main as command_line
 from trainkit.cli import data
 from trainkit.cli.commands import all_commands, find_usage
 from trainkit.cli.run import main
@@ -106,3 +107,22 @@ def test_the_options_are_those_that_a_command_takes() -> None:
     for command in ("fit", "validate", "test", "predict"):
         for name in ALL[command].keys().keys() - {"trust", "table", "strict"}:
             assert re.search(rf"^{name}:", base, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["fitt"], ["Error: 'fitt' is not a command. Did you mean 'fit'?", "Commands: fit, "]),
+        (["fit", "mpl"], ["Error: 'mpl' is not a setting", "Did you mean 'mlp'?"]),
+        (["fit", "fitt"], ["Error: 'fitt' is not a setting", "conf=NAME: bert, "]),
+        (["doctor", "x"], ["Error: x is not understood.", "doctor takes --json, --no-allreduce"]),
+    ],
+)
+def test_an_unknown_word_is_answered_in_two_lines(
+    typed: list[str], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was given and what is legal, not a page of help."""
+    assert command_line(typed) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 2
+    assert said[0] in lines[0] and said[1] in lines[1]

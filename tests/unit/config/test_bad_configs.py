@@ -93,10 +93,10 @@ MISTAKES = {
     "+augment=-1": ["augment is -1", "randaugment"],
     "~callbacks=[{}]": ["~callbacks=[{}] takes back a choice", "~callbacks=NAME"],
     "hydra=1_000": ["hydra is 1_000, and hydra names a config"],
-    "+=1": ["'+=1' is no override"],
+    "+=1": ["'+=1' is not a setting"],
     "a/b={": ["'a/b={' is no override that Hydra can read"],
     "~optimizer": ["optimizer"],
-    "nonsense": ["'nonsense' is no override", "key=value"],
+    "nonsense": ["'nonsense' is not a setting", "key=value"],
 }
 
 

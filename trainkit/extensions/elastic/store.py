@@ -22,7 +22,7 @@ from trainkit.extensions.elastic.torch_store import STORE
 _TIMEOUT_S = 300.0  # for a key, while the driver answers that it may still come
 
 
-class DriverStore(dist.Store):
+class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
     """A torch.distributed.Store of this process's generation.
 
     torch calls its methods, also from C++, under these names.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.console import plural
+from trainkit.report.colors import BLUE, GREEN, GREY, RED
 from trainkit.report.grid import Grid
 from trainkit.report.page import Figure, Section, figure, write_page
 
@@ -75,17 +76,17 @@ def lr_chart(
         y=list(losses),
         name="loss",
         mode="markers",
-        marker={"size": 5, "color": "#9aa5b1"},
+        marker={"size": 5, "color": GREY},
     )
     chart.add_scatter(
         x=list(lrs),
         y=list(smoothed),
         name="smoothed",
         mode="lines",
-        line={"color": "#2f6fb3", "width": 2},
+        line={"color": BLUE, "width": 2},
     )
     for i, (name, rate, _) in enumerate(suggested):
-        color = ("#d1495b", "#3f9c6b")[i]
+        color = (RED, GREEN)[i]
         chart.add_vline(x=rate, line={"color": color, "dash": "dash"})
         label = {"text": f"{name} {rate:.2g}", "xanchor": "left", "font": {"color": color}}
         # On a logarithmic axis plotly places a line by its value, and a label by the value's

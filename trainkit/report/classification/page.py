@@ -7,6 +7,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from trainkit.report.classification.facts import Classified
+from trainkit.report.colors import BLUE, CARD, GREY, HEAT, INK, SKY
 from trainkit.report.grid import Grid
 from trainkit.report.page import Picture, Section, figure, write_page
 
@@ -32,17 +33,22 @@ def write_classification_page(path: Path, of: str, results: Classified) -> None:
     )
     chart = _confusion(results) if len(results.names) <= _HEATMAP else None
     parts = [
+        Section("Scores by class", grid=_scores(results), note=_SCORES, id="classes"),
         Section(
             "Confusion",
             chart=chart,
             grid=pairs,
-            note="The pairs that are confused most often.",
+            note="The pairs that are confused most often." if pairs.rows else "",
             id="confusion",
+            empty="No class was predicted in place of another.",
         ),
-        Section("Scores by class", grid=_scores(results), note=_SCORES, id="classes"),
         Section("Calibration", chart=_calibration(results), note=_CALIBRATION, id="calibration"),
         Section(
-            "Worst samples", pictures=_worst(results), note="The largest losses first.", id="worst"
+            "Worst samples",
+            pictures=_worst(results),
+            note="The largest losses first." if results.worst else "",
+            id="worst",
+            empty="No sample was recorded.",
         ),
     ]
     write_page(path, "Test", of, cards, parts)
@@ -61,7 +67,8 @@ def _confusion(results: Classified) -> go.Figure:
         customdata=counts.tolist(),
         text=text,
         texttemplate="%{text}" if text else None,
-        colorscale="Blues",
+        textfont={"color": INK},
+        colorscale=[(0, CARD), (1, HEAT)],
         zmin=0,
         zmax=1,
         hovertemplate="%{customdata} of label %{y}, predicted %{x}<extra></extra>",
@@ -93,11 +100,11 @@ def _calibration(results: Classified) -> go.Figure:
         y=[0, 1],
         mode="lines",
         name="calibrated",
-        line={"color": "#9aa5b1", "dash": "dot"},
+        line={"color": GREY, "dash": "dot"},
     )
     size = [6 + 24 * float(counts[i] / counts.max()) ** 0.5 for i in used]
     labels = [f"{int(counts[i]):,} samples" for i in used]
-    marker = {"size": size, "color": "#2f6fb3"}
+    marker = {"size": size, "color": BLUE}
     chart.add_scatter(
         x=x,
         y=y,
@@ -105,7 +112,7 @@ def _calibration(results: Classified) -> go.Figure:
         name="tested",
         marker=marker,
         text=labels,
-        line={"color": "#7fb3e6"},
+        line={"color": SKY},
     )
     chart.update_xaxes(range=[0, 1.02])
     chart.update_yaxes(range=[0, 1.05])

@@ -121,6 +121,13 @@ class FinishedRun:
                 values.append((after.step - before.step) * after.global_batch_size / seconds)
         return steps, values
 
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second of all ranks: the median of `rates`, or else of the last minute."""
+        if values := sorted(self.rates()[1]):
+            return values[len(values) // 2]
+        return self.progress.samples_per_s if self.progress else None
+
 
 def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
     """Read runs, each with a short name of its own.

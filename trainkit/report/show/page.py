@@ -4,51 +4,62 @@ a chart for each kind of value, rates, throughput, checkpoints, and what differs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
+from trainkit.report.colors import LINES
 from trainkit.report.grid import Grid, human
 from trainkit.report.page import Section, figure, write_page
+from trainkit.report.show.differences import settings_grid
 from trainkit.report.show.files import RATE, FinishedRun, Series
 from trainkit.report.show.table import number
 
-_COLORS = (
-    "#2f6fb3",
-    "#d1495b",
-    "#3f9c6b",
-    "#e0a100",
-    "#8a63b8",
-    "#1d2733",
-    "#7fb3e6",
-    "#c97b3d",
-    "#9aa5b1",
-    "#5aa9a3",
-)
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STAGES = ("train", "val", "test")
-_NOT_COMPARED = ("run_dir", "conf")
-_MOST_SETTINGS = 60
 _MOST_VALUES = 6
 
 
 def write_show_page(path: Path, runs: Sequence[FinishedRun]) -> None:
-    """Write the page of runs."""
-    parts = [Section("Last values", grid=runs_grid(runs), id="runs")]
-    if (differ := settings_grid(runs)) is not None:
-        parts.append(Section("What differs", grid=differ, id="settings"))
-    for title, names in groups(runs).items():
-        parts.append(Section(title, chart=_curves(runs, names), id=title.replace(" ", "-")))
+    """Write the page of runs: first their charts, then what was reached, and with which settings.
+    Runs of one task are together, for values of two tasks are not of one scale.
+    """
+    runs = by_task(runs)
+    tasks = list(dict.fromkeys(run.task for run in runs))
+    groups_of_runs = [[run for run in runs if run.task == task] for task in tasks]
+    parts: list[Section] = []
+    for same in groups_of_runs:
+        of = f", {same[0].task or 'unknown task'}" if len(tasks) > 1 else ""
+        parts += [
+            Section(f"{title}{of}", chart=_curves(same, names), id=_id(f"{title}{of}"))
+            for title, names in groups(same).items()
+        ]
     if any(run.rates()[0] for run in runs):
         parts.append(
             Section("Samples per second", chart=_throughput(runs), note=_RATES, id="rates")
         )
+    parts.append(Section("Last values", grid=runs_grid(runs), id="runs"))
+    for same in groups_of_runs:
+        if (differ := settings_grid(same)) is not None:
+            of = f", {same[0].task or 'unknown task'}" if len(tasks) > 1 else ""
+            parts.append(Section(f"What differs{of}", grid=differ, id=_id(f"settings{of}")))
     if any(run.checkpoints for run in runs):
         parts.append(Section("Checkpoints", grid=checkpoints_grid(runs), id="checkpoints"))
-    of = str(runs[0].folder) if len(runs) == 1 else ", ".join(run.name for run in runs)
-    write_page(path, "Run" if len(runs) == 1 else "Runs", of, _cards(runs), parts)
+    under = str(runs[0].folder) if len(runs) == 1 else ", ".join(run.name for run in runs)
+    write_page(path, "Run" if len(runs) == 1 else "Runs", under, _cards(runs), parts)
+
+
+def by_task(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """Return the runs with those of one task side by side, in the order of the first of each."""
+    tasks = [run.task for run in runs]
+    return sorted(runs, key=lambda run: tasks.index(run.task))
+
+
+def _id(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def groups(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
@@ -93,33 +104,20 @@ def runs_grid(runs: Sequence[FinishedRun]) -> Grid:
         n for n in known if n.startswith("train/")
     ]
     names = names[:_MOST_VALUES]
+    has_tasks = len({run.task for run in runs}) > 1
     rows = [
         (
             run.name,
+            *([run.task or "-"] if has_tasks else []),
             str(run.epochs),
             f"{run.steps:,}",
             *(number(run.last(name)) for name in names),
-            number(_middle(run.rates())),
+            number(run.samples_per_s),
         )
         for run in runs
     ]
-    return Grid("", ("run", "epochs", "steps", *names, "samples/s"), rows)
-
-
-def settings_grid(runs: Sequence[FinishedRun]) -> Grid | None:
-    """Return the settings that differ between runs; None if there are none."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings if key not in _NOT_COMPARED)
-    values = {key: [str(run.settings.get(key, "-")) for run in runs] for key in keys}
-    differ = {key: shown for key, shown in values.items() if len(set(shown)) > 1}
-    # A group that the task refers to is in the resolved config twice: optimizer.lr and
-    # task.optimizer.lr.
-    rows = [
-        (k, *shown)
-        for k, shown in differ.items()
-        if differ.get(k.removeprefix("task.")) != shown or not k.startswith("task.")
-    ]
-    rows = rows[:_MOST_SETTINGS]
-    return Grid("", ("setting", *(run.name for run in runs)), rows, is_code=True) if rows else None
+    columns = ("run", *(["task"] if has_tasks else []), "epochs", "steps", *names, "samples/s")
+    return Grid("", columns, rows, (1,) if has_tasks else ())
 
 
 def checkpoints_grid(runs: Sequence[FinishedRun]) -> Grid:
@@ -141,9 +139,8 @@ def checkpoints_grid(runs: Sequence[FinishedRun]) -> Grid:
         for run in runs
         for saved in run.checkpoints
     ]
-    return Grid(
-        "", ("checkpoint", "", "epoch", "step", *metrics, "size", "written (UTC)"), rows, (1,)
-    )
+    columns = ("checkpoint", "", "epoch", "step", *metrics, "size", "written (UTC)")
+    return Grid("", columns, rows, (1,), is_code=True)
 
 
 def _cards(runs: Sequence[FinishedRun]) -> list[tuple[str, str]]:
@@ -163,8 +160,8 @@ def _cards(runs: Sequence[FinishedRun]) -> list[tuple[str, str]]:
     monitored = str(monitors[0]) if monitors else ""
     if best is not None and monitored in best.metrics:
         cards.append((f"{monitored}, best (step {best.step:,})", number(best.metrics[monitored])))
-    if (rate := _middle(run.rates())) is not None:
-        cards.append(("samples/s, median", number(rate)))
+    if (rate := run.samples_per_s) is not None:
+        cards.append(("samples/s", number(rate)))
     if total := sum(run.goodput.values()):
         cards.append(("goodput", f"{100 * run.goodput.get('steps', 0.0) / total:.1f} %"))
     return cards
@@ -191,9 +188,9 @@ def _lines(
             if name not in run.series:
                 continue
             if len(runs) == 1:
-                yield name, run.series[name], {"color": _COLORS[j % len(_COLORS)]}
+                yield name, run.series[name], {"color": LINES[j % len(LINES)]}
             else:
-                line = {"color": _COLORS[i % len(_COLORS)], "dash": _DASHES[j % len(_DASHES)]}
+                line = {"color": LINES[i % len(LINES)], "dash": _DASHES[j % len(_DASHES)]}
                 yield f"{run.name}: {name}", run.series[name], line
 
 
@@ -201,7 +198,7 @@ def _throughput(runs: Sequence[FinishedRun]) -> go.Figure:
     chart = figure("step", "samples/s", height=320)
     for i, run in enumerate(runs):
         steps, values = run.rates()
-        color = _COLORS[i % len(_COLORS)]
+        color = LINES[i % len(LINES)]
         chart.add_scatter(
             x=steps,
             y=values,
@@ -212,11 +209,6 @@ def _throughput(runs: Sequence[FinishedRun]) -> go.Figure:
         )
     chart.update_yaxes(rangemode="tozero")
     return chart
-
-
-def _middle(series: Series) -> float | None:
-    values = sorted(series[1])
-    return values[len(values) // 2] if values else None
 
 
 _RATES = (

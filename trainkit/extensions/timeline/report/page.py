@@ -17,21 +17,35 @@ from trainkit.extensions.timeline.report.text import (
     parts_grid,
 )
 from trainkit.extensions.timeline.traces.merge import RankTrace
+from trainkit.report.colors import (
+    AMBER,
+    BLUE,
+    CARD,
+    GREEN,
+    GREY,
+    INK,
+    LILAC,
+    MAROON,
+    MIST,
+    PALE,
+    RED,
+    SKY,
+)
 from trainkit.report.grid import ms, share
 from trainkit.report.page import Section, figure, write_page
 
 COLORS = {
-    "data": "#e0a100",
-    "forward": "#7fb3e6",
-    "backward": "#2f6fb3",
-    "waiting": "#c7b0e0",
-    "communication": "#d1495b",
-    "optimizer": "#3f9c6b",
-    "hooks": "#9aa5b1",
-    "validation": "#cfd6dd",
-    "epoch end": "#b5bec8",
+    "data": AMBER,
+    "forward": SKY,
+    "backward": BLUE,
+    "waiting": LILAC,
+    "communication": RED,
+    "optimizer": GREEN,
+    "hooks": GREY,
+    "validation": PALE,
+    "epoch end": MIST,
 }
-_WAYS = {"negotiation": "#c7b0e0", "queue": "#e0a100", "fusion": "#7fb3e6", "allreduce": "#d1495b"}
+_WAYS = {"negotiation": LILAC, "queue": AMBER, "fusion": SKY, "allreduce": RED}
 _RANKS, _GRADIENTS = 8, 20  # shown in a chart at most
 
 
@@ -43,23 +57,29 @@ def write_timeline_page(
     cards = [
         ("a step", ms(step)),
         ("samples a second", f"{analysis.samples_per_s:,.0f}"),
-        ("exposed communication", share(analysis.median("communication"), step)),
-        ("data wait", share(analysis.median("data"), step)),
+        *(
+            (label, share(analysis.median(part), step))
+            for part, label in analysis.labels.items()
+            if part in ("data", "communication")
+        ),
         *(("longest step", ms(outlier.total_s)) for outlier in analysis.outliers[:1]),
-        ("slowest rank", "none" if analysis.slow is None else f"rank {analysis.slow.rank}"),
     ]
+    is_alone = analysis.abouts[0].world_size == 1
+    if not is_alone:
+        slow = analysis.slow
+        cards.append(("slowest rank", "none" if slow is None else f"rank {slow.rank}"))
     parts = [
         Section("In words", tuple(in_words(analysis)), id="words"),
-        Section("What to try", grid=advice_grid(advice), note=_MODEL, id="advice"),
+        Section("What to try", grid=advice_grid(advice), note=_MODEL[is_alone], id="advice"),
         Section(
             "Parts of a step",
             chart=_usual_parts(analysis),
             grid=parts_grid(analysis),
-            note=_PARTS,
+            note=_PARTS if is_alone else f"{_SHARED} {_PARTS}",
             id="parts",
         ),
         Section("Step by step", chart=_each_step(analysis), id="steps"),
-        Section("One step, from all ranks", chart=_one_step(ranks, analysis), note=_ONE, id="step"),
+        Section(_ONE_STEP[is_alone], chart=_one_step(ranks, analysis), note=_ONE, id="step"),
     ]
     if len(analysis.abouts) > 1:
         parts.append(Section("Lateness by rank", chart=_lateness(analysis), note=_LATE, id="late"))
@@ -89,7 +109,7 @@ def _shown_ranks(analysis: Analysis) -> list[int]:
 def _usual_parts(analysis: Analysis) -> go.Figure:
     ranks = _shown_ranks(analysis)
     chart = figure("ms, median of a step", "", height=230 + 34 * len(ranks))
-    for part, label in LABELS.items():
+    for part, label in analysis.labels.items():
         usual = [1000 * analysis.median(part, rank) for rank in ranks]
         names = [f"rank {rank}" for rank in ranks]
         chart.add_bar(
@@ -110,7 +130,7 @@ def _each_step(analysis: Analysis) -> go.Figure:
     chart = figure("step", "ms")
     for i, rank in enumerate(ranks):
         own = sorted((s for s in analysis.steps if s.rank == rank), key=lambda s: s.step)
-        for part, label in LABELS.items():
+        for part, label in analysis.labels.items():
             values = [1000 * step.seconds[part] for step in own]
             chart.add_bar(
                 x=[step.step for step in own],
@@ -125,13 +145,12 @@ def _each_step(analysis: Analysis) -> go.Figure:
             {
                 "label": f"rank {rank}",
                 "method": "update",
-                "args": [{"visible": [r == rank for r in ranks for _ in LABELS]}],
+                "args": [{"visible": [r == rank for r in ranks for _ in analysis.labels]}],
             }
             for rank in ranks
         ]
-        chart.update_layout(
-            updatemenus=[{"buttons": buttons, "x": 1, "xanchor": "right", "y": 1.32}], margin_t=70
-        )
+        menu = {"buttons": buttons, "x": 1, "xanchor": "right", "y": 0, "pad": {"t": 28}}
+        chart.update_layout(updatemenus=[menu], height=420)
     return chart
 
 
@@ -143,7 +162,7 @@ def _one_step(ranks: Sequence[RankTrace], analysis: Analysis) -> go.Figure:
     shown = [rank for rank in ranks if rank.about.rank in _shown_ranks(analysis)]
     begin = min(same[rank.about.rank].start for rank in shown)
     chart = figure(f"ms since step {median.step} began", "", height=200 + 56 * len(shown))
-    for part in (*LABELS, "validation", "epoch end"):
+    for part in (*analysis.labels, "validation", "epoch end"):
         if bars := [
             bar for rank in shown for bar in _bars(rank, same[rank.about.rank], part, begin)
         ]:
@@ -152,7 +171,7 @@ def _one_step(ranks: Sequence[RankTrace], analysis: Analysis) -> go.Figure:
             )
             _add_bars(chart, bars, label, COLORS[part])
     if sums := [bar for rank in shown for bar in _sum_bars(rank, same[rank.about.rank], begin)]:
-        _add_bars(chart, sums, "Horovod: operations", "#8c2f39")
+        _add_bars(chart, sums, "Horovod: operations", MAROON)
     chart.update_layout(barmode="overlay")
     chart.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=_tracks(shown))
     return chart
@@ -216,7 +235,7 @@ def _add_bars(chart: go.Figure, bars: Sequence[_Bar], label: str, color: str) ->
         x=lengths,
         orientation="h",
         name=label,
-        marker={"color": color, "line": {"width": 0.5, "color": "white"}},
+        marker={"color": color, "line": {"width": 0.5, "color": CARD}},
         customdata=labels,
         hovertemplate="%{customdata}: %{x:.2f} ms<extra>%{y}</extra>",
     )
@@ -259,20 +278,24 @@ def _costs(first: RankTrace, analysis: Analysis) -> go.Figure:
         y=[1000 * o.wire_s for o in sums],
         mode="markers",
         name="recorded",
-        marker_color="#d1495b",
+        marker_color=RED,
     )
     ends = [min(sizes), max(sizes)]
     line = [1000 * analysis.link.seconds(mib * 2**20) for mib in ends]
     chart.add_scatter(
-        x=ends, y=line, mode="lines", name="latency + size / bandwidth", line_color="#1d2733"
+        x=ends, y=line, mode="lines", name="latency + size / bandwidth", line_color=INK
     )
     return chart
 
 
-_PARTS = (
+_ONE_STEP = {True: "One step", False: "One step, from all ranks"}
+_SHARED = (
     "Waiting is the time from the end of a rank's own backward to the end of the slowest rank's;"
-    " exposed communication is the rest of the reductions. On a GPU the parts are by the device's"
-    " clock. Each figure is a median over the steps, so the parts need not sum to the step."
+    " exposed communication is the rest of the reductions."
+)
+_PARTS = (
+    "On a GPU the parts are by the device's clock. Each figure is a median over the steps, so the"
+    " parts need not sum to the step."
 )
 _ONE = (
     "Drag to zoom in, double click to zoom out. Open the recording's trace.json.gz in"
@@ -291,7 +314,10 @@ _COST = (
     "Fitted by the median of slopes between pairs (Theil 1950, Sen 1968): delayed reductions do not"
     " tilt it."
 )
-_MODEL = (
-    "Gains for reductions come from a model that runs Horovod's cycles over the recorded gradients"
-    " with another setting; 'up to' is a bound. Measure before you believe."
-)
+_MODEL = {
+    True: "'up to' is a bound. Measure before you believe.",
+    False: (
+        "Gains for reductions come from a model that runs Horovod's cycles over the recorded"
+        " gradients with another setting; 'up to' is a bound. Measure before you believe."
+    ),
+}

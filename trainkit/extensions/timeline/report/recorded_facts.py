@@ -18,6 +18,7 @@ LABELS = {
     "optimizer": "optimizer",
     "hooks": "hooks, between steps",
 }
+SHARED = ("waiting", "communication")  # parts of a step with other ranks
 OWN_WORK = ("data", "forward", "backward", "optimizer", "hooks")
 CAUSES = (*OWN_WORK, "communication")  # of a long step; waiting is an effect of another rank's
 OUTLIER = 3.0  # times the median: a step that took longer is named apart

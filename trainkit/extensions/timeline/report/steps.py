@@ -22,6 +22,7 @@ from trainkit.extensions.timeline.report.recorded_facts import (
     LABELS,
     OUTLIER,
     OWN_WORK,
+    SHARED,
     Gradient,
     Outlier,
     SlowRank,
@@ -59,6 +60,14 @@ class Analysis:
     def numbers(self) -> list[int]:
         """The numbers of the recorded steps."""
         return sorted({step.step for step in self.steps})
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The parts of a step that can be there, with their labels: a rank alone neither waits for
+        others nor communicates.
+        """
+        is_alone = self.abouts[0].world_size == 1
+        return {part: label for part, label in LABELS.items() if not (is_alone and part in SHARED)}
 
     # All figures are medians over the steps: a step that was held up once moves none of them;
     # `outliers` names it.

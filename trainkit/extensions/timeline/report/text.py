@@ -39,9 +39,9 @@ def in_words(analysis: Analysis) -> list[str]:
             " them."
         )
     said.append(_largest_words(analysis))
-    said.append(_slow_words(analysis))
-    if len(analysis.abouts) == 1 and analysis.abouts[0].world_size == 1:
+    if analysis.abouts[0].world_size == 1:
         return said
+    said.append(_slow_words(analysis))
     if analysis.link is not None:
         link = analysis.link
         cost = f"{ms(link.latency_s)} and {1000 * 2**20 / link.bytes_per_s:.3g} ms a MiB"
@@ -75,7 +75,11 @@ def in_words(analysis: Analysis) -> list[str]:
 def _largest_words(analysis: Analysis) -> str:
     medians, step = {part: analysis.median(part) for part in LABELS}, analysis.step_s
     largest, covered = max(medians, key=medians.__getitem__), sum(medians.values())
-    shown = [f"{LABELS[p]} {share(medians[p], step)}" for p in ("data", "communication", "waiting")]
+    shown = [
+        f"{analysis.labels[part]} {share(medians[part], step)}"
+        for part in ("data", "communication", "waiting")
+        if part in analysis.labels
+    ]
     if step - covered <= medians[largest]:
         return (
             f"Most of it is {LABELS[largest]} ({share(medians[largest], step)});"
@@ -149,7 +153,7 @@ def parts_grid(analysis: Analysis) -> Grid:
     if analysis.slow is not None and analysis.slow.rank not in shown:
         shown = [*shown, analysis.slow.rank]
     rows = []
-    for part, label in LABELS.items():
+    for part, label in analysis.labels.items():
         usual = analysis.median(part)
         own = [analysis.median(part, rank) for rank in shown] if len(ranks) > 1 else []
         rows.append(

@@ -20,10 +20,11 @@ from trainkit.extensions.timeline.scaling.model import (
     network,
     predictions_grid,
 )
+from trainkit.report.colors import AMBER, BLUE, GREEN, GREY, INK, RED, VIOLET
 from trainkit.report.grid import ms
 from trainkit.report.page import Section, figure, write_page
 
-_LINES = ("#1d2733", "#d1495b", "#e0a100", "#3f9c6b", "#2f6fb3", "#8a63b8", "#9aa5b1")
+_LINES = (INK, RED, AMBER, GREEN, BLUE, VIOLET, GREY)
 
 
 def write_scaling_page(
@@ -100,7 +101,7 @@ def _efficiency(measured: Sequence[Measured], model: Model, gbits: Sequence[floa
             x=sizes, y=values, name=name, mode="lines", line={"color": color, "width": 2}
         )
     seen = [100 * m.efficiency(measured[0]) for m in measured]
-    marker = {"size": 10, "color": "#1d2733", "symbol": "diamond"}
+    marker = {"size": 10, "color": INK, "symbol": "diamond"}
     chart.add_scatter(
         x=[m.ranks for m in measured], y=seen, name="measured here", mode="markers", marker=marker
     )
