@@ -174,7 +174,8 @@ class HorovodCollectives(Collectives):
             sizes = self._gathered(torch.tensor([len(own)]), "trainkit.gather.sizes")
             everyone = self._gathered(own, "trainkit.gather.bytes")
         return [
-            cloudpickle.loads(piece.numpy().tobytes()) for piece in torch.split(everyone, sizes.tolist())
+            cloudpickle.loads(piece.numpy().tobytes())
+            for piece in torch.split(everyone, sizes.tolist())
         ]
 
     def _gathered(self, own: Tensor, name: str) -> Tensor:
