@@ -168,6 +168,9 @@ class Ranks:
         """
         return None
 
+    def end_meeting(self) -> None:
+        """Close what `meeting_store` has opened."""
+
 
 def ranks_of(launcher: Launcher) -> Ranks:
     """Return the ranks of this process, under an engine that can have them assigned again."""

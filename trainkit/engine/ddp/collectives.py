@@ -95,6 +95,7 @@ class DDPCollectives(Collectives):
         if self.ranks.is_elastic and dist.is_initialized():
             self._statistics = None
             dist.destroy_process_group()
+            self.ranks.end_meeting()
 
     def abort(self) -> None:
         """End this rank's waiting for a rank that is gone, with an error where it waits. From any

@@ -1,8 +1,9 @@
 """The sockets by which Gloo's ranks are connected, so that a rank can end its own waiting.
 
 Gloo waits for a rank whose host is gone until a timeout of minutes: nothing closes the connection,
-and abort() of its backend changes nothing (torch 2.15). A socket that is shut down here ends each
-operation on it at once, with the error of a closed connection.
+and abort() of its backend changes nothing (torch 2.15). A socket that is shut down here for reading ends
+each operation on it at once, with the error of a closed connection. (Shut down for writing too, Gloo's
+thread would end the process.)
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Sockets:
             if _inode(number) != inode:
                 continue
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as own:
-                own.shutdown(socket.SHUT_RDWR)
+                # one that listens would end Gloo's thread, and the process
+                if not own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    own.shutdown(socket.SHUT_RD)
         self._opened = {}
 
 

@@ -164,12 +164,20 @@ class Membership:
             if answer["answer"] == "end":
                 raise JobEnded(str(answer["why"]), is_told=True)
 
-    def requests(self, target: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        """Return a function that sends a request to the driver by a connection of its own, which
-        stays open, and returns the answer.
+    def connect(self) -> SignedConnection:
+        """Return a connection to the driver for requests of this process; close it."""
+        return SignedConnection(self._address, self._secret, _POLL_S)
+
+    def request(
+        self, connection: SignedConnection, target: str, content: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Send a request, and return the answer.
+
+        Raises:
+            OSError, http.client.HTTPException: there is none.
+            JobEnded: the driver refuses the request.
         """
-        connection = SignedConnection(self._address, self._secret, _POLL_S)
-        return lambda content: self._post(connection, target, content)
+        return self._post(connection, target, content)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         while True:

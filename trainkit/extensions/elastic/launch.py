@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainkit.errors import ConfigError
@@ -41,7 +42,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     if given.hostfile is not None:
         given.hosts = _hosts_in(Path(given.hostfile))
     environ = without_launcher(os.environ) | {LAUNCHED: "1"}
-    code = run(settings_of(given, environ, arguments))
+    settings = replace(settings_of(given, environ, arguments), passes_on=False)
+    code = run(settings)
     assert isinstance(code, int), "no other driver takes the job"
     return code
 

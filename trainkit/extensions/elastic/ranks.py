@@ -33,6 +33,7 @@ class ElasticRanks(Ranks):
     def __init__(self, launcher: Launcher, membership: Membership) -> None:
         super().__init__(launcher)
         self._membership = self.watcher = membership
+        self._store: Any = None
         self.joins_late = os.environ.get("TRAINKIT_LATE") == "1"
 
     def join(self, process_set: Sequence[int] | None) -> None:
@@ -93,4 +94,10 @@ class ElasticRanks(Ranks):
 
         if interface := os.environ.get("HOROVOD_GLOO_IFACE"):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        return DriverStore(self._membership)
+        self._store = DriverStore(self._membership)
+        return self._store
+
+    def end_meeting(self) -> None:
+        """See Ranks."""
+        if self._store is not None:
+            self._store.close()

@@ -33,7 +33,7 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
 
     def __init__(self, membership: Membership) -> None:
         super().__init__()
-        self._ask = membership.requests(STORE)
+        self._membership, self._connection = membership, membership.connect()
         self._about = {"worker": membership.worker, "generation": membership.generation}
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -70,9 +70,17 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
             if time.monotonic() > end:
                 raise PeerError(f"{', '.join(keys)} did not come within {seconds:g} s.")
 
+    def close(self) -> None:
+        """Close the connection to the driver; the next request opens it again."""
+        self._connection.close()
+
     def _do(self, action: str, keys: list[str], value: str = "") -> dict[str, Any]:
         try:
-            answer = self._ask(self._about | {"action": action, "keys": keys, "value": value})
+            answer = self._membership.request(
+                self._connection,
+                STORE,
+                self._about | {"action": action, "keys": keys, "value": value},
+            )
         except (OSError, http.client.HTTPException) as error:
             raise PeerError(f"The elastic driver's store did not answer: {error}") from error
         if answer["answer"] == "given up":

@@ -1,0 +1,189 @@
+"""The store by which torch's groups of an elastic job form: the driver's, generation by generation."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainkit.engine.collectives import PeerError
+from trainkit.engine.ddp.sockets import Sockets
+from trainkit.extensions.elastic.client import Membership
+from trainkit.extensions.elastic.connections import SignedConnection
+from trainkit.extensions.elastic.rendezvous import Server
+from trainkit.extensions.elastic.store import DriverStore
+from trainkit.extensions.elastic.torch_store import STORE
+
+SECRET = "ab" * 32
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A driver's server."""
+    one = Server("127.0.0.1", SECRET, lambda request: None, lambda request: None)
+    yield one
+    one.close()
+
+
+class Stores:
+    """The stores of ranks, by generation; closed when a test ends."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._opened: list[DriverStore] = []
+
+    def of(self, generation: int = 1) -> DriverStore:
+        """Return a rank's store of a generation."""
+        membership = Membership("a/0#1", ("127.0.0.1", self._server.port), SECRET)
+        membership.generation = generation
+        self._opened.append(DriverStore(membership))
+        return self._opened[-1]
+
+    def close(self) -> None:
+        """Close them all."""
+        while self._opened:
+            self._opened.pop().close()
+
+
+@pytest.fixture
+def stores(server: Server) -> Iterator[Stores]:
+    """Stores of ranks at the server."""
+    made = Stores(server)
+    yield made
+    made.close()
+
+
+def group_of(store: DriverStore, rank: int, size: int) -> Any:
+    """Return a group of Gloo whose ranks meet by a store."""
+    return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=20))
+
+
+def test_values_are_those_of_torchs_own_store(stores: Stores) -> None:
+    """Bytes, numbers, deletion and questions give what torch's HashStore gives."""
+    expected, ours = dist.HashStore(), stores.of()
+
+    def use(store: Any) -> list[Any]:
+        store.set("a", "text")
+        store.set("b", "\u00e9")
+        numbers = [store.add("n", 2), store.add("n", 3)]
+        store.wait(["a", "b"], timedelta(seconds=5))
+        seen = [store.get("a"), store.get("b"), store.get("n"), *numbers]
+        return [*seen, store.check(["a", "c"]), store.delete_key("a"), store.check(["a"])]
+
+    assert use(ours) == use(expected)
+
+
+def test_a_generation_has_values_of_its_own(server: Server, stores: Stores) -> None:
+    """What an earlier generation set is not there in the next, and goes with `forget`."""
+    stores.of(1).set("a", "1")
+    assert not stores.of(2).check(["a"])
+    server.forget(before=2)
+    assert not stores.of(1).check(["a"])
+
+
+def test_a_rank_that_waits_has_an_error_when_its_generation_is_given_up(
+    server: Server, stores: Stores
+) -> None:
+    """It does not wait for the address of a rank that died before it could set it."""
+    errors: list[BaseException] = []
+    is_there = threading.Event()
+
+    def wait() -> None:
+        is_there.set()
+        try:
+            stores.of().wait(["the address of rank 1"])
+        except PeerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    is_there.wait(10)
+    server.give_up(1)
+    thread.join(30)
+    assert [str(error) for error in errors] == ["Another rank ended while the ranks met."]
+    with pytest.raises(PeerError, match="Another rank ended"):
+        stores.of().set("a", "1")
+
+
+def test_a_key_that_does_not_come_is_an_error_in_time(server: Server, stores: Stores) -> None:
+    """The error names the key."""
+    server.torch_store._longest_s = 0.05
+    with pytest.raises(PeerError, match="late did not come within"):
+        stores.of().wait(["late"], timedelta(seconds=0.1))
+
+
+def test_a_driver_that_is_gone_is_an_error(server: Server, stores: Stores) -> None:
+    """A rank that meets others when the driver dies ends like one that lost a peer."""
+    store = stores.of()
+    server.close()
+    with pytest.raises(PeerError, match="did not answer"):
+        store.set("a", "1")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"action": "set"},
+        {"action": "grow", "keys": ["a"], "value": "", "generation": 1},
+        {"action": "get", "keys": [], "value": "", "generation": 1},
+        {"action": "get", "keys": ["a"], "value": "", "generation": "x"},
+    ],
+)
+def test_a_request_of_another_form_is_refused(server: Server, content: Any) -> None:
+    """With 400, and the store stays as it is."""
+    connection = SignedConnection(("127.0.0.1", server.port), SECRET, 5.0)
+    status, text = connection.post(STORE, content)
+    connection.close()
+    assert status == 400 and b"not a request" in text
+
+
+def test_two_ranks_meet_sum_and_leave_nothing_behind(stores: Stores) -> None:
+    """Twenty generations of a group form in one process; its open files stay as many."""
+
+    def work(rank: int, generation: int, sums: list[float]) -> None:
+        group = group_of(stores.of(generation), rank, 2)
+        number = torch.tensor(float(rank + 1))
+        group.allreduce([number]).wait()
+        sums.append(float(number))
+
+    counts = []
+    for generation in range(1, 21):
+        sums: list[float] = []
+        threads = [threading.Thread(target=work, args=(r, generation, sums)) for r in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sums == [3.0, 3.0]
+        stores.close()
+        gc.collect()
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert max(counts[5:]) <= counts[4] + 4, counts
+
+
+def test_sockets_that_are_shut_down_end_a_rank_that_waits(stores: Stores) -> None:
+    """A rank whose peer is silent, as behind a cable that was pulled, has an error at once."""
+    sockets = Sockets()
+    groups: list[Any] = [None, None]
+
+    def meet(rank: int) -> None:
+        groups[rank] = group_of(stores.of(), rank, 2)
+
+    with sockets.opening():
+        threads = [threading.Thread(target=meet, args=(rank,)) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    waiting = groups[0].allreduce([torch.ones(1)])  # rank 1 does not take part
+    sockets.shut_down()
+    with pytest.raises(RuntimeError, match=r"gloo/|Connection"):
+        waiting.wait(timedelta(seconds=15))
