@@ -118,7 +118,7 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "What differs" not in page
     (first / "goodput.json").write_text(json.dumps({"seconds": {"steps": 3.0, "down": 1.0}}))
     assert show.main("show", [str(first), str(second), f"output={tmp_path / 'both.html'}"]) == 0
-    assert "a: val/loss" in (tmp_path / "both.html").read_text()
+    assert "a: val\\u002floss" in (tmp_path / "both.html").read_text()
     assert "both.html" in capsys.readouterr().out
 
 

@@ -78,7 +78,7 @@ def _source(model: Model) -> str:
 
 
 def _parts(measured: Sequence[Measured]) -> go.Figure:
-    chart = figure("ms, median of a step", "", height=140 + 40 * len(measured))
+    chart = figure("ms, median of a step", "", height=200 + 40 * len(measured))
     names = [plural(m.ranks, "rank") for m in measured]
     for part, label in LABELS.items():
         usual = [1000 * m.analysis.median(part) for m in measured]
