@@ -19,6 +19,10 @@ WORST_FIRST = ("error", "fails", "not run", "refused", "not supported", "holds")
 
 _HEAD = """# Conformance: the field's claims as programs
 
+**A draft.** The cells were recorded in parts, on a busy machine, and those of other trainers are not reviewed one by one
+yet: take a red cell of theirs as a question, not as a finding, until this note is gone. trainkit's own red cell, `memory`, is
+not explained yet.
+
 What trainers promise, checked by programs, for trainkit and six others, each as its own documentation uses it.
 One command makes this page, and anybody can run it:
 
