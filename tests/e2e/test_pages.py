@@ -189,6 +189,22 @@ def test_a_page_of_one_rank_has_no_communication(opened: Page) -> None:
         assert part not in text, part
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("opened", ["timeline"], indirect=True)
+def test_each_rank_can_be_chosen(opened: Page, width: int) -> None:
+    """The menu opens within its chart, and another rank's bars are drawn."""
+    opened.set_viewport_size({"width": width, "height": 900})
+    assert _misplaced(opened) == []
+    bars = opened.locator("#steps .bars")
+    before = bars.evaluate_all("all => all.map(one => one.innerHTML)")
+    opened.locator("#steps .updatemenu-header").click()
+    button = opened.locator("#steps .updatemenu-dropdown-button", has_text="rank 1")
+    button.click(timeout=10_000)
+    opened.wait_for_timeout(500)
+    assert bars.evaluate_all("all => all.map(one => one.innerHTML)") != before
+    assert "rank 1" in (opened.locator("#steps .updatemenu-header").text_content() or "")
+
+
 def _misplaced(page: Page) -> list[str]:
     """Return what is wrong with the layout once plotly has drawn in the new size,
     which takes a while on a loaded machine.

@@ -149,7 +149,8 @@ def _each_step(analysis: Analysis) -> go.Figure:
             }
             for rank in ranks
         ]
-        menu = {"buttons": buttons, "x": 1, "xanchor": "right", "y": 0, "pad": {"t": 28}}
+        place = {"x": 1, "xanchor": "right", "y": 0, "pad": {"t": 28}, "direction": "up"}
+        menu = {"buttons": buttons, **place}
         chart.update_layout(updatemenus=[menu], height=420)
     return chart
 
