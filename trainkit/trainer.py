@@ -202,7 +202,7 @@ class Trainer(LastRun):
     ) -> None:
         given = dict(locals())
         self._around = in_force()
-        given = canonical(self._around.settings(given))
+        given = canonical(given if self._around is None else self._around.settings(given))
         self.options = read_options(given)
         self.callbacks: list[Callback] = default_callbacks(given)
 
@@ -257,17 +257,15 @@ class Trainer(LastRun):
             )
         data = DataSources({"train": train_dataloaders, "val": val_dataloaders}, datamodule)
         start = StartFrom(ckpt_path, init_weights, strict)
-        requested = RequestedFit(task, data, start, self.options, self.callbacks)
-        self._around.fit(requested, partial(self._fit_to_the_end, task, data))
-        return [] if self._run is None else list(self._run.callback_metrics.history)
-
-    def _fit_to_the_end(self, task: Task, data: DataSources, start: StartFrom) -> None:
-        fit_once = partial(self._fit_once, task, data, start)
+        fit_once = partial(self._fit_once, task, data)
         elastic = elastic_of(callbacks_with(self.callbacks, task.configure_callbacks()))
-        if elastic is None:
-            fit_once()
+        train = fit_once if elastic is None else lambda start: elastic.fit(partial(fit_once, start))
+        if self._around is None:
+            train(start)
         else:
-            elastic.fit(fit_once)
+            requested = RequestedFit(task, data, start, self.options, self.callbacks)
+            self._around.fit(requested, train)
+        return [] if self._run is None else list(self._run.callback_metrics.history)
 
     def _fit_once(
         self, task: Task, data: DataSources, start: StartFrom, elastic: ElasticState | None = None

@@ -62,6 +62,7 @@ HOMES = {
         "engine/ddp/reduce.py",
         "engine/fsdp/engine.py",
         "engine/fsdp/tensor.py",
+        "extensions/elastic/store.py",
     ],
     "deepspeed": ["extensions/deepspeed/adapter.py"],
     # an exception: for an isinstance check, to refuse its sampler
@@ -134,7 +135,7 @@ NEEDS_TORCH = {
     "extensions.elastic.attempts",  # of a fit
     "extensions.elastic.callback",
     "extensions.elastic.rehearsal",
-    "extensions.elastic.ranks",  # Horovod's
+    "extensions.elastic.store",  # of torch's groups
 }
 
 

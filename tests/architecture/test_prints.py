@@ -20,6 +20,7 @@ PRINTS = {
     "config/compose.py": "--cfg job prints a config",
     "config/sweep.py": "a command's error",
     "extensions/elastic/*": "the output of a job and its workers",
+    "extensions/experiment/*": "a command's output",
     "extensions/exporting/*": "a command's output",
     "extensions/*/*command.py": "a command's output",
     "extensions/deepspeed/p*.py": "a process's answer to its parent",

@@ -32,7 +32,7 @@ class RequestedFit:
 
 
 class AroundFit:
-    """Around a fit that its user started: changes nothing. A command derives its own."""
+    """What a command puts around the fits of a script: here, nothing that changes them."""
 
     def settings(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments that the Trainer takes in place of the given ones."""
@@ -43,11 +43,11 @@ class AroundFit:
         train(requested.start)
 
 
-_IN_FORCE: ContextVar[AroundFit] = ContextVar("around_fit", default=AroundFit())  # noqa: B039
+_IN_FORCE: ContextVar[AroundFit | None] = ContextVar("around_fit", default=None)
 
 
-def in_force() -> AroundFit:
-    """Return what stands around the fits of a Trainer that is constructed now."""
+def in_force() -> AroundFit | None:
+    """Return what stands around the fits of a Trainer that is constructed now; None: nothing."""
     return _IN_FORCE.get()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from trainkit.errors import Dismissed, JobEnded
 from trainkit.extensions.elastic import client as membership
-from trainkit.extensions.elastic.client import Membership, RankAssignment
+from trainkit.extensions.elastic.client import Link, Membership, RankAssignment
 from trainkit.extensions.elastic.rendezvous import Request, Server
 
 SECRET = "ab" * 32
@@ -227,7 +227,7 @@ def test_a_driver_that_is_gone_ends_the_job(driver: Driver) -> None:
     m = driver.member()
     m.join(0)
     driver.server.close()
-    m._address = ("127.0.0.1", 1)  # nobody listens there, as at a dead driver's port
+    m.link = Link(("127.0.0.1", 1), SECRET)  # nobody listens there, as at a dead driver's port
     wait(lambda: m.wanted)
     with pytest.raises(JobEnded, match="could not be reached for 0.3 s .*it was killed"):
         m.join(1)
@@ -251,8 +251,8 @@ def test_a_driver_that_is_away_for_a_moment_is_asked_again(driver: Driver) -> No
     """Failed connections are retried."""
     driver.answers = [{"answer": "seat"} | vars(SEAT)]
     m = driver.member()
-    address, m._address = m._address, ("127.0.0.1", 1)
-    threading.Timer(0.1, setattr, (m, "_address", address)).start()
+    link, m.link = m.link, Link(("127.0.0.1", 1), SECRET)
+    threading.Timer(0.1, setattr, (m, "link", link)).start()
     assert m.join(0) == SEAT
 
 

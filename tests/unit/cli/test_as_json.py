@@ -20,7 +20,7 @@ from trainkit.trainer import Trainer
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 # They act: what they print is a report of what was done.
-ACTS = {"fit", "predict", "export", "serve", "generate", "tune", "completion"}
+ACTS = {"fit", "predict", "export", "serve", "generate", "tune", "completion", "launch"}
 ACTS |= {"data tokens", "data pack", "horovod install", "horovod wheel"}
 OF_ARGPARSE = {"horovod": ("check", "install", "wheel"), "deepspeed": ("check",)}
 PARTS = {"find": ("lr", "batch", "workers", "settings"), **OF_ARGPARSE}

@@ -120,4 +120,4 @@ def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 def test_each_command_has_a_usage() -> None:
     """A new command has help and completion, or is argparse's own."""
     own = {name for name in all_commands() if find_usage(name) is None}
-    assert own == {"horovod", "deepspeed"} and set(USAGES) <= set(all_commands())
+    assert own == {"horovod", "deepspeed", "launch"} and set(USAGES) <= set(all_commands())

@@ -72,9 +72,14 @@ class DDPCollectives(Collectives):
         """See Collectives."""
         return blames_peer(error)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether torch.distributed runs."""
+        return dist.is_initialized()
+
     def connect(self, device: torch.device) -> None:
         """Start torch.distributed, unless it runs."""
-        if dist.is_initialized():
+        if self.is_connected:
             return
         on_gpu = device.type == "cuda"
         with self.waiting_for("the other ranks to come"):

@@ -15,7 +15,7 @@ from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ddp.reduce import BucketReducer
-from trainkit.engine.ddp.start import assign_ranks, take_seat
+from trainkit.engine.ddp.start import assign_ranks
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import changed, refusals
 from trainkit.engine.pinning import Device
@@ -88,7 +88,7 @@ class DDPEngine(Engine):
 
     def _start(self) -> None:
         if self.ranks.is_elastic:
-            self.launcher = take_seat(self.ranks, self._process_set)
+            self._take_seat()
         else:
             assign_ranks(self.ranks, self.launcher, self.name)
         world_size = self.ranks.world_size
@@ -97,6 +97,15 @@ class DDPEngine(Engine):
         self.comm.connect(self.device)
         if chosen is not None and len(chosen) < world_size:
             self.comm.narrow(chosen)
+
+    def _take_seat(self) -> None:
+        """Take the ranks of from now on of an elastic job, unless they are connected already."""
+        if not self.comm.is_connected:
+            self.ranks.join(self._process_set)
+        self.launcher = launcher = read_launcher()
+        self.ranks.assign(
+            launcher.rank, launcher.world_size, launcher.local_rank, launcher.local_size
+        )
 
     def prepare(
         self,

@@ -5,28 +5,11 @@ or anything that sets torchrun's variables, has started.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-
-import torch.distributed as dist
 
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import EngineError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.launch.slurm.step import this_step
-
-
-def take_seat(ranks: Ranks, process_set: Sequence[int] | None) -> Launcher:
-    """Take the ranks of from now on of an elastic job, unless they are connected already; return
-    the launcher, which has their numbers.
-
-    Raises:
-        ConfigError: there is a process set: ranks come and go.
-    """
-    if not dist.is_initialized():
-        ranks.join(process_set)
-    launcher = read_launcher()
-    ranks.assign(launcher.rank, launcher.world_size, launcher.local_rank, launcher.local_size)
-    return launcher
 
 
 def assign_ranks(ranks: Ranks, launcher: Launcher, engine: str) -> None:

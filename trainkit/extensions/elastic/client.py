@@ -59,6 +59,37 @@ class RankAssignment:
         }
 
 
+@dataclass(frozen=True)
+class Link:
+    """The driver's server, as a worker reaches it."""
+
+    address: tuple[str, int]
+    secret: str
+
+    def connect(self, timeout_s: float = _POLL_S) -> SignedConnection:
+        """Return a connection, which opens with its first request; close it."""
+        return SignedConnection(self.address, self.secret, timeout_s)
+
+    def ask(
+        self, connection: SignedConnection, target: str, content: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Send a request, and return the answer.
+
+        Raises:
+            OSError, http.client.HTTPException: there is none.
+            JobEnded: the driver refuses the request.
+        """
+        status, text = connection.post(target, content)
+        if status != http.client.OK:
+            raise JobEnded(
+                f"The elastic driver at {self.address[0]}:{self.address[1]} answered {status} "
+                f"{http.client.responses.get(status, '')} to {target} of worker"
+                f" {content.get('worker')}: {text.decode(errors='replace')[:200]}"
+            )
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+
 class Membership:
     """One worker's link to its driver."""
 
@@ -81,8 +112,7 @@ class Membership:
         self.on_broken: Callable[[], None] | None = None
         self.raised = False  # whether the code that this process runs has raised an exception
         self.why = ""  # why the driver wants to form a new generation, "" if it does not
-        self._address = address
-        self._secret = secret
+        self.link = Link(address, secret)
         self._asked = 0  # the generation that the driver wants
         self._is_stuck = False  # whether it waited for ranks that are gone at the last heartbeat
         # start of the current series of failed requests; None: the last one succeeded
@@ -164,24 +194,9 @@ class Membership:
             if answer["answer"] == "end":
                 raise JobEnded(str(answer["why"]), is_told=True)
 
-    def connect(self) -> SignedConnection:
-        """Return a connection to the driver for requests of this process; close it."""
-        return SignedConnection(self._address, self._secret, _POLL_S)
-
-    def request(
-        self, connection: SignedConnection, target: str, content: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Send a request, and return the answer.
-
-        Raises:
-            OSError, http.client.HTTPException: there is none.
-            JobEnded: the driver refuses the request.
-        """
-        return self._post(connection, target, content)
-
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         while True:
-            connection = SignedConnection(self._address, self._secret, _POLL_S)
+            connection = self.link.connect()
             try:
                 return self._post(connection, "/elastic/join", request)
             except (OSError, http.client.HTTPException) as error:
@@ -195,21 +210,12 @@ class Membership:
     def _post(
         self, connection: SignedConnection, target: str, content: dict[str, Any]
     ) -> dict[str, Any]:
-        status, text = connection.post(target, content)
-        if status != http.client.OK:
-            raise JobEnded(
-                f"The elastic driver at {self._address[0]}:{self._address[1]} answered {status} "
-                f"{http.client.responses.get(status, '')} to {target} of worker {self.worker}: "
-                f"{text.decode(errors='replace')[:200]}"
-            )
+        answer = self.link.ask(connection, target, content)
         self._silent = None
-        answer: dict[str, Any] = json.loads(text)
         return answer
 
     def _send_beats(self) -> None:
-        with contextlib.closing(
-            SignedConnection(self._address, self._secret, _POLL_S)
-        ) as connection:
+        with contextlib.closing(self.link.connect()) as connection:
             while not self._parting.is_set():
                 try:
                     answer = self._beat_once(connection)
@@ -255,7 +261,7 @@ class Membership:
 
     def _beat_apart(self) -> None:
         """Send a heartbeat from this thread; a driver that cannot be reached misses it."""
-        connection = SignedConnection(self._address, self._secret, BEAT_S)
+        connection = self.link.connect(BEAT_S)
         with contextlib.suppress(OSError, http.client.HTTPException, JobEnded):
             self._beat_once(connection)
         connection.close()
@@ -280,7 +286,7 @@ class Membership:
         return since is not None and time.monotonic() - since > UNREACHABLE_S
 
     def _lost(self, error: Exception) -> str:
-        host, port = self._address
+        host, port = self.link.address
         return (
             f"The elastic driver at {host}:{port} could not be reached for {UNREACHABLE_S:g} s"
             f" ({error}): it was killed, or its host is gone. Worker {self.worker} ends;"

@@ -1,7 +1,7 @@
 """Ranks of an elastic job: an elastic driver assigns them again while the process lives.
 
 The launcher's driver gives a process its rank (client.py), in the environment. The engine connects
-the ranks anew for each generation: Horovod by the driver's server, torch's groups by a store of
+the ranks again for each generation: Horovod by the driver's server, torch's groups by a store of
 the same server (store.py).
 """
 

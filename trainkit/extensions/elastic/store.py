@@ -33,7 +33,8 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
 
     def __init__(self, membership: Membership) -> None:
         super().__init__()
-        self._membership, self._connection = membership, membership.connect()
+        self._link = membership.link
+        self._connection = self._link.connect()
         self._about = {"worker": membership.worker, "generation": membership.generation}
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -76,7 +77,7 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
 
     def _do(self, action: str, keys: list[str], value: str = "") -> dict[str, Any]:
         try:
-            answer = self._membership.request(
+            answer = self._link.ask(
                 self._connection,
                 STORE,
                 self._about | {"action": action, "keys": keys, "value": value},

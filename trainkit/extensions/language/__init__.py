@@ -1,5 +1,5 @@
-"""Texts as tokens (data tokens), texts that a trained model continues: generate
-(docs/language_models.md); conversations as packed tokens, for conf=sft (docs/chat_models.md).
+"""Texts as tokens (data tokens), continued by a model: generate (docs/language_models.md);
+conversations as packed tokens: conf=sft (docs/chat_models.md).
 """
 
 from trainkit.extension import Command, Extension
