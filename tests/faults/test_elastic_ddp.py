@@ -55,7 +55,7 @@ def test_a_worker_that_is_killed_while_the_others_recover(run: Run) -> None:
     """Of four ranks one dies, and another while the ranks form again: two continue."""
     faults = [
         {"do": "kill", "rank": 3, "step": 7},
-        {"do": "kill", "rank": 1, "step": 8, "during": "recovery"},
+        {"do": "kill", "rank": 1, "step": 6, "during": "recovery"},
     ]
     ended = run(*faults, np=4, hosts="localhost:4", waits_for=1)
     check_samples(ended)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.extensions.experiment.statistics import Interval
+from trainkit.report.colors import RED
 from trainkit.report.grid import Grid
 from trainkit.report.page import Figure, Section, figure, write_page
 
@@ -57,7 +58,7 @@ def difference_chart(
         text=[f"seed {seed}" for seed in seeds],
         mode="markers",
         name="a seed",
-        marker={"size": 9, "color": "#d1495b"},
+        marker={"size": 9, "color": RED},
     )
     for name, one in (("paired", paired), ("unpaired", unpaired)):
         width = one.half_width if math.isfinite(one.half_width) else None
