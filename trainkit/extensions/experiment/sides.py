@@ -95,14 +95,14 @@ def _of_config(name: str, typed: str, overrides: list[str]) -> Side:
 
 
 def _of_script(name: str, typed: str, script: Script) -> Side:
-    found: list[Side] = []
+    sides: list[Side] = []
 
     def look(requested: Any, _: Any) -> None:
         subject = ScriptSubject(script, requested, "")
-        found.append(_side(name, typed, subject, Path(script.path).read_text()))
+        sides.append(_side(name, typed, subject, Path(script.path).read_text()))
 
     run_script(script, FirstFit(script, look))
-    return found[0]
+    return sides[0]
 
 
 def _side(name: str, typed: str, subject: Subject, text: str) -> Side:

@@ -110,12 +110,12 @@ def _read_workers(own: dict[str, str]) -> dict[str, Any]:
 
 def _number(key: str, text: str) -> float:
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
+        number = math.nan
+    if not 0 < number < math.inf:
         raise ConfigError(f"{key} is '{text}'; it must be a number above 0, as 1e-3.")
-    return found
+    return number
 
 
 def _find_lr(subject: Subject, settings: dict[str, Any]) -> Found:
@@ -126,12 +126,12 @@ def _find_lr(subject: Subject, settings: dict[str, Any]) -> Found:
     launcher = read_launcher()
     if not launcher.is_main:
         return None
-    found = [
+    rates = [
         (name, rate)
         for name, rate in (("steepest", curve.suggestion()), ("valley", curve.valley()))
         if rate is not None
     ]
-    suggested = [(name, rate, subject.rate_text(rate)) for name, rate in found]
+    suggested = [(name, rate, subject.rate_text(rate)) for name, rate in rates]
     notes = [
         f"{plural(len(curve.lrs), 'step')} at {plural(launcher.world_size, 'rank')}" + _up_to(curve)
     ]
@@ -181,12 +181,12 @@ def _up_to(curve: Any) -> str:
 def _find_batch(subject: Subject, settings: dict[str, Any]) -> Found:
     """Try microbatches, and print a table and the largest that fits."""
     batch: Any = importlib.import_module("trainkit.extensions.find.batch")
-    found = batch.find_batch(subject, **settings)
+    sizes = batch.find_batch(subject, **settings)
     if not read_launcher().is_main:
         return None
     console = console_of()
     rows = []
-    for tried in sorted(found.tried, key=lambda one: int(one.batch_size)):
+    for tried in sorted(sizes.tried, key=lambda one: int(one.batch_size)):
         ranks = ", ".join(map(str, tried.failed))
         rows.append(
             (
@@ -203,34 +203,34 @@ def _find_batch(subject: Subject, settings: dict[str, Any]) -> Found:
             sentences=(2,),
         ).rich()
     )
-    if found.largest is None:
+    if sizes.largest is None:
         raise ConfigError(
             "Not one sample fits. Try trainer.activation_checkpointing=true or engine=fsdp"
             " (docs/large_models.md)."
         )
     more = (
         "; no larger one was tried (most=..., or the data has no more samples)"
-        if found.is_limited
+        if sizes.is_limited
         else ""
     )
     console.print(
-        f"largest   {found.largest} samples on each of {plural(found.ranks, 'rank')}{more}",
+        f"largest   {sizes.largest} samples on each of {plural(sizes.ranks, 'rank')}{more}",
         soft_wrap=True,
     )
-    size, accumulate = found.choice()
+    size, accumulate = sizes.choice()
     accumulation = subject.key("accumulate_grad_batches")
     text = f"{subject.batch_size_key}={size} {accumulation}={accumulate}"
     console.print(
-        f"keeps     {found.global_batch} samples a step: {text}", soft_wrap=True, markup=False
+        f"keeps     {sizes.global_batch} samples a step: {text}", soft_wrap=True, markup=False
     )
     return {
         "of": subject.of,
-        "ranks": found.ranks,
-        "largest": found.largest,
-        "is_limited": found.is_limited,
-        "global_batch": found.global_batch,
+        "ranks": sizes.ranks,
+        "largest": sizes.largest,
+        "is_limited": sizes.is_limited,
+        "global_batch": sizes.global_batch,
         "choice": {"batch_size": size, "accumulate_grad_batches": accumulate},
-        "tried": [dataclasses.asdict(one) for one in found.tried],
+        "tried": [dataclasses.asdict(one) for one in sizes.tried],
     }
 
 
@@ -238,7 +238,7 @@ def _find_workers(subject: Subject, settings: dict[str, Any]) -> Found:
     """Try loader workers and prefetch, and print a table and the cheapest that is fast."""
     loading: Any = importlib.import_module("trainkit.extensions.find.workers")
     asked = subject.requested
-    found, ranks = loading.find_workers(asked.task, asked.data, asked.options, **settings)
+    loadings, ranks = loading.find_workers(asked.task, asked.data, asked.options, **settings)
     if not read_launcher().is_main:
         return None
     console = console_of()
@@ -249,14 +249,14 @@ def _find_workers(subject: Subject, settings: dict[str, Any]) -> Found:
             f"{one.samples_per_s:,.0f}",
             share(one.data_share, 1.0),
         )
-        for one in found
+        for one in loadings
     ]
     title = (
         f"Loader workers of each of {plural(ranks, 'rank')}, up to"
         f" {plural(settings['steps'], 'step')} each"
     )
     console.print(Grid(title, ("workers", "prefetch", "samples/s", "waits for data"), rows).rich())
-    best = loading.enough(found)
+    best = loading.enough(loadings)
     words = f"{subject.workers_key}={best.workers}"
     if best.prefetch > 2:  # torch's default; the shipped data has no setting for it
         words += f", and prefetch_factor={best.prefetch} of the DataLoader"
@@ -270,31 +270,31 @@ def _find_workers(subject: Subject, settings: dict[str, Any]) -> Found:
         "of": subject.of,
         "ranks": ranks,
         "enough": {"num_workers": best.workers, "prefetch_factor": best.prefetch},
-        "tried": [dataclasses.asdict(one) for one in found],
+        "tried": [dataclasses.asdict(one) for one in loadings],
     }
 
 
 def _find_settings(subject: Subject, settings: dict[str, Any]) -> Found:
     """Try the wire's settings, and print a table and what is faster."""
     wire: Any = importlib.import_module("trainkit.extensions.find.wire")
-    found = wire.find_settings(subject, **settings)
+    sums = wire.find_settings(subject, **settings)
     if not read_launcher().is_main:
         return None
     console = console_of()
-    own = found.tried[0]
-    rows = [_wire_row(one, own) for one in sorted(found.tried, key=lambda one: float(one.step_s))]
+    own = sums.tried[0]
+    rows = [_wire_row(one, own) for one in sorted(sums.tried, key=lambda one: float(one.step_s))]
     title = (
-        f"Settings of engine={found.engine}: {plural(found.ranks, 'rank')},"
-        f" {human(found.gradient_bytes)} of gradients"
+        f"Settings of engine={sums.engine}: {plural(sums.ranks, 'rank')},"
+        f" {human(sums.gradient_bytes)} of gradients"
     )
     console.print(
         Grid(
             title, ("setting", "step", "waits", "speed", "gradients"), rows, sentences=(0, 4)
         ).rich()
     )
-    for why in found.skipped:
+    for why in sums.skipped:
         console.print(f"left out  {why}", soft_wrap=True, markup=False)
-    best, rounded = found.faster(exact=True), found.faster(exact=False)
+    best, rounded = sums.faster(exact=True), sums.faster(exact=False)
     text = "the config's own: no other gains more than 3 %"
     if best:
         text = f"{best.override}   {own.step_s / best.step_s:.2f} times as fast"
@@ -308,13 +308,13 @@ def _find_settings(subject: Subject, settings: dict[str, Any]) -> Found:
         )
     return {
         "of": subject.of,
-        "engine": found.engine,
-        "ranks": found.ranks,
-        "gradient_bytes": found.gradient_bytes,
+        "engine": sums.engine,
+        "ranks": sums.ranks,
+        "gradient_bytes": sums.gradient_bytes,
         "fastest": dict(best.options) if best else {},
         "rounded": dict(rounded.options) if rounded else None,
-        "tried": [dataclasses.asdict(one) for one in found.tried],
-        "skipped": found.skipped,
+        "tried": [dataclasses.asdict(one) for one in sums.tried],
+        "skipped": sums.skipped,
     }
 
 

@@ -101,9 +101,9 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[F
     """Return the settings, the fastest first: those that send least, and compute nothing twice."""
     state = sizes.weights + sizes.gradients + sizes.optimizer
     weights = sizes.weights
-    found = [FitChoice("engine=auto", state + need.activations, 0, 2 * sizes.payload)]
+    layouts = [FitChoice("engine=auto", state + need.activations, 0, 2 * sizes.payload)]
     if ranks == 1:
-        return found if need.recomputed is None else [*found, _saving(found[0], need, state)]
+        return layouts if need.recomputed is None else [*layouts, _saving(layouts[0], need, state)]
     again = need.activations if need.recomputed is None else need.recomputed
     suffix = "" if need.recomputed is None else " trainer.activation_checkpointing=true"
     hosts = ranks // ranks_per_host
@@ -113,7 +113,7 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[F
         else []
     )
     for kept, more in [(need.activations, ""), *([(again, suffix)] if suffix else [])]:
-        found.append(
+        layouts.append(
             FitChoice(
                 f"engine=fsdp engine.reshard_after_forward=false{more}",
                 state // ranks + weights + kept,
@@ -122,7 +122,7 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[F
             )
         )
         for replicas, parts in [*across, ("", ranks)]:
-            found.append(
+            layouts.append(
                 FitChoice(
                     f"engine=fsdp{replicas}{more}",
                     state // parts + need.gathered + kept,
@@ -130,7 +130,7 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[F
                     3 * weights,
                 )
             )
-    found.append(
+    layouts.append(
         FitChoice(
             f"engine=fsdp engine.cpu_offload=true{suffix}",
             need.gathered + again,
@@ -138,7 +138,7 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[F
             3 * weights,
         )
     )
-    return found
+    return layouts
 
 
 def _saving(plain: FitChoice, need: Need, state: int) -> FitChoice:
@@ -151,7 +151,7 @@ def _saving(plain: FitChoice, need: Need, state: int) -> FitChoice:
 
 
 def fit_rows(
-    found: Sequence[FitChoice], need: Need, memory_gb: float, typed: str
+    layouts: Sequence[FitChoice], need: Need, memory_gb: float, typed: str
 ) -> tuple[list[tuple[str, str]], bool]:
     """Return a row for each choice, and how to start the first that fits in a GPU of `memory_gb`;
     and whether one fits.
@@ -167,7 +167,7 @@ def fit_rows(
         ("activations", activations),
         ("room", f"{memory_gb:g} GB less a tenth for CUDA, NCCL and the allocator"),
     ]
-    for choice in found:
+    for choice in layouts:
         host = f", {human(choice.host)} of the host's" if choice.host else ""
         verdict = "fits" if choice.device <= room else "does not fit"
         rows.append(
@@ -176,7 +176,7 @@ def fit_rows(
                 f"{human(choice.device)} a rank{host}, sends {human(choice.traffic)}: {verdict}",
             )
         )
-    best = next((choice for choice in found if choice.device <= room), None)
+    best = next((choice for choice in layouts if choice.device <= room), None)
     if best is None:
         rows.append(
             (

@@ -85,8 +85,8 @@ def make_plan(subject: Subject, run_dir: str, cores: int, memory_gb: float | Non
         )
         fits = None
         if memory_gb is not None and need is not None:
-            found = choices(sizes, need, ranks, engine.ranks.local_size)
-            rows, fits = fit_rows(found, need, memory_gb, subject.typed)
+            layouts = choices(sizes, need, ranks, engine.ranks.local_size)
+            rows, fits = fit_rows(layouts, need, memory_gb, subject.typed)
             sections["engines"] = (f"which engine, in {memory_gb:g} GB", rows)
     return Plan(subject.of, _ranks(engine), ranks, engine.name, sections, advice, fits)
 

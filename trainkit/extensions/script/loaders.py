@@ -24,12 +24,12 @@ class ChangedLoader(DataSources):
     change: Callable[[DataLoader[Any]], DataLoader[Any]] = lambda loader: loader
 
     def find(self, kind: str, task: Task) -> Any:
-        found = super().find(kind, task)
+        loader = super().find(kind, task)
         if kind != "train":
-            return found
-        if not isinstance(found, DataLoader):
+            return loader
+        if not isinstance(loader, DataLoader):
             raise ConfigError(
-                f"The training data is a {type(found).__name__}, which has no loader workers."
+                f"The training data is a {type(loader).__name__}, which has no loader workers."
                 " Return a DataLoader."
             )
-        return self.change(found)
+        return self.change(loader)
