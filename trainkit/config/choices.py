@@ -13,6 +13,8 @@ choices_of       those of a command line, from the defaults lists alone
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -63,9 +65,7 @@ class ChoiceSource(ConfigSource):
 
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
-        sources: list[Any] = [*Plugins.instance().discover(ConfigSource)]
-        files = next(source for source in sources if source.scheme() == "file")
-        self._files = files(provider, f"file://{self.path}")
+        self._files = _source_of_files(provider, self.path)
 
     @staticmethod
     def scheme() -> str:
@@ -75,9 +75,8 @@ class ChoiceSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Return a file's config with the sections of the choices in force."""
         file = Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"
-        if file.is_file():
-            check_yaml(file)
-        result: ConfigResult = self._files.load_config(config_path)
+        content = file.read_bytes() if file.is_file() else None
+        result = copy.deepcopy(_loaded(self.provider, self.path, config_path, file, content))
         if isinstance(result.config, DictConfig):
             result.config = _with_sections(result.config, file)
         return result
@@ -97,6 +96,27 @@ class ChoiceSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the names in a folder."""
         return [*self._files.list(config_path, results_filter)]
+
+
+def _source_of_files(provider: str, folder: str) -> Any:
+    sources: list[Any] = [*Plugins.instance().discover(ConfigSource)]
+    files = next(source for source in sources if source.scheme() == "file")
+    return files(provider, f"file://{folder}")
+
+
+@functools.lru_cache(maxsize=512)
+def _loaded(
+    provider: str, folder: str, config_path: str, file: Path, content: bytes | None
+) -> ConfigResult:
+    """Return a file as Hydra reads it, without sections.
+
+    Hydra reads each file two or three times to compose a job, and a sweep does so for each job:
+    the same content is parsed once in a process.
+    """
+    if content is not None:
+        check_yaml(file)
+    result: ConfigResult = _source_of_files(provider, folder).load_config(config_path)
+    return result
 
 
 def register() -> None:

@@ -5,6 +5,8 @@ it decides what Hydra itself builds and runs, so only the command line may set i
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,16 @@ def is_of_hydra(override: str) -> bool:
 
 def plain_hydra(folder: Path, typed: list[str]) -> dict[str, Any]:
     """Return Hydra's own parts as the command line alone sets them, with an empty config."""
-    return _hydra_parts(compose(folder, None, typed))
+    searched = (folder, *conf_folders(Path.cwd()))
+    if any("$" in word for word in typed) or any((at / "hydra").exists() for at in searched):
+        return _hydra_parts(compose(folder, None, typed))
+    return copy.deepcopy(_plain_hydra(searched, tuple(typed)))
+
+
+@functools.lru_cache(maxsize=64)
+def _plain_hydra(searched: tuple[Path, ...], typed: tuple[str, ...]) -> dict[str, Any]:
+    """Compose them once in a process: with nothing of the user's, they are always the same."""
+    return _hydra_parts(compose(searched[0], None, list(typed)))
 
 
 def check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:

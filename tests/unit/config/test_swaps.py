@@ -6,13 +6,12 @@ import functools
 import itertools
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from trainkit.config import hydra_node, pairs
+from trainkit.config import pairs
 from trainkit.config.compose import ComposedJob, run
 from trainkit.config.of_run import flat, read_config
 from trainkit.config.resources import shipped_root
@@ -86,16 +85,8 @@ def needed(conf: str, group: str = "", choice: str = "") -> list[str]:
 @pytest.fixture
 def composed(monkeypatch: pytest.MonkeyPatch) -> Compose:
     """A function that composes and checks a command; what is the same for all is composed once."""
-    plain = hydra_node.plain_hydra
-    once = functools.lru_cache(lambda folder, typed: plain(folder, list(typed)))
-
-    def cached(folder: Path, typed: list[str]) -> dict[str, Any]:
-        return once(folder, tuple(typed))
-
     nodes = functools.lru_cache(pairs._nodes)
     monkeypatch.setattr(pairs, "_nodes", lambda group, at, **more: nodes(group, tuple(at), **more))
-    for module in ("compose", "hydra_node"):
-        monkeypatch.setattr(f"trainkit.config.{module}.plain_hydra", cached)
     monkeypatch.setattr("trainkit.config.schema.require", lambda name: None)  # of an engine
 
     def job_of(*arguments: str) -> ComposedJob:
