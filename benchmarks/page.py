@@ -4,8 +4,8 @@ project's.
     python -m benchmarks.page [--check]
 
 A block of a page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by
-that benchmark's tables; `targets` by all targets, `summary` by the main figures. The text between
-blocks is written by hand. --check changes nothing, and fails if a page is out of date.
+that benchmark's tables; `targets` by all targets, `summary` by the main figures, `conformance` by
+rows of that suite. The text between blocks is written by hand. --check changes nothing, and fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.conformance.page import load_results, readme_table
 from benchmarks.everything import RESULTS
 from benchmarks.harness import shown
 
@@ -71,27 +72,25 @@ def summary(results: Mapping[str, Any]) -> str:
         )
     )
     imported = {row[0]: row[1] for row in results["startup"]["tables"][0]["rows"]}
-    head = f"added to a step of {shown(of_people[1])} us, DataLoader over a Dataset"
     rows = [
-        f"| | {head} | with log, progress, checkpoints, on a list | import over torch, s |",
+        f"| adds | to a step of {shown(of_people[1])} us | with logs, progress, checkpoints | to a start |",
         "| --- | ---: | ---: | ---: |",
     ]
     for name in imported:
         if name in added:
-            cells = added[name], with_log.get(f"{name}, all on"), imported[name]
-            rows.append(f"| {name} | " + " | ".join(map(shown, cells)) + " |")
+            to_a_step, all_on = added[name], with_log.get(f"{name}, all on")
+            cells = [
+                f"{to_a_step:,.0f} us",
+                "-" if all_on is None else f"{all_on:,.0f} us",
+                f"{imported[name]:.2f} s",
+            ]
+            rows.append(f"| {name} | " + " | ".join(cells) + " |")
     alike, as_shipped = (shown(target["measured"]) for target in results["throughput"]["targets"])
-    notes = [
-        (
-            "Negative: faster than the plain loop, since batches are read without a DataLoader's"
-            " own cost for each."
-        ),
-        (
-            "Images per second of ResNet-50 on 2 ranks, beside a loop by hand with Horovod: "
-            f"{alike} times with the same settings, {as_shipped} times with trainkit's own."
-        ),
-    ]
-    return "\n".join([*rows, "", *notes])
+    note = (
+        "Below zero: without a DataLoader's cost for each batch. ResNet-50 on 2 ranks: "
+        f"{alike} to {as_shipped} of a loop by hand."
+    )
+    return "\n".join([*rows, "", note])
 
 
 def machines(results: Mapping[str, Any]) -> str:
@@ -120,7 +119,10 @@ def fill(page: str, results: Mapping[str, Any]) -> str:
     def block(match: re.Match[str]) -> str:
         name = match[1]
         whole = {"targets": targets, "machines": machines, "summary": summary}
-        text = whole[name](results) if name in whole else tables(results[name])
+        if name == "conformance":
+            text = readme_table(load_results())
+        else:
+            text = whole[name](results) if name in whole else tables(results[name])
         return f"<!-- {name} -->\n{text}\n<!-- /{name} -->"
 
     return re.sub(r"<!-- ([a-z_]+) -->\n.*?<!-- /\1 -->", block, page, flags=re.DOTALL)

@@ -73,6 +73,29 @@ def totals(results: dict[str, Any]) -> dict[str, Counter[str]]:
     return {trainer: Counter(cells) for trainer, cells in zip(TRAINERS, columns, strict=True)}
 
 
+# README's rows: claims that users meet first, in its words.
+README_ROWS = {
+    "resume-samples": "a killed run, resumed, sees each sample once",
+    "resume-weights": "and ends with the weights of one without a kill",
+    "tokens-over-accumulation": "accumulated tokens weigh the same in short batches",
+    "evaluation-over-ranks": "two ranks count each validation sample once",
+    "a-changed-byte-is-seen": "a damaged checkpoint is refused",
+}
+_MARKS = {"holds": "yes", "fails": "**no**", "refused": "refused", "not run": "?"}
+
+
+def readme_table(results: dict[str, Any]) -> str:
+    """Return README's rows and the counts of all claims."""
+    claims, counted = load_claims(), totals(results)
+    lines = [f"| | {' | '.join(TRAINERS)} |", f"| --- |{' :-: |' * len(TRAINERS)}"]
+    for name, sentence in README_ROWS.items():
+        cells = [_MARKS.get(status_of(results, name, trainer), "-") for trainer in TRAINERS]
+        lines.append(f"| {sentence} | {' | '.join(cells)} |")
+    held = [str(counted[trainer]["holds"]) for trainer in TRAINERS]
+    lines.append(f"| of {len(claims)} claims | {' | '.join(held)} |")
+    return "\n".join(lines)
+
+
 def notes_of(results: dict[str, Any], claim: str) -> list[str]:
     """Return a line for each cell that does not hold, and trainkit's numbers."""
     lines = []
