@@ -324,10 +324,10 @@ def train_data(fit: Fit) -> Any:
     return Stream(fit) if fit.data == "stream" else Samples(fit)
 
 
-def train_loader(fit: Fit, **settings: Any) -> DataLoader[Batch]:
-    """Return a loader, as for one process."""
+def train_loader(fit: Fit, kind: type = DataLoader, **settings: Any) -> Any:
+    """Return a loader, as for one process; `kind` is its class."""
     shuffle = {} if fit.data == "stream" else {"shuffle": fit.shuffle}
-    return DataLoader(train_data(fit), fit.batch, num_workers=fit.workers, **(shuffle | settings))
+    return kind(train_data(fit), fit.batch, num_workers=fit.workers, **(shuffle | settings))
 
 
 def val_loader(fit: Fit, **settings: Any) -> DataLoader[Batch]:
