@@ -101,7 +101,7 @@ def a_signal_to_one_rank(cell: Cell) -> str:
     return "the job ended, with a checkpoint"
 
 
-@claim("faults")
+@claim("faults", own=True)
 def a_full_disk(cell: Cell) -> str:
     """If the disk takes no second checkpoint, the run trains on to its end, and the first one is
     whole: it can be resumed.
