@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from datetime import timedelta
 from typing import Any
 
 import numpy
 import torch
+from accelerate import PartialState
 from torch import nn
 from torch.utils.data import default_collate
 from transformers import (
@@ -87,8 +89,9 @@ def arguments(fit: Fit, record: Record) -> TrainingArguments:
         settings["train_sampling_strategy"] = "sequential"
     if fit.patience is not None:
         settings["restore_callback_states_from_checkpoint"] = True
-    if fit.limit_of_hangs is not None:
-        settings["ddp_timeout"] = int(fit.limit_of_hangs)
+    if fit.limit_of_hangs is not None:  # `ddp_timeout` has no effect on the CPU
+        PartialState(cpu=True, timeout=timedelta(seconds=fit.limit_of_hangs))
+        settings["accelerator_config"]["use_configured_state"] = True
     if fit.terminate_on is not None:
         settings["enable_jit_checkpoint"] = True
     if fit.scores:
