@@ -173,8 +173,11 @@ def resume_patience(cell: Cell) -> str:
 
 
 def cut_newest(run: Outcome) -> str:
-    """Cut the largest file of the newest checkpoint, and its copies, to half; return their name."""
+    """Cut the largest file of the newest checkpoint, and its copies, to half; return their name.
+    Keras' .bkp is a copy of the checkpoint before.
+    """
     files = [p for p in (run.folder / "run").rglob("*") if p.is_file() and not p.is_symlink()]
+    files = [p for p in files if p.suffix != ".bkp"]
     newest = max(p.stat().st_mtime for p in files)
     group = [p for p in files if p.stat().st_mtime > newest - 0.15]
     size = max(p.stat().st_size for p in group)
