@@ -173,19 +173,19 @@ def resume_patience(cell: Cell) -> str:
 
 
 def cut_newest(run: Outcome) -> str:
-    """Cut the largest file of the newest checkpoint, and its copies, to half; return their name.
+    """Cut the largest file of the newest checkpoint, and its copies, to half; return its name.
     Keras' .bkp is a copy of the checkpoint before.
     """
     files = [p for p in (run.folder / "run").rglob("*") if p.is_file() and not p.is_symlink()]
     files = [p for p in files if p.suffix != ".bkp"]
-    newest = max(p.stat().st_mtime for p in files)
-    group = [p for p in files if p.stat().st_mtime > newest - 0.15]
-    size = max(p.stat().st_size for p in group)
-    largest = [p for p in group if p.stat().st_size > 0.9 * size]
-    for path in largest:
-        with path.open("r+b") as file:
-            file.truncate(path.stat().st_size // 2)
-    return largest[0].name
+    size = max(p.stat().st_size for p in files)
+    newest = max(
+        (p for p in files if p.stat().st_size > 0.9 * size), key=lambda p: p.stat().st_mtime_ns
+    )
+    whole = newest.read_bytes()
+    for path in [p for p in files if p.read_bytes() == whole]:
+        path.write_bytes(whole[: len(whole) // 2])
+    return newest.name
 
 
 @claim("resume")
