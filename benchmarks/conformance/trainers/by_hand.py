@@ -87,12 +87,12 @@ def fit(fit: Fit, record: Record) -> None:
         model.train()
         if isinstance(train.sampler, DistributedSampler):
             train.sampler.set_epoch(epoch)
-        total, count = 0.0, 0
+        total, count = torch.zeros(()), 0
         for number, batch in joined(model, train, done):
             with torch.autocast("cpu", torch.float16, enabled=fit.precision == "16"):
                 loss = model(**batch)["loss"]
             scaler.scale(loss / fit.accumulate).backward()
-            total += loss.item() * len(batch["i"])
+            total += loss.detach() * len(batch["i"])
             count += len(batch["i"])
             if number % fit.accumulate and number != len(train):
                 continue
@@ -113,7 +113,7 @@ def fit(fit: Fit, record: Record) -> None:
                 torch.save(states | place, path)
         done = 0
         if count:
-            record.values["loss"] = total / count
+            record.values["loss"] = total.item() / count
         if fit.validation:
             record.values["score"] = evaluate(model, fit)
     record.keep(inner)
