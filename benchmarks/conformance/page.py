@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conformance.claims import load_claims
-from benchmarks.conformance.sources import DECLARED, is_thread, source_of
+from benchmarks.conformance.sources import DECLARED, kind_of, not_run, source_of
 from benchmarks.conformance.worker import TRAINERS
 from trainkit.report.grid import Grid
 from trainkit.report.page import Section, write_page
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
-WORST_FIRST = ("error", "fails", "not run", "refused", "not supported", "holds")
+WORST_FIRST = ("error", "fails", "otherwise", "not run", "refused", "not supported", "holds")
 
 _HEAD = """# Conformance: the field's claims as programs
 
@@ -41,8 +41,14 @@ A cell that is wrong about your trainer is a bug: report it, or send the program
 - **holds**: on each number of ranks that the claim names (trainkit: alone, under horovodrun and under torchrun)
 - **fails**: with the numbers and the thread, below
 - **refused**: it ends with a clear error in place of the claim
+- **otherwise**: it does otherwise, and has not said that it would not: trainkit alone makes this claim, its own limits of
+  cost among them
 - **not supported**: it has no such feature, by its own page
-- **not run**: the claim has no program for this trainer yet
+- **not run**: no program of this trainer checks the claim, for the reason below
+
+A link is a *thread* on the failure, a *page* of the trainer that says so, or the *documented usage* that the program follows,
+which says nothing of it. A column "by hand" is what PyTorch's tutorials and examples do: red there means that who copies them
+has to write it.
 """
 
 _COMPOSER = """
@@ -55,8 +61,16 @@ def status_of(results: dict[str, Any], claim: str, trainer: str) -> str:
     """Return a cell's status: the worst of its starts."""
     if (trainer, claim) in DECLARED:
         return "not supported"
-    starts = results["results"].get(claim, {}).get(trainer, {})
-    return min((s["status"] for s in starts.values()), key=WORST_FIRST.index, default="not run")
+    starts = results["results"].get(claim, {}).get(trainer, {}).values()
+    states = (state_of(start, claim, trainer) for start in starts)
+    return min(states, key=WORST_FIRST.index, default="not run")
+
+
+def state_of(result: dict[str, Any], claim: str, trainer: str) -> str:
+    """Return the status of one start, as the page says it."""
+    if result["status"] == "fails" and trainer != "trainkit" and load_claims()[claim].own:
+        return "otherwise"
+    return str(result["status"])
 
 
 def rows_of(results: dict[str, Any]) -> list[list[str]]:
@@ -104,16 +118,20 @@ def notes_of(results: dict[str, Any], claim: str) -> list[str]:
             text, url = DECLARED[trainer, claim]
             lines.append(f"- {trainer}: not supported: {text} ([page]({url}))")
             continue
-        for start, result in results["results"].get(claim, {}).get(trainer, {}).items():
-            if result["status"] == "holds" and trainer != "trainkit":
+        starts = results["results"].get(claim, {}).get(trainer, {})
+        if status_of(results, claim, trainer) == "not run":
+            lines.append(f"- {trainer}: not run: {not_run(trainer, claim)}")
+            continue
+        for start, result in starts.items():
+            state = state_of(result, claim, trainer)
+            if state == "holds" and trainer != "trainkit":
                 continue
             where = "" if start == "alone" else f", {start}"
             text = " ".join(result["text"].split()).replace("<", "&lt;").replace("|", "/")
-            line = f"- {trainer}{where}: {result['status']}: `{text}`"
+            line = f"- {trainer}{where}: {state}: `{text}`"
             url = source_of(trainer, claim)
-            if result["status"] in ("fails", "refused") and url:
-                kind = "thread" if is_thread(trainer, claim) else "documented usage"
-                line += f" ([{kind}]({url}))"
+            if state in ("fails", "refused") and url:
+                line += f" ([{kind_of(trainer, claim)}]({url}))"
             lines.append(line)
     return lines
 
@@ -128,7 +146,7 @@ def markdown(results: dict[str, Any]) -> str:
         line = " | ".join(shown.get(cell, cell) for cell in cells)
         parts.append(f"| [{kind}: {_title(name)}](#{name}) | {line} |")
     counted = totals(results)
-    for status in ("holds", "fails", "refused", "not supported", "not run", "error"):
+    for status in ("holds", "fails", "refused", "otherwise", "not supported", "not run", "error"):
         numbers = [counted[trainer][status] for trainer in TRAINERS]
         if any(numbers):
             parts.append(f"| **{status}** | {' | '.join(map(str, numbers))} |")

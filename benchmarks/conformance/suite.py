@@ -21,7 +21,7 @@ from benchmarks.conformance.cell import (
     launch_command,
 )
 from benchmarks.conformance.claims import load_claims
-from benchmarks.conformance.sources import DECLARED
+from benchmarks.conformance.sources import ALONE, DECLARED
 from benchmarks.conformance.worker import TRAINERS
 
 Results = dict[str, dict[str, dict[str, Any]]]  # claim -> trainer -> start -> result
@@ -47,7 +47,9 @@ def plan(trainers: Iterable[str], names: Sequence[str]) -> list[Start]:
     """Return the workers that check claims of trainers; what is declared needs none."""
     starts = []
     for trainer in trainers:
-        launchers = {"alone": 1, default_launcher(trainer): 2}
+        launchers = {"alone": 1}
+        if trainer not in ALONE:
+            launchers[default_launcher(trainer)] = 2
         if trainer == "trainkit":
             launchers["torchrun"] = 2
         for launcher, ranks in launchers.items():

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 Batch = dict[str, Tensor]
 KILLED = 9  # exit code of a run that its Fit kills
 FEATURES = 8
+PAUSE_S = 0.5  # of each microbatch after a signal: some trainers take seconds to act on it
 
 
 @dataclass(frozen=True)
@@ -241,7 +242,10 @@ def strike(fit: Fit, record: Record, call: int) -> None:
     """Do what the Fit asks for, before microbatch `call` of this process (counted from 0)."""
     if fit.largest_file is not None and call == fit.limit_after * fit.accumulate:
         limit_files(fit.largest_file, fit.kill_writes)
-    if fit.kill_after is None or call != fit.kill_after * fit.accumulate:
+    if fit.kill_after is None or call < fit.kill_after * fit.accumulate:
+        return
+    if call > fit.kill_after * fit.accumulate:
+        time.sleep(PAUSE_S if fit.terminate_on is not None else 0.0)
         return
     if record.rank == fit.raise_on:
         raise RuntimeError(f"sample 13 of rank {record.rank} cannot be read")
@@ -324,10 +328,10 @@ def train_data(fit: Fit) -> Any:
     return Stream(fit) if fit.data == "stream" else Samples(fit)
 
 
-def train_loader(fit: Fit, **settings: Any) -> DataLoader[Batch]:
-    """Return a loader, as for one process."""
+def train_loader(fit: Fit, kind: type = DataLoader, **settings: Any) -> Any:
+    """Return a loader, as for one process; `kind` is its class."""
     shuffle = {} if fit.data == "stream" else {"shuffle": fit.shuffle}
-    return DataLoader(train_data(fit), fit.batch, num_workers=fit.workers, **(shuffle | settings))
+    return kind(train_data(fit), fit.batch, num_workers=fit.workers, **(shuffle | settings))
 
 
 def val_loader(fit: Fit, **settings: Any) -> DataLoader[Batch]:

@@ -19,7 +19,7 @@ STEP_LIMIT_US = 200.0
 MEMORY_LIMIT = 1.1
 
 
-@claim("cost")
+@claim("cost", own=True)
 def import_time(cell: Cell) -> str:
     """Importing it takes at most 1 s of a core more than importing torch."""
     name = cell.module.IMPORT
@@ -50,7 +50,7 @@ def step_us(cell: Cell, call: str) -> float:
     return 1e6 * statistics.median(after - before for before, after in later)
 
 
-@claim("cost")
+@claim("cost", own=True)
 def step_time(cell: Cell) -> str:
     """A step of a tiny model, with its loader, takes at most 200 us of a core more than in
     a plain loop."""
@@ -74,7 +74,7 @@ def device_reads(cell: Cell) -> str:
     return text
 
 
-@claim("cost")
+@claim("cost", own=True)
 def memory(cell: Cell) -> str:
     """Training a model of 40 MB needs at most 1.1 times the memory of a plain loop."""
     fit = Fit(rows=32, width=1_000_000, epochs=1)

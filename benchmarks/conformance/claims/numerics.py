@@ -37,7 +37,7 @@ def ranks_are_a_larger_batch(cell: Cell) -> str:
     return require_close(cell.fit(ONE, ranks=1), cell.fit(replace(ONE, batch=4)), CLOSE)
 
 
-@claim("numerics", ranks=(2,))
+@claim("numerics", ranks=(2,), own=True)
 def order_does_not_depend_on_ranks(cell: Cell) -> str:
     """With a shuffle and the same batch of all ranks, each update of two ranks has the samples that
     it has in one process.
@@ -62,7 +62,7 @@ def epochs_have_different_orders(cell: Cell) -> str:
     return "the orders differ"
 
 
-@claim("numerics")
+@claim("numerics", own=True)
 def augmentation_does_not_depend_on_workers(cell: Cell) -> str:
     """Random augmentation in the data set is the same with no loader worker and with two."""
     fit = replace(SHUFFLED, augment=True, lr=0.002)

@@ -63,7 +63,7 @@ def resume_with_workers(cell: Cell) -> str:
     return require_close(whole, resumed, 0.0)
 
 
-@claim("resume")
+@claim("resume", own=True)
 def resume_augmentation(cell: Cell) -> str:
     """Random augmentation by torch, NumPy and Python in the data set continues as in a run that
     was not killed: weights equal, bit for bit.
@@ -106,7 +106,7 @@ def resume_ema(cell: Cell) -> str:
     """An exponential moving average of the weights continues: equal, bit for bit, to that of a run
     that was not killed.
     """
-    fit = replace(NOISELESS, ema=True, epochs=3, save_every=16)
+    fit = replace(NOISELESS, shuffle=False, ema=True, epochs=3, save_every=16)
     whole, _, resumed = interrupted(cell, fit, after=16)
     averages = [run.first["average"] or run.first["weights"] for run in (whole, resumed)]
     apart = difference(*averages)
@@ -173,16 +173,19 @@ def resume_patience(cell: Cell) -> str:
 
 
 def cut_newest(run: Outcome) -> str:
-    """Cut the largest file of the newest checkpoint, and its copies, to half; return their name."""
+    """Cut the largest file of the newest checkpoint, and its copies, to half; return its name.
+    Keras' .bkp is a copy of the checkpoint before.
+    """
     files = [p for p in (run.folder / "run").rglob("*") if p.is_file() and not p.is_symlink()]
-    newest = max(p.stat().st_mtime for p in files)
-    group = [p for p in files if p.stat().st_mtime > newest - 0.15]
-    size = max(p.stat().st_size for p in group)
-    largest = [p for p in group if p.stat().st_size > 0.9 * size]
-    for path in largest:
-        with path.open("r+b") as file:
-            file.truncate(path.stat().st_size // 2)
-    return largest[0].name
+    files = [p for p in files if p.suffix != ".bkp"]
+    size = max(p.stat().st_size for p in files)
+    newest = max(
+        (p for p in files if p.stat().st_size > 0.9 * size), key=lambda p: p.stat().st_mtime_ns
+    )
+    whole = newest.read_bytes()
+    for path in [p for p in files if p.read_bytes() == whole]:
+        path.write_bytes(whole[: len(whole) // 2])
+    return newest.name
 
 
 @claim("resume")
@@ -190,7 +193,7 @@ def resume_past_a_torn_checkpoint(cell: Cell) -> str:
     """If the newest checkpoint is cut to half, the run resumes by itself from the one before, and
     ends with the weights of a run that was not killed.
     """
-    fit = replace(NOISELESS, save_every=16, epochs=4)
+    fit = replace(NOISELESS, shuffle=False, save_every=16, epochs=4, width=2000)
     whole = cell.fit(fit)
     stopped = cell.fit(replace(fit, kill_after=34))
     torn = cell.copy(stopped)
@@ -204,7 +207,7 @@ def resume_after_a_kill_while_saving(cell: Cell) -> str:
     """A process that is killed in the middle of writing its second checkpoint resumes by itself
     from the first, and ends with the weights of a run that was not killed.
     """
-    fit = replace(NOISELESS, save_every=16, epochs=4, width=2000)
+    fit = replace(NOISELESS, shuffle=False, save_every=16, epochs=4, width=2000)
     whole = cell.fit(fit)
     files = [p for p in (whole.folder / "run").rglob("*") if p.is_file()]
     size = max(p.stat().st_size for p in files) // 2

@@ -88,7 +88,7 @@ def a_config_runs_no_command(cell: Cell) -> str:
     return f"refused: {run.last_line[:120]}"
 
 
-@claim("security")
+@claim("security", own=True)
 def a_changed_byte_is_seen(cell: Cell) -> str:
     """One changed byte in the weights of a checkpoint is not used in silence: the run ends with an
     error, or takes an earlier checkpoint.

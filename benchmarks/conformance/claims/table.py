@@ -26,6 +26,8 @@ class Claim:
         sentence: what holds.
         program: checks it, and returns the numbers; raises FailsError with them.
         ranks: the numbers of ranks that it is checked on.
+        own: whether trainkit alone makes the claim. Another trainer that does otherwise does not
+            fail: it never said that it would.
     """
 
     name: str
@@ -33,19 +35,22 @@ class Claim:
     sentence: str
     program: Program
     ranks: tuple[int, ...]
+    own: bool
 
 
 CLAIMS: dict[str, Claim] = {}
 
 
-def claim(kind: str, ranks: tuple[int, ...] = (1,)) -> Callable[[Program], Program]:
+def claim(
+    kind: str, ranks: tuple[int, ...] = (1,), own: bool = False
+) -> Callable[[Program], Program]:
     """Enter a program, whose docstring is the sentence, as `kind: its-name`."""
 
     def enter(program: Program) -> Program:
         name = program.__name__.replace("_", "-")
         assert name not in CLAIMS and kind in KINDS and program.__doc__
         sentence = " ".join(program.__doc__.split())
-        CLAIMS[name] = Claim(name, kind, sentence, program, ranks)
+        CLAIMS[name] = Claim(name, kind, sentence, program, ranks, own)
         return program
 
     return enter

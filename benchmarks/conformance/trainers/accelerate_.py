@@ -1,15 +1,26 @@
-"""A loop with Accelerate, as https://huggingface.co/docs/accelerate/v1.15.0 writes it."""
+"""A loop with Accelerate, as https://huggingface.co/docs/accelerate/v1.15.0 writes it.
+
+Its DataLoaderConfiguration has options for what claims ask: `use_seedable_sampler` for an order that
+can be repeated, `split_batches` for a batch of all ranks that is the same on any number of them,
+`even_batches=False` for no sample twice.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 from accelerate import Accelerator, load_checkpoint_in_model
-from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration, set_seed
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+    set_seed,
+)
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from benchmarks.conformance.trainers import by_hand
@@ -27,6 +38,24 @@ from benchmarks.conformance.work import (
 IMPORT = "from accelerate import Accelerator"
 
 
+def loading(fit: Fit) -> DataLoaderConfiguration:
+    """Return how loaders are prepared; `gather_for_metrics` wants validation batches to be even."""
+    return DataLoaderConfiguration(
+        split_batches=True,
+        even_batches=bool(fit.validation),
+        use_seedable_sampler=True,
+        data_seed=0,
+    )
+
+
+def loader_of(fit: Fit, accelerator: Accelerator) -> Any:
+    """Return a loader of batches of all ranks, which `split_batches` splits. Its generator is that
+    of PyTorch's notes on reproducibility: a loader without one draws from the default numbers, too.
+    """
+    whole = replace(fit, batch=fit.batch * accelerator.num_processes)
+    return train_loader(whole, generator=torch.Generator().manual_seed(0))
+
+
 def fit(fit: Fit, record: Record) -> None:
     """Train: the loop of its checkpointing guide."""
     if fit.model == "tokens":
@@ -39,13 +68,15 @@ def fit(fit: Fit, record: Record) -> None:
         gradient_accumulation_steps=fit.accumulate,
         mixed_precision="fp16" if fit.precision == "16" else "no",
         project_config=project,
+        dataloader_config=loading(fit),
         kwargs_handlers=[InitProcessGroupKwargs(timeout=limit)],
     )
     set_seed(0, device_specific=True)
     inner = Model(fit, record)
     optimizer = record.watch(make_optimizer(fit, inner.parameters()))
     schedule = make_schedule(optimizer) if fit.schedule else None
-    loader, val = train_loader(fit), val_loader(fit) if fit.validation else None
+    loader = loader_of(fit, accelerator)
+    val = validation_of(fit, accelerator) if fit.validation else None
     model, optimizer, loader, schedule, val = accelerator.prepare(
         inner, optimizer, loader, schedule, val
     )
@@ -70,11 +101,12 @@ def fit(fit: Fit, record: Record) -> None:
         loader.set_epoch(epoch)
         skipped = skip and epoch == first
         active = accelerator.skip_first_batches(loader, skip) if skipped else loader
-        losses = []
+        total_loss, batches = torch.zeros(()), 0
         for batch in active:
+            batches += 1
             with accelerator.accumulate(model):
                 loss = model(**batch)["loss"]
-                losses.append(loss.item())
+                total_loss += loss.detach()
                 accelerator.backward(loss)
                 if fit.clip is not None and accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), fit.clip)
@@ -89,13 +121,18 @@ def fit(fit: Fit, record: Record) -> None:
                 average.update_parameters(inner)
             if fit.save_every and updates % fit.save_every == 0:
                 accelerator.save_state()
-        record.values["loss"] = sum(losses) / len(losses)
+        record.values["loss"] = total_loss.item() / batches
         if val is not None:
             record.values["score"] = evaluate(accelerator, model, val)
     record.keep(accelerator.unwrap_model(model))
     if average is not None:
         record.average = {n: v.clone() for n, v in average.module.state_dict().items()}
     accelerator.end_training()
+
+
+def validation_of(fit: Fit, accelerator: Accelerator) -> Any:
+    """Return the loader of the validation data, in batches of all ranks."""
+    return val_loader(replace(fit, batch=fit.batch * accelerator.num_processes))
 
 
 def evaluate(accelerator: Accelerator, model: Any, loader: Any) -> float:
@@ -109,11 +146,13 @@ def fit_tokens(fit: Fit, record: Record) -> None:
     """Train on sequences of different lengths, as its guide on gradient accumulation does:
     the tokens of a step are counted before its first backward.
     """
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=fit.accumulate)
+    accelerator = Accelerator(
+        cpu=True, gradient_accumulation_steps=fit.accumulate, dataloader_config=loading(fit)
+    )
     set_seed(0)
     model = Model(fit, record)
     optimizer = record.watch(make_optimizer(fit, model.parameters()))
-    model, optimizer, loader = accelerator.prepare(model, optimizer, train_loader(fit))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader_of(fit, accelerator))
     batches = iter(loader)
     while step := list(itertools.islice(batches, fit.accumulate)):
         own = torch.stack([batch["mask"].sum() for batch in step]).sum()
@@ -132,11 +171,11 @@ def fit_tokens(fit: Fit, record: Record) -> None:
 def gan(fit: Fit, record: Record) -> None:
     """Train a generator and a critic."""
     project = ProjectConfiguration(str(record.checkpoints), automatic_checkpoint_naming=True)
-    accelerator = Accelerator(cpu=True, project_config=project)
+    accelerator = Accelerator(cpu=True, project_config=project, dataloader_config=loading(fit))
     set_seed(0)
     model = Pair(fit, record)
     model, generator, critic, loader = accelerator.prepare(
-        model, *model.optimizers(), train_loader(fit)
+        model, *model.optimizers(), loader_of(fit, accelerator)
     )
     first = skip = updates = 0
     if fit.resume:
@@ -159,8 +198,8 @@ def gan(fit: Fit, record: Record) -> None:
 
 def accuracy(fit: Fit, record: Record) -> None:
     """Validate: its guide gathers predictions and labels for a metric."""
-    accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(val_loader(fit))
+    accelerator = Accelerator(cpu=True, dataloader_config=loading(fit))
+    loader = accelerator.prepare(validation_of(fit, accelerator))
     hits = []
     for batch in loader:
         classes = accelerator.gather_for_metrics(batch["score"]).long() % 3

@@ -23,9 +23,10 @@ from ignite.handlers import (
     LRScheduler,
     global_step_from_engine,
 )
-from ignite.metrics import Accuracy, Average
+from ignite.metrics import Accuracy, Average, Loss
 from ignite.utils import manual_seed
 from torch import nn
+from torch.utils.data import DistributedSampler
 
 from benchmarks.conformance.trainers import by_hand
 from benchmarks.conformance.work import (
@@ -43,17 +44,22 @@ IMPORT = "import ignite.distributed, ignite.engine, ignite.handlers, ignite.metr
 
 
 def loader_of(data: Any, fit: Fit, shuffle: bool) -> Any:
-    """Return a loader for each rank: auto_dataloader takes the whole batch of all ranks."""
+    """Return a loader for each rank: auto_dataloader takes the whole batch of all ranks, and shares
+    workers out. With checkpoints there are two a rank: the page of DeterministicEngine says of
+    resuming that it is for a loader with workers.
+    """
     options = {} if fit.data == "stream" else {"shuffle": shuffle}
-    size = fit.batch * idist.get_world_size()
-    return idist.auto_dataloader(data, batch_size=size, num_workers=fit.workers, **options)
+    size, workers = fit.batch * idist.get_world_size(), fit.workers
+    if fit.save_every and fit.data == "map":
+        workers = 2 * idist.get_nproc_per_node()
+    return idist.auto_dataloader(data, batch_size=size, num_workers=workers, **options)
 
 
 def step_of(fit: Fit, model: nn.Module, optimizer: Any) -> Any:
     """Return the training step, with accumulation as `supervised_training_step` does it."""
     scaler = torch.amp.GradScaler("cpu", enabled=fit.precision == "16")
 
-    def step(engine: Engine, batch: Any) -> float:
+    def step(engine: Engine, batch: Any) -> Any:
         if (engine.state.iteration - 1) % fit.accumulate == 0:
             optimizer.zero_grad()
         model.train()
@@ -65,7 +71,7 @@ def step_of(fit: Fit, model: nn.Module, optimizer: Any) -> Any:
                 nn.utils.clip_grad_norm_(model.parameters(), fit.clip)
             scaler.step(optimizer)
             scaler.update()
-        return loss.item()
+        return loss.detach(), batch["i"]
 
     return step
 
@@ -79,7 +85,7 @@ def fit(fit: Fit, record: Record) -> None:
     inner = Model(fit, record)
     model = idist.auto_model(inner)
     optimizer = record.watch(make_optimizer(fit, inner.parameters()))
-    kind = DeterministicEngine if fit.data == "map" and idist.get_world_size() == 1 else Engine
+    kind = DeterministicEngine if fit.data == "map" else Engine  # it asks for the length of data
     engine = kind(step_of(fit, model, optimizer))
     parts: dict[str, Any] = {"model": inner, "optimizer": optimizer, "trainer": engine}
     every = Events.ITERATION_COMPLETED(every=fit.accumulate)
@@ -91,7 +97,14 @@ def fit(fit: Fit, record: Record) -> None:
         average = EMAHandler(inner, momentum=0.1)
         average.attach(engine, event=every)
         parts["average"] = average.ema_model
-    Average(output_transform=lambda loss: loss).attach(engine, "loss")
+    Loss(lambda loss, _: loss, batch_size=len).attach(engine, "loss")
+    loader = loader_of(train_data(fit), fit, fit.shuffle)
+    if isinstance(loader.sampler, DistributedSampler):  # as its setup_common_training_handlers
+
+        @engine.on(Events.EPOCH_STARTED)
+        def set_epoch() -> None:
+            loader.sampler.set_epoch(engine.state.epoch - 1)
+
     evaluator = evaluator_of(fit, record, engine, parts)
     if fit.save_every:
         files = DiskSaver(str(record.checkpoints), require_empty=False)
@@ -105,7 +118,8 @@ def fit(fit: Fit, record: Record) -> None:
     if fit.resume:
         newest = max(record.checkpoints.glob("checkpoint_*.pt"), key=lambda p: p.stat().st_mtime)
         Checkpoint.load_objects(parts, torch.load(newest, weights_only=fit.untrusted))
-    engine.run(loader_of(train_data(fit), fit, fit.shuffle), max_epochs=fit.epochs)
+    length = fit.rows // fit.batch if fit.data == "stream" else None
+    engine.run(loader, max_epochs=fit.epochs, epoch_length=length)
     record.keep(inner)
     if fit.ema:
         record.average = {n: v.clone() for n, v in parts["average"].state_dict().items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Trained(keras.Model):
         if training:
             strike(self.fit_of, self.record, self.calls)
             self.calls += 1
-            self.record.seen.append([int(i) for i in inputs["i"].flatten()])
+            self.record.times.append(time.process_time())
+            self.record.seen.append(inputs["i"].flatten().int().numpy().tolist())
         outputs = self.last(self.middle(self.first(inputs["x"]), training=training))
         at = (self.calls - 1) // self.fit_of.accumulate + 1
         if training and at == self.fit_of.nan_at:
@@ -43,15 +45,16 @@ class Trained(keras.Model):
 
 
 class Rates(keras.callbacks.Callback):
-    """Records rates, as a user's callback."""
+    """Records the rate of each update, as a user's callback."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, fit: Fit, record: Record) -> None:
         super().__init__()
-        self.record = record
+        self.fit_of, self.record = fit, record
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Note the rate."""
-        self.record.rates.append(float(self.model.optimizer.learning_rate))
+        """Note the rate, if this is the last microbatch of an update."""
+        if (batch + 1) % self.fit_of.accumulate == 0:
+            self.record.rates.append(float(self.model.optimizer.learning_rate))
 
 
 class Score(keras.callbacks.Callback):
@@ -108,9 +111,11 @@ def fit(fit: Fit, record: Record) -> None:
     model.compile(optimizer_of(fit), loss="mse")
     shape = (1, 7, FEATURES) if fit.model == "tokens" else (1, FEATURES)
     model({"i": torch.zeros(1), "x": torch.zeros(shape)})
-    callbacks: list[Any] = [Rates(record)]
+    callbacks: list[Any] = [Rates(fit, record)] if fit.schedule else []
     if fit.save_every:
-        every = "epoch" if fit.scores else fit.save_every * fit.accumulate
+        every: Any = fit.save_every * fit.accumulate
+        if every % (fit.rows // fit.batch) == 0:
+            every = "epoch"
         callbacks.append(
             keras.callbacks.BackupAndRestore(
                 str(record.checkpoints),

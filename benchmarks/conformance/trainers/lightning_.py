@@ -1,4 +1,9 @@
-"""Lightning's Trainer, as https://lightning.ai/docs/pytorch/2.6.6 writes it."""
+"""Lightning's Trainer, as https://lightning.ai/docs/pytorch/2.6.6 writes it.
+
+A run with checkpoints inside an epoch has a loader with `state_dict` and `load_state_dict`, as the
+Trainer asks for when it resumes: torchdata's. It has its own sampler class, which the Trainer does
+not know: on ranks, such a run brings its DistributedSampler, as `use_distributed_sampler` says.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,8 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from benchmarks.conformance.work import (
     Batch,
@@ -66,29 +72,42 @@ class Trained(lightning.LightningModule):
 
 def strategy(fit: Fit) -> Any:
     """Return the strategy: DDP under a launcher, with a limit for hangs if there is one."""
-    if "WORLD_SIZE" not in os.environ:
+    if world() == 1:
         return "auto"
     if fit.limit_of_hangs is None:
         return "ddp"
     return DDPStrategy(timeout=timedelta(seconds=fit.limit_of_hangs))
 
 
-def loaders(fit: Fit) -> tuple[Any, Any]:
-    """Return the loaders. Its own sampler for ranks shuffles training data always: without a
-    shuffle, the Trainer is given samplers.
+def world() -> int:
+    """Return the number of ranks, as torchrun says it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def saves_inside(fit: Fit) -> bool:
+    """Return whether checkpoints are due inside an epoch."""
+    batches = fit.rows // fit.batch // world()
+    return fit.save_every is not None and fit.save_every * fit.accumulate % batches != 0
+
+
+def brings_samplers(fit: Fit) -> bool:
+    """Return whether the run brings its samplers for ranks. The Trainer's own one shuffles training
+    data always, and does not know torchdata's.
     """
+    return world() > 1 and fit.data == "map" and (not fit.shuffle or saves_inside(fit))
+
+
+def loaders(fit: Fit) -> tuple[Any, Any]:
+    """Return the loaders of training and validation."""
+    kind = StatefulDataLoader if saves_inside(fit) else DataLoader
     val = val_loader(fit) if fit.validation else None
-    if "WORLD_SIZE" not in os.environ or fit.shuffle or fit.data == "stream":
-        return train_loader(fit), val
-    ranks = {
-        "num_replicas": int(os.environ["WORLD_SIZE"]),
-        "rank": int(os.environ["RANK"]),
-        "shuffle": False,
-    }
-    split = DistributedSampler(train_data(fit), **ranks)
+    if not brings_samplers(fit):
+        return train_loader(fit, kind), val
+    ranks = {"num_replicas": world(), "rank": int(os.environ["RANK"]), "shuffle": False}
+    split = DistributedSampler(train_data(fit), **ranks | {"shuffle": fit.shuffle})
     if val is not None:
         val = val_loader(fit, sampler=DistributedSampler(val.dataset, **ranks))
-    return train_loader(fit, sampler=split, shuffle=None), val
+    return train_loader(fit, kind, sampler=split, shuffle=None), val
 
 
 def make_trainer(fit: Fit, record: Record, **more: Any) -> Any:
@@ -98,7 +117,9 @@ def make_trainer(fit: Fit, record: Record, **more: Any) -> Any:
     if fit.scores:  # a checkpoint after each validation
         callbacks.append(ModelCheckpoint(record.checkpoints, monitor="score", **every))
     elif fit.save_every is not None:
-        every |= {"every_n_train_steps": fit.save_every, "save_on_exception": True}
+        every["save_on_exception"] = True
+        if saves_inside(fit):
+            every["every_n_train_steps"] = fit.save_every
         callbacks.append(ModelCheckpoint(record.checkpoints, **every))
     if fit.ema:
         callbacks.append(EMAWeightAveraging(decay=0.9))
@@ -106,7 +127,7 @@ def make_trainer(fit: Fit, record: Record, **more: Any) -> Any:
         callbacks.append(EarlyStopping("score", patience=fit.patience))
     settings: dict[str, Any] = {
         "accelerator": "cpu",
-        "devices": int(os.environ.get("WORLD_SIZE", "1")),
+        "devices": world(),
         "strategy": strategy(fit),
         "max_epochs": fit.epochs,
         "accumulate_grad_batches": fit.accumulate,
@@ -119,7 +140,7 @@ def make_trainer(fit: Fit, record: Record, **more: Any) -> Any:
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
         "default_root_dir": str(record.folder),
-        "use_distributed_sampler": fit.shuffle,
+        "use_distributed_sampler": not brings_samplers(fit),
     }
     return lightning.Trainer(**settings | fit.options | more)
 
@@ -130,8 +151,7 @@ def fit(fit: Fit, record: Record) -> None:
     task = Trained(fit, record)
     trainer = make_trainer(fit, record)
     train, val = loaders(fit)
-    last = record.checkpoints / "last.ckpt"
-    trainer.fit(task, train, val, ckpt_path=str(last) if fit.resume else None)
+    trainer.fit(task, train, val, ckpt_path="last" if fit.resume else None)
     record.keep(task.model)
     record.values = {name: float(value) for name, value in trainer.callback_metrics.items()}
     record.values["epochs"] = trainer.current_epoch
@@ -171,8 +191,7 @@ def gan(fit: Fit, record: Record) -> None:
     lightning.seed_everything(0, workers=True)
     task = Adversarial(fit, record)
     trainer = make_trainer(replace(fit, save_every=2 * (fit.save_every or 0)), record)
-    last = record.checkpoints / "last.ckpt"
-    trainer.fit(task, train_loader(fit), ckpt_path=str(last) if fit.resume else None)
+    trainer.fit(task, loaders(fit)[0], ckpt_path="last" if fit.resume else None)
     record.keep(task.model)
 
 

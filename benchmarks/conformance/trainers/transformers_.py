@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from datetime import timedelta
 from typing import Any
 
 import numpy
 import torch
+from accelerate import PartialState
 from torch import nn
+from torch.utils.data import default_collate
 from transformers import (
     BertConfig,
     BertModel,
@@ -30,42 +33,30 @@ from benchmarks.conformance.work import (
 IMPORT = "from transformers import Trainer, TrainingArguments"
 
 
-class PlainModel(nn.Module):
-    """The model without further arguments: the Trainer takes these for a loss that it need not
-    divide by the accumulation.
+class LossModel(nn.Module):
+    """The model with a loss as that of its own models: the sum over labels that are not -100,
+    divided by the `num_items_in_batch` of all microbatches and ranks that the Trainer gives.
     """
 
     def __init__(self, inner: Model) -> None:
         super().__init__()
         self.inner = inner
 
-    def forward(self, i: torch.Tensor, x: torch.Tensor, labels: torch.Tensor) -> Any:
-        """Return the mean over the samples."""
-        return self.inner(i, x, labels)
-
-
-class TokenModel(nn.Module):
-    """The model for tokens, which divides by the `num_items_in_batch` that the Trainer gives."""
-
-    def __init__(self, inner: Model) -> None:
-        super().__init__()
-        self.inner = inner
-
     def forward(self, num_items_in_batch: Any = None, **batch: Any) -> Any:
-        """Return the mean over all tokens of the step."""
+        """Return the mean over all items of the step."""
         outputs = self.inner(**batch)
         if num_items_in_batch is not None:
-            share = batch["mask"].sum() / num_items_in_batch
+            share = batch["labels"].ne(-100).sum() / num_items_in_batch
             return {"loss": outputs["loss"] * share, "logits": outputs["logits"]}
         return outputs
 
 
-class TokenTrainer(Trainer):
-    """Counts the tokens of a step by the mask: the labels are no classes."""
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
-        own = torch.stack([batch["mask"].sum() for batch in batch_samples]).sum()
-        return self.accelerator.gather(own).sum()
+def collate(samples: list[Any]) -> Any:
+    """Return a batch; labels of padding are -100."""
+    batch = default_collate(samples)
+    if "mask" in batch:
+        batch["labels"] = batch["labels"].masked_fill(batch["mask"][..., None] == 0, -100)
+    return batch
 
 
 def arguments(fit: Fit, record: Record) -> TrainingArguments:
@@ -82,6 +73,8 @@ def arguments(fit: Fit, record: Record) -> TrainingArguments:
         "save_steps": fit.save_every or 500,
         "eval_strategy": "epoch" if fit.validation else "no",
         "logging_strategy": "epoch",
+        "logging_nan_inf_filter": False,
+        "accelerator_config": {"even_batches": bool(fit.validation)},
         "seed": 0,
         "use_cpu": True,
         "report_to": [],
@@ -96,8 +89,9 @@ def arguments(fit: Fit, record: Record) -> TrainingArguments:
         settings["train_sampling_strategy"] = "sequential"
     if fit.patience is not None:
         settings["restore_callback_states_from_checkpoint"] = True
-    if fit.limit_of_hangs is not None:
-        settings["ddp_timeout"] = int(fit.limit_of_hangs)
+    if fit.limit_of_hangs is not None:  # `ddp_timeout` has no effect on the CPU
+        PartialState(cpu=True, timeout=timedelta(seconds=fit.limit_of_hangs))
+        settings["accelerator_config"]["use_configured_state"] = True
     if fit.terminate_on is not None:
         settings["enable_jit_checkpoint"] = True
     if fit.scores:
@@ -120,7 +114,7 @@ def fit(fit: Fit, record: Record) -> None:
     """Train."""
     set_seed(0)
     inner = Model(fit, record)
-    model: nn.Module = TokenModel(inner) if fit.model == "tokens" else PlainModel(inner)
+    model = LossModel(inner)
     optimizer = record.watch(make_optimizer(fit, model.parameters()))
     schedule = (
         make_schedule(optimizer)
@@ -135,11 +129,11 @@ def fit(fit: Fit, record: Record) -> None:
         labels = predictions.label_ids
         return {"score": float(numpy.mean(labels))}
 
-    kind = TokenTrainer if fit.model == "tokens" else Trainer
     callbacks = [] if fit.patience is None else [EarlyStoppingCallback(fit.patience)]
-    trainer = kind(
+    trainer = Trainer(
         model,
         arguments(fit, record),
+        data_collator=collate,
         train_dataset=train_data(fit),
         eval_dataset=validation(fit) if fit.validation else None,
         compute_metrics=compute_metrics,
@@ -164,8 +158,9 @@ def accuracy(fit: Fit, record: Record) -> None:
         return {"accuracy": float(numpy.mean(predictions.label_ids % 3 == 0))}
 
     trainer = Trainer(
-        PlainModel(Model(fit, record)),
+        LossModel(Model(fit, record)),
         arguments(fit, record),
+        data_collator=collate,
         eval_dataset=validation(fit),
         compute_metrics=compute_metrics,
     )
