@@ -38,7 +38,7 @@ def test_the_banner_tells_the_arithmetic(
     assert rows == {
         "model": "Line, 4 parameters",
         "optimizer": "fused SGD",
-        "batch": "4 per rank x 1 rank x 2 accumulated = 8 samples a step",
+        "global batch": "4 per rank x 1 rank x 2 accumulated = 8 samples",
         "learning rate": "0.1 x 1 rank = 0.1 (lr_scaling=linear)",
         "run": "2 epochs of 3 steps, 6 steps in all",
         "files": str(tmp_path),
