@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from trainkit.console import wrapped
 from trainkit.errors import JobEnded, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.safety.tracebacks import text_of
@@ -71,14 +72,17 @@ def is_first(text: str) -> bool:
     return True
 
 
-def print_once(text: str, launcher: Launcher) -> None:
-    """Print an error, unless it is empty or another rank of this host has printed it."""
+def print_once(text: str, launcher: Launcher, columns: int | None = None) -> None:
+    """Print an error, unless it is empty or another rank of this host has printed it;
+    with `columns` its lines break between words.
+    """
     if not launcher.is_main:
         time.sleep(_RANK_0_FIRST_S)
     if text and is_first(text):
         host = os.environ.get("HOROVOD_HOSTNAME", "")
         where = f"rank {launcher.rank}{f' on {host}' * bool(host)}"
-        print(f"Error on {where}: {text}", file=sys.stderr, flush=True)
+        text = f"Error on {where}: {text}"
+        print(text if columns is None else wrapped(text, columns), file=sys.stderr, flush=True)
 
 
 def report_uncaught_once() -> None:

@@ -207,7 +207,10 @@ def test_a_warmup_that_cannot_be_counted_is_refused(
 )
 def test_the_contract_is_described_in_words(changes: dict[str, Any], batch: str, rate: str) -> None:
     """The banner shows the arithmetic of batch and rate, equal rates once."""
-    assert contract(**changes).describe([0.1, 0.1]) == [("global batch", batch), ("learning rate", rate)]
+    assert contract(**changes).describe([0.1, 0.1]) == [
+        ("global batch", batch),
+        ("learning rate", rate),
+    ]
 
 
 def test_rates_of_groups_are_shown_each() -> None:
