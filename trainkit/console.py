@@ -85,22 +85,28 @@ def is_without_colors(environ: Mapping[str, str] = os.environ) -> bool:
     return bool(environ.get("NO_COLOR"))
 
 
-def wrapped(text: str, width: int) -> str:
+def wrapped(text: str, width: int, indent: int = 0) -> str:
     """Return a text whose long lines break between words, for a terminal of `width` columns.
 
     A line with a command stays in one piece: it is copied.
+
+    Args:
+        text: of any number of lines.
+        width: columns.
+        indent: of the parts of a line after its first, beside the line's own.
     """
     return "\n".join(
-        line if _COMMAND.search(line) else _wrapped_line(line, width) for line in text.split("\n")
+        line if _COMMAND.search(line) else _wrapped_line(line, width, indent)
+        for line in text.split("\n")
     )
 
 
-def _wrapped_line(line: str, width: int) -> str:
-    indent = line[: len(line) - len(line.lstrip())]
+def _wrapped_line(line: str, width: int, indent: int) -> str:
+    own = line[: len(line) - len(line.lstrip())]
     return textwrap.fill(
         line,
         width,
-        subsequent_indent=indent,
+        subsequent_indent=own + " " * indent,
         expand_tabs=False,
         replace_whitespace=False,
         break_long_words=False,
@@ -108,11 +114,11 @@ def _wrapped_line(line: str, width: int) -> str:
     )
 
 
-def wrapped_for(stream: Any, text: str) -> str:
+def wrapped_for(stream: Any, text: str, indent: int = 0) -> str:
     """Return a text for a stream: wrapped if that is a terminal, else as it is."""
     if not is_a_terminal(stream):
         return text
-    return wrapped(text, console_of(stream).width)
+    return wrapped(text, console_of(stream).width, indent)
 
 
 def without_colors(text: str) -> str:

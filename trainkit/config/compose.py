@@ -212,7 +212,7 @@ def _run_sweep(
 ) -> None:
     sweep = runner.sweep
     if start.is_main:
-        sweep.clear()
+        sweep.begin()
     logging.getLogger("alembic").setLevel(logging.WARNING)  # of optuna: it lists its plugins
     ended: BaseException | None = None
     try:
