@@ -23,7 +23,7 @@ from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.launch.local import ended_by_signals
 from trainkit.launch.reported import print_once
 from trainkit.launch.slurm.step import note_requeue
-from trainkit.launch.terminal import columns_of_launcher, output_of_rank
+from trainkit.launch.terminal import output_of_rank
 from trainkit.safety.tracebacks import text_of
 
 
@@ -76,7 +76,7 @@ def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
         _release(error)
         print(wrapped_for(sys.stderr, f"Error: {text}") if is_own else text, file=sys.stderr)
         return code
-    print_once(text, launcher, columns_of_launcher() if is_own else None)
+    print_once(text, launcher, is_prose=is_own)
     sys.stdout.flush()
     os._exit(code)  # not sys.exit: the frameworks' own exit handlers would wait for the other ranks
 

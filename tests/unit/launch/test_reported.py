@@ -93,14 +93,18 @@ def test_an_error_of_a_script_is_printed_by_one_rank(
     assert ("Traceback" in first) == has_traceback
 
 
-def test_lines_of_an_error_fit_the_launchers_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_an_error_fit_the_launchers_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rank's name counts as well; without such a terminal the error is one line."""
     launcher = Launcher("horovodrun", 0, 2, 0, 2)
-    reported.print_once("one two three " * 9, launcher, columns=30)
+    monkeypatch.setattr(reported, "columns_of_launcher", lambda: 30)
+    reported.print_once("one two three " * 9, launcher, is_prose=True)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 3 and max(map(len, lines)) <= 30
     assert lines[0].startswith("Error on rank 0: one two")
-    reported.print_once("one two three " * 8, launcher)
+    monkeypatch.setattr(reported, "columns_of_launcher", lambda: None)
+    reported.print_once("one two three " * 8, launcher, is_prose=True)
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
