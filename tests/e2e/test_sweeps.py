@@ -36,12 +36,13 @@ def states(command: Command) -> list[str]:
 
 def best_command(done: Done) -> str:
     """Return the line that repeats the best run."""
-    return re.findall(r"repeat  (.*)", done.out)[0]
+    return str(re.findall(r"repeat  (.*)", done.out)[0])
 
 
 def best_value(done: Done, metric: str) -> str:
     """Return the last value of the best run, as it is printed."""
-    return re.findall(rf"^best    run \S+: {metric} = (\S+) ", done.out, re.MULTILINE)[0]
+    (value,) = re.findall(rf"^best    run \S+: {metric} = (\S+) ", done.out, re.MULTILINE)
+    return str(value)
 
 
 def last(command: Command, folder: str, metric: str) -> str:
