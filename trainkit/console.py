@@ -15,8 +15,9 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, TextIO
 
@@ -25,6 +26,8 @@ from rich.segment import Segment
 
 LOGGER = logging.getLogger("trainkit")
 _TENSORS = 4  # maximum number of tensor names in a message
+# A command to copy, in a message.
+_COMMAND = re.compile(r"\b(python3? -m|pip install|horovodrun|torchrun|mpirun|srun|sbatch) ")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 # Control characters, which a terminal would obey: shown as \x1b. Of a file's text they may come
 # from anywhere.
@@ -52,23 +55,70 @@ class _Console(Console):
 
 
 def console_of(file: IO[str] | None = None, width: int = 200) -> Console:
-    """Return a console of an open file, or of stdout.
+    """Return a console of an open file, or of stdout, that prints texts as they are: no markup.
 
     Only a terminal gets colours and bars, whatever FORCE_COLOR says, which CI and launchers hand on
-    to all processes: elsewhere the text is plain, with `width` columns, enough for lines not to be
-    folded.
+    to all processes, and only without NO_COLOR. Elsewhere the text is plain, with `width` columns,
+    enough for lines not to be folded.
     """
-    is_terminal = _is_terminal(file or sys.stdout)
+    is_terminal = is_a_terminal(file or sys.stdout)
     return _Console(
-        file=file, highlight=False, force_terminal=is_terminal, width=None if is_terminal else width
+        file=file,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_terminal=is_terminal and not is_without_colors(),
+        width=None if is_terminal else width,
     )
 
 
-def _is_terminal(stream: Any) -> bool:
+def is_a_terminal(stream: Any) -> bool:
+    """Return whether a stream is a terminal; false for none, and for a closed one."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):  # none, a user's own object, or closed
         return False
+
+
+def is_without_colors(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the user asks for plain text by NO_COLOR (no-color.org), on terminals too."""
+    return bool(environ.get("NO_COLOR"))
+
+
+def wrapped(text: str, width: int, indent: int = 0) -> str:
+    """Return a text whose long lines break between words, for a terminal of `width` columns.
+
+    A line with a command stays in one piece: it is copied.
+
+    Args:
+        text: of any number of lines.
+        width: columns.
+        indent: of the parts of a line after its first, beside the line's own.
+    """
+    return "\n".join(
+        line if _COMMAND.search(line) else _wrapped_line(line, width, indent)
+        for line in text.split("\n")
+    )
+
+
+def _wrapped_line(line: str, width: int, indent: int) -> str:
+    own = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=own + " " * indent,
+        expand_tabs=False,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def wrapped_for(stream: Any, text: str, indent: int = 0) -> str:
+    """Return a text for a stream: wrapped if that is a terminal, else as it is."""
+    if not is_a_terminal(stream):
+        return text
+    return wrapped(text, console_of(stream).width, indent)
 
 
 def without_colors(text: str) -> str:

@@ -15,7 +15,7 @@ def test_a_plan_for_ranks_that_are_not_there(command: Command, tmp_path: Path) -
     )
     assert done.code == 0, done.text
     assert "plan of conf=mlp at 64 ranks (horovod, 4 a host)" in done.out
-    assert "4 per rank x 64 ranks x 1 accumulated = 256 samples a step" in done.out
+    assert "4 per rank x 64 ranks x 1 accumulated = 256 samples" in done.out
     assert "data.batch_size is 4 for each rank" in done.out
     assert "6 gradients, 83.0 KiB" in done.out  # 42,506 parameters in 2 bytes each
     assert list(tmp_path.iterdir()) == []
@@ -29,7 +29,7 @@ def test_a_plan_is_of_the_engine_asked_for(command: Command) -> None:
     )
     groups = command("python -m trainkit plan conf=gpt engine=fsdp engine.tensor=2 ranks=8").out
     assert "at 8 ranks (fsdp, 8 a host, 4 data x 2 tensor)" in groups
-    assert "16 per data rank x 4 data ranks x 1 accumulated = 64 samples a step" in groups
+    assert "16 per data rank x 4 data ranks x 1 accumulated = 64 samples" in groups
     uneven = command("python -m trainkit plan conf=gpt engine=fsdp engine.tensor=3 ranks=8")
     assert (
         uneven.code == 2

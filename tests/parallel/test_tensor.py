@@ -153,4 +153,4 @@ def test_the_banner_shows_the_groups(command: Command) -> None:
     )
     assert done.code == 0, done.text
     assert "fsdp, 2 ranks: 1 data x 2 tensor, cpu" in done.out
-    assert "2 per data rank x 1 data rank x 1 accumulated = 2 samples a step" in done.out
+    assert "2 per data rank x 1 data rank x 1 accumulated = 2 samples" in done.out

@@ -51,7 +51,7 @@ def test_asha_ends_bad_trials_early(cluster: str, command: Command) -> None:
     found = runs(command)
     assert [run["state"] for run in found] == ["done"] * 4
     assert found[3]["epochs"] == 1 and max(run["epochs"] for run in found) == 5
-    best = re.search(r"^best +trial \d: val/acc = ([\d.]+)$", done.out, re.MULTILINE)
+    best = re.search(r"^best +run \d: val/acc = ([\d.]+) \(", done.out, re.MULTILINE)
     again = re.search(r"^repeat +(python -m trainkit fit .*)$", done.out, re.MULTILINE)
     assert best is not None and again is not None and float(best[1]) > 0.9
     fit = command(again[1] + " run_dir=again trainer.enable_progress_bar=false")

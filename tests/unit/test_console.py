@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 from rich.text import Text
 
-from trainkit.console import Output, console_of, without_colors
+from trainkit.console import Output, console_of, without_colors, wrapped, wrapped_for
 
 
 class Broken(io.StringIO):
@@ -38,6 +39,47 @@ def test_files_and_pipes_get_no_codes(
     with (tmp_path / "log").open("w") as file:
         console_of(file).print(Text("red", style="red"))
     assert capsys.readouterr().out == (tmp_path / "log").read_text() == "red\n"
+
+
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        """Return true."""
+        return True
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_no_color_is_plain_text_on_a_terminal(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without bold either; an empty NO_COLOR is none (no-color.org)."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", value)
+    screen = Screen()
+    console_of(screen).print(Text("red", style="bold red"))
+    assert (screen.getvalue() == "red\n") == bool(value)
+    assert ("\x1b[1;31mred" in screen.getvalue()) == (not value)
+
+
+def test_texts_are_printed_as_they_are() -> None:
+    """A list of a setting is no style of rich's, and `:x:` no picture, in tables too."""
+    file, table = io.StringIO(), Table("callbacks")
+    table.add_row("[checkpoint,ema]")
+    console_of(file).print("[a] :x:", table)
+    assert file.getvalue().startswith("[a] :x:") and "[checkpoint,ema]" in file.getvalue()
+
+
+def test_a_message_breaks_between_words_on_a_terminal() -> None:
+    """But for a line with a command, which is copied; an indented line stays indented."""
+    text = "one two three four\n  five six seven\nRun: python -m trainkit explain unknown"
+    assert wrapped(text, 10).split("\n") == [
+        "one two",
+        "three four",
+        "  five six",
+        "  seven",
+        "Run: python -m trainkit explain unknown",
+    ]
+    assert wrapped_for(io.StringIO(), "a " * 200) == "a " * 200
+    assert max(map(len, wrapped_for(Screen(), "a " * 200).split("\n"))) <= 80
 
 
 def test_texts_of_rays_lose_their_colours() -> None:

@@ -8,6 +8,7 @@ import io
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -18,6 +19,7 @@ from trainkit.api.view import RunView
 from trainkit.console import are_printed, console_of, info, plural, short, show_table
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.engine.sizes import numel_of
+from trainkit.launch.terminal import columns_of_launcher
 
 
 class Banner(Callback):
@@ -77,11 +79,19 @@ class Banner(Callback):
         table = Table.grid(padding=(0, 2))
         for name, text in rows:
             table.add_row(Text(name, style="bold"), Text(text, overflow="fold"))
-        console = console_of() if are_printed() else console_of(io.StringIO())
+        console = _console()
         with console.capture() as drawn:
             console.print(table)
         lines = drawn.get().splitlines()
         info("\n".join(line.rstrip() for line in lines))  # rich fills each line up to the longest
+
+
+def _console() -> Console:
+    """Return a console as wide as the terminal, also where a launcher prints this rank's lines."""
+    if not are_printed():
+        return console_of(io.StringIO())
+    columns = columns_of_launcher()
+    return console_of() if columns is None else console_of(width=columns)
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from trainkit.cli.usage import usage_of
-from trainkit.console import console_of
+from trainkit.console import console_of, is_a_terminal
 from trainkit.doctor import gpus, host, network, software, sums
 from trainkit.doctor.findings import Finding, guarded
 from trainkit.engine.select import ENGINES
@@ -93,7 +93,7 @@ def _show(console: Console, finding: Finding, is_first: bool) -> None:
         console.print(Text(f"\n{finding.area}", style="bold"))
     mark, style = _MARKS[finding.status]
     line = Text.assemble("  ", (f"{mark:<9}", style), f"{finding.name:<28}", finding.value)
-    console.print(line, soft_wrap=True)
+    console.print(line, soft_wrap=not is_a_terminal(console.file))
 
 
 def _conclude(console: Console, found: Sequence[Finding]) -> None:
@@ -106,7 +106,7 @@ def _conclude(console: Console, found: Sequence[Finding]) -> None:
         mark, style = _MARKS[finding.status]
         console.print(
             Text.assemble((f"{mark}: ", style), f"{finding.name} ({finding.value}). {finding.why}"),
-            soft_wrap=True,
+            soft_wrap=not is_a_terminal(console.file),
         )
         if finding.mend:
             console.print(f"    {finding.mend}", soft_wrap=True, markup=False)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from trainkit.cli.guard import main_alone
 from trainkit.cli.usage import usage_of
-from trainkit.console import console_of
+from trainkit.console import console_of, is_a_terminal, wrapped_for
 from trainkit.errors import ConfigError
 from trainkit.extension import BrokenExtension, Extension, broken, extensions
 
@@ -33,14 +33,18 @@ def _work(arguments: Sequence[str]) -> None:
         )
         return
     console = console_of()
+    in_one_piece = not is_a_terminal(console.file)  # there a line breaks between words
+
+    def show(name: str, style: str, text: str) -> None:
+        console.print(Text.assemble((name, style), f"  {text}"), soft_wrap=in_one_piece)
+
     for extension in extensions():
-        console.print(
-            Text.assemble((extension.name, "bold"), f"  {extension.summary}"), soft_wrap=True
-        )
+        show(extension.name, "bold", extension.summary)
         for head, text in _rows(extension):
-            console.print(f"    {head:<10}{text}", soft_wrap=True, markup=False)
+            line = wrapped_for(console.file, f"    {head:<10}{text}", indent=10)
+            console.print(line, soft_wrap=True)
     for each in broken():
-        console.print(Text.assemble((each.name, "bold red"), f"  {_refusal(each)}"), soft_wrap=True)
+        show(each.name, "bold red", _refusal(each))
 
 
 def _facts(extension: Extension) -> dict[str, object]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trainkit.cli.explained import name_of
 from trainkit.config.resources import make_importable
-from trainkit.console import visible
+from trainkit.console import visible, wrapped_for
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.launch.local import ended_by_signals
@@ -71,11 +71,12 @@ def fail(error: BaseException, launcher: Launcher, text: str, code: int) -> int:
     text = visible(text) + f"\nMore: python -m trainkit explain {name}" * (name is not None)
     if launcher.name in ("horovodrun", "launch"):
         launcher = read_launcher()  # in an elastic job the rank may have changed
+    is_own = isinstance(error, TrainkitError)  # prose; any other has a traceback
     if launcher.world_size == 1:
         _release(error)
-        print(f"Error: {text}" if isinstance(error, TrainkitError) else text, file=sys.stderr)
+        print(wrapped_for(sys.stderr, f"Error: {text}") if is_own else text, file=sys.stderr)
         return code
-    print_once(text, launcher)
+    print_once(text, launcher, is_prose=is_own)
     sys.stdout.flush()
     os._exit(code)  # not sys.exit: the frameworks' own exit handlers would wait for the other ranks
 

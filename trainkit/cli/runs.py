@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainkit.cli.as_json import print_json
 from trainkit.cli.guard import main_alone
 from trainkit.cli.options import read_keys
 from trainkit.cli.usage import USAGES, usage_of
-from trainkit.console import console_of, plural, short
+from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
-from trainkit.report.show.files import FinishedRun, find_runs, read_any
-from trainkit.report.show.table import (
-    Goal,
-    command_of,
-    facts_of,
-    goal_of,
-    number,
-    print_table,
-    sort_runs,
-    tasks_of,
-)
+from trainkit.report.show.best import chosen_goal, goal_by, print_best
+from trainkit.report.show.files import find_runs, read_any
+from trainkit.report.show.table import facts_of, print_table, sort_runs
 
 if TYPE_CHECKING:
     from trainkit.config.sweep import Sweep
@@ -37,7 +29,10 @@ def show_sweep(sweep: Sweep) -> None:
     """Print the table of a sweep's runs, the best one, and the command that repeats it."""
     runs = [read_any(trial.run_dir, str(trial.number)) for trial in sweep.trials()]
     if runs:
-        _print(runs, Goal(sweep.metric, sweep.mode), sweep.folder)
+        console = console_of()
+        print_table(runs, sweep.goal, console)
+        console.print(f"folder  {short(sweep.folder)}", soft_wrap=True)
+        print_best(runs, sweep.goal, console, ["runs", short(sweep.folder)])
 
 
 def _work(arguments: Sequence[str]) -> None:
@@ -64,39 +59,15 @@ def _work(arguments: Sequence[str]) -> None:
             f"There are no runs in {short(top)} or below it. Give a folder that holds some, as"
             " runs/mlp."
         )
-    key = given.get("sort")
-    goal = goal_of(
-        runs,
-        (
-            key.removeprefix("-")
-            if key and any(key.removeprefix("-") in run.series for run in runs)
-            else None
-        ),
-    )
+    goal = chosen_goal(runs, given)
+    key = given.get("sort", "")
+    name = key.removeprefix("-")
     if key:
-        runs = sort_runs(runs, key, goal)
+        runs = sort_runs(runs, key, goal if goal.metric == name else goal_by(runs, name))
     if "--json" in arguments:
-        print(json.dumps(facts_of(runs, goal), indent=1))
-    else:
-        _print(runs, goal, top)
-
-
-def _print(runs: Sequence[FinishedRun], goal: Goal, folder: Path) -> None:
-    console = console_of()
-    print_table(runs, goal, console)
-    console.print(f"folder  {short(folder)}", soft_wrap=True)
-    if goal.mode and len(tasks := tasks_of(goal.compared(runs))) > 1:
-        text = (
-            f"none of {plural(len(tasks), 'task')} ({', '.join(tasks)}): {goal.metric} is not"
-            " comparable. "
-        )
-        console.print(f"best    {text}Give a folder with runs of one task.", soft_wrap=True)
-    if (best := goal.best_run(runs)) is None:
+        print_json(facts_of(runs, goal))
         return
-    console.print(
-        f"best    run {best.name}: {goal.metric} = {number(goal.last(best))} (of"
-        f" {plural(len(runs), 'run')})",
-        soft_wrap=True,
-    )
-    if (command := command_of(best)) is not None:
-        print(f"repeat  {command}", flush=True)  # in one piece, and no markup
+    console = console_of()
+    print_table(runs, goal, console, needed=[name])
+    console.print(f"folder  {short(top)}", soft_wrap=True)
+    print_best(runs, goal, console, ["runs", short(top)])

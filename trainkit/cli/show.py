@@ -12,10 +12,11 @@ from trainkit.cli.options import read_keys
 from trainkit.cli.usage import USAGES, usage_of
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
+from trainkit.report.show.best import chosen_goal, print_best
 from trainkit.report.show.differences import settings_grid
 from trainkit.report.show.files import read_runs
 from trainkit.report.show.page import by_task, runs_grid, write_show_page
-from trainkit.report.show.table import facts_of, goal_of
+from trainkit.report.show.table import facts_of
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -39,12 +40,17 @@ def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:
             "There is no run: give its folder, for example show runs/resnet50/<time>."
         )
     runs = by_task(read_runs(folders))
+    goal = chosen_goal(runs, given)
     console = console_of()
-    for grid in (runs_grid(runs), settings_grid(runs)):
-        if grid is not None:
-            console.print(grid.rich())
+    grid, left_out = runs_grid(runs).fitted(console.width, (goal.metric or "",))
+    console.print(grid.rich())
+    if left_out:
+        console.print(f"no room for {', '.join(left_out)}", soft_wrap=True)
+    if (differ := settings_grid(runs)) is not None:
+        console.print(differ.rich())
+    print_best(runs, goal, console, ["show", *map(short, folders)])
     default = folders[0] / "reports" / ("show.html" if len(runs) == 1 else "runs.html")
     page = Path(given.get("output", default))
     write_show_page(page, runs)
     console.print(f"page  {short(page)}", soft_wrap=True)
-    facts |= {**facts_of(runs, goal_of(runs, None)), "page": str(page)}
+    facts |= {**facts_of(runs, goal), "page": str(page)}

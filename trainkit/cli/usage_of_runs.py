@@ -7,11 +7,21 @@ from __future__ import annotations
 from trainkit.cli.as_json import OPTION
 from trainkit.extension import Usage
 
+_GOAL = (
+    (
+        "metric",
+        "NAME",
+        "what their sweep compares by, or a callback monitors",
+        "the logged value, its last one, by which a run is best",
+    ),
+    ("mode", "min | max", "as there", "which value of the metric is best"),
+)
+
 USAGES_OF_RUNS = {
     "show": Usage(
-        "RUN_DIR [RUN_DIR ...] [output=FILE] [--json]",
-        "Print a table of runs and of the settings that differ, and write a page: curves, rates,"
-        " throughput, checkpoints.",
+        "RUN_DIR [RUN_DIR ...] [metric=NAME mode=min|max] [output=FILE] [--json]",
+        "Print a table of runs and of the settings that differ, the best one, and the command that"
+        " repeats it; and write a page: curves, rates, throughput, checkpoints.",
         (
             (
                 "output",
@@ -19,6 +29,7 @@ USAGES_OF_RUNS = {
                 "reports/show.html of the run, or reports/runs.html of the first",
                 "the page",
             ),
+            *_GOAL,
             OPTION,
         ),
         ("runs/mine", "runs/mine runs/other output=both.html"),
@@ -50,9 +61,9 @@ USAGES_OF_RUNS = {
         takes_run=True,
     ),
     "runs": Usage(
-        "[DIR] [sort=NAME] [--json]",
+        "[DIR] [sort=NAME] [metric=NAME mode=min|max] [--json]",
         "Print a table of the runs in and below a folder (default: runs): settings that differ,"
-        " last and best values, state.",
+        " last and best values, state; the best one, and the command that repeats it.",
         (
             (
                 "sort",
@@ -60,6 +71,7 @@ USAGES_OF_RUNS = {
                 "by folder",
                 "a metric or a setting: best or smallest first; -NAME: largest first",
             ),
+            *_GOAL,
             (
                 "--json",
                 "flag",
@@ -67,7 +79,7 @@ USAGES_OF_RUNS = {
                 "the same as JSON, with the minimum and maximum of each metric",
             ),
         ),
-        ("", "runs/mlp sort=val/acc", "--json"),
+        ("", "runs/mlp sort=val/acc", "runs/mlp metric=val/loss mode=min", "--json"),
         takes_run=True,
     ),
     "jobs": Usage(

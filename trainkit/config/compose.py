@@ -42,7 +42,6 @@ from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first
 from trainkit.config.pairs import check_batches, with_origin
 from trainkit.config.resources import conf_folders
 from trainkit.config.sweep import (
-    FOLDER,
     Sweep,
     SweepEndedError,
     TrialRunner,
@@ -54,6 +53,7 @@ from trainkit.config.users_code import named_by_user
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.launch.environment import job_started
+from trainkit.run.goal import FOLDER
 from trainkit.safety.masking import masked_arguments, masked_lines
 
 # Hydra writes nothing: rank 0 writes the run's files, after all checks (cli/execute.py).
@@ -212,7 +212,7 @@ def _run_sweep(
 ) -> None:
     sweep = runner.sweep
     if start.is_main:
-        sweep.clear()
+        sweep.begin()
     logging.getLogger("alembic").setLevel(logging.WARNING)  # of optuna: it lists its plugins
     ended: BaseException | None = None
     try:

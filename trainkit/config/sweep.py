@@ -9,6 +9,7 @@ afterwards           `Sweep.trials`: read from the notes that the runs leave in 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -26,15 +27,15 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
 from trainkit.config.command_line import as_typed
-from trainkit.config.of_run import OVERRIDES
+from trainkit.config.of_run import OVERRIDES, flat
 from trainkit.config.resources import make_importable
 from trainkit.errors import ConfigError, TrainkitError, did_you_mean, summary
 from trainkit.launch.environment import read_launcher
+from trainkit.run.goal import FOLDER, Goal, goal_of_config, write_goal
 from trainkit.run.state import RunState, read_state, write_state
 from trainkit.safety.masking import masked_arguments
 from trainkit.safety.tracebacks import text_of
 
-FOLDER = "sweep"  # below the sweep's run_dir: a note of each run, and Hydra's own files
 _HYDRAS = "hydra._internal.core_plugins"
 _BASIC = (f"{_HYDRAS}.basic_sweeper.BasicSweeper", f"{_HYDRAS}.basic_launcher.BasicLauncher")
 _MODES = {"min": "minimize", "max": "maximize"}
@@ -61,20 +62,19 @@ class Sweep:
 
     Attributes:
         folder: that holds the runs' folders.
-        metric: the logged value that compares the runs; None if none is known.
-        mode: "min" or "max": which value of it is best; None if unknown.
+        goal: what the runs are compared by.
         returns_metric: whether the sweeper draws its values by this metric; a grid does not.
     """
 
     folder: Path
-    metric: str | None = None
-    mode: str | None = None
+    goal: Goal = Goal()
     returns_metric: bool = False
 
-    def clear(self) -> None:
-        """Delete the notes of an earlier sweep in the folder."""
+    def begin(self) -> None:
+        """Delete the notes of an earlier sweep in the folder; record what this one compares by."""
         for note in (self.folder / FOLDER).glob("*.json"):
             note.unlink()
+        write_goal(self.folder, self.goal)
 
     def note(self, number: int, run_dir: Path) -> None:
         """Record that a run has started, and its folder."""
@@ -85,7 +85,7 @@ class Sweep:
 
     def trials(self) -> list[SweepRun]:
         """Return all runs that started, by number."""
-        notes = sorted((self.folder / FOLDER).glob("*.json"), key=lambda path: int(path.stem))
+        notes = sorted((self.folder / FOLDER).glob("[0-9]*.json"), key=lambda path: int(path.stem))
         folders = [
             (int(path.stem), Path(json.loads(path.read_text())["run_dir"])) for path in notes
         ]
@@ -143,7 +143,7 @@ class TrialRunner:
             return None
 
     def _returned(self, values: Mapping[str, float]) -> float | None:
-        metric = self.sweep.metric
+        metric = self.sweep.goal.metric
         if metric is None:
             return None
         if metric not in values:
@@ -239,9 +239,10 @@ def sweep_settings(
         ConfigError: the metric or its direction is missing, or several ranks cannot run it.
     """
     sweeper, launcher = hydra["sweeper"], hydra["launcher"]
-    metric, mode = metric_of(config, sweeper)
+    goal = swept_goal(config, sweeper)
+    metric, mode = goal.metric, goal.mode
     returns = not is_basic(sweeper)
-    sweep = Sweep(Path(config["run_dir"]).absolute(), metric, mode, returns)
+    sweep = Sweep(Path(config["run_dir"]).absolute(), goal, returns)
     _refuse_ranks(sweeper, launcher)
     if not returns:
         return sweep, []
@@ -278,20 +279,14 @@ def sweep_settings(
     ]
 
 
-def metric_of(
-    config: Mapping[str, Any], sweeper: Mapping[str, Any]
-) -> tuple[str | None, str | None]:
-    """Return optimized_metric, by default what a callback monitors,
-    and whether "min" or "max" is best, if that is known.
+def swept_goal(config: Mapping[str, Any], sweeper: Mapping[str, Any]) -> Goal:
+    """Return what a config's runs are compared by; its mode is the sweeper's direction, if that is
+    given.
+
+    Raises:
+        ConfigError: the direction is not legal.
     """
-    callbacks = [
-        node
-        for node in (config.get("callbacks") or {}).values()
-        if isinstance(node, dict) and node.get("monitor")
-    ]
-    metric = config.get("optimized_metric") or next(
-        (str(node["monitor"]) for node in callbacks), None
-    )
+    goal = goal_of_config(flat(config))
     direction = sweeper.get("direction")
     if isinstance(direction, list):
         raise ConfigError(
@@ -303,10 +298,8 @@ def metric_of(
             raise ConfigError(
                 f"hydra.sweeper.direction is '{direction}'; it must be minimize or maximize."
             )
-        return metric, direction[:3]
-    return metric, next(
-        (str(node.get("mode", "min")) for node in callbacks if node["monitor"] == metric), None
-    )
+        return dataclasses.replace(goal, mode=direction[:3])
+    return goal
 
 
 def _refuse_ranks(sweeper: Mapping[str, Any], launcher: Mapping[str, Any]) -> None:

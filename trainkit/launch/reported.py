@@ -18,8 +18,10 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from trainkit.console import wrapped, wrapped_for
 from trainkit.errors import JobEnded, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
+from trainkit.launch.terminal import columns_of_launcher
 from trainkit.safety.tracebacks import text_of
 
 _FRESH_S = 60.0
@@ -71,14 +73,20 @@ def is_first(text: str) -> bool:
     return True
 
 
-def print_once(text: str, launcher: Launcher) -> None:
-    """Print an error, unless it is empty or another rank of this host has printed it."""
+def print_once(text: str, launcher: Launcher, is_prose: bool = False) -> None:
+    """Print an error, unless it is empty or another rank of this host has printed it; prose breaks
+    between words on a terminal, this rank's or its launcher's.
+    """
     if not launcher.is_main:
         time.sleep(_RANK_0_FIRST_S)
     if text and is_first(text):
         host = os.environ.get("HOROVOD_HOSTNAME", "")
         where = f"rank {launcher.rank}{f' on {host}' * bool(host)}"
-        print(f"Error on {where}: {text}", file=sys.stderr, flush=True)
+        text = f"Error on {where}: {text}"
+        if is_prose:
+            columns = columns_of_launcher()
+            text = wrapped(text, columns) if columns else wrapped_for(sys.stderr, text)
+        print(text, file=sys.stderr, flush=True)
 
 
 def report_uncaught_once() -> None:

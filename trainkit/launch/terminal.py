@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.console import Output
+from trainkit.console import Output, is_without_colors
 from trainkit.launch.environment import Launcher, read_launcher
 
 _MOST_ANCESTORS = 20
+_PREFIX = "[0]<stdout>:"
+_FEWEST_COLUMNS = 40
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,15 @@ def terminal_of_launcher(
     """Return the terminal of the horovodrun that started this rank, None if it is not one to draw
     on.
 
-    None: another launcher, ranks on other hosts, CI, a dumb terminal, output that is redirected or
-    also goes to files (--output-filename), a job in the background.
+    None: another launcher, ranks on other hosts, CI, NO_COLOR, a dumb terminal, output that is
+    redirected or also goes to files (--output-filename), a job in the background.
     """
     launcher = launcher or read_launcher()
     if launcher.name not in ("horovodrun", "launch") or launcher.local_size != launcher.world_size:
         return None
-    if environ.get("CI") or environ.get("TERM", "dumb") in ("dumb", "unknown"):
+    if environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return None
+    if environ.get("CI") or is_without_colors(environ):
         return None
     process = _starter()
     if process is None or "--output-filename" in _command_line(process):
@@ -105,6 +109,19 @@ def terminal_of_launcher(
         return terminal
     terminal.close()
     return None
+
+
+def columns_of_launcher() -> int | None:
+    """Return how many columns a line of this rank has on the launcher's terminal, which prints
+    "[0]<stdout>:" before it; None without such a terminal.
+    """
+    coloured = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    terminal = terminal_of_launcher(environ=coloured)
+    if terminal is None:
+        return None
+    width = terminal.width - len(_PREFIX)
+    terminal.close()
+    return max(width, _FEWEST_COLUMNS)
 
 
 def output_of_rank() -> Output:

@@ -121,9 +121,7 @@ class BatchPlan:
             "?" if n is None else str(n) for n in (self.batch_size, self.global_batch_size)
         )
         ranks = plural(self.world_size, rank)
-        batch = (
-            f"{size} per {rank} x {ranks} x {self.accumulate} accumulated = {total} samples a step"
-        )
+        batch = f"{size} per {rank} x {ranks} x {self.accumulate} accumulated = {total} samples"
         if self.rank_shares != "even":
             batch += f", dealt {self.rank_shares}"
         for epoch, microbatches in self.later:
@@ -144,7 +142,7 @@ class BatchPlan:
             rate += f", warm-up from {start} over {self.warmup_steps} steps"
         too_long = self.warmup_left(total_steps, lrs)
         return [
-            ("batch", batch),
+            ("global batch", batch),
             ("learning rate", rate),
             *([("warm-up", too_long)] if too_long else []),
         ]

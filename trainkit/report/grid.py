@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.table import Table
+
+_NARROWEST = 16
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,12 @@ class Grid:
             width: characters of a line.
             needed: names of columns that stay, beside the first.
         """
-        wide = [max(map(len, cells)) + 3 for cells in zip(self.columns, *self.rows, strict=True)]
+        # a longer text is folded: it must not take the room of all others
+        most = max(_NARROWEST, width // 3)
+        wide = [
+            min(max(map(cell_len, cells)), most) + 3
+            for cells in zip(self.columns, *self.rows, strict=True)
+        ]
         shown = list(range(len(self.columns)))
         for i in reversed(shown):
             if i > 0 and self.columns[i] not in needed and sum(wide[j] for j in shown) >= width:

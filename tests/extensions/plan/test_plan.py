@@ -41,7 +41,7 @@ def test_batches_and_steps(tmp_path: Path) -> None:
     """The arithmetic is that of the ranks asked for, with what is left for the last step."""
     run, _ = planned(tmp_path, Line(), loader(70), 8, max_epochs=3, lr_warmup_steps=2)
     rows = dict(plan.batch_rows(run))
-    assert rows["batch"] == "4 per rank x 8 ranks x 1 accumulated = 32 samples a step"
+    assert rows["global batch"] == "4 per rank x 8 ranks x 1 accumulated = 32 samples"
     assert (
         rows["learning rate"]
         == "0.1 x 8 ranks = 0.8 (lr_scaling=linear), warm-up from 0.1 over 2 steps"
@@ -56,7 +56,7 @@ def test_batches_and_steps(tmp_path: Path) -> None:
 def test_unequal_shares_and_who_changes_them(tmp_path: Path) -> None:
     """The largest microbatch is named, and when callbacks=balance deals again."""
     rows = dict(plan.batch_rows(planned(tmp_path, Line(), loader(64, 8), 2, rank_shares=[1, 3])[0]))
-    assert rows["batch"].endswith("dealt 1:3")
+    assert rows["global batch"].endswith("dealt 1:3")
     assert (
         rows["microbatches"]
         == "12 samples on rank 1, 4 on rank 0; the largest needs the most memory"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from trainkit.cli.run import main
 from trainkit.config.compose import run
 from trainkit.config.roles import roles_of
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.ray import connection
 from trainkit.extensions.ray.backend import cause_of, fault_of
 from trainkit.extensions.ray.cluster import connected
 from trainkit.extensions.ray.launcher import RayLauncher
@@ -29,6 +31,25 @@ def refused(
     text = capsys.readouterr().err
     assert text.count("Error: ") == 1 and "Traceback" not in text and len(text) < 1000
     return text
+
+
+@pytest.mark.parametrize("kind", [Exception, KeyError])
+def test_a_ray_that_starts_too_late_is_one_error(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what to do, and no traceback of Ray's; another error is not taken for it."""
+
+    def init(**given: Any) -> None:
+        raise kind("The current node timed out during startup.\nmore")
+
+    late = SimpleNamespace(
+        is_initialized=lambda: False, init=init, exceptions=SimpleNamespace(RayError=OSError)
+    )
+    monkeypatch.setattr(connection, "load_ray", lambda *_: late)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    expected = EngineError if kind is Exception else KeyError
+    with pytest.raises(expected, match=r"timed out during startup"):
+        connection.connect_ray("A search")
 
 
 @pytest.fixture(autouse=True)

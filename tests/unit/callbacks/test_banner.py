@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def test_the_banner_tells_the_arithmetic(
     assert rows == {
         "model": "Line, 4 parameters",
         "optimizer": "fused SGD",
-        "batch": "4 per rank x 1 rank x 2 accumulated = 8 samples a step",
+        "global batch": "4 per rank x 1 rank x 2 accumulated = 8 samples",
         "learning rate": "0.1 x 1 rank = 0.1 (lr_scaling=linear)",
         "run": "2 epochs of 3 steps, 6 steps in all",
         "files": str(tmp_path),
@@ -179,3 +180,15 @@ def test_what_counts_steps_and_what_is_left_out_is_said(
         "This Trainer has run a fit before; this one is a new run, from epoch 0 and step 0."
         in capsys.readouterr().out
     )
+
+
+def test_lines_fit_the_launchers_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a long line breaks between words, below its text and not below its name."""
+    monkeypatch.setattr("trainkit.callbacks.banner.columns_of_launcher", lambda: 50)
+    quiet(tmp_path, enable_model_summary=True).fit(Line(), loader(23))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 50
+    at = next(i for i, line in enumerate(lines) if line.startswith("engine"))
+    assert re.match(r" {15}\w", lines[at + 1])

@@ -16,6 +16,7 @@ from trainkit.config import compose
 from trainkit.config.compose import ComposedJob
 from trainkit.config.sweep import Sweep, jobs_of
 from trainkit.errors import ConfigError, Preempted, TrainkitError
+from trainkit.run.goal import Goal, read_goal
 
 GRID = ["-m", "conf=mlp", "task.model.width=32,48,64", "run_dir=r"]
 
@@ -59,7 +60,7 @@ def test_a_failed_run_is_recorded_and_the_others_continue(
     assert "Error in run 1: Traceback" in capsys.readouterr().err
     assert isinstance(error, TrainkitError) and "failed; the table above" in str(error)
     assert "task.model.width=48" in Path("r/1/.hydra/overrides.yaml").read_text()
-    assert (done.metric, done.mode) == ("val/acc", "max")  # what ModelCheckpoint monitors
+    assert done.goal == Goal("val/acc", "max") == read_goal(Path("r"))  # of ModelCheckpoint
 
 
 def test_an_earlier_sweep_in_the_folder_is_not_in_the_record() -> None:

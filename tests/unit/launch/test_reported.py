@@ -13,6 +13,7 @@ import pytest
 
 from trainkit.errors import ConfigError
 from trainkit.launch import reported
+from trainkit.launch.environment import Launcher
 from trainkit.launch.reported import is_first, report_uncaught_once
 
 
@@ -90,6 +91,21 @@ def test_an_error_of_a_script_is_printed_by_one_rank(
     assert capsys.readouterr().err == "" and waits == [2.0]
     assert first.startswith("Error on rank 0: ") and "raise error" in first
     assert ("Traceback" in first) == has_traceback
+
+
+def test_lines_of_an_error_fit_the_launchers_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank's name counts as well; without such a terminal the error is one line."""
+    launcher = Launcher("horovodrun", 0, 2, 0, 2)
+    monkeypatch.setattr(reported, "columns_of_launcher", lambda: 30)
+    reported.print_once("one two three " * 9, launcher, is_prose=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= 30
+    assert lines[0].startswith("Error on rank 0: one two")
+    monkeypatch.setattr(reported, "columns_of_launcher", lambda: None)
+    reported.print_once("one two three " * 8, launcher, is_prose=True)
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_script_of_one_process_ends_as_python_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,10 @@ from trainkit.launch.terminal import terminal_of_launcher
 RANK = """
 import os
 from trainkit.launch.environment import Launcher
-from trainkit.launch.terminal import terminal_of_launcher
-terminal = terminal_of_launcher(Launcher("horovodrun", 0, 2, 0, LOCAL))
+from trainkit.launch import terminal as module
+module.read_launcher = lambda: Launcher("horovodrun", 0, 2, 0, LOCAL)
+terminal = module.terminal_of_launcher()
+print(module.columns_of_launcher(), "columns for a line")
 assert not os.isatty(1)
 if terminal is not None:
     terminal.write(f"seen from the rank, {terminal.width} columns, {terminal.is_in_front}")
@@ -52,6 +54,15 @@ def test_a_rank_draws_on_the_launchers_terminal(tmp_path: Path) -> None:
     assert "seen from the rank, 77 columns, True" in launched(tmp_path)
 
 
+@pytest.mark.parametrize(("given", "columns"), [("", 65), ("NO_COLOR", 65), ("CI", None)])
+def test_a_line_has_room_for_the_launchers_prefix(
+    tmp_path: Path, given: str, columns: int | None
+) -> None:
+    """Of 77 columns "[0]<stdout>:" takes 12; with NO_COLOR lines are as long, without a bar."""
+    text = launched(tmp_path, prepare=f"os.environ['{given}'] = '1'" if given else "")
+    assert f"launched: {columns} columns for a line" in text
+
+
 # the first process of a session cannot leave its group
 CHILD = "if os.fork():\n    os.wait(), sys.exit()\n"
 BACKGROUND = "os.setpgid(0, 0)"
@@ -66,6 +77,7 @@ BACKGROUND = "os.setpgid(0, 0)"
         {"prepare": CHILD + BACKGROUND},
         {"prepare": "os.environ['CI'] = 'true'"},
         {"prepare": "os.environ['TERM'] = 'dumb'"},
+        {"prepare": "os.environ['NO_COLOR'] = '1'"},
         {"words": ["--output-filename", "logs"]},
     ],
     ids=[
@@ -75,6 +87,7 @@ BACKGROUND = "os.setpgid(0, 0)"
         "in the background",
         "in CI",
         "on a dumb terminal",
+        "with NO_COLOR",
         "into files too",
     ],
 )
@@ -123,11 +136,12 @@ print(os.read(own, 1000).decode())
 """
 RANK_OF_MPI = """
 import sys
+from rich.text import Text
 from trainkit.console import console_of
 from trainkit.launch.terminal import output_of_rank
 assert sys.stdout.isatty()
 with output_of_rank():
-    console_of().print("[bold]bold", sys.stdout.isatty())
+    console_of().print(Text("bold", style="bold"), sys.stdout.isatty())
 """
 OF_OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
 

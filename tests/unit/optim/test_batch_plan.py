@@ -97,8 +97,8 @@ def test_accumulation_by_epoch() -> None:
         32,
     ]
     assert [whole.at(epoch).lr_factor for epoch in (0, 2, 5)] == [2.0, 8.0, 2.0]
-    assert dict(whole.describe([0.1]))["batch"].endswith(
-        "= 32 samples a step; from epoch 3: x 4 = 128; from epoch 6: x 1 = 32"
+    assert dict(whole.describe([0.1]))["global batch"].endswith(
+        "= 32 samples; from epoch 3: x 4 = 128; from epoch 6: x 1 = 32"
     )
     with pytest.raises(
         ConfigError,
@@ -185,29 +185,32 @@ def test_a_warmup_that_cannot_be_counted_is_refused(
     [
         (
             {},
-            "8 per rank x 4 ranks x 2 accumulated = 64 samples a step",
+            "8 per rank x 4 ranks x 2 accumulated = 64 samples",
             "0.1 x 4 ranks = 0.4 (lr_scaling=linear)",
         ),
         (
             {"world_size": 1, "lr_scaling": "none"},
-            "8 per rank x 1 rank x 2 accumulated = 16 samples a step",
+            "8 per rank x 1 rank x 2 accumulated = 16 samples",
             "0.1 (lr_scaling=none)",
         ),
         (
             {"lr_reference_batch_size": 16, "lr_scaling": "sqrt", "warmup_steps": 5},
-            "8 per rank x 4 ranks x 2 accumulated = 64 samples a step",
+            "8 per rank x 4 ranks x 2 accumulated = 64 samples",
             "0.1 x sqrt(64 / 16) = 0.2 (lr_scaling=sqrt), warm-up from 0.1 over 5 steps",
         ),
         (
             {"batch_size": None, "world_size": 1, "warmup_steps": 5},
-            "? per rank x 1 rank x 2 accumulated = ? samples a step",
+            "? per rank x 1 rank x 2 accumulated = ? samples",
             "0.1 x 1 rank = 0.1 (lr_scaling=linear), warm-up from 0 over 5 steps",
         ),
     ],
 )
 def test_the_contract_is_described_in_words(changes: dict[str, Any], batch: str, rate: str) -> None:
     """The banner shows the arithmetic of batch and rate, equal rates once."""
-    assert contract(**changes).describe([0.1, 0.1]) == [("batch", batch), ("learning rate", rate)]
+    assert contract(**changes).describe([0.1, 0.1]) == [
+        ("global batch", batch),
+        ("learning rate", rate),
+    ]
 
 
 def test_rates_of_groups_are_shown_each() -> None:

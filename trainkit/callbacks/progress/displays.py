@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainkit.callbacks.progress.row import Row
+from trainkit.console import is_a_terminal
 
 LINE_EVERY_S = 30.0  # so that a long epoch shows signs of life
 _REDRAW_S = 0.1
@@ -44,10 +45,13 @@ class Screen(Protocol):
 
 
 class Lines(Screen):
-    """Prints a line each half minute, and one for each epoch."""
+    """Prints a line each half minute, and one for each epoch: on a terminal without colours a row
+    of a table, as wide as that is.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._epochs = EpochTable() if is_a_terminal(console.file) else None
         self._work: list[tuple[str, int | None]] = []
         self._printed = time.monotonic()
 
@@ -71,6 +75,10 @@ class Lines(Screen):
         self._work.pop()
 
     def epoch(self, name: str, values: Mapping[str, float], rate: str, seconds: float) -> None:
+        if self._epochs is not None:
+            for row in self._epochs.rows(name, values, rate, seconds, self._console.width):
+                self._console.print(row)
+            return
         self.say(
             "  ".join(
                 [

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from trainkit.checkpoint.compare import BOUNDS, Compared, Names, compare, differences, unsteady
@@ -264,13 +263,13 @@ def _table(parts: Sequence[Compared]) -> Table:
         table.add_column(name, overflow="fold")
     for part in parts:
         if part.left_out is not None and not part.count:
-            table.add_row(part.what, "-", escape(f"not compared: {part.left_out}"))
+            table.add_row(part.what, "-", f"not compared: {part.left_out}")
             continue
         result = "equal" if part.first is None else f"FIRST DIFFERENCE: {part.first}"
         table.add_row(
             part.what,
             f"{part.count:,} {part.unit}",
-            escape(result + (f" ({part.left_out})" if part.left_out else "")),
+            result + (f" ({part.left_out})" if part.left_out else ""),
         )
     return table
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -96,10 +97,10 @@ def show_plan(made: Plan) -> None:
     console = console_of()
     for title, rows in made.sections.values():
         console.print(Text(f"\n{title}", style="bold"))
-        table = Table.grid(padding=(0, 2))
+        table = Table.grid(padding=(0, 4, 0, 0))
         for row in rows:
-            table.add_row(*(Text(f"  {cell}", overflow="fold") for cell in row))
-        console.print(table)
+            table.add_row(*(Text(cell, overflow="fold") for cell in row))
+        console.print(Padding(table, (0, 0, 0, 2), expand=False))
     heading = "\nto look at" if made.advice else "\nnothing to look at"
     console.print(Text(heading, style="bold"))
     for sentence in made.advice:

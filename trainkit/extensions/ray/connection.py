@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainkit.errors import ConfigError
+from trainkit.console import is_without_colors
+from trainkit.errors import ConfigError, EngineError
 
 _NO_CLUSTER = (
     "RAY_ADDRESS is '{}', and no Ray cluster answers there ({}). Give the address of a running"
@@ -25,6 +26,10 @@ _NOT_REACHED = (
     "rank 0's Ray cluster, which it started or joined, is at '{}', and this rank cannot join it"
     " ({}). Start all ranks where they reach that address, or set RAY_ADDRESS to a cluster that all"
     " of them reach."
+)
+_NOT_STARTED = (
+    "Ray did not start on this host ({}). Try again when the host is less busy, or start a cluster"
+    " once with `ray start --head`, and set RAY_ADDRESS to its address."
 )
 _MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
@@ -91,6 +96,7 @@ def connect_ray(
     Raises:
         ConfigError: Ray is not installed, the cluster cannot be reached, or the environment cannot
             be made.
+        EngineError: a cluster on this host did not start in time.
     """
     ray = load_ray("ray", what)
     if ray.is_initialized():  # a Tune trial, or a script with its own ray.init
@@ -102,7 +108,7 @@ def connect_ray(
         raise ConfigError(f"{what}: {fault}")
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     given |= {"include_dashboard": False} if address == "local" else {}
-    if not sys.stderr.isatty():
+    if is_without_colors() or not sys.stderr.isatty():
         # else its warnings have colours in files, too
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     at_sigterm = signal.getsignal(signal.SIGTERM)
@@ -118,6 +124,11 @@ def connect_ray(
             else ""
         )
         raise ConfigError(f"{what}: Ray cannot start: {_first_line(error)}{cause}") from None
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        # Ray's for a cluster on this host whose processes came too late
+        raise EngineError(f"{what}: {_NOT_STARTED.format(_first_line(error))}") from None
     # Ray's own handler would print addresses of its C++ code
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _end if at_sigterm is signal.SIG_DFL else at_sigterm)

@@ -4,6 +4,7 @@ metrics.csv (or .jsonl), config.yaml, manifests of checkpoints, goodput.json.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -17,6 +18,7 @@ from typing import Any
 
 from trainkit.config.of_run import flat, read_config, read_overrides
 from trainkit.errors import ConfigError
+from trainkit.run.goal import Goal, goal_of_config, read_goal
 from trainkit.run.progress_file import Progress, read_progress
 from trainkit.run.state import RunState, read_state
 from trainkit.safety.masking import masked
@@ -65,6 +67,8 @@ class FinishedRun:
         overrides: the settings that were typed, as text.
         state: how far it is.
         progress: what rank 0 wrote last about the job, or None.
+        not_finite: last values that are nan or infinite, by metric; `series` has finite ones alone.
+        goal: what its sweep compares it by, or else what its callbacks monitor.
     """
 
     name: str
@@ -77,6 +81,13 @@ class FinishedRun:
     overrides: Mapping[str, str] = field(default_factory=dict)
     state: RunState = RunState("-")
     progress: Progress | None = None
+    not_finite: Mapping[str, float] = field(default_factory=dict)
+    goal: Goal = Goal()
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the logged values."""
+        return list(dict.fromkeys([*self.series, *self.not_finite]))
 
     @property
     def steps(self) -> int:
@@ -93,7 +104,9 @@ class FinishedRun:
         return named or str(self.settings.get("task._target_") or "").rpartition(".")[2]
 
     def last(self, name: str) -> float | None:
-        """Return the last value of a metric."""
+        """Return the last value of a metric, finite or not."""
+        if name in self.not_finite:
+            return self.not_finite[name]
         return self.series[name][1][-1] if name in self.series else None
 
     def rates(self) -> Series:
@@ -160,8 +173,7 @@ def find_runs(top: Path) -> list[FinishedRun]:
         for folder in folders
     }
     return [
-        read_any(folder, named[folder])
-        for folder in sorted(named, key=lambda f: _natural(named[f]))
+        read_any(folder, named[folder]) for folder in sorted(named, key=lambda f: natural(named[f]))
     ]
 
 
@@ -178,7 +190,7 @@ def _is_run(names: list[str], files: list[str]) -> bool:
     return found
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts run 9 before run 10."""
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
@@ -200,11 +212,14 @@ def read_any(folder: Path, name: str) -> FinishedRun:
     rows = list(_rows(folder))
     checkpoints = read_checkpoints(folder / "checkpoints")
     series: dict[str, Series] = {}
+    latest: dict[str, float] = {}
     for _, step, values in rows:
+        latest |= values
         for metric, value in values.items():
-            steps, held = series.setdefault(metric, ([], []))
-            steps.append(step)
-            held.append(value)
+            if math.isfinite(value):
+                steps, held = series.setdefault(metric, ([], []))
+                steps.append(step)
+                held.append(value)
     epochs = {epoch for epoch, _, _ in rows} | {saved.epoch for saved in checkpoints}
     config = folder / "config.yaml"
     settings = flat(masked(read_config(config))) if config.is_file() else {}
@@ -214,6 +229,8 @@ def read_any(folder: Path, name: str) -> FinishedRun:
         read_overrides(folder),
         read_state(folder),
         read_progress(folder),
+        {name: value for name, value in latest.items() if not math.isfinite(value)},
+        read_goal(folder.parent) or goal_of_config(settings),
     )
     return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, *about)
 
@@ -241,28 +258,25 @@ def _rows(folder: Path) -> Iterator[tuple[int, int, dict[str, float]]]:
                         for name, text in row.items()
                         if name not in ("epoch", "step") and text
                     }
-                    yield int(row["epoch"]), int(row["step"]), _finite(values)
+                    yield int(row["epoch"]), int(row["step"]), _numbers(values)
     elif (folder / "metrics.jsonl").is_file():
         for line in (folder / "metrics.jsonl").read_text(errors="replace").splitlines():
             try:
                 held = json.loads(line)
-                read = int(held["epoch"]), int(held["step"]), _finite(held["values"])
+                values = {**held["values"], **held.get("nonfinite", {})}
+                read = int(held["epoch"]), int(held["step"]), _numbers(values)
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # cut by a crash
             yield read
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {name: _number(value) for name, value in values.items() if value is not None}
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
-
-
-def _number(value: Any) -> float:
-    """Return the number of a cell; nan of one that another program or a damaged disk has filled."""
-    try:
-        return float(value)
-    except (ValueError, TypeError):
-        return math.nan
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers; without cells that another program or a damaged disk has filled."""
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        with contextlib.suppress(ValueError, TypeError):
+            numbers[name] = float(value)
+    return numbers
 
 
 def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:

@@ -14,9 +14,10 @@ import plotly.graph_objects as go
 from trainkit.report.colors import LINES
 from trainkit.report.grid import Grid, human
 from trainkit.report.page import Section, figure, write_page
+from trainkit.report.show.best import number
 from trainkit.report.show.differences import settings_grid
 from trainkit.report.show.files import RATE, FinishedRun, Series
-from trainkit.report.show.table import number
+from trainkit.run.goal import monitored as monitored_in
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _STAGES = ("train", "val", "test")
@@ -152,12 +153,7 @@ def _cards(runs: Sequence[FinishedRun]) -> list[tuple[str, str]]:
     (run,) = runs
     cards = [("epochs", str(run.epochs)), ("steps", f"{run.steps:,}")]
     best = next((saved for saved in run.checkpoints if "best" in saved.marks), None)
-    monitors = [
-        value
-        for key, value in run.settings.items()
-        if key.startswith("callbacks.") and key.endswith(".monitor")
-    ]
-    monitored = str(monitors[0]) if monitors else ""
+    monitored = next(iter(monitored_in(run.settings)), "")
     if best is not None and monitored in best.metrics:
         cards.append((f"{monitored}, best (step {best.step:,})", number(best.metrics[monitored])))
     if (rate := run.samples_per_s) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.ray.tuning.command import repeat_of
-from trainkit.extensions.ray.tuning.search import Search
+from trainkit.extensions.ray.tuning.command import ranks_of
 from trainkit.extensions.ray.tuning.words import Drawn, read_search
 from trainkit.launch.overrides import override
+from trainkit.report.show.best import command_of
+from trainkit.report.show.files import read_any
+from trainkit.run.goal import Goal, write_goal
 
 LR = "search.optimizer.lr=loguniform(1e-4,1e-1)"
 
@@ -89,11 +92,17 @@ def test_a_value_survives_as_an_override(value: object) -> None:
     ("resources", "typed"),
     [("{CPU: 1}", ""), ("{GPU: 1}", " 'launcher.resources_per_worker={CPU: 0, GPU: 1}'")],
 )
-def test_the_best_trial_is_repeated_on_its_ranks(resources: str, typed: str) -> None:
+def test_the_best_trial_is_repeated_on_its_ranks(
+    resources: str, typed: str, tmp_path: Path
+) -> None:
     """One rank would train with half the batch, half the rate, and twice the steps."""
-    settings, space, own = read_search(
+    settings, _, own = read_search(
         ["conf=mlp", LR, "search.num_workers=2", f"search.resources={resources}"]
     )
-    command = repeat_of(Search(own, space, settings, 1, None, Path()), ["optimizer.lr=0.1"])
+    write_goal(tmp_path, Goal("val/acc", "max", ranks_of(settings)))
+    lines = [*own, "callbacks.tune={}", "optimizer.lr=0.1", f"run_dir={tmp_path}/0"]
+    (tmp_path / "0" / ".hydra").mkdir(parents=True)
+    (tmp_path / "0" / ".hydra" / "overrides.yaml").write_text(json.dumps(lines))
     ranks = f"launcher=ray launcher.num_workers=2{typed}"
+    command = command_of(read_any(tmp_path / "0", "0"))
     assert command == f"python -m trainkit fit conf=mlp optimizer.lr=0.1 {ranks}"

@@ -15,6 +15,7 @@ from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import StochasticWeightAveraging
 from trainkit.callbacks.progress.displays import Bars, Lines
 from trainkit.callbacks.progress.progress import ProgressBar, make_screen
+from trainkit.console import console_of
 from trainkit.trainer import Trainer
 
 
@@ -74,6 +75,14 @@ def test_a_stop_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
     quiet(tmp_path, enable_progress_bar=True).fit(Stops(), loader(23))
     assert capsys.readouterr().out.endswith("Stopped: enough.\n")
+
+
+class Screen(io.StringIO):
+    """A terminal's stream."""
+
+    def isatty(self) -> bool:
+        """Return true."""
+        return True
 
 
 @pytest.fixture
@@ -254,6 +263,21 @@ def test_a_pipe_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_screen(Console(file=io.StringIO()), 4.0), Lines)
     dumb = Console(force_terminal=True, _environ={"TERM": "dumb"})
     assert isinstance(make_screen(dumb, 4.0), Lines)
+
+
+def test_no_color_is_a_table_without_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal of 60 columns its rows fit, and no code moves the cursor."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout", screen := Screen())
+    lines = make_screen(console_of(), 4.0)
+    assert isinstance(lines, Lines)
+    for epoch in ("epoch 1/2", "epoch 2/2"):
+        lines.epoch(epoch, {"val/loss": 0.1}, "1,000 samples/s", 1.0)
+    shown = [line.split() for line in screen.getvalue().splitlines()]
+    assert [words[0] for words in shown] == ["val/loss", "epoch", "epoch"]
+    assert max(map(len, screen.getvalue().splitlines())) <= 60
+    assert "\x1b" not in screen.getvalue()
 
 
 def test_no_bar_means_none(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from rich.console import Console
 from trainkit.cli import runs
 from trainkit.config.of_run import joined
 from trainkit.launch.moments import Moment
+from trainkit.report.show.best import best_of, command_of, goal_of
 from trainkit.report.show.files import find_runs, read_any
-from trainkit.report.show.table import Goal, command_of, goal_of, print_table, sort_runs, table_of
+from trainkit.report.show.table import print_table, sort_runs, table_of
+from trainkit.run.goal import Goal
 from trainkit.run.progress_file import Progress, write_progress
 from trainkit.run.state import read_state, write_state
 
@@ -145,7 +147,7 @@ def test_runs_of_two_tasks_have_no_best_one(top: Path, capsys: pytest.CaptureFix
     assert runs.main("runs", [str(top)]) == 0
     text = capsys.readouterr().out
     assert "best    none of 2 tasks (Regression, Classifier): val/acc is not comparable." in text
-    assert "repeat" not in text and "*" not in text
+    assert "repeat" not in text and "choose" not in text and "*" not in text
 
 
 @pytest.mark.parametrize("width", [50, 80, 200])
@@ -165,7 +167,7 @@ def test_the_table_is_as_wide_as_the_terminal(width: int, top: Path) -> None:
 
 def test_without_a_direction_no_run_is_best(top: Path) -> None:
     """It would be a guess."""
-    assert Goal("val/acc").best_run(find_runs(top)) is None
+    assert best_of(find_runs(top), Goal("val/acc")) is None
 
 
 def test_the_command_prints_json(top: Path, capsys: pytest.CaptureFixture[str]) -> None:

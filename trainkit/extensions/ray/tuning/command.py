@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.cli.guard import main_alone
 from trainkit.cli.usage import help_text
+from trainkit.config.of_run import flat
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.extensions.ray.options import shown
@@ -21,8 +21,10 @@ from trainkit.extensions.ray.tuning.usage import USAGE
 from trainkit.extensions.ray.tuning.words import SearchSettings, read_search
 from trainkit.launch.environment import read_launcher
 from trainkit.launch.overrides import override
+from trainkit.report.show.best import print_best
 from trainkit.report.show.files import FinishedRun, read_any
-from trainkit.report.show.table import Goal, number, print_table
+from trainkit.report.show.table import print_table
+from trainkit.run.goal import Goal, goal_of_config
 
 if TYPE_CHECKING:
     from trainkit.config.compose import ComposedJob
@@ -41,6 +43,7 @@ def _work(arguments: Sequence[str]) -> None:
     settings, space, words = read_search(arguments)
     job = _composed([*words, *(override(key, drawn.example()) for key, drawn in space.items())])
     settings = _with_goal(settings, job.config)
+    goal = Goal(settings.metric, settings.mode, ranks_of(settings))
     folder = Path(job.config["run_dir"]).absolute()
     if any(path.name.isdigit() for path in folder.glob("*")):
         raise ConfigError(
@@ -50,7 +53,7 @@ def _work(arguments: Sequence[str]) -> None:
     trainer = job.config["trainer"]
     own = [word for word in words if not word.lstrip("+").startswith("run_dir=")]
     max_epochs = trainer.get("max_epochs")
-    request = Search(own, space, settings, max_epochs, trainer.get("max_steps"), folder)
+    request = Search(own, space, settings, max_epochs, trainer.get("max_steps"), folder, goal)
     console = console_of()
     console.print(
         f"search  {settings.metric} ({settings.mode}), scheduler {settings.scheduler}:"
@@ -59,7 +62,7 @@ def _work(arguments: Sequence[str]) -> None:
     )
     num_trials = search(request, lambda line: print(line, flush=True))
     runs = [read_any(folder / str(place), str(place)) for place in range(num_trials)]
-    _show(runs, Goal(settings.metric, settings.mode), request)
+    _show(runs, request)
 
 
 def _composed(words: Sequence[str]) -> ComposedJob:
@@ -78,50 +81,41 @@ def _with_goal(settings: SearchSettings, config: dict[str, Any]) -> SearchSettin
     """Return the settings with metric and mode;
     those that are not given come from the callback that monitors a value.
     """
-    sweep: Any = importlib.import_module("trainkit.config.sweep")
-    monitored, mode = sweep.metric_of(
-        config if settings.metric is None else {**config, "optimized_metric": settings.metric}, {}
-    )
-    if monitored is None:
+    asked = {} if settings.metric is None else {"optimized_metric": settings.metric}
+    goal = goal_of_config(flat({**config, **asked}))
+    if goal.metric is None:
         raise ConfigError(
             "search.metric is missing: no callback of the config monitors a value. Give it:"
             " search.metric=val/loss."
         )
-    mode = settings.mode or mode
+    mode = settings.mode or goal.mode
     if mode is None:
         raise ConfigError(
-            f"search.mode is missing: no callback monitors {monitored}, so it is unknown whether a"
+            f"search.mode is missing: no callback monitors {goal.metric}, so it is unknown whether a"
             " small or a large value is good. Give search.mode=min or max."
         )
-    return dataclasses.replace(settings, metric=monitored, mode=mode)
+    return dataclasses.replace(settings, metric=goal.metric, mode=mode)
 
 
-def repeat_of(request: Search, values: Sequence[str]) -> str:
-    """Return the command of a run with a trial's values,
-    on as many ranks with the same resources.
+def ranks_of(settings: SearchSettings) -> tuple[str, ...]:
+    """Return the overrides that start a run on as many ranks as a trial has, with the same
+    resources; none for one rank.
     """
-    settings = request.settings
-    ranks = []
-    if settings.num_workers > 1:
-        # An override joins a mapping to the config's own, in which a rank takes a CPU.
-        resources = {"CPU": 0} | dict(settings.resources)
-        ranks = ["launcher=ray", f"launcher.num_workers={settings.num_workers}"]
-        ranks += [f"launcher.resources_per_worker={shown(resources)}"] * (resources != {"CPU": 1})
-    return shlex.join(["python", "-m", "trainkit", "fit", *request.words, *values, *ranks])
+    if settings.num_workers == 1:
+        return ()
+    # An override joins a mapping to the config's own, in which a rank takes a CPU.
+    resources = {"CPU": 0} | dict(settings.resources)
+    ranks = ["launcher=ray", f"launcher.num_workers={settings.num_workers}"]
+    ranks += [f"launcher.resources_per_worker={shown(resources)}"] * (resources != {"CPU": 1})
+    return tuple(ranks)
 
 
-def _show(runs: Sequence[FinishedRun], goal: Goal, request: Search) -> None:
+def _show(runs: Sequence[FinishedRun], request: Search) -> None:
     console = console_of()
-    print_table(runs, goal, console, request.space)
+    print_table(runs, request.goal, console, request.space)
     console.print(f"folder  {short(request.folder)}", soft_wrap=True)
-    best = goal.best_run(runs)
+    print_best(runs, request.goal, console, ["runs", short(request.folder)])
     failed = [run for run in runs if run.state.name != "done"]
-    if best is not None:
-        values = [f"{key}={best.overrides[key]}" for key in request.space if key in best.overrides]
-        console.print(
-            f"best    trial {best.name}: {goal.metric} = {number(goal.last(best))}", soft_wrap=True
-        )
-        print(f"repeat  {repeat_of(request, values)}", flush=True)
     if failed:
         text = failed[0].state.error.strip().partition("\n")[0]
         raise TrainkitError(

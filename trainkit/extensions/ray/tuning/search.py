@@ -19,6 +19,7 @@ from trainkit.extensions.ray.connection import connect_ray
 from trainkit.extensions.ray.tuning.trainable import load_tune, number_of
 from trainkit.extensions.ray.tuning.trainable import trial as make_trial
 from trainkit.extensions.ray.tuning.words import Drawn, SearchSettings
+from trainkit.run.goal import Goal, write_goal
 
 STORAGE = "ray"  # below the search's folder: Tune's own files and the reported checkpoints
 _KEPT = 4  # reported checkpoints of each trial; others may be about to copy them
@@ -35,6 +36,7 @@ class Search:
         max_epochs: of a run that no scheduler ends; None if it has max_steps only.
         max_steps: the same in steps.
         folder: absolute; holds the trials' folders, by number.
+        goal: what tables compare the trials by.
     """
 
     words: Sequence[str]
@@ -43,6 +45,7 @@ class Search:
     max_epochs: int | None
     max_steps: int | None
     folder: Path
+    goal: Goal
 
 
 def search(request: Search, say: Callable[[str], None]) -> int:
@@ -60,6 +63,7 @@ def search(request: Search, say: Callable[[str], None]) -> int:
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # without Tune's tables
     tune, settings = load_tune(), request.settings
     start_ray(settings)
+    write_goal(request.folder, request.goal)
     resources = settings.resources
     trainable = make_trial(
         request.words, settings.num_workers, resources, settings.metric, request.folder
