@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 endif
 
-.PHONY: train announce setup test test-all test-due check fix docs $(GROUPS) horovod-suite peers bench bench-gpu requirements audit dist clean
+.PHONY: train announce setup test test-all test-due check fix docs $(GROUPS) horovod-suite peers bench bench-gpu requirements audit dist sbom clean
 
 train: announce $(READY)
 	@start=$$(date +%s); \
@@ -111,11 +111,20 @@ requirements: $(TESTS)
 audit: $(TESTS)
 	$(BIN)/uv tool run --python $(BIN)/python pip-licenses --python $(BIN)/python --order license
 
-# What a release uploads, checked.
+# What a release uploads, checked: whoever builds this commit again gets the same bytes.
+dist: export SOURCE_DATE_EPOCH := $(shell git log -1 --format=%ct 2> /dev/null || echo 0)
 dist: $(TESTS)
-	rm -rf dist
+	rm -rf dist build/again
 	$(BIN)/python -m build --no-isolation -o dist .
+	$(BIN)/python -m build --no-isolation -o build/again . > /dev/null
+	cd dist && for file in *; do cmp "$$file" "../build/again/$$file" || exit 1; done
 	$(BIN)/twine check --strict dist/*
+
+# What training installs, with hashes, as CycloneDX.
+sbom: $(TESTS)
+	mkdir -p dist
+	$(BIN)/uv tool run --quiet --python $(BIN)/python --from cyclonedx-bom==7.5.0 cyclonedx-py requirements requirements.txt \
+		--pyproject pyproject.toml --output-reproducible -o dist/trainkit.cdx.json
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist
