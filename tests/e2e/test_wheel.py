@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -51,3 +52,27 @@ def test_a_wheel_finds_its_recipes_and_configs(command: Command, tmp_path: Path)
         ' trainkit; print(trainkit.__file__)"'
     )
     assert where.out.startswith(str(site)), where.text
+
+
+def test_two_checkouts_make_the_same_bytes(command: Command, tmp_path: Path) -> None:
+    """Whoever builds a commit again gets the files of the release, whatever the times and rights
+    of the checkout's files are.
+    """
+    for name in ("one", "other"):
+        assert command(f"git clone -q --depth 1 file://{ROOT} {name}").code == 0
+    other = tmp_path / "other"
+    for path in [other, *other.rglob("*")]:
+        if ".git" not in path.parts:
+            path.chmod(path.stat().st_mode & 0o700)
+            os.utime(path, (1_000_000_000, 1_000_000_000))
+    for name in ("one", "other"):
+        built = command(
+            f"cd {name} && SOURCE_DATE_EPOCH=1700000000 {sys.executable} -m build --no-isolation"
+            " -o dist ."
+        )
+        assert built.code == 0, built.text
+    files = sorted(path.name for path in (tmp_path / "one" / "dist").iterdir())
+    assert len(files) == 2
+    for name in files:
+        contents = [(tmp_path / at / "dist" / name).read_bytes() for at in ("one", "other")]
+        assert contents[0] == contents[1], name
