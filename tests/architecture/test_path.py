@@ -1,17 +1,30 @@
-"""The path from Trainer.fit to optimizer.step: seven frames in three files."""
+"""The path from Trainer.fit to optimizer.step: seven frames in three files; the twelve files that
+a reader of the page is sent to.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import trainkit
 from tests.helpers.toy import Line, loader, quiet
 
 PACKAGE = Path(trainkit.__file__).parent
+PAGE = PACKAGE.parent / "docs" / "how_it_works.md"
+FILES = {
+    name: int(lines)
+    for name, lines in re.findall(
+        r"^\| \[(\S+\.py)\]\S+ \| (\d+) \|", PAGE.read_text(), re.MULTILINE
+    )
+}
+OF_RANKS = {"engine/reduce/reducer.py", "engine/horovod/engine.py"}  # one process sums nothing
 
 
 class Watched(torch.optim.SGD):
@@ -56,3 +69,30 @@ def test_the_path_to_an_update_is_short(tmp_path: Path) -> None:
         ("loop.py", "train_step"),
         ("engine/base.py", "step"),
     ]
+
+
+def test_twelve_files_train(tmp_path: Path) -> None:
+    """A fit calls each of the files that the page names, but those that sum over ranks."""
+    called = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(PACKAGE):
+            called.add(path.relative_to(PACKAGE).as_posix())
+
+    trainer = quiet(tmp_path, max_steps=2, enable_checkpointing=True)
+    threading.setprofile(note)  # a checkpoint is written by a thread
+    sys.setprofile(note)
+    try:
+        trainer.fit(Line(), loader(8))
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    assert len(FILES) == 12
+    assert set(FILES) - called == OF_RANKS
+
+
+def test_their_lines_are_those_of_the_page() -> None:
+    """Within a tenth: a file that grows by more is read again, and the page says so."""
+    for name, lines in FILES.items():
+        assert len((PACKAGE / name).read_text().splitlines()) == pytest.approx(lines, rel=0.1), name
