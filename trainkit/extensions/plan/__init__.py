@@ -1,5 +1,5 @@
 """plan: what a run would do at any number of ranks,
-worked out before it starts (docs/batch_and_lr.md).
+worked out before it starts (docs/optimizers.md).
 """
 
 from trainkit.extension import Command, Extension
