@@ -19,10 +19,6 @@ WORST_FIRST = ("error", "fails", "otherwise", "not run", "refused", "not support
 
 _HEAD = """# Conformance: the field's claims as programs
 
-**A draft.** The cells were recorded in parts, on a busy machine, and those of other trainers are not reviewed one by one
-yet: take a red cell of theirs as a question, not as a finding, until this note is gone. trainkit's own red cell, `memory`, is
-not explained yet.
-
 What trainers promise, checked by programs, for trainkit and six others, each as its own documentation uses it.
 One command makes this page, and anybody can run it:
 
@@ -36,7 +32,8 @@ make peers                                                       # the other tra
 Every run is a process of its own; a run that is killed is killed in the model's forward, half a second after its
 update, in every trainer at the same place. Small models on the CPU, plain SGD where a scale matters. The programs are in
 [benchmarks/conformance](../benchmarks/conformance): `claims/` has what is checked, `trainers/` how each trainer is used.
-A cell that is wrong about your trainer is a bug: report it, or send the program that is right.
+Each red cell of another trainer was tried with what its documentation recommends for it, and stands where that did not
+help. A cell that is wrong about your trainer is a bug all the same: report it, or send the program that is right.
 
 - **holds**: on each number of ranks that the claim names (trainkit: alone, under horovodrun and under torchrun)
 - **fails**: with the numbers and the thread, below
@@ -89,13 +86,13 @@ def totals(results: dict[str, Any]) -> dict[str, Counter[str]]:
 
 # README's rows: claims that users meet first, in its words.
 README_ROWS = {
-    "resume-samples": "a killed run, resumed, sees each sample once",
-    "resume-weights": "and ends with the weights of one without a kill",
-    "tokens-over-accumulation": "accumulated tokens weigh the same in short batches",
-    "evaluation-over-ranks": "two ranks count each validation sample once",
-    "a-changed-byte-is-seen": "a damaged checkpoint is refused",
+    "resume-weights": "a run that is killed and resumed ends with the same weights",
+    "resume-on-another-number-of-ranks": "resumed on more ranks, it sees each sample once",
+    "tokens-over-ranks": "each token weighs the same, on any rank",
+    "evaluation-over-ranks": "ranks count each validation sample once",
+    "resume-past-a-torn-checkpoint": "a torn checkpoint costs one checkpoint",
 }
-_MARKS = {"holds": "yes", "fails": "**no**", "refused": "refused", "not run": "?"}
+_MARKS = {"holds": "yes", "fails": "**no**", "refused": "refused"}
 
 
 def readme_table(results: dict[str, Any]) -> str:

@@ -69,7 +69,12 @@ def losses(run: str, ranks: int, folder: Path, more: str = "") -> list[str]:
         OMP_NUM_THREADS="1",
     )
     assert done.code == 0, done.text
-    with (folder / "golden" / "metrics.csv").open() as file:
+    return step_losses(folder / "golden" / "metrics.csv")
+
+
+def step_losses(metrics: Path) -> list[str]:
+    """Return the loss of each step."""
+    with metrics.open() as file:
         return [row["train/loss_step"] for row in csv.DictReader(file) if row["train/loss_step"]]
 
 

@@ -6,7 +6,7 @@ import inspect
 
 from benchmarks.conformance.broken import BREAKS
 from benchmarks.conformance.claims import load_claims
-from benchmarks.conformance.page import PAGE, load_results, markdown, status_of
+from benchmarks.conformance.page import PAGE, README_ROWS, load_results, markdown, status_of
 from benchmarks.conformance.sources import DECLARED, THREADS, source_of
 from benchmarks.conformance.worker import TRAINERS
 
@@ -41,6 +41,7 @@ def test_tables_name_what_exists() -> None:
     assert {trainer for by in results.values() for trainer in by} <= set(TRAINERS)
     for trainer, claim in (*DECLARED, *THREADS):
         assert trainer in TRAINERS and claim in claims, (trainer, claim)
+    assert set(README_ROWS) <= set(claims)
     for broken in BREAKS.values():
         assert {*broken.turns, broken.stays} <= set(claims)
 
