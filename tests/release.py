@@ -23,8 +23,12 @@ def faults(tag: str, root: Path) -> list[str]:
     version = version_of(root)
     wrong = []
     if tag != f"v{version}":
-        wrong.append(f"The tag is {tag}; trainkit/version.py says {version}, whose tag is v{version}.")
-    if not re.search(rf"^version: {re.escape(version)}$", _text(root, "CITATION.cff"), re.MULTILINE):
+        wrong.append(
+            f"The tag is {tag}; trainkit/version.py says {version}, whose tag is v{version}."
+        )
+    if not re.search(
+        rf"^version: {re.escape(version)}$", _text(root, "CITATION.cff"), re.MULTILINE
+    ):
         wrong.append(f"CITATION.cff has another version than {version}.")
     if f"\n## [{version}] - " not in _text(root, "CHANGELOG.md"):
         wrong.append(f"CHANGELOG.md has no part '## [{version}] - DAY'.")
