@@ -136,7 +136,7 @@ MUTATIONS = [
         "engine/reduce/reducer.py",
         "unused = [p for p in unused if counts[self._place[p]] == 0]",
         "pass",
-        "unit/engine/reduce",
+        "parallel/test_options.py parallel/test_communication.py",
     ),
     Mutation(
         "accumulated microbatches are summed each",
@@ -150,7 +150,7 @@ MUTATIONS = [
         "engine/reduce/wire.py",
         'after = predivide if op == "average" else predivide * world_size',
         'after = 1.0 if op == "average" else predivide * world_size',
-        "unit/engine/reduce unit/engine/test_options.py",
+        "parallel/test_options.py",
     ),
     Mutation(
         "an overflow on another rank is not seen",
