@@ -157,7 +157,7 @@ MUTATIONS = [
         "device/precision.py",
         "overflow.copy_(self.sum_over_ranks(overflow))",
         "pass",
-        "unit/device/test_precision.py unit/engine",
+        "parallel/test_tensor.py",
     ),
     Mutation(
         "the schedule counts an update that was held back",

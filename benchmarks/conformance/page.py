@@ -86,7 +86,7 @@ def totals(results: dict[str, Any]) -> dict[str, Counter[str]]:
 
 # README's rows: claims that users meet first, in its words.
 README_ROWS = {
-    "resume-weights": "a run that is killed and resumed ends with the same weights",
+    "resume-weights": "killed and resumed, a run ends with the same weights",
     "resume-on-another-number-of-ranks": "resumed on more ranks, it sees each sample once",
     "tokens-over-ranks": "each token weighs the same, on any rank",
     "evaluation-over-ranks": "ranks count each validation sample once",
