@@ -54,7 +54,8 @@ def step_us(cell: Cell, call: str) -> float:
 def step_time(cell: Cell) -> str:
     """A step of a tiny model, with its loader, takes at most 200 us of a core more than in
     a plain loop."""
-    own, plain = step_us(cell, "fit"), step_us(cell, "plain")
+    pairs = [(step_us(cell, "fit"), step_us(cell, "plain")) for _ in range(3)]  # in turns
+    own, plain = (min(times) for times in zip(*pairs, strict=True))
     text = f"{own - plain:+.0f} us on {plain:.0f} us"
     if own - plain > STEP_LIMIT_US:
         raise FailsError(text)
