@@ -15,19 +15,20 @@ RECORD = (
     " run_dir=runs/seen"
 )
 REPORT = "python -m trainkit timeline runs/seen"
-WIDTH, HEIGHT = 1000, 640
+WIDTH = 1000
 
 
 def main() -> None:
-    """Record steps, and take the first screen of their report."""
+    """Record steps, and draw one of them on both ranks, as their report has it."""
     with tempfile.TemporaryDirectory() as folder:
         for command in (RECORD, REPORT):
             subprocess.run(command, shell=True, cwd=folder, check=True)
         (report,) = Path(folder).rglob("*.html")
         with launched(offline=True) as page:
-            page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+            page.set_viewport_size({"width": WIDTH, "height": WIDTH})
             page.goto(report.as_uri())
-            page.screenshot(path=str(Path(__file__).with_name("timeline.png")))
+            page.wait_for_selector("#step .main-svg")
+            page.locator("#step").screenshot(path=str(Path(__file__).with_name("timeline.png")))
 
 
 if __name__ == "__main__":
