@@ -18,7 +18,8 @@ def test_two_scripts_are_compared_seed_by_seed(command: Command, tmp_path: Path)
         "width = parser",
         'parser.add_argument("--lr", type=float)\nrate = parser.parse_args().lr\nwidth = parser',
     )
-    (tmp_path / "mine.py").write_text(text.replace("max_epochs=3", "max_epochs=1"))
+    by_epoch = text.replace("loss)\n        return", "loss, on_epoch=True)\n        return")
+    (tmp_path / "mine.py").write_text(by_epoch.replace("max_epochs=3", "max_epochs=1"))
     line = (
         "python -m trainkit experiment 'mine.py --lr 0.05' 'mine.py --lr 0.0005'"
         " metric=train/loss mode=min run_dir=runs/x --json seeds="

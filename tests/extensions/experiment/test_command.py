@@ -119,7 +119,7 @@ def test_other_samples_are_not_paired() -> None:
 
 def test_a_value_that_is_not_there_is_refused() -> None:
     """With what is logged; one that is not finite has no difference."""
-    with pytest.raises(ConfigError, match="side a does not log. It logs: val/loss"):
+    with pytest.raises(ConfigError, match="side a does not log for whole .* It logs: val/loss"):
         Pair(0, record(1.0), record(2.0)).values("val/acc")
     bad = {**record(1.0), "not_finite": ["val/loss"]}
     with pytest.raises(ConfigError, match="val/loss of side b is not finite with seed 1"):

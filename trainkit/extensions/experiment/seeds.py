@@ -62,7 +62,9 @@ class Pair:
             if metric not in record["values"]:
                 logged = ", ".join(sorted(record["values"])) or "nothing"
                 raise ConfigError(
-                    f"metric is {metric}, which side {name} does not log. It logs: {logged}."
+                    f"metric is {metric}, which side {name} does not log for whole epochs or"
+                    f" validations. It logs: {logged}. In training_step, on_epoch=True does:"
+                    " the value of one step is that of one batch."
                 )
         return float(self.a["values"][metric]), float(self.b["values"][metric])
 
