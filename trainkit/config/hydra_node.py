@@ -23,13 +23,17 @@ from trainkit.errors import ConfigError
 
 def compose(folder: Path, name: str | None, overrides: list[str]) -> DictConfig:
     """Return a composed config with Hydra's own node; `name` None for an empty one."""
-    register()  # again in a process of its own, of joblib for example
-    GlobalHydra.instance().clear()
-    hydra.initialize_config_dir(str(folder), version_base="1.3")
+    _initialize(folder)
     with in_force({} if name is None else choices_of(name, overrides)):
         config = hydra.compose(name, overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
     return config
+
+
+def _initialize(folder: Path) -> None:
+    register()  # again in a process of its own, of joblib for example
+    GlobalHydra.instance().clear()
+    hydra.initialize_config_dir(str(folder), version_base="1.3")
 
 
 @contextlib.contextmanager
@@ -56,6 +60,7 @@ def plain_hydra(folder: Path, typed: list[str]) -> dict[str, Any]:
     searched = (folder, *conf_folders(Path.cwd()))
     if any("$" in word for word in typed) or any((at / "hydra").exists() for at in searched):
         return _hydra_parts(compose(folder, None, typed))
+    _initialize(folder)  # a sweep over glob(*) asks Hydra for the names of a group
     return copy.deepcopy(_plain_hydra(searched, tuple(typed)))
 
 
