@@ -104,7 +104,7 @@ MUTATIONS = [
         "unit/optim/test_batch_plan.py",
     ),
     Mutation(
-        "gradients are clipped after the update",
+        "gradients are not clipped",
         "engine/base.py",
         "clip(self._optimizers, clip_val, clip_algorithm)\n",
         "pass\n",
@@ -167,7 +167,7 @@ MUTATIONS = [
         "unit/test_loop_gradient.py",
     ),
     Mutation(
-        "hooks of a step's end are called before the update",
+        "the hook after an update is not called",
         "loop.py",
         '        run.hooks("on_after_optimizer_step")\n',
         "",

@@ -61,7 +61,7 @@ def test_no_color_is_plain_text_on_a_terminal(value: str, monkeypatch: pytest.Mo
 
 
 def test_texts_are_printed_as_they_are() -> None:
-    """A list of a setting is no style of rich's, and `:x:` no picture, in tables too."""
+    """rich reads neither a list of a setting as a style nor `:x:` as a picture, in tables too."""
     file, table = io.StringIO(), Table("callbacks")
     table.add_row("[checkpoint,ema]")
     console_of(file).print("[a] :x:", table)

@@ -50,10 +50,10 @@ def test_the_list_of_extensions_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_doctors_findings_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are well, and what is wrong."""
     screen = shown_on(monkeypatch)
-    found = Finding("host", "memory", LONG, "wrong", f"{LONG}.", "")
+    finding = Finding("host", "memory", LONG, "wrong", f"{LONG}.", "")
     console = console_of()
-    doctor._show(console, found, is_first=False)
-    doctor._conclude(console, [found])
+    doctor._show(console, finding, is_first=False)
+    doctor._conclude(console, [finding])
     assert len(screen.lines()) > 5 and max(map(len, screen.lines())) <= 60
 
 

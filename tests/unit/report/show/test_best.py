@@ -50,11 +50,11 @@ def test_the_best_run_has_a_finite_last_value(mode: str, tmp_path: Path) -> None
     add_run(tmp_path, "9", [worse, better])
     add_run(tmp_path, "10", [better])
     add_run(tmp_path, "11", [better, worse])
-    found = find_runs(tmp_path)
-    for ordered in (found, found[::-1]):
+    runs = find_runs(tmp_path)
+    for ordered in (runs, runs[::-1]):
         best = best_of(ordered, Goal("val/acc", mode))
         assert best is not None and best.name == "9"
-    assert best_of(found[:3], Goal("val/acc", mode)) is None
+    assert best_of(runs[:3], Goal("val/acc", mode)) is None
 
 
 def test_values_that_are_not_finite_are_read_from_both_logs(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_a_callback_gives_a_metric_its_mode(tmp_path: Path) -> None:
     """`metric=` alone is enough for a value that a callback monitors, be it not the first."""
     both = "callbacks: {a: {monitor: val/loss}, b: {monitor: val/acc, mode: max}}"
     add_run(tmp_path, "0", ["0.5"], "done", both)
-    found = find_runs(tmp_path)
-    assert chosen_goal(found, {}) == Goal("val/loss", "min")
-    assert chosen_goal(found, {"metric": "val/acc"}) == ACC
-    assert chosen_goal(found, {"metric": "val/acc", "mode": "min"}) == Goal("val/acc", "min")
+    runs = find_runs(tmp_path)
+    assert chosen_goal(runs, {}) == Goal("val/loss", "min")
+    assert chosen_goal(runs, {"metric": "val/acc"}) == ACC
+    assert chosen_goal(runs, {"metric": "val/acc", "mode": "min"}) == Goal("val/acc", "min")
 
 
 def test_a_command_repeats_what_was_typed(tmp_path: Path) -> None:
