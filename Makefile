@@ -34,8 +34,8 @@ train: announce $(READY)
 announce:
 	@echo "Trains ResNet-50 on 1,437 handwritten digits for 5 epochs, on $(RANKS) ranks under horovodrun $(ARGS)"
 	@$(MAKE) -s -q $(READY) 2> /dev/null && echo "  set-up    is done" \
-		|| echo "  set-up    into $(VENV): 5.5 GB of packages, Horovod's build; 132 s on 2 cores with nothing cached, then never again"
-	@echo "  training  88 s on 2 cores without a GPU; over 90 % accuracy"
+		|| echo "  set-up    into $(VENV): 5.5 GB of packages, Horovod's build; 2 to 6 minutes on 2 cores with nothing cached, then never again"
+	@echo "  training  1 to 5 minutes on 2 cores without a GPU; over 90 % accuracy"
 	@echo "  results   runs/resnet50/<date_time>: checkpoints, metrics.csv, curves for TensorBoard"
 
 setup: $(READY)

@@ -60,7 +60,7 @@ def test_train_says_at_once_what_it_does(tmp_path: Path) -> None:
         "2 ranks under horovodrun",
         "set-up    into .venv",
         "s on 2 cores",
-        "88 s",
+        "1 to 5 minutes",
         "runs/resnet50/",
     ):
         assert part in fresh.stdout, part
