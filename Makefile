@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 endif
 
-.PHONY: train announce setup test test-all test-due check fix docs $(GROUPS) horovod-suite peers bench bench-gpu requirements audit dist sbom clean
+.PHONY: train announce setup test test-all test-due check fix docs $(GROUPS) horovod-suite peers composer bench bench-gpu requirements audit dist sbom clean
 
 train: announce $(READY)
 	@start=$$(date +%s); \
@@ -91,6 +91,15 @@ $(PEERS): $(TESTS)
 	touch $(PEERS)
 
 peers: $(PEERS)
+
+# Composer's column of benchmarks.conformance: its torch is another one, so it is beside the others.
+$(VENV)/composer/.ready: benchmarks/conformance/composer.txt | $(READY)
+	$(BIN)/python -m venv $(VENV)/composer
+	$(BIN)/uv pip install --quiet --python $(VENV)/composer/bin/python -r $< \
+		|| $(VENV)/composer/bin/python -m pip install --quiet -r $<
+	touch $@
+
+composer: $(VENV)/composer/.ready
 
 bench: $(PEERS)
 	$(BIN)/python -m benchmarks.everything $(ARGS)

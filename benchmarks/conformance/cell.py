@@ -79,7 +79,8 @@ class Outcome:
     def last_line(self) -> str:
         """The line that names the error."""
         lines = [line.strip() for line in self.text.splitlines() if line.strip()]
-        named = [line for line in lines if "Error" in line.split(":")[0] or "Preempted" in line]
+        titled = (line for line in lines if not line.endswith(":"))
+        named = [line for line in titled if "Error" in line.split(":")[0] or "Preempted" in line]
         return (named or lines or ["(nothing was printed)"])[-1][:300]
 
 
@@ -321,24 +322,26 @@ class Reads(TorchDispatchMode):
 
 def default_launcher(trainer: str) -> str:
     """Return the launcher of a trainer's documentation."""
-    return "horovodrun" if trainer == "trainkit" else "torchrun"
+    return {"trainkit": "horovodrun", "Composer": "composer"}.get(trainer, "torchrun")
 
 
-def launch_command(launcher: str, ranks: int) -> list[str]:
+def launch_command(launcher: str, ranks: int, python: str = sys.executable) -> list[str]:
     """Return the beginning of a command that starts ranks of Python."""
-    here = Path(sys.executable).parent
+    here = Path(python).parent
     if launcher == "horovodrun":
-        return [str(here / "horovodrun"), "-np", str(ranks), sys.executable]
+        return [str(here / "horovodrun"), "-np", str(ranks), python]
+    if launcher == "composer":
+        return [str(here / "composer"), "-n", str(ranks)]
     if launcher == "torchrun":
         return [
-            sys.executable,
+            python,
             "-m",
             "torch.distributed.run",
             "--standalone",
             "--nproc-per-node",
             str(ranks),
         ]
-    return [sys.executable]
+    return [python]
 
 
 def _free_port() -> int:

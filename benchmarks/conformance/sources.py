@@ -1,6 +1,4 @@
-"""What trainers do not have, by their own pages; the public thread or the page of each known failure;
-and why a cell was not run.
-"""
+"""What trainers do not have, by their own pages, and the public thread of each known failure."""
 
 from __future__ import annotations
 
@@ -21,6 +19,7 @@ _IMAGENET = "https://github.com/pytorch/examples/blob/main/imagenet/main.py"
 _STATEFUL = "https://docs.pytorch.org/data/main/torchdata.stateful_dataloader.html"
 _HF = "https://huggingface.co/docs"
 _OF_LIGHTNING = "https://lightning.ai/docs/pytorch/stable/common"
+_OF_COMPOSER = "https://docs.mosaicml.com/projects/composer/en/latest"
 _OF_IGNITE = "https://docs.pytorch.org/ignite"
 
 
@@ -91,6 +90,32 @@ DECLARED: dict[tuple[str, str], Declared] = {
     ("Keras", "a-config-runs-no-command"): Declared(
         _NO_CONFIG, "https://keras.io/api/models/model_training_apis/"
     ),
+    ("Composer", "a-config-runs-no-command"): Declared(
+        _NO_CONFIG, f"{_OF_COMPOSER}/trainer/using_the_trainer.html"
+    ),
+    **{
+        ("Composer", name): Declared(
+            "checkpoints are saved by interval; none is chosen by a score",
+            f"{_OF_COMPOSER}/trainer/checkpointing.html",
+        )
+        for name in ("resume-best-score", "nan-is-never-the-best", "nan-first-is-not-the-best")
+    },
+    **{
+        ("Composer", name): Declared(
+            "it reports the loss of each batch, and no mean of an epoch: its training metrics are"
+            " reset on every batch",
+            f"{_OF_COMPOSER}/_modules/composer/trainer/trainer.html",
+        )
+        for name in (
+            "training-loss-of-an-epoch",
+            "training-loss-over-ranks",
+            "training-loss-under-accumulation",
+        )
+    },
+    **{
+        ("Composer", name): Declared(_NO_SIGNAL, f"{_OF_COMPOSER}/notes/resumption.html")
+        for name in _SIGNALS
+    },
     **{("by hand", name): Declared(_NO_SIGNAL, _SAVING) for name in _SIGNALS},
     **{
         ("Accelerate", name): Declared(_NO_SIGNAL, f"{_HF}/accelerate/usage_guides/checkpoint")
@@ -250,16 +275,12 @@ _USAGE: dict[tuple[str, str], str] = {
     ("Keras", "faults"): "https://keras.io/api/callbacks/backup_and_restore/",
     ("Keras", "security"): "https://keras.io/guides/serialization_and_saving/",
     ("Keras", "cost"): "https://keras.io/api/models/model_training_apis/",
-}
-
-# (trainer, claim) -> why there is no program.
-_NOT_RUN: dict[tuple[str, str], str] = {
-    ("Lightning", "a-config-runs-no-command"): (
-        "its LightningCLI needs jsonargparse, which is not among the pinned packages"
-    ),
-    ("Keras", "resume-two-optimizers"): (
-        "two optimizers are a train_step of one's own, resumed by the same BackupAndRestore as above"
-    ),
+    ("Composer", "resume"): f"{_OF_COMPOSER}/notes/resumption.html",
+    ("Composer", "means"): f"{_OF_COMPOSER}/trainer/using_the_trainer.html",
+    ("Composer", "numerics"): f"{_OF_COMPOSER}/trainer/using_the_trainer.html",
+    ("Composer", "faults"): f"{_OF_COMPOSER}/trainer/using_the_trainer.html",
+    ("Composer", "security"): f"{_OF_COMPOSER}/trainer/checkpointing.html",
+    ("Composer", "cost"): f"{_OF_COMPOSER}/trainer/using_the_trainer.html",
 }
 
 
@@ -275,8 +296,3 @@ def kind_of(trainer: str, claim: str) -> str:
     if (trainer, claim) in THREADS:
         return "thread"
     return "page" if (trainer, claim) in SAYS else "documented usage"
-
-
-def not_run(trainer: str, claim: str) -> str:
-    """Return why a cell has no program."""
-    return _NOT_RUN.get((trainer, claim), "not recorded yet")

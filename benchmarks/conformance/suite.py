@@ -26,6 +26,8 @@ from benchmarks.conformance.worker import TRAINERS
 
 Results = dict[str, dict[str, dict[str, Any]]]  # claim -> trainer -> start -> result
 LIMIT_S = 1500
+ROOT = Path(__file__).parents[2]
+OWN_PYTHON = {"Composer": ROOT / ".venv" / "composer" / "bin" / "python"}  # `make composer`
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Start:
 
     Attributes:
         trainer: which.
-        launcher: "alone", "torchrun" or "horovodrun".
+        launcher: "alone", "torchrun", "horovodrun" or "composer".
         names: the claims.
     """
 
@@ -65,14 +67,18 @@ def plan(trainers: Iterable[str], names: Sequence[str]) -> list[Start]:
 
 def run(start: Start) -> dict[str, dict[str, Any]]:
     """Start a worker; return claim -> its result."""
+    python = OWN_PYTHON.get(start.trainer, Path(sys.executable))
+    if not python.exists():
+        missing = {"status": "error", "text": "`make composer` installs it", "seconds": 0.0}
+        return dict.fromkeys(start.names, missing)
     environment = clean_environment() | {
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "KERAS_BACKEND": "torch",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(ROOT),
     }
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
-        command = launch_command(start.launcher, 2)
+        command = launch_command(start.launcher, 2, str(python))
         command += ["-m", "benchmarks.conformance.worker", "claims", start.trainer, folder]
         with (Path(folder) / "output.txt").open("w") as output:
             process = subprocess.Popen(
@@ -144,9 +150,9 @@ def unseen(table: dict[str, dict[str, str]]) -> list[str]:
 
 def versions() -> dict[str, str]:
     """Return the versions of all trainers, of torch and Python."""
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import PackageNotFoundError, distributions, version
 
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for name in (
         "torch",
         "trainkit",
@@ -158,10 +164,14 @@ def versions() -> dict[str, str]:
         "keras",
     ):
         try:
-            found[name] = version(name).partition("+")[0]
+            versions[name] = version(name).partition("+")[0]
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    places = [str(path) for path in OWN_PYTHON["Composer"].parents[1].glob("lib/*/site-packages")]
+    own = {part.name: part.version for part in distributions(path=places)}
+    if places:
+        versions["composer"] = f"{own['mosaicml']} (on torch {own['torch'].partition('+')[0]})"
+    return versions
 
 
 __all__ = ["TRAINERS", "Results", "Start", "plan", "run", "run_all", "versions"]

@@ -37,6 +37,7 @@ TRAINERS = {
     "transformers": "transformers_",
     "ignite": "ignite_",
     "Keras": "keras_",
+    "Composer": "composer_",
 }
 LINE = 240  # of a result's text
 

@@ -159,6 +159,60 @@ def fit(fit: Fit, record: Record) -> None:
         }
 
 
+class Adversarial(keras.Model):
+    """Two optimizers, as its guide on a train_step of one's own in PyTorch writes them."""
+
+    def __init__(self, fit: Fit, record: Record) -> None:
+        super().__init__()
+        self.generator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(FEATURES)])
+        critic = [keras.layers.Dense(8), keras.layers.LeakyReLU(), keras.layers.Dense(1)]
+        self.critic = keras.Sequential([keras.Input((FEATURES,)), *critic])
+        self.generator_optimizer = keras.optimizers.Adam(0.01)
+        self.critic_optimizer = keras.optimizers.Adam(0.01)
+        self.seeds = keras.random.SeedGenerator(0)
+        self.fit_of, self.record, self.calls = fit, record, 0
+        self.built = True
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Update the critic, then the generator."""
+        inputs, _ = data
+        strike(self.fit_of, self.record, self.calls)
+        self.calls += 1
+        self.record.seen.append(inputs["i"].flatten().int().numpy().tolist())
+        for part, optimizer in (
+            (self.critic, self.critic_optimizer),
+            (self.generator, self.generator_optimizer),
+        ):
+            noise = keras.random.normal((len(inputs["x"]), 4), seed=self.seeds)
+            scores = self.critic(self.generator(noise))
+            loss = -scores.mean()
+            if part is self.critic:
+                loss = (1 - self.critic(inputs["x"])).relu().mean() + (1 + scores).relu().mean()
+            self.zero_grad()
+            loss.backward()
+            weights = part.trainable_weights
+            with torch.no_grad():
+                optimizer.apply([weight.value.grad for weight in weights], weights)
+        return {"loss": loss}
+
+
+def gan(fit: Fit, record: Record) -> None:
+    """Train a generator and a critic."""
+    keras.utils.set_random_seed(0)
+    model = Adversarial(fit, record)
+    model.compile()
+    saver = keras.callbacks.BackupAndRestore(
+        str(record.checkpoints), save_freq=fit.save_every or "epoch", delete_checkpoint=False
+    )
+    model.fit(triples(train_loader(fit), fit), epochs=fit.epochs, callbacks=[saver], verbose=0)
+    parts = {"generator": model.generator, "critic": model.critic}
+    record.weights = {
+        f"{name}.{number}": weight.value.detach().clone()
+        for name, part in parts.items()
+        for number, weight in enumerate(part.weights)
+    }
+
+
 def evaluate(model: Any, fit: Fit) -> float:
     """Return the mean score: a model without weights whose loss it is."""
     plain = torch.utils.data.DataLoader(Scored(fit), fit.batch)

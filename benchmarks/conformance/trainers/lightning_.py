@@ -18,6 +18,7 @@ import lightning
 import torch
 import torchmetrics
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -225,6 +226,24 @@ def fit_synchronised(given: Fit, record: Record) -> None:
 def load_weights(given: Fit, record: Record) -> None:
     """Load a module from a checkpoint."""
     Trained.load_from_checkpoint(given.options["weights"], fit=Fit(), record=record)
+
+
+class Configured(lightning.LightningModule):
+    """A module that a config file chooses the loss of."""
+
+    def __init__(self, loss: torch.nn.Module | None = None) -> None:
+        super().__init__()
+
+
+def read_config(given: Fit, record: Record) -> None:
+    """Run LightningCLI on a config file that names a function which runs commands, as a callback."""
+    path = record.folder / "theirs.yaml"
+    path.write_text(
+        "trainer:\n  max_steps: 1\n  callbacks:\n"
+        "    - class_path: subprocess.getoutput\n"
+        f"      init_args: {{cmd: touch {given.options['mark']}}}\n"
+    )
+    LightningCLI(Configured, args=["fit", "--config", str(path)])
 
 
 def set_up() -> None:
