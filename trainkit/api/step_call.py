@@ -14,10 +14,14 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 def call_step(task: object, name: str, *arguments: Any) -> Any:
     """Call a Task's step with as many of the arguments as it takes."""
-    before = vars(task).get("_before_step")  # set while its modules replay CUDA graphs
+    own = vars(task)
+    before = own.get("_before_step")  # set while its modules replay CUDA graphs
     if before is not None:
         before()
-    return getattr(task, name)(*arguments[: _most(task, name)])
+    if name in own:
+        return getattr(task, name)(*arguments[: _most(task, name)])
+    taken = _taken(getattr(type(task), name))
+    return getattr(task, name)(*(arguments if taken is None else arguments[: taken - 1]))
 
 
 def _most(task: object, name: str) -> int | None:

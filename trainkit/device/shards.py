@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_WHOLE = (torch.nn.Parameter, Tensor)
+
 
 def is_spread(tensor: Tensor) -> bool:
     """Return whether each rank holds a part of a tensor (a DTensor)."""
-    return hasattr(tensor, "to_local")
+    # A missing attribute costs an error's message, in each step; a spread weight has its own type.
+    return type(tensor) not in _WHOLE and hasattr(tensor, "to_local")
 
 
 def local_of(tensor: Tensor) -> Tensor:

@@ -122,21 +122,27 @@ class LearningRates:
 
     def apply(self, steps_taken: int) -> None:
         """Set the rates for the next step."""
+        groups = self.groups
         multiplier = self._contract.warmup(steps_taken)
-        for i, (group, lr) in enumerate(zip(self.groups, self._scheduled, strict=True)):
-            group["lr"] = (
-                lr * (1.0 if i in self._users.places else multiplier) * self._shares.get(i, 1.0)
-            )
-        self._users.written = [group["lr"] for group in self.groups]
+        rates = [
+            rate if place in self._users.places else rate * multiplier
+            for place, rate in enumerate(self._scheduled)
+        ]
+        if self._shares:
+            rates = [rate * self._shares.get(place, 1.0) for place, rate in enumerate(rates)]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        self._users.written = rates
         if self._momenta is not None and self._last is not None:
-            for momentum, group, last in zip(self._momenta, self.groups, self._last, strict=True):
+            for momentum, group, last in zip(self._momenta, groups, self._last, strict=True):
                 momentum.apply(group, last)
 
     def take_users(self) -> None:
         """Adopt the rates that differ from those written last: the user has set them.
         Groups may have been added.
         """
-        self._add_groups()
+        if self._users.sizes != [len(optimizer.param_groups) for optimizer in self._optimizers]:
+            self._add_groups()
         for place, rate in self._users.new_rates(self.groups, self._contract, self._schedules):
             self._scheduled[place] = rate / (self._shares.get(place) or 1.0)
 
@@ -177,10 +183,13 @@ class LearningRates:
     def after_step(self, steps_taken: int) -> None:
         """Move the schedulers that count steps, then warm-up."""
         self.take_users()
-        due = [
-            c for c in self._schedules if c.interval == "step" and steps_taken % c.frequency == 0
-        ]
-        self._move(due, {})
+        if self._schedules:
+            due = [
+                c
+                for c in self._schedules
+                if c.interval == "step" and steps_taken % c.frequency == 0
+            ]
+            self._move(due, {})
         self.apply(steps_taken)
 
     def after_epoch(
