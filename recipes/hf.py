@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import trainkit
 from recipes.schedule import with_schedule
+from trainkit.api.view import with_role
 from trainkit.arguments import ExistingFolder, PositiveInt
 from trainkit.console import short
 from trainkit.errors import ConfigError, did_you_mean
@@ -145,18 +146,26 @@ class TransformersTask(trainkit.Task):
                 )
 
     def on_fit_end(self) -> None:
-        if (
-            self.save_pretrained
-            and self.trainer.is_global_zero
-            and not self.trainer.options.fast_dev_run
-        ):
-            transformers.utils.logging.disable_progress_bar()
-            folder = self.trainer.run_dir / "pretrained"
-            self.model.save_pretrained(folder)
-            tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)
-            if hasattr(tokenizer, "save_pretrained"):
-                tokenizer.save_pretrained(folder)
-            self.trainer.say(f"pretrained       {short(folder)}")
+        if not self.save_pretrained or self.trainer.options.fast_dev_run:
+            return
+        if self.trainer.engine.splits_weights:
+            self.trainer.say(
+                "pretrained       not written: each rank holds a part of the weights; python -m"
+                f" trainkit export run_dir={short(self.trainer.run_dir)} ckpt_path=last"
+                " format=huggingface"
+            )
+        elif self.trainer.is_global_zero:
+            self._write(self.trainer.run_dir / "pretrained")
+
+    def _write(self, folder: Path) -> None:
+        """Write the model, or its adapters alone, with the tokenizer of the data."""
+        transformers.utils.logging.disable_progress_bar()
+        layers = with_role(self.trainer.callbacks, "layers")
+        (layers[0] if layers else self.model).save_pretrained(folder)
+        tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(folder)
+        self.trainer.say(f"pretrained       {short(folder)}")
 
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of `save_pretrained` by this Task's names; others as they are."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recipes.hf import TransformersTask, load_model, transformers
-from trainkit.errors import ConfigError, did_you_mean
+from trainkit.errors import ConfigError, TaskError, did_you_mean
 from trainkit.extensions.language.packing import IGNORED
 
 Batch = Mapping[str, Tensor]
@@ -94,7 +94,10 @@ class ChatModel(TransformersTask):
         Raises:
             ConfigError: the data asks for packed rows, and the model would mix their documents.
         """
-        data = self.trainer.datamodule
+        try:
+            data = self.trainer.datamodule
+        except TaskError:  # an export builds the Task without a run
+            return
         if not hasattr(data, "used_layout") or data.layout == "padded":
             return
         if str(self.model.config._attn_implementation).startswith("flash"):

@@ -72,6 +72,7 @@ HOMES = {
     "onnx": [],  # torch.onnx brings it
     "onnxruntime": ["extensions/exporting/onnx.py"],
     "ray": ["extensions/ray/*", "extensions/serving/*.py"],
+    "peft": ["extensions/adapters/peft_models.py"],
     "tokenizers": ["extensions/language/tokenizer.py"],
     "wandb": ["loggers/wandb.py"],
     "mlflow": ["loggers/mlflow.py"],

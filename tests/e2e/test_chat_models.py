@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from recipes.sft_data import byte_tokenizer, sums
 from tests.helpers.launching import run_command
@@ -29,12 +30,15 @@ SIZES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft reads it
 @pytest.mark.parallel
 @pytest.mark.timeout(1200)
 def test_the_page_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each command ends well; the code at the end talks with the model that the second one left."""
+    """Each command ends well; the code talks with the model that the second one left; peft and
+    transformers read the exports of adapters.
+    """
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.disable_progress_bar()
     config = transformers.LlamaConfig(**SIZES)
@@ -43,11 +47,18 @@ def test_the_page_runs_from_top_to_bottom(
     with (tmp_path / "chats.jsonl").open("w") as lines:
         for conversation in sums()[:80]:
             lines.write(json.dumps({"messages": [*conversation.messages]}) + "\n")
-    assert len(COMMANDS) >= 4
+    assert len(COMMANDS) >= 11
     for line in COMMANDS:
-        done = run_command(f"{line} logger=csv", tmp_path, OMP_NUM_THREADS="1", timeout_s=300)
+        line += " logger=csv" * (" fit " in line)
+        done = run_command(line, tmp_path, OMP_NUM_THREADS="1", timeout_s=300)
         assert done.code == 0, f"{line}\n{done.text}"
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     exec(code, {})
+    peft = pytest.importorskip("peft")
+    tokens = torch.arange(16).view(2, 8)
+    merged = transformers.AutoModelForCausalLM.from_pretrained("merged").eval()
+    base = transformers.AutoModelForCausalLM.from_pretrained("base").eval()
+    adapted = peft.PeftModel.from_pretrained(base, "adapters").merge_and_unload().eval()
+    assert torch.equal(adapted(tokens).logits, merged(tokens).logits)
     assert "'role': 'assistant'" in capsys.readouterr().out

@@ -70,6 +70,7 @@ class Task(
         self._before_step: Callable[[], None] | None = None  # see run/compile.py
         self._has_model = False
         self._first_weights: Deferred | None = None  # of layers that are without memory yet
+        self._layers_of: Any = None  # the callback that has replaced layers; see api/layers.py
 
     # -- to write -------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from trainkit.optim.schedule import LearningRates
 #     checkpoints      decides which checkpoints are written, and which stay: a CheckpointPolicy
 #     early_stopping   ends training by a value: trainer.early_stopping_callback
 #     elastic          makes a fit's attempts in an elastic run (its `fit`), and commits its state
+#     layers           replaces layers of the Task: a LayerChange of api/layers.py
 #     metrics_server   serves metrics at `address`
 #     metrics_table    writes metrics.csv
 #     progress_bar     shows the progress: trainer.progress_bar_callback
@@ -38,6 +39,7 @@ Role = Literal[
     "checkpoints",
     "early_stopping",
     "elastic",
+    "layers",
     "metrics_server",
     "metrics_table",
     "progress_bar",

@@ -18,6 +18,7 @@ NAMES = (
     "serving",
     "shards",
     "language",
+    "adapters",
     "horovod_build",
     "deepspeed",
     "elastic",

@@ -8,8 +8,11 @@ fill_parts      first weights, or those of a file, in what this rank holds of a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from trainkit.api.layers import LayerChange, change_layers
 from trainkit.api.task import Task
 from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
@@ -20,18 +23,21 @@ from trainkit.engine.deferred.values import Deferred
 from trainkit.errors import CheckpointError
 
 
-def make_model(task: Task, engine: Engine) -> None:
-    """Let the Task make its layers, unless it has.
+def make_model(task: Task, engine: Engine, changes: Sequence[LayerChange] = ()) -> None:
+    """Let the Task make its layers, unless it has, and a callback replace some.
 
     If the engine splits weights, those of `configure_model` stay without memory until `fill_parts`,
-    which computes them with rank 0's random numbers on all ranks.
+    which computes them with rank 0's random numbers on all ranks; not if a callback replaces layers,
+    which needs their weights.
     """
     if (
         task._has_model
         or type(task).configure_model is Task.configure_model
         or not engine.splits_weights
+        or changes
     ):
         task._make_model()
+        change_layers(task, changes, engine.comm.run_on_main)
         return
     torch.set_rng_state(engine.comm.broadcast_object(torch.get_rng_state()))
     record = Record()
@@ -52,7 +58,13 @@ def load_whole(task: Task, path: str, strict: bool = True) -> list[str]:
     return what does not match.
     """
     with local_copy(path) as local:
-        return load_into(task, task.translate_weights(read_weights(local)), path, strict)
+        weights = task.translate_weights(read_weights(local))
+        try:
+            return load_into(task, weights, path, strict)
+        except CheckpointError as error:
+            if task._layers_of is None:
+                raise
+            raise CheckpointError(f"{error}\n{task._layers_of.what_weights_are}") from error
 
 
 def fill_parts(task: Task, engine: Engine, path: str | None, strict: bool = True) -> list[str]:

@@ -17,6 +17,7 @@ from trainkit.api.datamodule import StageName
 from trainkit.api.options import Options
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task
+from trainkit.api.view import with_role
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.writer import Writer
 from trainkit.console import warning
@@ -209,7 +210,7 @@ class Stage:
             owner._trainer = run
         self._prepare_data()
         self._stack.enter_context(run.hooks.fixed())
-        make_model(self.task, engine)
+        make_model(self.task, engine, with_role(self.callbacks, "layers"))
         reset_metrics(self.task)  # counts of an interrupted run do not belong to this one
         self.is_set_up = True
         if self.elastic is not None:

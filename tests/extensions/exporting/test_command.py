@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["ckpt_path=best", "ckpt_path=last"], "ckpt_path is given twice, as best and last."),
         (
             ["ckpt_path=best", "format=tflite"],
-            "format is 'tflite'; it must be one of safetensors, huggingface, torch_export, onnx.",
+            "format is 'tflite'; it must be one of safetensors, huggingface, peft, torch_export, onnx.",
         ),
         (
             ["ckpt_path=best", "format=onnx", "output=a.pt2"],

@@ -23,6 +23,7 @@ from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
 from trainkit.config.kept import from_manifest
+from trainkit.config.layers import make_layers, replacing_layers
 from trainkit.config.users_code import named_by_user
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError
@@ -80,7 +81,7 @@ def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[s
         **config,
         **none,
         "trainer": {},
-        "callbacks": {},
+        "callbacks": replacing_layers(config),
         "logger": {},
         "run_dir": ".",
         "strict": True,
@@ -94,6 +95,8 @@ def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[s
     task = instantiate(own["task"], "task", own["trust"])
     if not isinstance(task, Task):
         raise ConfigError(f"task has a {type(task).__name__}; it must be a trainkit.api.task.Task.")
+    if own["callbacks"]:
+        make_layers(task, own)
     return task
 
 
@@ -171,6 +174,15 @@ def load_weights(
     Raises:
         CheckpointError: there are none, or they do not fit.
     """
+    found = _load_weights(run, capsule, requested, trusted)
+    if run.task._layers_of is not None:
+        run.task._layers_of.check_base(run.task)
+    return found
+
+
+def _load_weights(
+    run: Run, capsule: Capsule, requested: str | None, trusted: bool = False
+) -> tuple[str, int | None]:
     if requested is None and capsule.weights is not None:
         load_into(run.task, read_weights(str(capsule.weights)), str(capsule.weights))
         _set_groups(run, capsule)

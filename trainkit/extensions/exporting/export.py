@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trainkit.api.task import Task
 from trainkit.errors import TaskError
-from trainkit.extensions.exporting import huggingface, onnx, program, weights
+from trainkit.extensions.exporting import huggingface, onnx, peft, program, weights
 from trainkit.extensions.exporting.compare import difference_of, tolerance_of
 from trainkit.extensions.exporting.description import describe, write_description
 from trainkit.extensions.exporting.example import example_of, resized, rows_of
@@ -64,7 +64,8 @@ def export(
         task: the Task to export; it is restored afterwards.
         output: the file; an existing one is replaced only after the new one has passed the check.
         format: "safetensors" (the weights only), "huggingface" (a folder for `from_pretrained` of
-            transformers), "torch_export" (.pt2, for torch.export.load) or "onnx".
+            transformers), "peft" (a folder of adapters for `PeftModel.from_pretrained`),
+            "torch_export" (.pt2, for torch.export.load) or "onnx".
         example_input: a tensor, or a tuple of tensors: the arguments of `forward`; the first
             dimension is the batch. None uses the Task's `example_input_array`.
         rebuilt: a second Task of the same kind that takes the weights, for the check of weights;
@@ -128,12 +129,14 @@ def _write_and_check(
 _WRITERS: dict[str, Callable[[Task, tuple[Tensor, ...], Path], bool]] = {
     "safetensors": weights.write,
     "huggingface": huggingface.write,
+    "peft": peft.write,
     "torch_export": program.write,
     "onnx": onnx.write,
 }
 _OF_WEIGHTS: dict[str, Callable[[Path, Task, Task | None], Run]] = {
     "safetensors": weights.load,
     "huggingface": huggingface.load,
+    "peft": peft.load,
 }
 _LOADERS: dict[str, Callable[[Path], Run]] = {"torch_export": program.load, "onnx": onnx.load}
 

@@ -24,6 +24,7 @@ from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import data_of, instantiate
 from trainkit.config.kept import from_manifest
+from trainkit.config.layers import make_layers, replacing_layers
 from trainkit.config.users_code import named_by_user
 from trainkit.console import short
 from trainkit.data.seeding import seed_everything
@@ -31,6 +32,7 @@ from trainkit.errors import CheckpointError, ConfigError, TaskError, TrainkitErr
 from trainkit.extensions.exporting.export import Exported, export
 from trainkit.extensions.exporting.request import FORMATS, check_output
 
+_OF_WEIGHTS = ("safetensors", "huggingface", "peft")  # formats that a second Task takes
 _ROWS = 2  # samples of the example: enough to distinguish a batch size from a constant
 
 
@@ -70,7 +72,7 @@ def export_run(
     if source is None and getattr(task, "example_input_array", None) is None:
         raise absent or AssertionError
     example = None if source is None else _example(task, source)
-    load_into(task, read_weights(str(folder)), str(folder))
+    _load(task, folder, keeps_adapters=format == "peft")
     name = re.sub(r"[^\w.-]", "_", str(config.get("conf") or type(task).__name__)).lstrip(".")
     path = (
         run / "export" / f"{name}{FORMATS[format][0]}"
@@ -78,7 +80,7 @@ def export_run(
         else check_output(output, format)
     )
     with _folder(path.parent):
-        rebuilt = _build(config) if format in ("safetensors", "huggingface") else None
+        rebuilt = _build({**config, "callbacks": {}}) if format in _OF_WEIGHTS else None
         exported = export(
             task,
             path,
@@ -109,8 +111,17 @@ def load_task(ckpt_path: str, run_dir: str | None, trust: Sequence[str]) -> tupl
     folder = _find(ckpt_path, run_dir)
     manifest = verify(folder)
     task = _build(_config_of(manifest, folder, trust, with_data=False))
-    load_into(task, read_weights(str(folder)), str(folder))
+    _load(task, folder)
     return task.eval(), _named(folder, manifest)
+
+
+def _load(task: Task, folder: Path, keeps_adapters: bool = False) -> None:
+    """Load a checkpoint's weights; adapters are then added to the weights of the plain layers."""
+    load_into(task, read_weights(str(folder)), str(folder))
+    if (change := task._layers_of) is not None:
+        change.check_base(task)
+        if not keeps_adapters:
+            change.fold(task)
 
 
 def _named(folder: Path, manifest: dict[str, Any]) -> str:
@@ -125,6 +136,7 @@ def _checked(task: Task, exported: Exported, kind: str) -> str:
     runner = {
         "safetensors": rebuilt,
         "huggingface": rebuilt,
+        "peft": f"{rebuilt} with the adapters",
         "torch_export": "torch.export.load",
         "onnx": "onnxruntime",
     }[kind]
@@ -194,7 +206,7 @@ def _config_of(
         **config,
         "trainer": {},
         "engine": None,
-        "callbacks": {},
+        "callbacks": replacing_layers(config),
         "logger": {},
         "run_dir": ".",
         "trust": [*trust],
@@ -213,7 +225,7 @@ def _build(config: dict[str, Any]) -> Task:
     if not isinstance(task, Task):
         raise ConfigError(f"task has a {type(task).__name__}; it must be a trainkit.api.task.Task.")
     task.setup("fit")
-    task._make_model()
+    make_layers(task, config)
     return task
 
 

@@ -23,7 +23,7 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
     """Let the Task write the folder; return True: it fits any batch size.
 
     Raises:
-        TaskError: the Task has no `export_huggingface`.
+        TaskError: the Task has no `export_huggingface`, or has adapters.
     """
     export = getattr(task, "export_huggingface", None)
     if not callable(export):
@@ -32,6 +32,11 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
             " written. Give it a method export_huggingface(folder) that writes config.json and"
             " model.safetensors, as recipes.language_model.LanguageModel has; or use"
             " format=safetensors."
+        )
+    if task._layers_of is not None:
+        raise TaskError(
+            f"{type(task).__name__} has adapters, which are merged in an export of a checkpoint: python"
+            " -m trainkit export ckpt_path=last format=huggingface. format=peft writes them alone."
         )
     path.mkdir()
     export(path)

@@ -11,9 +11,13 @@ from trainkit.errors import ConfigError, did_you_mean
 FORMATS: dict[str, tuple[str, tuple[str, ...]]] = {
     "safetensors": (".safetensors", ()),
     "huggingface": ("", ()),
+    "peft": ("", ("peft",)),
     "torch_export": (".pt2", ()),
     "onnx": (".onnx", ("onnx", "onnxscript", "onnxruntime")),
 }
+
+_EXTRAS = {"peft": "peft"}  # of the formats whose extra is not `export`
+_OF_FOLDERS = ("config.json", "adapter_config.json")
 
 
 def check_format(name: str) -> None:
@@ -31,7 +35,7 @@ def check_format(name: str) -> None:
     if absent:
         raise ConfigError(
             f"format={name} needs {', '.join(absent)}, which {'is' if len(absent) == 1 else 'are'}"
-            " not installed. Install: pip install 'trainkit[export]'"
+            f" not installed. Install: pip install 'trainkit[{_EXTRAS.get(name, 'export')}]'"
         )
 
 
@@ -46,7 +50,7 @@ def check_output(output: str | Path, name: str) -> Path:
     path, suffix = Path(output), FORMATS[name][0]
     if not suffix and path.exists() and not _may_be_replaced(path):
         raise ConfigError(
-            f"output is '{output}', which holds something other than a model of transformers;"
+            f"output is '{output}', which holds something other than a model of transformers or peft;"
             f" format={name} writes a folder, and replaces only an earlier one. Give a new folder."
         )
     if suffix and path.is_dir():
@@ -65,5 +69,6 @@ def check_output(output: str | Path, name: str) -> Path:
 
 
 def _may_be_replaced(path: Path) -> bool:
-    """Return whether a path is an empty folder, or one of transformers."""
-    return path.is_dir() and ((path / "config.json").is_file() or not any(path.iterdir()))
+    """Return whether a path is an empty folder, or one of transformers or peft."""
+    written = any((path / name).is_file() for name in _OF_FOLDERS)
+    return path.is_dir() and (written or not any(path.iterdir()))

@@ -3,12 +3,13 @@
 from trainkit.cli.usage import CKPT, TRUST
 from trainkit.extension import Usage
 
-_FORMATS = "safetensors | huggingface | torch_export | onnx"
+_FORMATS = "safetensors | huggingface | peft | torch_export | onnx"
 
 USAGE = Usage(
     "ckpt_path=best|last|FOLDER [key=value ...]",
     "Write a checkpoint as a file for other programs, and check it against the Task's outputs."
-    " huggingface: as a folder for `from_pretrained` of transformers.",
+    " huggingface: as a folder for `from_pretrained` of transformers. peft: adapters alone; the"
+    " other formats hold the model with the adapters in its weights.",
     (
         ("ckpt_path", CKPT, "", "best, last, or a checkpoint's folder"),
         ("run_dir", "FOLDER", "the newest one in runs/", "the run of best and last"),
@@ -17,7 +18,7 @@ USAGE = Usage(
             "output",
             "FILE",
             "<run_dir>/export/<conf>",
-            "the file, with the format's suffix; the folder of huggingface",
+            "the file, with the format's suffix; the folder of huggingface and peft",
         ),
         TRUST,
     ),

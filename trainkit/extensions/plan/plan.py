@@ -323,7 +323,9 @@ def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Ro
         if keeper.every_n_train_steps:
             count = "" if total is None else f" ({total // keeper.every_n_train_steps} in all)"
             when.append(f"each {keeper.every_n_train_steps} steps{count}")
-        size = sizes.weights + (0 if keeper.save_weights_only else sizes.optimizer)
+        adapters = run.task._layers_of is not None  # they alone are saved
+        weights = _bytes([*run.task.state_dict().values()]) if adapters else sizes.weights
+        size = weights + (0 if keeper.save_weights_only else sizes.optimizer)
         kept = "all retained" if keeper.save_top_k == -1 else f"{keeper.save_top_k} retained"
         by = f" by {keeper.monitor} ({keeper.mode})" if keeper.monitor else ""
         rows.append(

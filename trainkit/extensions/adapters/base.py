@@ -1,0 +1,67 @@
+"""The frozen weights beside adapters: their fingerprint, and what else must stand still."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trainkit.callbacks.divergence_guard import hash_of
+
+FINGERPRINT = "base_fingerprint"  # the Task's buffer, and so a weight of its checkpoints
+
+
+def fingerprint_of(model: nn.Module) -> list[int]:
+    """Return 32 bytes that follow from all weights and buffers of a model; waits for the device."""
+    state = {
+        name: value
+        for name, value in sorted(model.state_dict().items())
+        if isinstance(value, Tensor)
+    }
+    about = [f"{name} {value.dtype} {list(value.shape)}" for name, value in state.items()]
+    sums = torch.stack([hash_of(value).cpu() for value in state.values()]).tolist() if state else []
+    return list(hashlib.sha256(repr((about, sums)).encode()).digest())
+
+
+def freeze_norms(model: nn.Module, trained: Iterable[nn.Module]) -> int:
+    """Let batch norms use their statistics, and not update them, but for trained ones;
+    return their number.
+    """
+    own = {*trained}
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m not in own]
+    for norm in norms:
+        norm.eval()
+    return len(norms)
+
+
+class AdaptersAlone:
+    """Lets a Task's state_dict hold these tensors alone, and its load_state_dict ask for no others.
+
+    Args:
+        task: gets two hooks.
+        names: of the tensors.
+    """
+
+    def __init__(self, task: nn.Module, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._hooks = (
+            task.register_state_dict_post_hook(partial(self._leave_out)),  # type: ignore[no-untyped-call]
+            task.register_load_state_dict_post_hook(partial(self._need_no_others)),  # type: ignore[no-untyped-call]
+        )
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _leave_out(self, task: nn.Module, state: dict[str, Any], prefix: str, about: Any) -> None:
+        for name in [key for key in state if key[len(prefix) :] not in self._names]:
+            del state[name]
+
+    def _need_no_others(self, task: nn.Module, misfits: Any) -> None:
+        misfits.missing_keys[:] = [key for key in misfits.missing_keys if key in self._names]
