@@ -3,8 +3,8 @@
     python -m benchmarks.everything [--short] [--only NAME ...] [--out FILE]
 
 Results go to benchmarks/results.json, which `python -m benchmarks.page` turns into the tables of
-README.md beside it. With --only the others' results stay. A failed benchmark keeps its earlier
-findings, and is named at the end.
+README.md beside it, and a line of each to history.jsonl (history.py). With --only the others'
+results stay. A failed benchmark keeps its earlier findings, and is named at the end.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import tempfile
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from benchmarks import history
 
 RESULTS = Path(__file__).parent / "results.json"
 NAMES = (
@@ -113,6 +115,8 @@ def main() -> None:
             failed.append(name)
             continue
         kept[name] = found | {"date": date.today().isoformat(), "machine": machine()}
+        if options.out == RESULTS and not options.short:
+            history.append(name, found, kept[name]["machine"])
         options.out.write_text(
             json.dumps({name: kept[name] for name in NAMES if name in kept}, indent=1) + "\n"
         )

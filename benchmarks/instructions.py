@@ -46,6 +46,7 @@ def count(names: Sequence[str]) -> dict[str, float]:
             capture_output=True,
             text=True,
             check=False,
+            env=os.environ | {"PYTHONHASHSEED": "0"},  # else dicts differ from run to run
         )
         if run.returncode:
             raise RuntimeError(run.stderr[-2000:])

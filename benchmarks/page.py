@@ -5,7 +5,8 @@ project's.
 
 A block of a page that begins with `<!-- NAME -->` and ends with `<!-- /NAME -->` is replaced by
 that benchmark's tables; `targets` by all targets, `summary` by the main figures, `conformance` by
-rows of that suite. The text between blocks is written by hand. --check changes nothing, and fails if a page is out of date.
+rows of that suite, `history` by
+that of the figures. The text between blocks is written by hand. --check changes nothing, and fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import history
 from benchmarks.conformance.page import load_results, readme_table
 from benchmarks.everything import RESULTS
 from benchmarks.harness import shown
@@ -121,6 +123,8 @@ def fill(page: str, results: Mapping[str, Any]) -> str:
         whole = {"targets": targets, "machines": machines, "summary": summary}
         if name == "conformance":
             text = readme_table(load_results())
+        elif name == "history":
+            text = history.table(history.load())
         else:
             text = whole[name](results) if name in whole else tables(results[name])
         return f"<!-- {name} -->\n{text}\n<!-- /{name} -->"

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import everything, page
+from benchmarks import everything, history, instructions, page
 from benchmarks.peers import MODULES
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,41 @@ def test_each_contender_runs(name: str, tmp_path: Path) -> None:
     assert {target["what"] for target in found["targets"]} <= {
         target["what"] for target in KEPT[name]["targets"]
     }
+
+
+@pytest.mark.skipif(bool(instructions.why_not()), reason=instructions.why_not())
+def test_a_step_costs_no_tenth_more_instructions_than_recorded() -> None:
+    """What trainkit adds to a step is at most 1.1 times that of the last recorded run."""
+    version = torch.__version__.partition("+")[0]
+    assert not history.check(version)
+
+
+def test_more_instructions_than_recorded_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last run with this torch is the limit, not an earlier one, and not one of another."""
+    lines = [
+        {"torch": version, "figures": {history.title("trainkit"): added}}
+        for version, added in (("2.15.0", 9000.0), ("2.15.0", 1000.0), ("2.14.0", 5000.0))
+    ]
+    monkeypatch.setattr(history, "load", lambda: lines)
+    monkeypatch.setattr(
+        instructions, "count", lambda names: dict(zip(names, (10.0, 1200.0), strict=True))
+    )
+    assert history.check("2.15.0") == ["trainkit adds 1,190 instructions to a step; at most 1,100"]
+    with pytest.raises(LookupError, match="no instructions with torch 2.13.0"):
+        history.check("2.13.0")
+
+
+def test_a_run_adds_a_line_to_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line has the figures with a target and a step's instructions; a page draws those of two."""
+    monkeypatch.setattr(history, "HISTORY", tmp_path / "history.jsonl")
+    machine = {"cores": 2, "processor": "EPYC", "torch": "2.15.0"}
+    for _ in range(2):
+        history.append("overhead", KEPT["overhead"], machine)
+    first, second = history.load()
+    assert first == second and first["commit"]
+    assert first["figures"][history.title("trainkit")] > 0
+    history.write_html([first, second], tmp_path / "page.html")
+    assert history.title("trainkit") in (tmp_path / "page.html").read_text()
 
 
 def test_the_gpu_script_runs(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def _can(group: dict[str, Any]) -> bool:
 
 
 def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    # In each step: what costs less comes first.
+    lacks_momenta: bool | None = None
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
@@ -81,10 +83,34 @@ def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if gradient.layout is not torch.strided:
                 group["fused"] = False
                 break
+            if gradient.is_contiguous() and parameter.is_contiguous():
+                continue
             if gradient.stride() != parameter.stride():
                 parameter.grad = torch.empty_like(parameter).copy_(gradient)
-            if has_momentum and optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        if has_momentum:
+            lacks_momenta = _lacks_momenta(optimizer) if lacks_momenta is None else lacks_momenta
+            if lacks_momenta:
+                _add_momenta(optimizer, group)
+
+
+def _lacks_momenta(optimizer: Optimizer) -> bool:
+    """Return whether a parameter may have no momentum; looks up none of them, which hashes it."""
+    state = optimizer.state
+    if len(state) < sum(len(group["params"]) for group in optimizer.param_groups):
+        return True
+    for own in state.values():  # `None in` would compare tensors
+        if own.get("momentum_buffer") is None:
+            return True
+    return False
+
+
+def _add_momenta(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Make the momenta of the parameters that have a gradient, of zeros."""
+    for parameter in group["params"]:
+        if parameter.grad is None or not group["fused"]:
+            continue
+        if optimizer.state[parameter].get("momentum_buffer") is None:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _lay_out(optimizer: Optimizer) -> None:

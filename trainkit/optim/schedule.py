@@ -84,6 +84,7 @@ class LearningRates:
         self.changes: list[str] = []  # of the user's settings since the checkpoint
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
         self._last: list[float] | None = None  # the rates of the last update
+        self._multiplier = 1.0  # of warm-up, as it was applied last
         self.apply(0)
 
     @property
@@ -123,7 +124,7 @@ class LearningRates:
     def apply(self, steps_taken: int) -> None:
         """Set the rates for the next step."""
         groups = self.groups
-        multiplier = self._contract.warmup(steps_taken)
+        multiplier = self._multiplier = self._contract.warmup(steps_taken)
         rates = [
             rate if place in self._users.places else rate * multiplier
             for place, rate in enumerate(self._scheduled)
@@ -141,8 +142,7 @@ class LearningRates:
         """Adopt the rates that differ from those written last: the user has set them.
         Groups may have been added.
         """
-        if self._users.sizes != [len(optimizer.param_groups) for optimizer in self._optimizers]:
-            self._add_groups()
+        self._add_groups()
         for place, rate in self._users.new_rates(self.groups, self._contract, self._schedules):
             self._scheduled[place] = rate / (self._shares.get(place) or 1.0)
 
@@ -182,15 +182,28 @@ class LearningRates:
 
     def after_step(self, steps_taken: int) -> None:
         """Move the schedulers that count steps, then warm-up."""
+        if self._stands(steps_taken):
+            return
         self.take_users()
-        if self._schedules:
-            due = [
-                c
-                for c in self._schedules
-                if c.interval == "step" and steps_taken % c.frequency == 0
-            ]
-            self._move(due, {})
+        due = [
+            c for c in self._schedules if c.interval == "step" and steps_taken % c.frequency == 0
+        ]
+        self._move(due, {})
         self.apply(steps_taken)
+
+    def _stands(self, steps_taken: int) -> bool:
+        """Return whether no rate changes after this step: the common case, at little cost."""
+        if self._schedules or self._momenta is not None:
+            return False
+        if self._contract.warmup(steps_taken) != self._multiplier:
+            return False
+        written, place = self._users.written, 0
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                if place == len(written) or group["lr"] is not written[place]:
+                    return False
+                place += 1
+        return place == len(written)
 
     def after_epoch(
         self, epochs_done: int, steps_taken: int, fresh: Mapping[str, float], complete: bool = True
