@@ -207,6 +207,7 @@ def test_shapes_are_compared_before_an_engine_splits_the_weights(
 
 GIVEN: dict[str, dict[str, Any]] = {
     "EarlyStopping": {"monitor": "val/loss"},
+    "LoRA": {"target_modules": "all-linear"},
     "FaultInjection": {"faults": [{"do": "kill", "rank": 1, "step": 20}]},
     "Timer": {"duration": 60},
     "StochasticWeightAveraging": {"swa_lrs": 0.1},

@@ -104,6 +104,11 @@ class LoRA(Callback):
                 " no effect. Leave it out."
             )
         self.target_modules = target_modules
+        self.r = r
+        self.lora_alpha = lora_alpha
+        self.lora_dropout = lora_dropout
+        self.use_dora = use_dora
+        self.use_rslora = use_rslora
         self.modules_to_save = list(modules_to_save or [])
         self.exclude_modules = list(exclude_modules or [])
         self.module = module
