@@ -99,6 +99,8 @@ def shrunk(line: str) -> str:
     large = re.search(r"conf=(resnet|gpt|hf_|bert|recommender)", words) is not None
     if " scaling " in words:
         return words + " steps=2"
+    if "check-engine" in words:
+        return words.replace("check-engine", "check-engine steps=1")
     if "check-resume" in words:
         return words.replace("kill_at=17", "kill_at=3 steps=4")
     if " fit " in words and not re.search(r" --(cfg|help)| -m ", words.split("trainkit", 1)[1]):

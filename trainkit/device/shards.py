@@ -1,5 +1,5 @@
 """Tensors that are spread over ranks (engine=fsdp):
-what this rank holds of them, and their norms.
+what this rank holds of them, all of them, and their norms.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ def local_of(tensor: Tensor) -> Tensor:
     """
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """Return all of a tensor that is spread over ranks: call it on all of them; any other tensor as
+    it is.
+    """
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 def norms_of(

@@ -14,6 +14,7 @@ NAMES = (
     "find",
     "capsule",
     "check_resume",
+    "check_engine",
     "exporting",
     "serving",
     "shards",

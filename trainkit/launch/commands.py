@@ -27,6 +27,7 @@ _POLL_S = 0.1
 _PATIENCE_S = 5.0
 _MOST_LINES = 5
 _WIDEST = 200
+_LAST_LINES = 12
 
 _INSTALL = "python -m trainkit horovod install"
 
@@ -250,6 +251,17 @@ def first_error(lines: Sequence[str]) -> list[str]:
         if line.strip() and not _ECHO.match(line)
     ]
     return [line[:_WIDEST] for line in textwrap.dedent("\n".join(found[:_MOST_LINES])).split("\n")]
+
+
+def last_lines(log: Path) -> str:
+    """Return the end of a run's output, and the first error,
+    which a launcher's last lines can push out of sight.
+    """
+    lines = log.read_text(errors="replace").splitlines()
+    shown, errors = lines[-_LAST_LINES:], first_error(lines)
+    if errors and errors[0] not in (line.strip() for line in shown):
+        shown = [*errors, "...", *shown]
+    return "".join(f"\n  {line}" for line in shown)
 
 
 def advice(shown: Sequence[str], lines: Sequence[str] = ()) -> str:

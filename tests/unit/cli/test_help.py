@@ -17,6 +17,7 @@ from trainkit.cli.commands import all_commands, find_usage
 from trainkit.cli.run import main
 from trainkit.config.documentation import arguments_of
 from trainkit.config.resources import shipped_root
+from trainkit.extensions.check_engine import command as check_engine
 from trainkit.extensions.check_resume import command as check_resume
 from trainkit.extensions.exporting.request import FORMATS
 from trainkit.extensions.plan import command as plan
@@ -100,6 +101,7 @@ def test_the_options_are_those_that_a_command_takes() -> None:
         ("data", data._OWN),
         ("scaling", (*scaling._OWN, "run_dir")),  # the last of a script alone
         ("check-resume", check_resume._OWN),
+        ("check-engine", check_engine._OWN),
     ):
         assert set(ALL[command].keys()) == set(own)
     assert set(ALL["export"].options[2][1].split(" | ")) == set(FORMATS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -50,24 +50,41 @@ class Fingerprints:
             )
         ]
 
-    @contextlib.contextmanager
-    def of_modules(self, task: nn.Module) -> Iterator[None]:
+    def of_modules(self, task: nn.Module) -> contextlib.AbstractContextManager[None]:
         """Add what each module returns within the context."""
 
         def record(name: str, output: Any) -> None:
             for place, tensor in tensors_in(output, f"the output of {name}"):
                 self.add(place, tensor)
 
-        handles = [
-            module.register_forward_hook(lambda _m, _in, output, name=name: record(name, output))
-            for name, module in task.named_modules()
-            if module is not task
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        return outputs_of_modules(task, record)
+
+
+@contextlib.contextmanager
+def outputs_of_modules(
+    task: nn.Module,
+    leave: Callable[[str, Any], None],
+    enter: Callable[[str], None] | None = None,
+) -> Iterator[None]:
+    """Within the context, call `leave` with the name of each module of a task and what it returns,
+    and `enter` with its name before that.
+    """
+    handles = []
+    for name, module in task.named_modules():
+        if module is task:
+            continue
+        handles.append(
+            module.register_forward_hook(lambda _m, _in, output, name=name: leave(name, output))
+        )
+        if enter is not None:
+            handles.append(
+                module.register_forward_pre_hook(lambda _m, _in, name=name, call=enter: call(name))
+            )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def first_difference(

@@ -27,7 +27,7 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.check_resume.usage import USAGE
 from trainkit.extensions.script.command_line import check_script, split_script
 from trainkit.extensions.script.entry import look_at
-from trainkit.launch.commands import first_error
+from trainkit.launch.commands import last_lines
 from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import launcher_of, run_job, start_with
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _OWN = ("kill_at", "save_at", "steps", "ranks", "resume_engine", "keep")
 _ENGINES = ("single", "horovod", "ddp", "fsdp", "deepspeed")
 _MORE_STEPS = 8
-_SHOWN_LINES = 12
 _RECORDER = "trainkit.extensions.check_resume.recorder.ResumeRecorder"
 
 
@@ -113,19 +112,8 @@ class Children:
         if code != 0:
             fault = ConfigError if code == ConfigError.exit_code else EngineError
             raise fault(
-                f"{what} failed (exit code {code}):{_last_lines(log)}\nIts full output: {log}"
+                f"{what} failed (exit code {code}):{last_lines(log)}\nIts full output: {log}"
             )
-
-
-def _last_lines(log: Path) -> str:
-    """Return the end of a run's output, and the first error,
-    which a launcher's last lines can push out of sight.
-    """
-    lines = log.read_text(errors="replace").splitlines()
-    shown, errors = lines[-_SHOWN_LINES:], first_error(lines)
-    if errors and errors[0] not in (line.strip() for line in shown):
-        shown = [*errors, "...", *shown]
-    return "".join(f"\n  {line}" for line in shown)
 
 
 def main(command: str, arguments: Sequence[str]) -> int:

@@ -1,7 +1,8 @@
-"""A plain Python script where a command takes conf=NAME: plan, check-resume, find, scaling and
-experiment (docs/own_script.md).
+"""A plain Python script where a command takes conf=NAME: plan, check-resume, check-engine, find,
+scaling and experiment (docs/own_script.md).
 
 command_line   the script and its arguments among those of a command
+engine_options an engine before the script, in place of its own
 entry          from a command's arguments to the fit that it looks at
 running        runs a script up to its fit
 requested      the fit of a config or of a script, and how it is made or started again
@@ -13,6 +14,9 @@ from trainkit.extension import Extension
 
 EXTENSION = Extension(
     name="script",
-    summary="plan, check-resume, find, scaling and experiment of a plain script, without a config",
+    summary=(
+        "plan, check-resume, check-engine, find, scaling and experiment of a plain script, without a"
+        " config"
+    ),
     proven="each commit",
 )

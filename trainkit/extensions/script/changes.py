@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from trainkit import extension
 from trainkit.callbacks import ModelCheckpoint
+from trainkit.extensions.script.engine_options import EngineOptions
 from trainkit.loggers import CSVLogger
 from trainkit.run.build import StartFrom
 
@@ -26,13 +27,15 @@ class Changes:
 
     Attributes:
         run_dir: of the run.
-        settings: of the Trainer, by their names.
+        settings: of the Trainer, by their names. The engine of a script may be {name: ...,
+            options: ...}.
         callbacks: name -> {_target_: dotted name, argument: value}; a callback of the same class is
             replaced.
         loggers: "csv": metrics.csv alone. "none": no logger.
         ckpt_path: the checkpoint to resume; None: as the user has it.
         checkpoints_to: folder in which the user's callbacks save, in place of a dirpath of their
             own; "": they save as they are.
+        batch_size: of a config's data; None: as it is.
     """
 
     run_dir: str
@@ -41,6 +44,7 @@ class Changes:
     loggers: Literal["csv", "none"] = "csv"
     ckpt_path: str | None = None
     checkpoints_to: str = ""
+    batch_size: int | None = None
 
     def write(self, path: Path) -> None:
         """Write them for the process of the run."""
@@ -63,9 +67,12 @@ class Changes:
         added = [_made(node) for node in self.callbacks.values()]
         kinds = {type(each) for each in added}
         moved = [self._moved(each, place) for place, each in enumerate(own)]
+        settings = self.all_settings
+        if isinstance(settings.get("engine"), Mapping):
+            settings["engine"] = EngineOptions(**settings["engine"]).made()
         return {
             **given,
-            **self.all_settings,
+            **settings,
             "callbacks": [*added, *(each for each in moved if type(each) not in kinds)],
             "logger": [CSVLogger()] if self.loggers == "csv" else False,
             "run_dir": self.run_dir,

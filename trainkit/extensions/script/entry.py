@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from trainkit.cli.as_json import facts_printed
 from trainkit.cli.guard import guarded
 from trainkit.cli.options import split_own
 from trainkit.extensions.script.command_line import Script, check_script
+from trainkit.extensions.script.engine_options import EngineOptions
 from trainkit.launch.environment import Launcher
 
 Facts = dict[str, Any]
@@ -36,6 +37,7 @@ def look_at(
     as_json: bool,
     prepare: Callable[[], None] = lambda: None,
     writes: bool = False,
+    settings: Mapping[str, EngineOptions] | None = None,
 ) -> int:
     """Compose a config, or run a script up to its fit, and call `work` with that; return the exit
     code.
@@ -53,6 +55,7 @@ def look_at(
             its fit: it simulates other ranks.
         writes: whether the command writes into a run's folder: of a script it then takes
             run_dir=FOLDER, by default runs/<script>/<time>.
+        settings: {"engine": ...}: takes the place of a script's own engine.
     """
     with facts_printed(as_json) as facts:
 
@@ -67,7 +70,7 @@ def look_at(
 
         def work_on_script() -> None:
             check_script(command, script, left, own)
-            _look_at_script(script, folder, with_facts, prepare)
+            _look_at_script(script, folder, with_facts, prepare, settings or {})
 
         return guarded(work_on_script, launcher)
 
@@ -89,7 +92,11 @@ def _look_at_config(
 
 
 def _look_at_script(
-    script: Script, folder: str, work: Callable[[Subject], None], prepare: Callable[[], None]
+    script: Script,
+    folder: str,
+    work: Callable[[Subject], None],
+    prepare: Callable[[], None],
+    settings: Mapping[str, EngineOptions],
 ) -> None:
     subject: Any = importlib.import_module(_SUBJECT)
     running: Any = importlib.import_module("trainkit.extensions.script.running")
@@ -98,4 +105,7 @@ def _look_at_script(
         prepare()
         work(subject.ScriptSubject(script, requested, folder))
 
-    running.run_script(script, running.FirstFit(script, look))
+    def change(given: dict[str, Any]) -> dict[str, Any]:
+        return given | {name: each.made() for name, each in settings.items()}
+
+    running.run_script(script, running.FirstFit(script, look, change))

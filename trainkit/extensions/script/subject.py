@@ -213,6 +213,8 @@ class ConfigSubject(Subject):
             for key, node in changes.callbacks.items()
             for option, value in node.items()
         ]
+        if changes.batch_size is not None:
+            overrides.append(f"{self.batch_size_key}={changes.batch_size}")
         overrides.append(f"run_dir='{changes.run_dir}'")
         if changes.ckpt_path is not None:  # the resumed run takes its checkpoint alone
             others = [key for key in ("resume", "init_weights") if self.config.get(key)]

@@ -1,0 +1,186 @@
+"""EngineRecorder: what a run computes in its first steps, for `python -m trainkit check-engine`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
+from trainkit.arguments import NonNegativeInt, PositiveInt, checked
+from trainkit.device.shards import whole_of
+from trainkit.device.sync_guard import allowed_read
+from trainkit.extensions.check_engine.disturbance import Disturbance
+from trainkit.extensions.check_engine.sketch import sketch
+from trainkit.extensions.check_engine.watch import MicrobatchWatch, Shapes
+from trainkit.extensions.check_engine.without_dropout import switch_off_layers
+
+_WIDTH = 4096  # of a weight
+LOSS = "the loss"
+
+
+@checked
+class EngineRecorder(Callback):
+    """Records a run: outputs of modules, gradients, weights and buffers of its steps, as sketches.
+
+    Dropout is switched off. Nothing else changes, unless `disturb` is given. It writes
+    `record_to`/rank0.pt for each rank, once `steps` steps are over.
+
+    Args:
+        record_to: folder of the record.
+        steps: that are recorded.
+        reference: the record of one process, where shapes of whole tensors are read. None: this is
+            it.
+        disturb: seed of a rounding error in weights and inputs; 0: none.
+        size: of that error, relative.
+    """
+
+    config_key = "callbacks.check_engine"
+    runs_last = True  # it sees the other callbacks' and the Task's changes
+    needs_of_engine = frozenset({"weights", "gradients"})
+
+    def __init__(
+        self,
+        record_to: str,
+        steps: PositiveInt,
+        reference: str | None = None,
+        disturb: NonNegativeInt = 0,
+        size: float = 0.0,
+    ) -> None:
+        self.record_to = Path(record_to)
+        self.steps = steps
+        self.reference = reference
+        self._disturbance = Disturbance(disturb, size) if disturb else None
+        self._record: dict[str, Any] = {}
+        self._step: dict[str, Any] = {}
+        self._watch: MicrobatchWatch | None = None
+
+    def on_train_start(self, trainer: RunView, task: Task) -> None:
+        """Record the weights, and disturb them."""
+        ranks = trainer.engine.ranks
+        known = None
+        if self.reference is not None:
+            # weights_only: the record has tensors and plain values alone
+            saved = torch.load(Path(self.reference) / "rank0.pt", weights_only=True)
+            known = saved["shapes"]
+        self._shapes = Shapes(known, ranks.rank % ranks.tensor_size, ranks.tensor_size)
+        names: dict[int, list[str]] = {}
+        for name, parameter in task.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        self._record = {
+            "rank": ranks.rank,
+            "world_size": ranks.world_size,
+            "tensor_size": ranks.tensor_size,
+            "data_size": ranks.data_size,
+            "dropout": switch_off_layers(task),
+            "modules": {name: type(module).__name__ for name, module in task.named_modules()},
+            "tied": [own for own in names.values() if len(own) > 1],
+            "optimized": self._optimized(trainer, task),
+            "steps": [],
+        }
+        self._record["start"] = self._weights(task)
+        if self._disturbance is not None:
+            self._disturbance.weights(task)
+
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
+        """Open the step's record."""
+        self._step = {"microbatches": [], "gradients": {}, "used": {}}
+
+    def on_train_batch_start(
+        self, trainer: RunView, task: Task, batch: Any, batch_idx: int
+    ) -> None:
+        """Record the samples, and watch the modules from now on."""
+        self._close()
+        if not self._is_recording:
+            return
+        self._watch = MicrobatchWatch(batch, self._shapes)
+        if self._disturbance is not None:
+            self._disturbance.batch(batch)
+        self._watch.open(task)
+
+    def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
+        """Record the loss."""
+        if self._watch is not None:
+            self._watch.end_forward(loss)
+            self._step["microbatches"].append(self._watch.record)
+
+    def on_after_backward(self, trainer: RunView, task: Task) -> None:
+        """Watch nothing any more."""
+        self._close()
+
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
+        """Record the step's gradients, before they are clipped."""
+        if optimizer is trainer.optimizers[0] and self._is_recording:
+            self._step["gradients"] = self._gradients(task)
+
+    def on_after_optimizer_step(self, trainer: RunView, task: Task) -> None:
+        """Record the gradients as they were used, the new weights, and the buffers."""
+        if not self._is_recording:
+            return
+        if trainer.options.numerics.gradient_clip_val is not None:
+            self._step["used"] = self._gradients(task)
+        self._step["weights"] = self._weights(task)
+        self._step["buffers"] = {
+            name: self._sketch(name, buffer) for name, buffer in task.named_buffers()
+        }
+        self._record["steps"].append(self._step)
+        if len(self._record["steps"]) == self.steps:
+            self._write()
+
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
+        """Write what there is, if the run has fewer steps."""
+        self._close()
+        if self._record and len(self._record["steps"]) < self.steps:
+            self._write()
+
+    @property
+    def _is_recording(self) -> bool:
+        return len(self._record["steps"]) < self.steps
+
+    def _write(self) -> None:
+        self.record_to.mkdir(parents=True, exist_ok=True)
+        self._record["shapes"] = self._shapes.noted()
+        torch.save(self._record, self.record_to / f"rank{self._record['rank']}.pt")
+
+    def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            if self._watch.has_dropped:
+                self._record["functional_dropout"] = True
+            self._watch = None
+        if self._disturbance is not None:
+            self._disturbance.restore()
+
+    def _sketch(self, name: str, tensor: Tensor) -> Tensor | str:
+        """Return the sketch of a whole weight; a text if it has another shape in one process. Call
+        it on all ranks.
+        """
+        with allowed_read():
+            own = whole_of(tensor.detach())
+            at = self._shapes.place(f"weight {name}", tuple(own.shape))
+            if at is None or not own.numel():
+                return f"its shape is {list(own.shape)}"
+            return sketch(own, at, 1, _WIDTH)
+
+    def _weights(self, task: Task) -> dict[str, Any]:
+        return {name: self._sketch(name, each) for name, each in task.named_parameters()}
+
+    def _gradients(self, task: Task) -> dict[str, Any]:
+        return {
+            name: self._sketch(name, torch.zeros_like(each) if each.grad is None else each.grad)
+            for name, each in task.named_parameters()
+            if each.requires_grad
+        }
+
+    def _optimized(self, trainer: RunView, task: nn.Module) -> list[str]:
+        own = {
+            id(parameter)
+            for optimizer in trainer.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return [name for name, parameter in task.named_parameters() if id(parameter) in own]
