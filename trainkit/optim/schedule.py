@@ -84,7 +84,6 @@ class LearningRates:
         self.changes: list[str] = []  # of the user's settings since the checkpoint
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
         self._last: list[float] | None = None  # the rates of the last update
-        self._multiplier = 1.0  # of warm-up, as it was applied last
         self.apply(0)
 
     @property
@@ -124,7 +123,7 @@ class LearningRates:
     def apply(self, steps_taken: int) -> None:
         """Set the rates for the next step."""
         groups = self.groups
-        multiplier = self._multiplier = self._contract.warmup(steps_taken)
+        multiplier = self._contract.warmup(steps_taken)
         rates = [
             rate if place in self._users.places else rate * multiplier
             for place, rate in enumerate(self._scheduled)
@@ -134,6 +133,7 @@ class LearningRates:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         self._users.written = rates
+        self._users.multiplier = multiplier
         if self._momenta is not None and self._last is not None:
             for momentum, group, last in zip(self._momenta, groups, self._last, strict=True):
                 momentum.apply(group, last)
@@ -182,7 +182,9 @@ class LearningRates:
 
     def after_step(self, steps_taken: int) -> None:
         """Move the schedulers that count steps, then warm-up."""
-        if self._stands(steps_taken):
+        multiplier = self._contract.warmup(steps_taken)
+        moves = self._schedules or self._momenta is not None
+        if not moves and self._users.stand(self._optimizers, multiplier):
             return
         self.take_users()
         due = [
@@ -190,20 +192,6 @@ class LearningRates:
         ]
         self._move(due, {})
         self.apply(steps_taken)
-
-    def _stands(self, steps_taken: int) -> bool:
-        """Return whether no rate changes after this step: the common case, at little cost."""
-        if self._schedules or self._momenta is not None:
-            return False
-        if self._contract.warmup(steps_taken) != self._multiplier:
-            return False
-        written, place = self._users.written, 0
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                if place == len(written) or group["lr"] is not written[place]:
-                    return False
-                place += 1
-        return place == len(written)
 
     def after_epoch(
         self, epochs_done: int, steps_taken: int, fresh: Mapping[str, float], complete: bool = True

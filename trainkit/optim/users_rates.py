@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch.optim import Optimizer
+
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
 
@@ -15,6 +17,7 @@ class UsersRates:
     Attributes:
         places: of the groups whose rate the user has set.
         written: what was written into each group.
+        multiplier: of warm-up, in what was written.
         sizes: the number of groups of each optimizer.
     """
 
@@ -23,6 +26,21 @@ class UsersRates:
         self.sizes = sizes
         self.places: set[int] = set()
         self.written: list[Any] = []
+        self.multiplier = 1.0
+
+    def stand(self, optimizers: Sequence[Optimizer], multiplier: float) -> bool:
+        """Return whether all groups have what was written last, and would again: the common case of
+        a step, at little cost.
+        """
+        if multiplier != self.multiplier:
+            return False
+        place = 0
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                if place == len(self.written) or group["lr"] is not self.written[place]:
+                    return False
+                place += 1
+        return place == len(self.written)
 
     def new_rates(
         self,
