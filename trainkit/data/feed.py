@@ -65,8 +65,8 @@ class Moving(Iterator[Microbatch]):
 
     def __next__(self) -> Microbatch:
         """Return the next one, on the device."""
-        batch, *rest = next(self.on_host)
-        return Microbatch(self.move(batch), *rest)  # _replace would cost several times as much
+        own = next(self.on_host)
+        return Microbatch(self.move(own.batch), *own[1:])  # _replace costs several times as much
 
 
 class Step(NamedTuple):

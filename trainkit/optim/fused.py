@@ -98,10 +98,7 @@ def _lacks_momenta(optimizer: Optimizer) -> bool:
     state = optimizer.state
     if len(state) < sum(len(group["params"]) for group in optimizer.param_groups):
         return True
-    for own in state.values():  # `None in` would compare tensors
-        if own.get("momentum_buffer") is None:
-            return True
-    return False
+    return any(own.get("momentum_buffer") is None for own in state.values())
 
 
 def _add_momenta(optimizer: Optimizer, group: dict[str, Any]) -> None:
