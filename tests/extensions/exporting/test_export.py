@@ -312,7 +312,7 @@ def test_an_example_of_another_kind_is_told(example: Any, words: str, tmp_path: 
             "a.onnx",
             "onxx",
             (
-                "format is 'onxx'; it must be one of safetensors, huggingface, torch_export, onnx."
+                "format is 'onxx'; it must be one of safetensors, huggingface, peft, torch_export, onnx."
                 " Did you mean 'onnx'?"
             ),
         ),
