@@ -1,4 +1,4 @@
-# An image with trainkit, torch and Horovod: for CPUs by default, for GPUs with the arguments in docs/containers.md.
+# An image with trainkit, torch and Horovod: for CPUs by default, for GPUs with the arguments in docs/launchers.md.
 #
 #   packages   Python, torch, trainkit
 #   wheel      compilers beside them; only Horovod's wheel leaves this stage

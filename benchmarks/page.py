@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parents[1]
 PAGES = (
     PAGE,
     _ROOT / "README.md",
-    *(_ROOT / "docs" / name for name in ("communication.md", "ray.md", "unequal_ranks.md")),
+    *(_ROOT / "docs" / name for name in ("communication.md", "ray.md")),
 )
 GPU_RESULTS = RESULTS.with_name("results-gpu.json")
 

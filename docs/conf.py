@@ -32,7 +32,7 @@ html_copy_source = False
 html_theme_options = {"sidebar_hide_name": False}
 
 myst_enable_extensions = ["colon_fence", "deflist"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 
 autodoc_typehints = "none"  # the docstrings name types where they say something
 autodoc_member_order = "bysource"
@@ -47,14 +47,14 @@ PAGES = {
     "README.md": "index",
     "CONTRIBUTING.md": "contributing",
     "CHANGELOG.md": "changelog",
-    "SECURITY.md": "reporting",
+    "SECURITY.md": "security",
 }
 PAGES |= {
     "benchmarks/README.md": "figures",
     "trainkit/cli/explained/errors.md": "errors",
     "docs/errors.md": "errors",
 }
-PAGES |= {"trainkit/extensions/horovod_build/README.md": "horovod_edits"}
+PAGES |= {"trainkit/extensions/horovod_build/README.md": "horovod"}
 
 
 def _links_of_the_site(app: object, name: str, source: list[str]) -> None:

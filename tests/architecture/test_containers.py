@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.pages import blocks
+from tests.helpers.pages import blocks, part
 from trainkit.doctor.software import PYTHONS
 from trainkit.extensions.horovod_build.options import parser
 from trainkit.extensions.horovod_build.pip import RUNTIME_NEEDS, VERSION
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "containers.md"
+PAGE = ROOT / "docs" / "launchers.md"
 FILES = [ROOT / "Dockerfile", ROOT / ".devcontainer" / "Dockerfile"]
 Instruction = tuple[str, str]
 
@@ -153,7 +153,7 @@ def test_versions_are_those_that_the_tests_run_with() -> None:
     given = arguments(DOCKERFILE)
     assert (given["TORCH"], given["TORCHVISION"]) == (pinned["torch"], pinned["torchvision"])
     assert set(re.findall(r"horovod\W{1,2}(\d[\d.]+)", DOCKERFILE)) <= {VERSION}
-    assert f"(13 for torch {given['TORCH'].rpartition('.')[0]})" in PAGE.read_text()
+    assert f"(13 for torch {given['TORCH'].rpartition('.')[0]})" in part(PAGE, "Containers")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
@@ -326,7 +326,9 @@ def test_nothing_is_fetched_but_packages(file: Path) -> None:
 
 def test_the_page_has_each_argument() -> None:
     """With its default where it is a word; and the page's builds give none that does not exist."""
-    rows = dict(re.findall(r"^\| (`[A-Z_`, ]+`) \| (.*?) \|", PAGE.read_text(), re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| (`[A-Z_`, ]+`) \| (.*?) \|", part(PAGE, "Containers"), re.MULTILINE)
+    )
     described = {
         name: cell for names, cell in rows.items() for name in re.findall(r"[A-Z_]+", names)
     }
@@ -334,7 +336,7 @@ def test_the_page_has_each_argument() -> None:
     assert set(described) == set(given)
     for name in ("BASE", "TORCH", "TORCHVISION", "HOROVOD"):
         assert f"`{given[name]}`" in described[name], name
-    assert set(re.findall(r"--build-arg (\w+)=", PAGE.read_text())) <= set(given)
+    assert set(re.findall(r"--build-arg (\w+)=", part(PAGE, "Containers"))) <= set(given)
 
 
 def test_the_dev_container_is_made_of_files_that_exist() -> None:
@@ -358,7 +360,7 @@ def test_apptainers_definition_fits_the_page() -> None:
     assert re.match(r"Bootstrap: docker-archive\nFrom: \{\{ ARCHIVE \}\}\n", text)
     archive = re.search(r"^ +ARCHIVE=(\S+)$", sections["arguments"], re.MULTILINE)
     assert archive is not None
-    lines = [line for block in blocks(PAGE) for line in block.commands]
+    lines = [line for block in blocks(PAGE, "Containers") for line in block.commands]
     assert f"docker save trainkit:cuda -o {archive[1]}" in lines
     assert "apptainer build trainkit.sif apptainer/trainkit.def" in lines
     assert sections["runscript"].strip() == 'exec python -m trainkit "$@"'

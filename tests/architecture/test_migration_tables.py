@@ -1,4 +1,4 @@
-"""The migration pages' tables name what is there:
+"""The tables of docs/migrate.md name what is there:
 on their side in their library, on ours in trainkit.
 """
 
@@ -12,20 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.distributed import fsdp
+from torch.utils.data import distributed
 
 import trainkit
+from tests.helpers.pages import part
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("from_horovod", "from_accelerate", "from_transformers")
+PAGE = ROOT / "docs" / "migrate.md"
+TABLES = {
+    "Horovod's names": 12,
+    "torchrun and DistributedDataParallel": 10,
+    "Accelerate": 12,
+    "Fabric": 10,
+    "TrainingArguments": 12,
+    "From Composer": 12,
+}
 COMMANDS = {"horovodrun", "torchrun"}
 
 
-def rows(page: str, heading: str = "") -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the rows of a page's tables: their names, and ours; of one heading if it is given."""
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    if heading:
-        text = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    for line in text.splitlines():
+def rows(heading: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the rows of the table below a heading: their names, and ours."""
+    for line in part(PAGE, heading).splitlines():
         if line.startswith("| `"):
             theirs, ours, _ = (cell.strip() for cell in line.strip("|").split("|"))
             yield re.findall(r"`([^`]+)`", theirs), re.findall(r"`([^`]+)`", ours) or [ours]
@@ -63,11 +73,11 @@ def is_here(name: str) -> bool:
     return name in ("run_dir", "ckpt_path", "seed")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_the_right_column_is_trainkits(page: str) -> None:
+@pytest.mark.parametrize(("heading", "fewest"), TABLES.items())
+def test_the_right_column_is_trainkits(heading: str, fewest: int) -> None:
     """A name that was renamed here is renamed there."""
-    found = list(rows(page))
-    assert len(found) >= 12
+    found = list(rows(heading))
+    assert len(found) >= fewest
     assert [name for _, ours in found for name in ours if not is_here(name)] == []
 
 
@@ -85,6 +95,11 @@ def test_a_name_that_is_not_here_is_noticed() -> None:
     assert [name for name in others if is_here(name)] == []
 
 
+def theirs(heading: str) -> list[str]:
+    """Return the names of a table's left column."""
+    return [name for names, _ in rows(heading) for name in names]
+
+
 def arguments(*functions: Any) -> set[str]:
     """Return the names of their parameters."""
     return {name for function in functions for name in inspect.signature(function).parameters}
@@ -94,21 +109,14 @@ def test_the_left_column_is_horovods() -> None:
     """Functions of horovod.torch, and arguments of its DistributedOptimizer."""
     hvd = pytest.importorskip("horovod.torch")
     known = {f"hvd.{name}" for name in dir(hvd)} | arguments(hvd.DistributedOptimizer)
-    assert [
-        name for theirs, _ in rows("from_horovod") for name in theirs if name not in known
-    ] == []
+    assert [name for name in theirs("Horovod's names") if name not in known] == []
 
 
 def test_the_left_column_is_fabrics() -> None:
     """Methods of Lightning's Fabric."""
     fabric = pytest.importorskip("lightning.fabric").Fabric
     known = {"Fabric"} | {f"fabric.{name}" for name in dir(fabric)}
-    assert [
-        name
-        for theirs, _ in rows("from_accelerate", "Fabric")
-        for name in theirs
-        if name not in known
-    ] == []
+    assert [name for name in theirs("Fabric") if name not in known] == []
 
 
 def test_the_left_column_is_accelerates() -> None:
@@ -117,17 +125,28 @@ def test_the_left_column_is_accelerates() -> None:
     known = {"Accelerator", "accelerate launch"} | {
         f"accelerator.{name}" for name in dir(accelerator)
     }
-    assert [
-        name
-        for theirs, _ in rows("from_accelerate", "Accelerate")
-        for name in theirs
-        if name not in known
-    ] == []
+    assert [name for name in theirs("Accelerate") if name not in known] == []
 
 
 def test_the_left_column_is_transformers() -> None:
     """Arguments of its TrainingArguments."""
     transformers = pytest.importorskip("transformers")
     known = arguments(transformers.TrainingArguments)
-    theirs = [name for theirs, _ in rows("from_transformers") for name in theirs]
-    assert [name for name in theirs if name not in known] == []
+    assert [name for name in theirs("TrainingArguments") if name not in known] == []
+
+
+def test_the_left_column_is_torchs() -> None:
+    """What scripts for torchrun call."""
+    ddp, sampler = nn.parallel.DistributedDataParallel, distributed.DistributedSampler
+    homes = (torch, torch.amp, nn, nn.utils, nn.parallel, torch.distributed, fsdp, distributed)
+    known = {name for home in (*homes, ddp, sampler) for name in dir(home)}
+    table = theirs("torchrun and DistributedDataParallel")
+    assert [name for name in table if name not in known] == []
+
+
+def test_the_left_column_is_composers() -> None:
+    """What the conformance suite's program for Composer uses, which runs with it."""
+    program = (ROOT / "benchmarks" / "conformance" / "trainers" / "composer_.py").read_text()
+    assert [
+        name for name in theirs("From Composer") if not re.search(rf"\b{name}\b", program)
+    ] == []

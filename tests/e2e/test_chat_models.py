@@ -1,4 +1,4 @@
-"""docs/chat_models.md: every command and piece of code of the page runs, with a tiny random
+"""docs/language_models.md, chat models: every command and piece of code runs, with a tiny random
 model.
 """
 
@@ -13,8 +13,9 @@ import torch
 
 from recipes.sft_data import byte_tokenizer, sums
 from tests.helpers.launching import run_command
+from tests.helpers.pages import part
 
-PAGE = (Path(__file__).parents[2] / "docs" / "chat_models.md").read_text()
+PAGE = part(Path(__file__).parents[2] / "docs" / "language_models.md", "Chat models")
 COMMANDS = [
     line.split("  #")[0].strip()
     for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)

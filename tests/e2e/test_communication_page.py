@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.launching import Command
+from tests.helpers.pages import part
 
 PAGE = Path(__file__).parents[2] / "docs" / "communication.md"
 SMALL = (
@@ -20,7 +21,7 @@ def commands() -> list[str]:
     """Return the page's commands."""
     return [
         line
-        for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+        for block in re.findall(r"```sh\n(.*?)```", part(PAGE, ""), flags=re.DOTALL)
         for line in block.splitlines()
     ]
 

@@ -47,7 +47,7 @@ def image() -> Iterator[str]:
             f" {container.stderr.strip()[-300:]}"
         )
     buildah("rm", container.stdout.strip())
-    command = next(line for block in blocks(PAGE) for line in block.commands)
+    command = next(line for block in blocks(PAGE, "Containers") for line in block.commands)
     docker, build, *words = shlex.split(command)
     assert (docker, build, words[-1]) == ("docker", "build", ".")
     done = buildah("build", *OPTIONS, "--layers", *words[:-1], "-t", TAG, ".")

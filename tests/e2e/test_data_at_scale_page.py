@@ -1,4 +1,4 @@
-"""Every command of docs/data_at_scale.md runs, made small, in the page's order, on an S3 server."""
+"""Every command of this part of docs/data.md runs, made small, in the page's order, on an S3 server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 from tests.e2e.test_imagenet_recipes import SMALL
 from tests.helpers.launching import Command
 from tests.helpers.object_store import serve
+from tests.helpers.pages import part
 from tests.helpers.pictures import write_pictures
 
-PAGE = Path(__file__).parents[2] / "docs" / "data_at_scale.md"
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 TINY = "trainer.limit_val_batches=1 data.batch_size=6 data.num_workers=1 logger=csv "
 DALI = Path(sys.prefix, "dali")  # `make peers` installs it there
 # What each command prints, in the page's order; those above the first one set up a machine, and are
@@ -34,7 +35,9 @@ PRINTED = {
 
 def commands() -> list[str]:
     """Return the page's commands."""
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    blocks = re.findall(
+        r"```sh\n(.*?)```", part(PAGE, "Data at a cluster's scale"), flags=re.DOTALL
+    )
     return [line for block in blocks for line in block.splitlines() if "trainkit " in line]
 
 

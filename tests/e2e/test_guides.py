@@ -1,5 +1,5 @@
-"""Each guide runs from top to bottom, in one folder;
-a page with its own test elsewhere is named here.
+"""Each guide runs from top to bottom, in one folder; helpers/page_tests.py says which page has
+another test.
 """
 
 from __future__ import annotations
@@ -11,70 +11,26 @@ import torch
 from safetensors.torch import load_file
 
 from tests.helpers.launching import run_command
+from tests.helpers.page_tests import DOCS, GUIDES, TESTS, parts_of
 from tests.helpers.pages import ROOT, blocks, commands, prepare, run_page
-
-DOCS = ROOT / "docs"
-GUIDES = [
-    "checkpoints",
-    "configs",
-    "containers",
-    "data",
-    "elastic",
-    "evaluating",
-    "experiments",
-    "horovod",
-    "launchers",
-    "logging",
-    "optimizers",
-    "own_loop",
-    "own_script",
-    "recipes",
-    "seeing_a_run",
-]
-# Pages whose commands need a cluster, other packages or more care: the test that runs them.
-ELSEWHERE = {
-    "chat_models": "e2e/test_chat_models.py",
-    "data_at_scale": "e2e/test_data_at_scale_page.py",
-    "communication": "e2e/test_communication_page.py",
-    "deepspeed": "parallel/test_zero.py",
-    "extensions": "extensions/test_third_party.py",
-    "finding_settings": "e2e/test_finding_page.py",
-    "kubernetes": "extensions/kubernetes/test_refusals.py",
-    "language_models": "e2e/test_language_models.py",
-    "large_models": "e2e/test_large_models_page.py",
-    "mpi": "mpi/test_page.py",
-    "ray": "ray/test_page.py",
-    "reliability": "architecture/test_reliability_page.py",
-    "several_hosts": "hosts/test_two_hosts.py",
-    "slurm": "slurm/test_page.py",
-    "status": "e2e/test_status.py",
-    "unequal_ranks": "parallel/test_rank_shares.py",
-}
-TUTORIALS = "tutorial_", "from_"
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("name", GUIDES)
-def test_a_guide_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "title"), parts_of(GUIDES))
+def test_a_guide_runs_from_top_to_bottom(name: str, title: str, tmp_path: Path) -> None:
     """Its files are written and its commands run, in the page's order;
     each ends as the page says.
     """
     prepare(tmp_path)
-    assert run_page(DOCS / f"{name}.md", tmp_path) > 0
+    assert run_page(DOCS / f"{name}.md", tmp_path, title=title) > 0
 
 
 def test_each_page_with_commands_is_run() -> None:
     """A page that no test runs would soon be wrong."""
     with_commands = {page.stem for page in DOCS.glob("*.md") if any(commands(page))}
-    assert {name for name in with_commands if not name.startswith(TUTORIALS)} - {"index"} <= {
-        *GUIDES,
-        *ELSEWHERE,
-    }
-    assert [
-        name
-        for name, test in ELSEWHERE.items()
-        if name in with_commands and not (ROOT / "tests" / test).is_file()
-    ] == []
+    assert with_commands - {"index"} <= set(TESTS)
+    named = {test for parts in TESTS.values() for test in parts.values()}
+    assert [test for test in named if not (ROOT / "tests" / test).is_file()] == []
 
 
 def test_what_is_not_run_says_why() -> None:

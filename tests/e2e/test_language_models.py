@@ -12,9 +12,10 @@ import pytest
 
 from tests.e2e.test_main_job import read_rows
 from tests.helpers.launching import run_command
+from tests.helpers.pages import part
 from tests.helpers.tokenizers import OF_BERT, TEXT, train_tokenizer
 
-PAGE = (Path(__file__).parents[2] / "docs" / "language_models.md").read_text()
+PAGE = part(Path(__file__).parents[2] / "docs" / "language_models.md", "")
 WIDTH, CONTEXT = 24, 16
 SMALL = (
     f" task.model.width={WIDTH} task.model.depth=1 task.model.heads=2 data.batch_size=2"

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from tests.helpers.launching import BIN, Command
+from tests.helpers.pages import part
 
 pytestmark = pytest.mark.parallel
 
-PAGE = Path(__file__).parents[2] / "docs" / "status.md"
+PAGE = Path(__file__).parents[2] / "docs" / "logging.md"
 FIT = (
     "horovodrun -np 2 python -m trainkit fit conf=mlp run_dir=runs/mine resume=auto"
     " callbacks=goodput"
@@ -89,7 +90,9 @@ def commands() -> list[str]:
     """Return the page's commands."""
     return [
         line
-        for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+        for block in re.findall(
+            r"```sh\n(.*?)```", part(PAGE, "What a job does now"), flags=re.DOTALL
+        )
         for line in block.splitlines()
     ]
 

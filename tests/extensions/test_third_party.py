@@ -1,5 +1,5 @@
 """A package from outside of the repository is one more extension:
-that of docs/extensions.md, built and installed.
+that of docs/how_it_works.md, built and installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from tests.helpers.pages import blocks
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "extensions.md"
+PAGE = ROOT / "docs" / "how_it_works.md"
 
 
 class Installed:

@@ -34,7 +34,7 @@ def test_every_version_and_layout_is_recorded() -> None:
 
 
 def test_the_page_shows_what_was_recorded() -> None:
-    """docs/reliability.md has the table of versions.json: python -m tests.golden.versions --page."""
+    """docs/elastic.md has the table of versions.json: python -m tests.golden.versions --page."""
     text = PAGE.read_text()
     assert fill(text, RECORDED) == text
 

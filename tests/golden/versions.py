@@ -2,10 +2,10 @@
 
     python -m tests.golden.versions             # all versions, a quarter of an hour on two cores
     python -m tests.golden.versions 2.15.0      # one version: its row is made again
-    python -m tests.golden.versions --page      # writes the table of docs/reliability.md alone
+    python -m tests.golden.versions --page      # writes the table of docs/elastic.md alone
 
 Each version has an environment of its own in build/versions, with Horovod built for it. The losses
-go to versions.json, the table of what is equal into docs/reliability.md.
+go to versions.json, the table of what is equal into docs/elastic.md.
 
 A step is two microbatches: one process accumulates them, two ranks compute one each.
 """
@@ -25,7 +25,7 @@ from tests.helpers.launching import run_command
 
 ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("versions.json")
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "elastic.md"
 BEGIN, END = "<!-- versions -->", "<!-- /versions -->"
 # torch: the torchvision that was released beside it
 VERSIONS = {"2.11.0": "0.26.0", "2.13.0": "0.28.0", "2.15.0": "0.29.2"}

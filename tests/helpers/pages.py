@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.helpers.launching import run_command
+from tests.helpers.page_tests import TESTS
 
 ROOT = Path(__file__).parents[2]
+_HEADING = re.compile(r"^```.*?^```|^(?P<level>#+) (?P<title>[^\n]+)", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(r"(?:<!-- ([^>]*?) -->\n)?^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w./]+\.(?:py|yaml|toml))\n")
 _SMALL_STEPS = " trainer.max_steps=2 trainer.limit_val_batches=1"
@@ -69,17 +71,47 @@ class Block:
         )
 
 
-def blocks(page: Path) -> list[Block]:
-    """Return the page's code blocks, in order."""
+def part(page: Path, title: str | None = None) -> str:
+    """Return a part of a page.
+
+    Args:
+        title: its heading, up to the next one of its level or above; "" is the page without the
+            parts that have tests of their own (page_tests); None, the whole page.
+    """
+    text = page.read_text()
+    if title is None:
+        return text
+    if title:
+        start, end = _place(text, title)
+        return text[start:end]
+    for own in filter(None, TESTS[page.stem]):
+        start, end = _place(text, own)
+        text = text[:start] + text[end:]
+    return text
+
+
+def _place(text: str, title: str) -> tuple[int, int]:
+    headings = [match for match in _HEADING.finditer(text) if match["level"]]
+    (head,) = [match for match in headings if match["title"] == title]
+    after = [
+        match.start()
+        for match in headings
+        if match.start() > head.start() and len(match["level"]) <= len(head["level"])
+    ]
+    return head.start(), after[0] if after else len(text)
+
+
+def blocks(page: Path, title: str | None = None) -> list[Block]:
+    """Return the code blocks of a page, or of a part of it, in order."""
     return [
         Block(comment or "", language, text)
-        for comment, language, text in _BLOCK.findall(page.read_text())
+        for comment, language, text in _BLOCK.findall(part(page, title))
     ]
 
 
-def commands(page: Path) -> Iterator[str]:
-    """Yield the page's commands that run."""
-    for block in blocks(page):
+def commands(page: Path, title: str | None = None) -> Iterator[str]:
+    """Yield the commands that run of a page, or of a part of it."""
+    for block in blocks(page, title):
         if block.is_run:
             yield from block.commands
 
@@ -127,12 +159,12 @@ def prepare(folder: Path) -> None:
     (folder / "my.txt").write_text("to be or not to be\n" * 400)
 
 
-def run_page(page: Path, folder: Path, timeout_s: float = 240) -> int:
-    """Run a page top to bottom; return how many commands ran.
+def run_page(page: Path, folder: Path, timeout_s: float = 240, title: str | None = None) -> int:
+    """Run a page, or a part of it, top to bottom; return how many commands ran.
     One that ends otherwise than the page says fails the test.
     """
     count = 0
-    for block in blocks(page):
+    for block in blocks(page, title):
         if block.file is not None:
             path = folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""All commands of docs/mpi.md run, made small, in the page's order."""
+"""All commands of docs/horovod.md on MPI run, made small, in the page's order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.helpers.pages import commands
 from tests.mpi.jobs import ROOT, run
 
-PAGE = ROOT / "docs" / "mpi.md"
+PAGE = ROOT / "docs" / "horovod.md"
 TWO_RANKS = r"^engine         horovod, 2 ranks"
 # What each command prints, in the page's order.
 PRINTED = {
@@ -29,7 +29,7 @@ SMALL_IMAGES = " data.batch_size=2 trainer.max_steps=1 trainer.limit_val_batches
 def test_the_pages_commands_run(tmp_path: Path) -> None:
     """Each of them prints what the page says."""
     (tmp_path / "hosts").write_text("localhost slots=2\n")
-    lines = list(commands(PAGE))
+    lines = list(commands(PAGE, "Horovod on MPI"))
     assert len(lines) == len(PRINTED)
     for line, (part, printed) in zip(lines, PRINTED.items(), strict=True):
         assert part in line

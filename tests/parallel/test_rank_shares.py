@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers.found import take_found
 from tests.helpers.launching import Command
+from tests.helpers.pages import part
 from tests.parallel.starts import ROOT
 
 pytestmark = pytest.mark.parallel
@@ -112,8 +113,8 @@ def test_shares_that_do_not_fit_are_refused(shares: str, message: str, command: 
 
 
 def test_the_pages_commands_run(command: Command) -> None:
-    """Those of docs/unequal_ranks.md; those with shares print them."""
-    page = (ROOT / "docs" / "unequal_ranks.md").read_text()
+    """Those of docs/communication.md; those with shares print them."""
+    page = part(ROOT / "docs" / "communication.md", "Ranks of unequal speed")
     lines = [
         line
         for block in re.findall(r"```sh\n(.*?)```", page, flags=re.DOTALL)

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.parallel,
     pytest.mark.skipif(
         importlib.util.find_spec("deepspeed") is None,
-        reason="DeepSpeed is not installed (docs/deepspeed.md)",
+        reason="DeepSpeed is not installed (docs/large_models.md)",
     ),
 ]
 

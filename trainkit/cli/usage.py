@@ -129,7 +129,7 @@ USAGES = {
     "extensions": Usage(
         "[--json]",
         "List the extensions: trainkit's own and those of installed packages, what each brings, and"
-        " how far it is proven (docs/extensions.md).",
+        " how far it is proven (docs/how_it_works.md).",
         (("--json", "flag", "off", "the same as JSON"),),
         ("", "--json"),
     ),

@@ -38,7 +38,7 @@ USAGES_OF_RUNS = {
     "status": Usage(
         "RUN_DIR [--watch] [--json]",
         "Tell what a run does now, or how it ended: state, ranks and hosts, step, rate, time left,"
-        " checkpoints, restarts, goodput, alerts (docs/status.md).",
+        " checkpoints, restarts, goodput, alerts (docs/logging.md).",
         (
             ("every_s", "float", "5", "seconds between two looks, with --watch"),
             (

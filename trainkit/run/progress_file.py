@@ -1,6 +1,6 @@
 """progress.json in a run's folder: what the fit does now, for `trainkit status`. Imports no torch.
 
-Rank 0 writes it every `EVERY_S` seconds (progress_writer.py) and at the end; docs/status.md
+Rank 0 writes it every `EVERY_S` seconds (progress_writer.py) and at the end; docs/logging.md
 describes its keys. Between two generations of an elastic job it holds how the last attempt ended.
 """
 

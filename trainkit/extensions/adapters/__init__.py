@@ -1,5 +1,5 @@
 """Adapters: a frozen model with small trained layers beside its own: callbacks=lora, export
-format=peft (docs/chat_models.md).
+format=peft (docs/language_models.md).
 
 lora.py         the callback: which layers, what a checkpoint holds, what it refuses
 targets.py      the modules that a setting names

@@ -1,5 +1,5 @@
 """Balance: faster ranks take larger microbatches,
-and the step stays the same (docs/unequal_ranks.md).
+and the step stays the same (docs/communication.md).
 """
 
 from trainkit.extension import Extension

@@ -1,5 +1,5 @@
 """A step that failed, kept and run again: callbacks=capsule, callbacks=spikes, and `replay`
-(docs/reliability.md).
+(docs/elastic.md).
 
 crash_capsule.py    keeps the last steps of a run, and writes the one that failed into a folder that `replay` takes
 spike_detection.py  finds losses and gradients that jump, without waiting for the device

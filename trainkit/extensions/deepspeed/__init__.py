@@ -1,5 +1,5 @@
 """engine=deepspeed: optimizer state, gradients and weights split over the ranks by DeepSpeed's ZeRO
-(docs/deepspeed.md).
+(docs/large_models.md).
 
 engine.py      DeepSpeedEngine: DeepSpeed's engine owns backward, sums, clipping and update
 refusals.py    what DeepSpeed cannot serve, and why

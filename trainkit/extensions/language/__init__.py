@@ -1,5 +1,5 @@
 """Texts as tokens (data tokens), continued by a model: generate (docs/language_models.md);
-conversations as packed tokens: conf=sft (docs/chat_models.md).
+conversations as packed tokens: conf=sft (docs/language_models.md).
 """
 
 from trainkit.extension import Command, Extension

@@ -1,5 +1,5 @@
 """data pack and data=webdataset: samples in tar files, read from a folder or an object store
-(docs/data_at_scale.md).
+(docs/data.md).
 
 store       files at a path or URL: read, fetched, written; errors in words
 tar         which bytes of a tar are which file of which sample

@@ -1,5 +1,5 @@
 """Recordings of steps on all ranks: callbacks=timeline, and `timeline` and `scaling`, which read
-them (docs/seeing_a_run.md).
+them (docs/logging.md).
 
 callback.py   records steps on all ranks, and makes one file of them
 traces/       what each rank writes of itself, how their clocks are aligned, and the one file that all become

@@ -65,7 +65,7 @@ def line_of(status: Status) -> str:
 
 
 def facts_of(status: Status) -> dict[str, Any]:
-    """Return all that is known, as plain values; docs/status.md describes them."""
+    """Return all that is known, as plain values; docs/logging.md describes them."""
     facts: dict[str, Any] = {
         "run_dir": str(status.folder),
         "state": status.state,

@@ -1,0 +1,60 @@
+"""Which test runs the commands of which page: of each part of it, if parts have tests of their own.
+
+The site prints it at each page's end, with the day on which the test's group ran.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDES = "e2e/test_guides.py"
+TUTORIALS = "e2e/test_tutorials.py"
+# Page: heading of a part: its test. "" is the rest of the page. Tests outside of `e2e` need a
+# cluster, other packages or more care.
+TESTS: dict[str, dict[str, str]] = {
+    "checkpoints": {"": GUIDES},
+    "communication": {
+        "": "e2e/test_communication_page.py",
+        "Ranks of unequal speed": "parallel/test_rank_shares.py",
+    },
+    "configs": {"": GUIDES},
+    "conformance": {"": "conformance/test_conformance.py"},
+    "data": {"": GUIDES, "Data at a cluster's scale": "e2e/test_data_at_scale_page.py"},
+    "elastic": {"": GUIDES, "Reliability": "architecture/test_reliability_page.py"},
+    "evaluating": {"": GUIDES},
+    "finding_settings": {"": "e2e/test_finding_page.py", "Experiments with pairs": GUIDES},
+    "horovod": {"": GUIDES, "Horovod on MPI": "mpi/test_page.py"},
+    "kubernetes": {"": "extensions/kubernetes/test_refusals.py"},
+    "language_models": {
+        "": "e2e/test_language_models.py",
+        "Chat models": "e2e/test_chat_models.py",
+    },
+    "large_models": {
+        "": "e2e/test_large_models_page.py",
+        "engine=deepspeed": "parallel/test_zero.py",
+    },
+    "launchers": {"": GUIDES, "Several hosts": "hosts/test_two_hosts.py"},
+    "logging": {"": GUIDES, "What a job does now": "e2e/test_status.py"},
+    "how_it_works": {"Extensions": "extensions/test_third_party.py"},
+    "migrate": {
+        "From Horovod or torchrun": TUTORIALS,
+        "From Accelerate or Fabric": TUTORIALS,
+        "From transformers' Trainer": TUTORIALS,
+    },
+    "optimizers": {"": GUIDES},
+    "own_script": {"": GUIDES},
+    "ray": {"": "ray/test_page.py"},
+    "slurm": {"": "slurm/test_page.py"},
+    "tutorial_cluster": {"": TUTORIALS},
+    "tutorial_killed": {"": TUTORIALS},
+    "tutorial_script": {"": TUTORIALS},
+    "tutorial_slow": {"": TUTORIALS},
+}
+
+
+def parts_of(test: str) -> list[tuple[str, str]]:
+    """Return the (page, heading) that a test runs."""
+    return [
+        (page, title) for page, parts in TESTS.items() for title in parts if parts[title] == test
+    ]
