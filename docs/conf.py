@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
+from site_files import (  # noqa: E402 - beside this file
+    what_it_was_run_on,
+    write_llms,
+    write_redirects,
+)
+
+from tests.groups.stamps import FILE as STAMPS  # noqa: E402
 from trainkit.version import __version__  # noqa: E402
 
 project = "trainkit"
@@ -28,8 +37,20 @@ source_suffix = {".md": "markdown"}
 
 html_theme = "furo"
 html_title = f"trainkit {__version__}"
+html_baseurl = os.environ.get("TRAINKIT_SITE", "")  # the site's address, with its last slash
 html_copy_source = False
 html_theme_options = {"sidebar_hide_name": False}
+templates_path = ["templates"]
+html_sidebars = {  # furo's, and the switch of versions
+    "**": [
+        "sidebar/brand.html",
+        "versions.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -75,6 +96,8 @@ def _links_of_the_site(app: object, name: str, source: list[str]) -> None:
         return f"`{match[1].strip('`')}`" if path.is_dir() else match[0]
 
     text = text.replace("<!-- commands -->", _commands())
+    text += f"\n\n{what_it_was_run_on(name)}\n"
+    app.env.note_dependency(str(STAMPS))  # type: ignore[attr-defined]
     source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)", folder, text)
 
 
@@ -134,8 +157,15 @@ def _keep_blocks(
     lines[:] = kept
 
 
+def _beside_pages(app: Any, failed: Exception | None) -> None:
+    if failed is None and app.builder.format == "html":
+        write_redirects(Path(app.outdir))
+        write_llms(app)
+
+
 def setup(app: object) -> None:
     """Connect all to Sphinx's events."""
     app.connect("autodoc-process-docstring", _keep_blocks, priority=100)  # type: ignore[attr-defined]
     app.connect("source-read", _links_of_the_site)  # type: ignore[attr-defined]
     app.connect("include-read", _included)  # type: ignore[attr-defined]
+    app.connect("build-finished", _beside_pages)  # type: ignore[attr-defined]

@@ -1,12 +1,16 @@
 """tests/stamps.json: the last complete green run of each group, and which groups are due since.
 
-A stamp is {"commit", "date", "seconds", "passed", "skipped", "started"}. A run writes it only if
+A stamp is {"commit", "date", "python", "torch", "cores", "seconds", "passed", "skipped", "started"};
+those of before 2026-11-27 lack the three of the machine. A run writes it only if
 all tests of the group passed or were skipped, one passed, and the working tree was the commit's.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
+import platform
 import subprocess
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -70,7 +74,17 @@ def stamp_of(record: dict[str, Any], commit: str) -> dict[str, Any] | None:
     return {
         "commit": commit,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **machine(),
         **figures,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return what the tests run on."""
+    return {
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "cores": len(os.sched_getaffinity(0)),
     }
 
 

@@ -22,9 +22,11 @@ TESTS: dict[str, dict[str, str]] = {
     "conformance": {"": "conformance/test_conformance.py"},
     "data": {"": GUIDES, "Data at a cluster's scale": "e2e/test_data_at_scale_page.py"},
     "elastic": {"": GUIDES, "Reliability": "architecture/test_reliability_page.py"},
+    "errors": {"": "e2e/test_errors_page.py"},
     "evaluating": {"": GUIDES},
     "finding_settings": {"": "e2e/test_finding_page.py", "Experiments with pairs": GUIDES},
     "horovod": {"": GUIDES, "Horovod on MPI": "mpi/test_page.py"},
+    "index": {"": "e2e/test_readme.py"},
     "kubernetes": {"": "extensions/kubernetes/test_refusals.py"},
     "language_models": {
         "": "e2e/test_language_models.py",
@@ -35,6 +37,7 @@ TESTS: dict[str, dict[str, str]] = {
         "engine=deepspeed": "parallel/test_zero.py",
     },
     "launchers": {"": GUIDES, "Several hosts": "hosts/test_two_hosts.py"},
+    "lightning": {"": "same_names/test_same_names.py"},
     "logging": {"": GUIDES, "What a job does now": "e2e/test_status.py"},
     "how_it_works": {"Extensions": "extensions/test_third_party.py"},
     "migrate": {

@@ -1,0 +1,81 @@
+"""The tables behind the site: addresses of pages that were, and what a page was run on."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def loaded() -> Any:
+    """Return the module that conf.py imports."""
+    spec = importlib.util.spec_from_file_location("site_files", DOCS / "site_files.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+site_files = loaded()
+PAGES = {page.stem for page in DOCS.glob("*.md")}
+
+
+def test_a_reader_sees_few_pages() -> None:
+    """At most as many as he finds his way in; a page that grows out of it replaces another."""
+    included = {"index", "errors", "figures", "contributing", "changelog"}
+    assert len(PAGES - included) <= 28, sorted(PAGES - included)
+
+
+def test_each_page_is_in_the_navigation_once() -> None:
+    """A page that no list names is seen by no reader."""
+    lists = [DOCS / "index.md", DOCS / "reference" / "index.md"]
+    trees = [
+        tree
+        for file in lists
+        for tree in re.findall(r"```\{toctree\}\n((?:.*\n)*?)```", file.read_text())
+    ]
+    named = [
+        Path(line).name for tree in trees for line in tree.splitlines() if line and ":" not in line
+    ]
+    reference = {page.stem for page in (DOCS / "reference").glob("*.md")}
+    assert sorted(named) == sorted((PAGES - {"index"}) | reference)
+
+
+def test_an_old_address_is_no_page_of_today() -> None:
+    """A redirect would be written over it."""
+    assert PAGES & set(site_files.REDIRECTS) == set()
+    targets = {new.partition(".html#")[0] for new in site_files.REDIRECTS.values()}
+    assert targets <= PAGES
+
+
+@pytest.mark.parametrize(
+    ("stamp", "said"),
+    [
+        (None, "`make mpi`, which has not passed as a whole yet"),
+        ({"date": "2026-11-26T09:02:02+00:00"}, "`make mpi`, 2026-11-26"),
+        (
+            {"date": "2026-12-01T00:00:00", "python": "3.11.7", "torch": "2.15.0", "cores": 2},
+            "`make mpi`, 2026-12-01 on Python 3.11.7, torch 2.15.0, 2 cores",
+        ),
+    ],
+)
+def test_what_a_page_was_run_on_is_its_groups_stamp(
+    stamp: dict[str, Any] | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group without a stamp is named so; the parts of a page that others test stand apart."""
+    stamps = {"pages": {"date": "2026-11-26T09:02:02+00:00"}} | ({"mpi": stamp} if stamp else {})
+    monkeypatch.setattr(site_files, "read_stamps", lambda: stamps)
+    line = site_files.what_it_was_run_on("horovod")
+    assert f"It is tested in `make pages`, 2026-11-26; *Horovod on MPI* in {said}." in line
+    assert "Not run: `python -m trainkit horovod install` (`make setup` runs the install;" in line
+
+
+def test_a_page_without_commands_has_no_such_line() -> None:
+    """There is nothing to say of it."""
+    assert site_files.what_it_was_run_on("security") == ""
