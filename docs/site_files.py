@@ -52,7 +52,8 @@ REDIRECTS = {
 _REDIRECT = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>Moved</title>
 <link rel="canonical" href="{to}"><meta http-equiv="refresh" content="0; url={to}">
-<script>location.replace("{page}" + (location.hash || "#{part}"))</script></head><body>This page is now <a href="{to}">{to}</a>.</body></html>
+<script>location.replace("{page}" + (location.hash || "#{part}"))</script>
+</head><body>This page is now <a href="{to}">{to}</a>.</body></html>
 """
 _INCLUDE = re.compile(r"^```\{include\} (\S+)\n(?:.*\n)*?```$", re.MULTILINE)
 _NAVIGATION = re.compile(r"^```\{toctree\}\n(?:.*\n)*?```$", re.MULTILINE)

@@ -121,8 +121,8 @@ def shrunk(line: str) -> str:
     words = line.replace("data.root=/data/imagenet", "data.root=images").replace(
         "max_epochs=90", "max_epochs=1"
     )
-    if not re.search(r"-m trainkit \w", words):
-        return words
+    if not re.search(r"-m trainkit \w", words) or re.search(r"\s\S+\.py(\s|$)", words):
+        return words  # what stands after a script is the script's
     if "imagefolder" in words:
         return (
             words + " data.num_classes=2 data.image_size=32 data.batch_size=2 trainer.max_steps=2"
