@@ -43,7 +43,7 @@ def test_the_pages_commands_run(number: int, command: Command, tmp_path: Path) -
     left = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path.name for path in left] == (["lr.html"] if what == "lr" else [])
     if what == "lr":
-        assert "optimizer.lr=" in left[0].read_text()
+        assert "optimizer.lr=" in left[0].read_text().replace("<wbr>", "")  # where a line may break
 
 
 @pytest.mark.parametrize(
