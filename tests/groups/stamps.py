@@ -143,10 +143,12 @@ def too_old(
     """Return why each group that has not run for MOST_COMMITS commits must run. Empty without git
     and its history.
 
-    A group without a stamp counts from the commit that named it.
+    A group without a stamp counts from the commit that named it. A merged branch counts as one
+    commit, however many it has: it is one change of what the group ran on.
     """
     if git("rev-parse", "--is-shallow-repository", root=root) != "false":
         return {}
+    count = ("rev-list", "--count", "--first-parent")
     reasons = {}
     for name in groups:
         stamp = stamps.get(name)
@@ -155,16 +157,12 @@ def too_old(
                 git("log", "--format=%H", "-S", f"[{name}]", "--", "tests/groups.toml", root=root)
                 or ""
             ).split()
-            if (
-                first
-                and int(git("rev-list", "--count", f"{first[-1]}..HEAD", root=root) or 0)
-                > MOST_COMMITS
-            ):
+            if first and int(git(*count, f"{first[-1]}..HEAD", root=root) or 0) > MOST_COMMITS:
                 reasons[name] = "has never run completely"
             continue
-        age = git("rev-list", "--count", f"{stamp['commit']}..HEAD", root=root)
+        age = git(*count, f"{stamp['commit']}..HEAD", root=root)
         if age is None:  # the commit was rewritten
-            age = git("rev-list", "--count", f"--since={stamp['date']}", "HEAD", root=root) or "0"
+            age = git(*count, f"--since={stamp['date']}", "HEAD", root=root) or "0"
         if int(age) > MOST_COMMITS:
             reasons[name] = (
                 f"has not run for {age} commits, since {stamp['commit'][:9]} of"

@@ -157,6 +157,21 @@ def test_a_group_that_has_not_run_for_150_commits_is_named(
     assert too_old(GROUPS, known, repository.folder.parent) == {}  # no repository
 
 
+def test_a_merged_branch_counts_as_one_commit(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A branch of three commits, merged, is one: the group has run two commits ago."""
+    monkeypatch.setattr(stamps, "MOST_COMMITS", 2)
+    known = {"a": {"commit": repository.first, "date": "2026-11-25T00:00:00+00:00"}}
+    repository("checkout", "-q", "-b", "branch")
+    for _ in range(3):
+        repository.commit()
+    assert "a" in too_old({"a": GROUPS["a"]}, known, repository.folder)
+    repository("checkout", "-q", "-")
+    repository("merge", "-q", "--no-ff", "-m", "merge: branch", "branch")
+    assert too_old({"a": GROUPS["a"]}, known, repository.folder) == {}
+
+
 def test_stamps_of_other_groups_stay(tmp_path: Path) -> None:
     """A run of one group renews its own."""
     write_stamps({"a": {"commit": "1"}, "b": {"commit": "1"}}, tmp_path / "stamps.json")
