@@ -32,10 +32,12 @@ def test_trainkits_column_is_as_it_was_recorded() -> None:
     [
         ("Lightning", ("resume-weights", "short-last-window", "tokens-over-accumulation")),
         ("by hand", ("schedule-and-a-skipped-update",)),
+        ("Accelerate", ("short-last-batch", "short-last-window")),
+        ("transformers", ("training-loss-of-an-epoch",)),
     ],
 )
 def test_known_failures_of_others_are_seen(trainer: str, claims: tuple[str, ...]) -> None:
-    """Cells of others that have a public thread fail, with numbers."""
+    """Cells of four others that are known to fail do, with numbers."""
     results = run(Start(trainer, "alone", claims))
     assert {name: result["status"] for name, result in results.items()} == dict.fromkeys(
         claims, "fails"
