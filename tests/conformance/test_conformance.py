@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.conformance.claims import load_claims
 from benchmarks.conformance.suite import Start, run
 
 ROOT = Path(__file__).parents[2]
+TIMED = ("import-time", "step-time")  # figures, which load on the machine moves
 
 
 def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -21,8 +23,11 @@ def conformance(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(1500)
 def test_trainkits_column_is_as_it_was_recorded() -> None:
-    """Every claim, alone, under horovodrun and under torchrun, has its recorded result."""
-    done = conformance("--trainer", "trainkit")
+    """Every claim but two times, alone, under horovodrun and under torchrun, has its recorded
+    result.
+    """
+    names = [f"--only={name}" for name in load_claims() if name not in TIMED]
+    done = conformance("--trainer", "trainkit", *names)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
