@@ -76,9 +76,9 @@ def is_here(name: str) -> bool:
 @pytest.mark.parametrize(("heading", "fewest"), TABLES.items())
 def test_the_right_column_is_trainkits(heading: str, fewest: int) -> None:
     """A name that was renamed here is renamed there."""
-    found = list(rows(heading))
-    assert len(found) >= fewest
-    assert [name for _, ours in found for name in ours if not is_here(name)] == []
+    written = list(rows(heading))
+    assert len(written) >= fewest
+    assert [name for _, ours in written for name in ours if not is_here(name)] == []
 
 
 def test_a_name_that_is_not_here_is_noticed() -> None:

@@ -44,4 +44,4 @@ def test_what_is_said_twice_is_seen() -> None:
     again = once.replace("a.md", "b.md#c").replace("\n", " ").replace(" three", "\nthree")
     code = f"```sh\n{again}\n```"
     assert said_twice({"a": once, "b": code}) == set()
-    assert [found[:2] for found in said_twice({"a": once, "b": again})] == [("a", "b")]
+    assert [pair[:2] for pair in said_twice({"a": once, "b": again})] == [("a", "b")]

@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainkit.errors import EngineError
+from trainkit.errors import ConfigError, EngineError
+from trainkit.launch.environment import Launcher
 
 _POLL_S = 0.1
 _PATIENCE_S = 5.0
@@ -229,6 +230,14 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def refuse_launcher(command: str, started: Launcher, instead: str) -> None:
+    """Refuse a command that starts its ranks itself, and runs under a launcher."""
+    if started.world_size > 1:
+        raise ConfigError(
+            f"{command} starts its ranks itself: run it without {started.name}, with {instead}."
+        )
+
+
 def failure(what: str, lines: Sequence[str], log: Path) -> str:
     """Return a short message: what failed, the first error, the remedy, the path of the log."""
     shown = first_error(lines) or [line[:_WIDEST] for line in lines if line.strip()][-_MOST_LINES:]
@@ -251,6 +260,12 @@ def first_error(lines: Sequence[str]) -> list[str]:
         if line.strip() and not _ECHO.match(line)
     ]
     return [line[:_WIDEST] for line in textwrap.dedent("\n".join(found[:_MOST_LINES])).split("\n")]
+
+
+def job_error(what: str, code: int, log: Path) -> ConfigError | EngineError:
+    """Return the error of a job that ended with `code`: a config's own, or that of its ranks."""
+    kind = ConfigError if code == ConfigError.exit_code else EngineError
+    return kind(f"{what} failed (exit code {code}):{last_lines(log)}\nIts full output: {log}")
 
 
 def last_lines(log: Path) -> str:

@@ -82,10 +82,10 @@ def test_transformers_loads_the_merged_model(folder: Path, monkeypatch: pytest.M
     """Its logits are those of peft's merge_and_unload, bit for bit."""
     monkeypatch.chdir(folder)
     export_run("last", "run", "huggingface", "merged", [])
-    found = transformers.AutoModelForCausalLM.from_pretrained("merged").eval()
-    assert {*found.state_dict()} == {*base(folder).state_dict()}
+    merged_model = transformers.AutoModelForCausalLM.from_pretrained("merged").eval()
+    assert {*merged_model.state_dict()} == {*base(folder).state_dict()}
     loaded = peft.PeftModel.from_pretrained(base(folder), folder / "run" / "pretrained")
-    assert torch.equal(logits(found), logits(loaded.merge_and_unload().eval()))
+    assert torch.equal(logits(merged_model), logits(loaded.merge_and_unload().eval()))
 
 
 def test_a_base_that_has_changed_is_refused(

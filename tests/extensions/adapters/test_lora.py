@@ -94,11 +94,11 @@ def test_it_equals_a_loop_by_hand_with_peft(settings: dict[str, Any], tmp_path: 
             sgd.zero_grad()
             functional.mse_loss(model(x.double()), y.double()).backward()
             sgd.step()
-    found, expected = all_of(task), all_of(by_hand)
-    assert found.keys() == expected.keys()
-    assert any("lora_B" in name and bool(value.any()) for name, value in found.items())
+    trained, expected = all_of(task), all_of(by_hand)
+    assert trained.keys() == expected.keys()
+    assert any("lora_B" in name and bool(value.any()) for name, value in trained.items())
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+        torch.testing.assert_close(trained[name], value, rtol=0, atol=1e-12)
 
 
 def test_a_checkpoint_holds_the_adapters_and_their_optimizers_state(tmp_path: Path) -> None:

@@ -63,5 +63,7 @@ class AdaptersAlone:
         for name in [key for key in state if key[len(prefix) :] not in self._names]:
             del state[name]
 
-    def _need_no_others(self, task: nn.Module, misfits: Any) -> None:
-        misfits.missing_keys[:] = [key for key in misfits.missing_keys if key in self._names]
+    def _need_no_others(self, task: nn.Module, incompatible: Any) -> None:
+        incompatible.missing_keys[:] = [
+            key for key in incompatible.missing_keys if key in self._names
+        ]

@@ -27,7 +27,7 @@ from trainkit.extensions.check_engine.usage import USAGE
 from trainkit.extensions.script.command_line import Script, check_script, split_script
 from trainkit.extensions.script.engine_options import EngineOptions, split_engine
 from trainkit.extensions.script.entry import look_at
-from trainkit.launch.commands import last_lines
+from trainkit.launch.commands import job_error, refuse_launcher
 from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import launcher_of, run_job, start_with
 
@@ -108,10 +108,7 @@ class Children:
         if code != 0 and self._recorded(name) == ranks:
             print(f"It failed after the last step that is compared; its output: {log}", flush=True)
         elif code != 0:
-            fault = ConfigError if code == ConfigError.exit_code else EngineError
-            raise fault(
-                f"{what} failed (exit code {code}):{last_lines(log)}\nIts full output: {log}"
-            )
+            raise job_error(what, code, log)
 
     def _recorded(self, name: str) -> int:
         return len(list((self.folder / name).glob("rank*.pt")))
@@ -129,11 +126,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     arguments, as_json = split_json(before)
     own, left = split_own(arguments, _OWN)
     try:
-        if started.world_size > 1:
-            raise ConfigError(
-                f"check-engine starts its ranks itself: run it without {started.name}, with"
-                f" ranks={started.world_size}."
-            )
+        refuse_launcher(command, started, f"ranks={started.world_size}")
         engine = None
         if script is not None:
             engine, left = split_engine(left)

@@ -23,11 +23,11 @@ from trainkit.cli.guard import fail
 from trainkit.cli.options import count, engine_of, split_own
 from trainkit.cli.usage import help_text
 from trainkit.console import plural
-from trainkit.errors import ConfigError, EngineError
+from trainkit.errors import ConfigError
 from trainkit.extensions.check_resume.usage import USAGE
 from trainkit.extensions.script.command_line import check_script, split_script
 from trainkit.extensions.script.entry import look_at
-from trainkit.launch.commands import last_lines
+from trainkit.launch.commands import job_error, refuse_launcher
 from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import launcher_of, run_job, start_with
 
@@ -110,10 +110,7 @@ class Children:
         if kind == "dies" and any('"killed"' in path.read_text() for path in notes):
             return
         if code != 0:
-            fault = ConfigError if code == ConfigError.exit_code else EngineError
-            raise fault(
-                f"{what} failed (exit code {code}):{last_lines(log)}\nIts full output: {log}"
-            )
+            raise job_error(what, code, log)
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -128,11 +125,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     words, as_json = split_json(before)
     own, left = split_own(words, _OWN)
     try:
-        if started.world_size > 1:
-            raise ConfigError(
-                f"check-resume starts its ranks itself: run it without {started.name}, with"
-                f" ranks={started.world_size}."
-            )
+        refuse_launcher(command, started, f"ranks={started.world_size}")
         if script is not None:
             needed = "" if "kill_at" in own else "kill_at"
             check_script(command, script, left, _OWN, needed)

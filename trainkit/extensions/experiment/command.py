@@ -15,6 +15,7 @@ from trainkit.cli.options import count, split_own
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.experiment.usage import USAGE
+from trainkit.launch.commands import refuse_launcher
 from trainkit.launch.environment import pretend, read_launcher
 from trainkit.launch.local import launcher_of
 
@@ -102,11 +103,7 @@ def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:
     """Run the seeds and report. torch is imported here, after all checks of the arguments."""
     asked = read_request(arguments)
     started = read_launcher()
-    if started.world_size > 1:
-        raise ConfigError(
-            f"experiment starts its ranks itself: run it without {started.name}, with"
-            f" ranks={started.world_size}."
-        )
+    refuse_launcher("experiment", started, f"ranks={started.world_size}")
     sides: Any = importlib.import_module("trainkit.extensions.experiment.sides")
     runs: Any = importlib.import_module("trainkit.extensions.experiment.seeds")
     report: Any = importlib.import_module("trainkit.extensions.experiment.report")

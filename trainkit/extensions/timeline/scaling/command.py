@@ -33,7 +33,7 @@ from trainkit.extensions.timeline.scaling.model import (
 from trainkit.extensions.timeline.scaling.page import write_scaling_page
 from trainkit.extensions.timeline.traces.merge import read_recording, recordings
 from trainkit.extensions.timeline.usage import SCALING
-from trainkit.launch.commands import first_error
+from trainkit.launch.commands import first_error, refuse_launcher
 from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import Launcher, launcher_of, run_job, start_with
 
@@ -65,10 +65,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     words, as_json = split_json(before)
     own, left = split_own(words, _OWN)
     try:
-        if started.world_size > 1:
-            raise ConfigError(
-                f"scaling starts its ranks itself: run it without {started.name}, with ranks=1,2."
-            )
+        refuse_launcher(command, started, "ranks=1,2")
         if script is not None:
             of_script, needed = (*_OWN, "run_dir"), "" if "ranks" in own else "ranks"
             check_script(command, script, split_own(left, ["run_dir"])[1], of_script, needed)
