@@ -36,8 +36,9 @@ class Audit(Callback):
     absolute value of each tensor is compared, within ten times the differences of three runs of the
     first audit (1e-6 at least).
 
-    An audit costs about a forward and a backward: 1 / `every_n_steps` of the training time, and the
-    transfer of one microbatch. With trainer.compile outputs of modules are not recorded.
+    An audit took the time of 2.6 steps for ResNet-18 on two ranks of one core each: a forward, a
+    backward, the comparison, and the transfer of one microbatch. With trainer.compile outputs of
+    modules are not recorded.
 
     `training_step` must follow from its batch, the weights, buffers, random numbers (of torch,
     numpy and Python), and attributes of modules that are numbers or texts.
