@@ -600,6 +600,24 @@ def test_who_freezes_before_its_first_beat_is_killed_too() -> None:
     assert job.alive == [A, "node1/1#2"]
 
 
+def test_ranks_that_are_all_new_have_the_limit_of_those_before() -> None:
+    """All ranks were lost, and one of the new ones waits for peers that have joined again."""
+    job = started()
+    job.beat(A, B, stall_s=5)
+    job.exit(A, B)
+    c, d = "node1/0#2", "node1/1#2"
+    job.join(c, d)
+    assert job.seats() == [c, d]
+    job.beat(c, waiting="the other ranks to connect")
+    job.join(d)
+    for _ in range(9):
+        job.wait(1)
+        job.beat(c, d, waiting="the other ranks to connect")
+    assert job.sent == {c: [signal.SIGKILL]}
+    job.exit(c)
+    assert job.seats() == [d]
+
+
 def test_a_driver_that_was_stopped_itself_blames_nobody() -> None:
     """Ctrl-Z for ten minutes, or a machine that slept."""
     job = started()

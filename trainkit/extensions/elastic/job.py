@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 
 from trainkit.console import plural
@@ -35,6 +36,9 @@ class Job:
         # exit code of rank 0 of the newest generation, once it has ended
         self.main_code: int | None = None
         self.preempted = False  # whether the last lost worker left voluntarily
+        # the limit that a worker sent last: that of a new one, which has not sent its own yet, also
+        # where all are new
+        self.stall_s = math.inf
         # the current stall, and the time at which to act on it
         self.stall: tuple[Stall, float] | None = None
         self.out: list[Decision] = []  # decisions not yet returned

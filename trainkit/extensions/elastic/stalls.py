@@ -4,7 +4,6 @@ frozen processes, hung main threads, or collectives that never match.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,42 +20,41 @@ class Stall:
     text: str
 
 
-def limit(worker: Worker, workers: Iterable[Worker]) -> float:
-    """Return a worker's `stall_s`; the others' maximum if it
-    has joined and not sent its own yet.
-    """
-    if worker.stall_s is not None:
-        return worker.stall_s
-    return max((w.stall_s for w in workers if w.stall_s is not None), default=math.inf)
+def limit(worker: Worker, of_job: float) -> float:
+    """Return a worker's `stall_s`; the job's if it has not sent its own yet."""
+    return of_job if worker.stall_s is None else worker.stall_s
 
 
-def frozen(workers: Iterable[Worker], now: float) -> list[Worker]:
+def frozen(workers: Iterable[Worker], of_job: float, now: float) -> list[Worker]:
     """Return workers whose process is alive but silent for too long."""
-    all_workers = list(workers)
     return [
         w
-        for w in all_workers
-        if w.phase in ("waiting", "running") and now - w.heard > limit(w, all_workers)
+        for w in workers
+        if w.phase in ("waiting", "running") and now - w.heard > limit(w, of_job)
     ]
 
 
-def stalled(workers: Iterable[Worker], now: float) -> Stall | None:
+def stalled(workers: Iterable[Worker], of_job: float, now: float) -> Stall | None:
     """Return the workers that hang while others have waited too long; None if there are none, or no
     worker waits.
 
     A job in which no worker waits for another, such as a single rank, has no stall.
+
+    Args:
+        workers: of the job.
+        of_job: the limit in seconds of workers that have not sent their own yet.
+        now: the time.
     """
     all_workers = list(workers)
     running = [w for w in all_workers if w.phase == "running"]
-    hang = [w for w in running if now - w.moved > limit(w, all_workers)]
+    hang = [w for w in running if now - w.moved > limit(w, of_job)]
     busy = [w for w in hang if not w.waiting]
     blocked = [w for w in hang if w.waiting]
     seatless = [
         w
         for w in all_workers
-        if w.phase == "waiting" and w.seat is not None and w.stall_s is not None
+        if w.phase == "waiting" and w.seat is not None and now - w.joined > limit(w, of_job)
     ]
-    seatless = [w for w in seatless if now - w.joined > (w.stall_s or 0.0)]
     if busy and (blocked or seatless):
         waiters = "; ".join(_waits(w, now) for w in blocked + seatless)
         who = ", ".join(

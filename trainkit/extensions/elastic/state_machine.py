@@ -111,6 +111,7 @@ class StateMachine:
         if w is not None:
             w.heard = now
             w.stall_s, w.raised = said["stall_s"], w.raised or said["raised"]
+            self.job.stall_s = self.job.stall_s if w.stall_s is None else w.stall_s
             self._reached(w)
             state = said["step"], said["progress"], said["waiting"]
             if state != (w.step, w.progress, w.waiting):
