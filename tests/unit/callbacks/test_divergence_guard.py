@@ -45,6 +45,14 @@ def test_swapped_words_show() -> None:
     assert not torch.equal(hash_of(first), hash_of(first[[1, 0, 2, 3]]))
 
 
+@pytest.mark.parametrize("count", [1, 4095, 4096, 4097, 3 * 4096 + 5])
+def test_the_second_sum_is_weighted_by_place(count: int) -> None:
+    """It is that of each word times 1, 3, 5, ..., modulo 2^64, however it is computed."""
+    values = torch.randint(-(2**62), 2**62, (count,))
+    places = torch.arange(1, 2 * count, 2)
+    assert hash_of(values).tolist() == [int(values.sum()), int((values * places).sum())]
+
+
 def test_a_view_into_a_buffer_is_hashed() -> None:
     """A tensor that starts between two words has the hash of its copy."""
     flat = torch.arange(9, dtype=torch.float32)

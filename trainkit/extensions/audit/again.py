@@ -55,12 +55,13 @@ class MicrobatchRecording:
         task: is watched from now on.
         names_modules: whether the outputs of modules are recorded. A compiled module would be
             compiled again for it.
+        with_sizes: see Fingerprints.
     """
 
-    def __init__(self, task: Task, names_modules: bool) -> None:
+    def __init__(self, task: Task, names_modules: bool, with_sizes: bool) -> None:
         self._task = task
         self._names_modules = names_modules
-        self._values = Fingerprints()
+        self._values = Fingerprints(with_sizes)
         self._inputs: dict[str, Any] = {}
         self._gradients: dict[str, Tensor] = {}
         self._handles: list[Any] = []
@@ -125,13 +126,15 @@ class MicrobatchRecording:
         return Inputs(**self._inputs, loss_gradient=self._loss_gradient.cpu()), self._values.read()
 
 
-def compute_again(trainer: RunView, task: Task, inputs: Inputs, names_modules: bool) -> list[Value]:
+def compute_again(
+    trainer: RunView, task: Task, inputs: Inputs, names_modules: bool, with_sizes: bool
+) -> list[Value]:
     """Run forward and backward of a recorded microbatch; return the fingerprints.
 
     Gradients, buffers, random numbers, logged values, and the attributes of modules that are
     numbers, texts, tensors, lists or dicts are afterwards what they were.
     """
-    values, device = Fingerprints(), trainer.engine.device
+    values, device = Fingerprints(with_sizes), trainer.engine.device
     batch = to_device(batches.unpack(inputs.batch), device)
     with _state_aside(task, inputs):
         _add_weights(values, task)

@@ -16,7 +16,9 @@ from trainkit.checkpoint.batches import tensors_in
 
 
 class Value(NamedTuple):
-    """A tensor of a microbatch: its name, a hash of its bits, and the mean of absolute values."""
+    """A tensor of a microbatch: its name, a hash of its bits, and the mean of absolute values (0 if
+    all bits are to agree: it is not looked at then).
+    """
 
     name: str
     bits: tuple[int, int]
@@ -24,18 +26,21 @@ class Value(NamedTuple):
 
 
 class Fingerprints:
-    """Collects fingerprints. They stay on the device until `read`."""
+    """Collects fingerprints. They stay on the device until `read`.
 
-    def __init__(self) -> None:
+    Args:
+        with_sizes: whether sizes are compared, not bits alone; they take most of the time.
+    """
+
+    def __init__(self, with_sizes: bool) -> None:
+        self._with_sizes = with_sizes
         self._names: list[str] = []
         self._prints: list[Tensor] = []
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Add a tensor. Does not wait for the device."""
         tensor = tensor.detach()
-        dense = tensor.to_dense() if tensor.is_sparse else tensor
-        numbers = dense.abs() if dense.is_complex() else dense
-        size = numbers.double().abs().mean().reshape(1)
+        size = _size(tensor) if self._with_sizes else torch.zeros(1, device=tensor.device).double()
         self._names.append(name)
         self._prints.append(torch.cat([hash_of(tensor), size.view(torch.int64)]))
 
@@ -58,6 +63,12 @@ class Fingerprints:
                 self.add(place, tensor)
 
         return outputs_of_modules(task, record)
+
+
+def _size(tensor: Tensor) -> Tensor:
+    dense = tensor.to_dense() if tensor.is_sparse else tensor
+    numbers = dense.abs() if dense.is_complex() else dense
+    return numbers.double().abs().mean().reshape(1)
 
 
 @contextlib.contextmanager
