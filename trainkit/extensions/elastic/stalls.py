@@ -28,9 +28,7 @@ def limit(worker: Worker, of_job: float) -> float:
 def frozen(workers: Iterable[Worker], of_job: float, now: float) -> list[Worker]:
     """Return workers whose process is alive but silent for too long."""
     return [
-        w
-        for w in workers
-        if w.phase in ("waiting", "running") and now - w.heard > limit(w, of_job)
+        w for w in workers if w.phase in ("waiting", "running") and now - w.heard > limit(w, of_job)
     ]
 
 

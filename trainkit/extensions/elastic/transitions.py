@@ -45,9 +45,7 @@ def _watch(job: Job) -> None:
     if job.stop is not None:
         return
     for w in frozen(job.workers.values(), job.stall_s, job.now):
-        job.kill(
-            w, f"sent no heartbeat for {limit(w, job.stall_s):g} s (frozen?) and was killed"
-        )
+        job.kill(w, f"sent no heartbeat for {limit(w, job.stall_s):g} s (frozen?) and was killed")
     stall = stalled(job.workers.values(), job.stall_s, job.now)
     if stall is not None and not stall.culprits and job.is_broken:
         stall = None  # they wait for a lost rank, until its connection times out
