@@ -344,29 +344,23 @@ def loss_of(outputs: Any, task: Task) -> Tensor:
     Raises:
         TaskError: there is none, it is not one number, or it has no grad.
     """
-    loss = (
-        outputs
-        if isinstance(outputs, Tensor)
-        else outputs.get("loss")
-        if isinstance(outputs, Mapping)
-        else outputs
-    )
-    name = f"{type(task).__name__}.training_step"
+    loss = outputs
+    if not isinstance(outputs, Tensor) and isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss.reshape(()) if loss.dim() else loss
+    raise TaskError(f"{type(task).__name__}.training_step returned {_not_a_loss(outputs, loss)}")
+
+
+def _not_a_loss(outputs: Any, loss: Any) -> str:
+    """Say what a step returned that is no loss, and what to return in its place."""
     if not isinstance(loss, Tensor):
         kind = "a dict without 'loss'" if isinstance(outputs, Mapping) else type(outputs).__name__
-        raise TaskError(
-            f"{name} returned {kind}; it must return the loss (a scalar tensor), or a dict with"
-            " 'loss'."
-        )
+        return f"{kind}; it must return the loss (a scalar tensor), or a dict with 'loss'."
     if loss.numel() != 1:
-        raise TaskError(
-            f"{name} returned a loss of shape {list(loss.shape)}; it must be one number. Return its"
-            " mean()."
-        )
-    if not loss.requires_grad:
-        raise TaskError(
-            f"{name} returned a loss without grad: it does not depend on trained weights, or was"
-            " made under torch.no_grad(), by .item(), .detach() or .data. Return the tensor that"
-            " the model's output leads to."
-        )
-    return loss.reshape(()) if loss.dim() else loss
+        return f"a loss of shape {list(loss.shape)}; it must be one number. Return its mean()."
+    return (
+        "a loss without grad: it does not depend on trained weights, or was made under"
+        " torch.no_grad(), by .item(), .detach() or .data. Return the tensor that the model's"
+        " output leads to."
+    )

@@ -69,12 +69,9 @@ class Frames:
 
 def connect(arguments: list[str]) -> int:
     """Run a command on a host; return its exit code, or 255."""
-    options: dict[str, str] = {}
-    while arguments[0].startswith("-"):
-        name, _, value = arguments[1].partition("=")
-        options[name if arguments[0] == "-o" else arguments[0]] = value
-        arguments = arguments[2:]
-    host, command = arguments[0], " ".join(arguments[1:])
+    options, (host, *arguments) = _split(arguments)
+    more, command = _split(arguments)  # Horovod's static launcher has some after the host
+    options |= more
     try:
         connection = socket.create_connection(
             (host, PORT), timeout=float(options.get("ConnectTimeout", "10"))
@@ -84,7 +81,7 @@ def connect(arguments: list[str]) -> int:
         return _LOST
     frames = Frames(connection)
     connection.settimeout(float(options.get("ServerAliveInterval", "15")))
-    frames.send(b"c", command.encode())
+    frames.send(b"c", " ".join(command).encode())
 
     def send_stdin() -> None:
         frames.copy(b"i", sys.stdin.buffer)
@@ -92,6 +89,16 @@ def connect(arguments: list[str]) -> int:
 
     threading.Thread(target=send_stdin, daemon=True).start()
     return _follow(frames, int(options.get("ServerAliveCountMax", "3")))
+
+
+def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options that come first, and the rest."""
+    options: dict[str, str] = {}
+    while arguments[0].startswith("-"):
+        name, _, value = arguments[1].partition("=")
+        options[name if arguments[0] == "-o" else arguments[0]] = value
+        arguments = arguments[2:]
+    return options, arguments
 
 
 def _follow(frames: Frames, most_silences: int) -> int:
