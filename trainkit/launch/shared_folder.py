@@ -11,21 +11,35 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+_PREFIX = ".shared-"
+
 
 @contextlib.contextmanager
-def token_in(folder: Path) -> Iterator[Path]:
+def token_in(folder: Path, writer: str) -> Iterator[Path]:
     """Write a file of a new name into a folder, which is made if needed; yield its path, and remove
     both at the end.
 
     A folder that holds something else by then, and one that was there before, stays.
+
+    Args:
+        folder: of a run.
+        writer: the role of the process in the run, "rank0" or "job". What killed processes of the
+            role have left there is removed first.
     """
     with made_for_now(folder):
-        path = folder / f".shared-{secrets.token_hex(4)}"
+        remove_tokens(folder, writer)
+        path = folder / f"{_PREFIX}{writer}-{secrets.token_hex(4)}"
         path.touch()
         try:
             yield path
         finally:
             path.unlink(missing_ok=True)
+
+
+def remove_tokens(folder: Path, writer: str) -> None:
+    """Remove the files that killed processes of this role have left in a folder."""
+    for path in folder.glob(f"{_PREFIX}{writer}-*"):
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

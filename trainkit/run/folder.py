@@ -19,7 +19,7 @@ from trainkit.console import info, short
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.launch.environment import job_started
-from trainkit.launch.shared_folder import host_name, not_shared, sees, token_in
+from trainkit.launch.shared_folder import host_name, not_shared, remove_tokens, sees, token_in
 from trainkit.run.state import STATE
 
 LEDGER = "goodput.json"
@@ -37,6 +37,7 @@ _OF_A_RUN = (
 )
 # without which it cannot be resumed by itself, or its status be shown
 _BESIDE = (CONFIG, ".hydra", STATE, "progress.json")
+_WRITER = "rank0"  # of the file that shows whether hosts share the folder
 
 
 def agreed_run_dir(
@@ -108,9 +109,11 @@ def check_shared(
     ranks = engine.ranks
     comm = engine.comm
     if ranks.local_size >= ranks.world_size:
+        if ranks.is_main:
+            remove_tokens(run_dir, _WRITER)  # a rank 0 that was killed among more hosts
         return
     with contextlib.ExitStack() as stack:
-        name = comm.run_on_main(lambda: stack.enter_context(token_in(run_dir)).name)
+        name = comm.run_on_main(lambda: stack.enter_context(token_in(run_dir, _WRITER)).name)
         trains = ranks.committed_step >= 0
         seen = comm.all_gather_object((host_name(), trains or sees(run_dir / name), trains))
     if not (blind := ", ".join(sorted({host for host, is_seen, _ in seen if not is_seen}))):

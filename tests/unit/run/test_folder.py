@@ -114,6 +114,17 @@ def test_a_run_that_rank_0_alone_writes_is_reported(
     assert all(("the run's files are on node0 alone" in text) is not is_error for text in found)
 
 
+@pytest.mark.parametrize("local_size", [1, 2])
+def test_what_a_killed_rank_0_has_left_is_removed(
+    monkeypatch: pytest.MonkeyPatch, places: list[Path], local_size: int
+) -> None:
+    """The next start removes its file, on one host too; the file of a job's driver stays."""
+    (places[0] / ".shared-rank0-1234abcd").touch()
+    (places[0] / ".shared-job-1234abcd").touch()
+    assert checked(monkeypatch, places[:2], local_size=local_size) == ["", ""]
+    assert [path.name for path in places[0].iterdir()] == [".shared-job-1234abcd"]
+
+
 def test_one_host_sends_no_message(monkeypatch: pytest.MonkeyPatch, places: list[Path]) -> None:
     """All ranks are local: nothing is looked for."""
     assert checked(monkeypatch, [*places[:2], places[2]], local_size=3) == ["", "", ""]

@@ -77,7 +77,9 @@ def run_job(
     output = output or WorkerOutput(None, False)
     at = None if options.runtime_env and "working_dir" in options.runtime_env else folder
     with contextlib.ExitStack() as stack:
-        token = None if run_dir is None else str(stack.enter_context(token_in(Path(run_dir))))
+        token = None
+        if run_dir is not None:
+            token = str(stack.enter_context(token_in(Path(run_dir), "job")))
         slots = stack.enter_context(contextlib.closing(Slots(options)))
         hosts = _first_hosts(slots, output)
         backend = RayBackend(slots, Work(command, environ, at, token, run_dir or "", call))
