@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 from site_files import (  # noqa: E402 - beside this file
+    classes_of,
     what_it_was_run_on,
     write_llms,
     write_redirects,
@@ -96,6 +97,7 @@ def _links_of_the_site(app: object, name: str, source: list[str]) -> None:
         return f"`{match[1].strip('`')}`" if path.is_dir() else match[0]
 
     text = text.replace("<!-- commands -->", _commands())
+    text = re.sub("<!-- classes of (.*) -->", lambda match: classes_of(match[1]), text)
     text += f"\n\n{what_it_was_run_on(name)}\n"
     app.env.note_dependency(str(STAMPS))  # type: ignore[attr-defined]
     source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)\)", folder, text)

@@ -1,6 +1,7 @@
 """What the site has beside its pages, made at each build: `conf.py` connects it to Sphinx.
 
 what_it_was_run_on   the last line of a page: who runs its commands, and when that last passed
+classes_of           the reference of a module's public classes, those of extensions included
 write_redirects      a page at each address that was one before, which leads to the new one
 write_llms           llms.txt, each page in a line, and llms-full.txt, their text
 """
@@ -8,6 +9,8 @@ write_llms           llms.txt, each page in a line, and llms-full.txt, their tex
 from __future__ import annotations
 
 import html
+import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from tests.groups.stamps import read_stamps
 from tests.groups.table import all_groups, group_of
 from tests.helpers.page_tests import TESTS
 from tests.helpers.pages import blocks
+from trainkit import extension
 from trainkit.version import __version__
 
 DOCS = Path(__file__).parent
@@ -98,6 +102,35 @@ def _passed(test: str) -> str:
     if "torch" not in stamp:
         return day
     return f"{day} on Python {stamp['python']}, torch {stamp['torch']}, {stamp['cores']} cores"
+
+
+def classes_of(module: str) -> str:
+    """Return the reference of a module's public classes: each class, with the file that configures
+    it if there is one.
+    """
+    return "\n\n".join(_reference(module, name) for name in class_names(module))
+
+
+def class_names(module: str) -> list[str]:
+    """Return the names of a module's public classes, those that extensions bring included."""
+    there = importlib.import_module(module)
+    own = [
+        name
+        for name, value in vars(there).items()
+        if inspect.isclass(value) and value.__module__.startswith("trainkit.")
+    ]
+    return sorted({*own, *extension.public_names(module)})
+
+
+def _reference(module: str, name: str) -> str:
+    """Return the reference of a class."""
+    shown = f"```{{eval-rst}}\n.. autoclass:: {module}.{name}\n   :no-members:\n```"
+    target = re.compile(rf"_target_: {re.escape(module)}\.{name}$", re.MULTILINE)
+    for file in sorted((DOCS.parent / "conf").glob("*/*.yaml")):
+        text = file.read_text()
+        if target.search(text):
+            shown += f"\n\n`{file.parent.name}={file.stem}` is\n\n```yaml\n{text}```"
+    return shown
 
 
 def write_redirects(folder: Path) -> None:

@@ -32,6 +32,17 @@ def test_a_reader_sees_few_pages() -> None:
     assert len(PAGES - included) <= 28, sorted(PAGES - included)
 
 
+def test_the_reference_has_each_public_callback_with_its_config() -> None:
+    """Those of the core, those of extensions and those that a config calls otherwise alike."""
+    text = site_files.classes_of("trainkit.callbacks")
+    for file in (ROOT / "conf" / "callbacks").glob("*.yaml"):
+        for name in re.findall(r"_target_: trainkit\.callbacks\.(\w+)", file.read_text()):
+            assert f".. autoclass:: trainkit.callbacks.{name}\n" in text, name
+            assert f"`callbacks={file.stem}` is" in text
+    assert ".. autoclass:: trainkit.callbacks.LambdaCallback\n" in text  # no config has it
+    assert "Any" not in site_files.class_names("trainkit.callbacks")
+
+
 def test_each_page_is_in_the_navigation_once() -> None:
     """A page that no list names is seen by no reader."""
     lists = [DOCS / "index.md", DOCS / "reference" / "index.md"]
