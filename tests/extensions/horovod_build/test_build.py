@@ -55,6 +55,7 @@ def _wheel(folder: Path) -> Path:
     wheel = folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("horovod/__init__.py", "x = 1\n" * 1000)
+        archive.writestr("horovod-0.28.1.dist-info/RECORD", "horovod/__init__.py,,\n")
     return wheel
 
 
@@ -285,6 +286,8 @@ def test_build_reports_rising_percents_and_caches_the_wheel(
     assert wheel.parent == tmp_path / "wheels" / wheel_key(MACHINE, CPU, {})
     assert {"--no-build-isolation", "--no-deps", "--no-cache-dir"} <= set(commands[0])
     assert Path(commands[0][-3]).name == "edited-horovod-0.28.1.tar.gz"
+    with zipfile.ZipFile(wheel) as archive:
+        assert "horovod-0.28.1.dist-info/sboms/horovod.cdx.json" in archive.namelist()
 
 
 def _hostile_sdist(folder: Path) -> tuple[Path, Path]:

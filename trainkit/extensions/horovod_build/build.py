@@ -2,7 +2,8 @@
 
     wheel_key             identifies builds that are interchangeable
     cached_wheel, store   <cache>/wheels/<key>/: written atomically, read only if undamaged
-    build_wheel           the release with trainkit's edits, pip wheel in build_environment(), then store
+    build_wheel           the release with trainkit's edits, pip wheel in build_environment(), the
+                          bill of materials, then store
 
 The edits do not cover the needs of the build itself: horovod.cmake, which CMake reads through
 CMAKE_TOOLCHAIN_FILE, raises the C++ standard.
@@ -22,6 +23,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from trainkit.extensions.horovod_build import sbom
 from trainkit.extensions.horovod_build.patches import edited_source
 from trainkit.extensions.horovod_build.pip import fetch_source, pip
 from trainkit.extensions.horovod_build.probe import Machine, Plan, search_path
@@ -229,7 +231,6 @@ def build_wheel(
         command = pip("wheel", *options, "--wheel-dir", str(folder / "wheels"), str(source))
         env = build_environment(machine, plan, folder, environ)
         run(command, what=f"Building Horovod {version}", log=log, env=env, on_line=follow)
-        return store(
-            next((folder / "wheels").glob("horovod-*.whl")),
-            cache / "wheels" / wheel_key(machine, plan, environ),
-        )
+        wheel = next((folder / "wheels").glob("horovod-*.whl"))
+        sbom.add(sbom.describe(machine, plan, version), wheel)
+        return store(wheel, cache / "wheels" / wheel_key(machine, plan, environ))
