@@ -21,14 +21,15 @@ def records(folder: Path) -> list[Any]:
     W&B's own process writes the file, and may do so only after `finish` has returned: this waits
     for the run's last record.
     """
-    (path,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
     deadline = time.monotonic() + _WRITTEN_WITHIN_S
     while True:
-        found = _parse(path.read_bytes())
+        files = [*(folder / "wandb").glob("offline-run-*/run-*.wandb")]
+        assert len(files) <= 1, files
+        found = [record for path in files for record in _parse(path.read_bytes())]
         if any(record.WhichOneof("record_type") == "exit" for record in found):
             return found
         assert time.monotonic() < deadline, (
-            f"the run has not ended; {path} holds {len(found)} records"
+            f"the run has not ended; {files} hold {len(found)} records"
         )
         time.sleep(0.01)
 

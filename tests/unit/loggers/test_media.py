@@ -17,6 +17,7 @@ from PIL import Image
 
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet
+from tests.helpers.wandb_file import records
 from trainkit.api.callback import Callback
 from trainkit.errors import TaskError
 from trainkit.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
@@ -79,6 +80,7 @@ def test_mlflow_and_wandb_store_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
     stored = {path.name for path in (tmp_path / "m" / "mlruns").rglob("*-step=2.*")}
     assert stored == {f"{name}-step=2.{end}" for name, end in MEDIA.items()}
     fit(tmp_path / "w", WandbLogger())
+    records(tmp_path / "w")  # waits until W&B's own process has written all
     names = {
         path.name.split("_")[0] for path in (tmp_path / "w").rglob("media/**/*") if path.is_file()
     }
