@@ -652,6 +652,18 @@ def test_who_holds_up_the_others_writes_its_stacks_and_is_killed() -> None:
     )
 
 
+def test_it_is_killed_after_all_stacks_are_written() -> None:
+    """A worker's next heartbeat says so; one that sends none meanwhile is waited for."""
+    job = started()
+    hang(job, 7, A="grads", B="")
+    for _ in range(4):  # A writes its stacks for so long
+        job.wait(1)
+        job.beat(B, stall_s=5)
+        assert job.sent == {}
+    job.beat(A, waiting="grads", stall_s=5)
+    assert job.sent == {B: [signal.SIGKILL]}
+
+
 def test_ranks_that_wait_for_a_lost_one_are_no_deadlock() -> None:
     """The process of a frozen rank on a host that is cut off does not end;
     the others wait for their connections.

@@ -47,7 +47,7 @@ class Rules:
     # time that replacements wait for each other if all workers were lost, so that none has state to
     # resume from
     fresh_s: float = 10.0
-    dump_s: float = 2.0  # time between the request for stacks and the action on a stall
+    dump_s: float = 10.0  # so long an action on a stall waits at most for all stacks
     crashes: int = 5  # maximum number of crashes of a slot while the job's step does not advance
     # maximum number of generations that end by a crash; None: no limit
     max_failures: int | None = None

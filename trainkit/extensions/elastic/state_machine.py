@@ -110,6 +110,8 @@ class StateMachine:
         w = self.job.workers.get(name)
         if w is not None:
             w.heard = now
+            if w.dump == "requested":
+                w.dump = ""
             w.stall_s, w.raised = said["stall_s"], w.raised or said["raised"]
             self.job.stall_s = self.job.stall_s if w.stall_s is None else w.stall_s
             self._reached(w)
@@ -221,12 +223,15 @@ class StateMachine:
         return None
 
     def reply(self, name: str) -> dict[str, Any]:
-        """Return the answer to a worker's heartbeat; stacks are requested only once."""
+        """Return the answer to a worker's heartbeat; stacks are requested only once.
+
+        A worker writes them before its next heartbeat.
+        """
         w = self.job.workers.get(name)
         why = "the driver saw this worker end" if w is None else self._wanted(w)
-        dump = w is not None and w.dump
-        if w is not None:
-            w.dump = False
+        dump = w is not None and w.dump == "wanted"
+        if w is not None and dump:
+            w.dump = "requested"
         return {
             "wanted": self.job.generation + 1 if why else self.job.generation,
             "dump": dump,

@@ -55,8 +55,8 @@ def _watch(job: Job) -> None:
         job.stall = stall, job.now + job.rules.dump_s
         job.say(f"{stall.text}; all ranks write their stacks now")
         for w in job.alive("waiting", "running"):
-            w.dump = True
-    elif job.now >= job.stall[1]:
+            w.dump = "wanted"
+    elif job.now >= job.stall[1] or not any(w.dump for w in job.alive("waiting", "running")):
         job.stall = None
         if not stall.culprits:
             job.end(1, f"all ranks wait for each other: {stall.text}")

@@ -37,7 +37,9 @@ class Worker:
     # the step from which its generation resumed; beyond it, the worker has made progress
     entered: int = 0
     raised: bool = False  # whether it has reported an exception of the code that it runs
-    dump: bool = False  # whether its stacks are still to be requested
+    # its stacks: wanted, then requested; "" again when a heartbeat after the request says that they
+    # are written
+    dump: Literal["", "wanted", "requested"] = ""
     term_at: float | None = None  # time at which it gets SIGTERM
     kill_at: float | None = None  # time at which it gets SIGKILL
 

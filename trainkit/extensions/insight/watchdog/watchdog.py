@@ -21,6 +21,7 @@ from trainkit.safety.threads import printed, start_thread
 
 _ROUNDS = 8  # notes per timeout
 _LONGEST_S = 10.0  # maximum time between two notes
+_WRITTEN = "\nThese are all threads.\n"  # the last line of stacks
 
 
 @checked
@@ -145,6 +146,14 @@ class _Watch:
             )
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)
+            file.write(_WRITTEN)
+
+    def _are_written(self, note: Note) -> bool:
+        """Return whether a rank's stacks are there to their end."""
+        try:
+            return self._stacks(note.rank, note.pid).read_text().endswith(_WRITTEN)
+        except OSError:
+            return False
 
     def _stacks(self, rank: int, pid: int) -> Path:
         return self._folder / f"stacks-rank{rank}-{pid}.txt"
@@ -156,8 +165,6 @@ class _Watch:
             text = f"Error: {stall}\nThe stacks of all ranks: {self._folder}/stacks-*.txt"
             print(text, file=sys.stderr, flush=True)
         deadline = time.monotonic() + self._timeout_s
-        while time.monotonic() < deadline and not all(
-            self._stacks(n.rank, n.pid).exists() for n in speaking
-        ):
+        while time.monotonic() < deadline and not all(map(self._are_written, speaking)):
             time.sleep(0.05)  # the launcher ends all ranks when the first one exits
         os._exit(1)  # the main thread cannot be reached
