@@ -339,7 +339,7 @@ def test_a_stalled_worker_is_replaced(run: Run, undisturbed: Ended, tmp_path: Pa
     }
     assert len(stacks) == 2
     assert any(
-        name.startswith("stacks-rank1-") and "fault_injection.py" in text
+        name.startswith("stacks-rank1-") and "faults/callback.py" in text
         for name, text in stacks.items()
     )
 
