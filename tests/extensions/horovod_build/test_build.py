@@ -212,6 +212,21 @@ def test_cpu_build_knows_of_no_cuda_toolkit(tmp_path: Path):
 
 
 @pytest.mark.skipif(
+    shutil.which("c++", path=search_path(os.environ)) is None, reason="c++ is not installed"
+)
+def test_names_that_compilers_no_longer_include_are_there(tmp_path: Path):
+    """Gloo and Horovod use them without their headers, which GCC 13 and GCC 16 stopped including
+    with others; the user's own flags stay.
+    """
+    source = tmp_path / "uses.cc"
+    source.write_text('std::uint8_t a = A; std::string b; std::runtime_error c("");')
+    env = build_environment(MACHINE, CPU, tmp_path, {"CXXFLAGS": "-DA=3", **os.environ})
+    subprocess.run(
+        ["c++", "-fsyntax-only", *env["CXXFLAGS"].split(), str(source)], env=env, check=True
+    )
+
+
+@pytest.mark.skipif(
     shutil.which("cmake", path=search_path(os.environ)) is None, reason="CMake is not installed"
 )
 def test_toolchain_raises_the_standard_of_horovod_alone(tmp_path: Path):

@@ -31,6 +31,9 @@ from trainkit.extensions.horovod_build.versions import build_version
 from trainkit.launch.commands import run
 
 _TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
+# Newer versions of GCC no longer include these implicitly: the last two since 13, the first since
+# 16. For older ones nothing changes.
+_HEADERS = "-include cstdint -include stdexcept -include string"
 _PERCENT = re.compile(r"^\s*\[\s*(\d+)%\]")
 _KEPT = ("HOROVOD_BUILD_ARCH_FLAGS", "HOROVOD_BUILD_CUDA_CC_LIST")
 # the first two name a toolkit, the last one turns oneCCL on
@@ -150,9 +153,7 @@ def build_environment(
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # Gloo declares CMake 2.8, which CMake 4 rejects
         "CMAKE_GENERATOR": "Unix Makefiles",  # setup.py passes arguments of make
         "MAKEFLAGS": f"-j{plan.jobs}",
-        # GCC 13 and later no longer include these two implicitly; for older versions nothing
-        # changes.
-        "CXXFLAGS": f"{environ.get('CXXFLAGS', '')} -include stdexcept -include string".strip(),
+        "CXXFLAGS": f"{environ.get('CXXFLAGS', '')} {_HEADERS}".strip(),
         "HOROVOD_WITH_PYTORCH": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITHOUT_TENSORFLOW": "1",
