@@ -7,7 +7,7 @@ type and its config. The fit's end leaves such a folder too: <run_dir>/pretraine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from trainkit.api.view import with_role
 from trainkit.arguments import ExistingFolder, PositiveInt
 from trainkit.console import short
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extensions.language.sampling import answer, load_tokenizer
 from trainkit.optim import decay_groups
 
 try:
@@ -285,6 +286,30 @@ class HFCausalLM(TransformersTask):
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self.log("test/loss", self._loss(batch), batch_size=int(self.batch_weight(batch)))
+
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 256,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        tokenizer: str | None = None,
+    ) -> Iterator[str]:
+        """Yield the text that continues a prompt, as it is sampled; see language.sampling.answer.
+        `tokenizer` is a folder of save_pretrained.
+        """
+        yield from answer(
+            self.model,
+            load_tokenizer(tokenizer),
+            prompt,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+        )
 
     def _loss(self, batch: Batch) -> Tensor:
         logits_BTV = self(batch["input_ids"], batch["attention_mask"]).float()

@@ -7,7 +7,7 @@ documents share rows or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from torch.nn import functional
 from recipes.hf import TransformersTask, load_model, transformers
 from trainkit.errors import ConfigError, TaskError, did_you_mean
 from trainkit.extensions.language.packing import IGNORED
+from trainkit.extensions.language.sampling import Messages, answer, load_tokenizer
 
 Batch = Mapping[str, Tensor]
 # of the byte tokenizer's 259 tokens
@@ -157,6 +158,44 @@ class ChatModel(TransformersTask):
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the likeliest next token at each place, [B, T]."""
         return self._logits(batch).argmax(-1)
+
+    def generate(
+        self,
+        prompt: str | Messages,
+        max_new_tokens: int = 256,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        tokenizer: str | None = None,
+        system: str | None = None,
+    ) -> Iterator[str]:
+        """Yield the answer to a user's message, or to messages, as it is sampled; see
+        language.sampling.answer.
+
+        Args:
+            prompt: what the user says; or messages of role and content.
+            max_new_tokens: as there, like the next four.
+            temperature: 0 takes the likeliest token each time.
+            top_k: draw among so many tokens.
+            top_p: draw among the fewest tokens of this probability together.
+            seed: of the draws.
+            tokenizer: a folder of save_pretrained.
+            system: a message of the system before the user's.
+        """
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if system is not None:
+            messages = [{"role": "system", "content": system}, *messages]
+        yield from answer(
+            self.model,
+            load_tokenizer(tokenizer),
+            messages,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+        )
 
     def _evaluate(self, batch: Batch, stage: str) -> None:
         count = int(self.batch_weight(batch))

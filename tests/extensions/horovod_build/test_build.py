@@ -219,7 +219,7 @@ def test_names_that_compilers_no_longer_include_are_there(tmp_path: Path):
     with others; the user's own flags stay.
     """
     source = tmp_path / "uses.cc"
-    source.write_text('std::uint8_t a = A; std::string b; std::runtime_error c("");')
+    source.write_text('uint8_t a = A; std::string b; std::runtime_error c("");')
     env = build_environment(MACHINE, CPU, tmp_path, {"CXXFLAGS": "-DA=3", **os.environ})
     subprocess.run(
         ["c++", "-fsyntax-only", *env["CXXFLAGS"].split(), str(source)], env=env, check=True

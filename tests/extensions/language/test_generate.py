@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,7 @@ def test_a_runs_model_continues_a_text(run: Path, capsys: pytest.CaptureFixture[
             ["RUN", "prompt=x", "tokenizer=absent.json"],
             "tokenizer is 'absent.json', and there is no such file",
         ),
+        (["RUN", "prompt=x", "top_p=0"], "top_p is '0'; it must be above 0, and 1 or less"),
         (["RUN", "prompt=x", "topk=3"], "Did you mean 'top_k'?"),
         (["RUN", "prompt=x", "max_new_tokens=0"], "max_new_tokens is '0'"),
     ],
@@ -114,19 +116,43 @@ class Older:
         return []
 
 
+def optional(task: Any, run_dir: Path, **given: Any) -> dict[str, Any]:
+    """Return the arguments beside the prompt that a Task's generate() gets."""
+    request = {"tokenizer": None, "system": None, "top_p": None} | given
+    return generate._optional(task.generate, request, str(run_dir))
+
+
 def test_a_tokenizer_goes_to_a_task_that_takes_one(tmp_path: Path) -> None:
-    """The run's own copy by default;
+    """The run's own copy by default, or the one beside the model that it left;
     a Task without the argument gets none, and one that was given is refused.
     """
-    given = tmp_path / "given.json"
-    assert generate._tokenizer(LanguageModel.generate, None, str(tmp_path)) == {"tokenizer": None}
+    assert optional(LanguageModel, tmp_path) == {"tokenizer": None}
+    left = tmp_path / "pretrained"
+    left.mkdir()
+    (left / "tokenizer_config.json").touch()
+    assert optional(LanguageModel, tmp_path) == {"tokenizer": str(left)}
     (tmp_path / "tokenizer.json").touch()
-    assert generate._tokenizer(LanguageModel.generate, None, str(tmp_path)) == {
-        "tokenizer": str(tmp_path / "tokenizer.json")
-    }
-    assert generate._tokenizer(LanguageModel.generate, str(given), str(tmp_path)) == {
-        "tokenizer": str(given)
-    }
-    assert generate._tokenizer(Older().generate, None, str(tmp_path)) == {}
-    with pytest.raises(TaskError, match="but this Task's generate\\(\\) takes none"):
-        generate._tokenizer(Older().generate, str(given), str(tmp_path))
+    assert optional(LanguageModel, tmp_path) == {"tokenizer": str(tmp_path / "tokenizer.json")}
+    assert optional(LanguageModel, tmp_path, tokenizer="mine") == {"tokenizer": "mine"}
+    assert optional(Older(), tmp_path) == {}
+
+
+@pytest.mark.parametrize("given", [{"tokenizer": "mine"}, {"system": "Be brief."}, {"top_p": 0.5}])
+def test_what_a_task_does_not_take_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    """A setting without effect is an error."""
+    (name,) = given
+    with pytest.raises(TaskError, match=f"{name} is .* but this Task's generate\\(\\) takes none"):
+        optional(Older(), tmp_path, **given)
+
+
+def test_a_chat_model_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the tokenizer and the template of the model that the fit has left."""
+    pytest.importorskip("transformers")
+    run = str(tmp_path / "chat")
+    small = ["conf=sft", f"run_dir={run}", "trainer.max_steps=1", "logger=none"]
+    assert fit("fit", small) == 0
+    capsys.readouterr()
+    asked = [run, "prompt=1 + 1 = ?", "max_new_tokens=4", "top_p=0.9", "system=Be brief."]
+    assert generate.main("generate", asked) == 0
+    out = capsys.readouterr().out
+    assert "\n\n1 + 1 = ?" in out and "tokens/s" in out

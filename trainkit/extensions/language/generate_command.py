@@ -1,4 +1,6 @@
-"""generate: continues a text with the model of a run, from its own config and best checkpoint."""
+"""generate: continues a text, or answers a message, with the model of a run, from its own config
+and best checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.language.usage import GENERATE
 
 _KEYS = GENERATE.keys()
+_OPTIONAL = ("tokenizer", "system", "top_p")  # a Task's generate() may lack them
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -39,7 +42,7 @@ def _work(arguments: Sequence[str]) -> None:
             " generate(prompt, max_new_tokens, temperature, top_k, seed) that yields text, as"
             " recipes.language_model.LanguageModel has."
         )
-    request |= _tokenizer(generate, request.pop("tokenizer"), run_dir)
+    request |= _optional(generate, request, run_dir)
     torch: Any = importlib.import_module("torch")
     task.to("cuda" if torch.cuda.is_available() else "cpu")
     print(f"{line}\n\n{request['prompt']}", end="", flush=True)
@@ -52,18 +55,30 @@ def _work(arguments: Sequence[str]) -> None:
     print(f"\n\n{plural(count_made, 'token')}, {rate:,.0f} tokens/s", flush=True)
 
 
-def _tokenizer(generate: Any, given: str | None, run_dir: str) -> dict[str, str | None]:
-    """Return the argument `tokenizer`, if it takes one:
-    the file that was given, or the run's copy of its data's.
+def _optional(generate: Any, request: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    """Return the arguments that a generate() may lack, taken out of the request.
+
+    Raises:
+        TaskError: one is given that it lacks.
     """
-    if "tokenizer" in inspect.signature(generate).parameters:
-        kept = Path(run_dir) / "tokenizer.json"
-        return {"tokenizer": given or (str(kept) if kept.is_file() else None)}
-    if given is not None:
-        raise TaskError(
-            f"tokenizer is '{given}', but this Task's generate() takes none. Leave it out."
-        )
-    return {}
+    taken = inspect.signature(generate).parameters
+    given = {name: request.pop(name) for name in _OPTIONAL}
+    for name, value in given.items():
+        if value is not None and name not in taken:
+            raise TaskError(
+                f"{name} is '{value}', but this Task's generate() takes none. Leave it out."
+            )
+    given["tokenizer"] = given["tokenizer"] or _own_tokenizer(Path(run_dir))
+    return {name: value for name, value in given.items() if name in taken}
+
+
+def _own_tokenizer(run_dir: Path) -> str | None:
+    """Return the run's copy of its data's tokenizer, or the one of the model that it has left."""
+    if (run_dir / "tokenizer.json").is_file():
+        return str(run_dir / "tokenizer.json")
+    if (run_dir / "pretrained" / "tokenizer_config.json").is_file():
+        return str(run_dir / "pretrained")
+    return None
 
 
 def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -86,21 +101,23 @@ def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
         (name for name in ("best", "last") if (Path(run_dir) / "checkpoints" / name).exists()),
         "best",
     )
-    try:
-        temperature = float(given.get("temperature", "0.8"))
-    except ValueError:
-        temperature = -1.0
+    temperature = _number(given.get("temperature", "0.8"))
     if not 0 <= temperature < float("inf"):
         raise ConfigError(
             f"temperature is '{given['temperature']}'; it must be a number, 0 or more."
         )
-    if "tokenizer" in given and not Path(given["tokenizer"]).is_file():
+    top_p = _number(given["top_p"]) if "top_p" in given else None
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigError(f"top_p is '{given['top_p']}'; it must be above 0, and 1 or less.")
+    if "tokenizer" in given and not Path(given["tokenizer"]).exists():
         raise ConfigError(
             f"tokenizer is '{given['tokenizer']}', and there is no such file. Give a"
-            " tokenizer.json."
+            " tokenizer.json; for a model of transformers, the folder of its tokenizer."
         )
     return run_dir, {
         "tokenizer": given.get("tokenizer"),
+        "system": given.get("system"),
+        "top_p": top_p,
         "prompt": given["prompt"],
         "max_new_tokens": count("max_new_tokens", given.get("max_new_tokens", "256")),
         "temperature": temperature,
@@ -109,3 +126,10 @@ def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
         "ckpt_path": given.get("ckpt_path", best),
         "trust": module_names(given.get("trust", "")),
     }
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0

@@ -23,9 +23,10 @@ TOKENS = Usage(
 
 GENERATE = Usage(
     "RUN_DIR prompt=TEXT [key=value ...]",
-    "Continue a text with the model of a run.",
+    "Continue a text with the model of a run; a chat model answers it.",
     (
-        ("prompt", "TEXT", "", "the text to continue"),
+        ("prompt", "TEXT", "", "the text to continue, or the message to answer"),
+        ("system", "TEXT", "", "a message of the system before it, for a chat model"),
         ("max_new_tokens", "int", "256", "tokens to sample"),
         (
             "temperature",
@@ -34,14 +35,27 @@ GENERATE = Usage(
             "divides the logits: below 1 likelier text, 0 the likeliest token each time",
         ),
         ("top_k", "int", "all", "sample among this many likeliest tokens"),
+        (
+            "top_p",
+            "float",
+            "all",
+            "sample among the fewest tokens of this probability together, for models of"
+            " transformers",
+        ),
         ("seed", "int", "0", "of the draws"),
-        ("tokenizer", "FILE", "tokenizer.json of the run, or bytes", "a tokenizer.json"),
+        (
+            "tokenizer",
+            "FILE",
+            "the run's, or bytes",
+            "a tokenizer.json; for a model of transformers, a folder",
+        ),
         ("ckpt_path", CKPT, "best, or last if there is none", "the checkpoint"),
         TRUST,
     ),
     (
         'runs/text prompt="Once upon a time"',
         "runs/text prompt=Once max_new_tokens=100 temperature=0",
+        'runs/chat prompt="1 + 1 = ?" temperature=0',
     ),
     takes_run=True,
 )
