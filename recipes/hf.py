@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import trainkit
+from recipes.hf_data import Bytes
 from recipes.schedule import with_schedule
 from trainkit.api.view import with_role
 from trainkit.arguments import ExistingFolder, PositiveInt
@@ -298,11 +299,12 @@ class HFCausalLM(TransformersTask):
         tokenizer: str | None = None,
     ) -> Iterator[str]:
         """Yield the text that continues a prompt, as it is sampled; see language.sampling.answer.
-        `tokenizer` is a folder of save_pretrained.
+        `tokenizer` is a folder of save_pretrained; None for bytes.
         """
+        is_of_bytes = tokenizer is None and self.model.config.vocab_size == Bytes.vocab_size
         yield from answer(
             self.model,
-            load_tokenizer(tokenizer),
+            Bytes() if is_of_bytes else load_tokenizer(tokenizer),
             prompt,
             max_new_tokens=max_new_tokens,
             temperature=temperature,

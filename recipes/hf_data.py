@@ -46,6 +46,21 @@ def sentences() -> list[Row]:
     return rows
 
 
+class Bytes:
+    """A tokenizer of bytes, called as transformers' are."""
+
+    eos_token_id = _PAD
+    vocab_size = _BEGIN + 1
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        """Return a text's token numbers."""
+        return {"input_ids": [_BEGIN, *text.encode()]}
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        """Return the text of token numbers."""
+        return bytes(number for number in ids if number < _PAD).decode(errors="replace")
+
+
 class Texts(trainkit.DataModule):
     """Texts with labels, for a classifier; or without (`num_classes=null`), for a language model.
 
@@ -85,7 +100,7 @@ class Texts(trainkit.DataModule):
     @property
     def vocab_size(self) -> int:
         """Return the number of different tokens."""
-        return _BEGIN + 1 if self.tokenizer is None else len(self.tokenizer)
+        return Bytes.vocab_size if self.tokenizer is None else len(self.tokenizer)
 
     def setup(self, stage: str) -> None:
         labelled = self.num_classes is not None
@@ -107,7 +122,7 @@ class Texts(trainkit.DataModule):
         if self.tokenizer is not None:
             ids = self.tokenizer(text, truncation=True, max_length=self.max_length)["input_ids"]
             return torch.tensor(ids, dtype=torch.int64)
-        return torch.tensor([_BEGIN, *text.encode()][: self.max_length])
+        return torch.tensor(Bytes()(text)["input_ids"][: self.max_length])
 
     def collate(self, samples: list[tuple[Tensor, int | None]]) -> dict[str, Tensor]:
         """Return a batch padded to its longest text: input_ids and attention_mask [B, T];

@@ -195,6 +195,19 @@ def test_validation_weighs_tokens(tmp_path: Path) -> None:
     assert found == pytest.approx([found[0]] * 3, rel=1e-5)
 
 
+def test_a_model_of_bytes_continues_a_text() -> None:
+    """Without a tokenizer, as its data were read; a model of other tokens asks for its own."""
+    task = lm().eval()
+    pieces = [*task.generate("The film was", max_new_tokens=5, temperature=0)]
+    ids = torch.tensor([texts().tokens("The film was").tolist()])
+    theirs = task.model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=256)
+    made = bytes(theirs[0, ids.shape[1] :].clamp(max=255).tolist()).decode(errors="replace")
+    assert len(pieces) <= 5 and made.startswith("".join(pieces))
+    with pytest.raises(ConfigError, match="There is no tokenizer"):
+        other = HFCausalLM(SGD, model_type="gpt2", config=GPT2 | {"vocab_size": 400})
+        next(other.generate("x"))
+
+
 def test_a_batch_is_as_long_as_its_longest_text() -> None:
     """Padding is masked in attention and labels, and no batch is padded to max_length."""
     data = texts(max_length=6)

@@ -70,16 +70,16 @@ def answer(
     )
     made: list[int] = []
     text = shown = ""
-    for _, token in zip(range(max_new_tokens), tokens, strict=False):
+    for left, token in zip(reversed(range(max_new_tokens)), tokens, strict=False):
         made.append(token)
         text = tokenizer.decode(made, skip_special_tokens=True)
-        if text.endswith(_CUT):
+        if text.endswith(_CUT) and left:
             yield ""
         else:
             yield text[len(shown) :]
             shown = text
     if text != shown:
-        yield text[len(shown) :]  # it ends in the middle of a letter
+        yield text[len(shown) :]  # an end came in the middle of a letter
 
 
 @torch.no_grad()
