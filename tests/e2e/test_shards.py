@@ -43,7 +43,7 @@ from trainkit.extensions.shards.cache import ShardCache
 from trainkit.extensions.shards.dataset import ShardDataset
 from trainkit.extensions.shards.index import find_index
 from trainkit.extensions.shards.order import ShardOrder
-from trainkit.extensions.shards.store import Store
+from trainkit.extensions.shards.store import ShardStore
 
 
 class Keys(Line):
@@ -62,8 +62,8 @@ def decode(sample):
     return torch.full((3,), key / 48), key
 
 
-index = find_index("s3://images/train", Store())
-cache = ShardCache(Path("cache"), 5 * max(shard.size for shard in index.shards), Store())
+index = find_index("s3://images/train", ShardStore())
+cache = ShardCache(Path("cache"), 5 * max(shard.size for shard in index.shards), ShardStore())
 order = ShardOrder(index, 2, ahead=lambda numbers: cache.fetch_ahead(index.shards[i] for i in numbers))
 loader = DataLoader(ShardDataset(index, cache, decode), 2, sampler=order, num_workers=1)
 task = Keys()

@@ -34,6 +34,7 @@ TESTS: dict[str, dict[str, str]] = {
     },
     "large_models": {
         "": "e2e/test_large_models_page.py",
+        "Does my model train the same?": GUIDES,
         "engine=deepspeed": "parallel/test_zero.py",
     },
     "launchers": {"": GUIDES, "Several hosts": "hosts/test_two_hosts.py"},
