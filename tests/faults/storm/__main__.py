@@ -1,6 +1,7 @@
 """A storm of faults over an elastic job on simulated hosts, and what must hold after it.
 
     python -m tests.faults.storm --seed 1 --faults 100            # or --minutes 10, or both: the first that is reached
+    python -m tests.faults.storm --seed 1 --engine ddp            # a job of `trainkit launch`, not of horovodrun
 
 Faults come in rounds: one job each, from its start to its end, with 25 faults by default; then its
 samples, weights, processes, files and ledger are checked. Needs root (namespaces, a mount), `ip`
@@ -25,7 +26,7 @@ from tests.faults.storm import hosts as simulated
 from tests.faults.storm.checks import Undisturbed, broken
 from tests.faults.storm.disk import Disk
 from tests.faults.storm.faults import FAULTS, Fault
-from tests.faults.storm.storm import RANKS, FindingError, Storm
+from tests.faults.storm.storm import LAUNCHERS, RANKS, FindingError, Storm
 
 IMPOSSIBLE = 3
 _OVERLAP = 0.3  # of the faults come before the one before is survived
@@ -59,14 +60,22 @@ def draw(storm: Storm) -> str:
 
 
 def one_round(
-    folder: Path, seed: str, faults: int, until: float, tally: Tally, undisturbed: Undisturbed
+    folder: Path,
+    seed: str,
+    faults: int,
+    until: float,
+    tally: Tally,
+    *,
+    undisturbed: Undisturbed,
+    engine: str,
 ) -> None:
     """Run one job through faults to its end, and check what must hold."""
     folder.mkdir()
     with contextlib.ExitStack() as stack:
         disk = stack.enter_context(Disk(folder / "disk"))
         hosts = stack.enter_context(simulated.Hosts(folder, RANKS))
-        storm = stack.enter_context(Storm(folder, random.Random(seed), disk, hosts, say))
+        rng = random.Random(seed)
+        storm = stack.enter_context(Storm(folder, rng, disk, hosts, say, engine))
         drawn: list[str] = []
         try:
             storm.await_checkpoint()
@@ -103,6 +112,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--per-round", type=int, default=25)
     parser.add_argument("--first-round", type=int, default=0)
+    parser.add_argument("--engine", choices=LAUNCHERS, default="horovod")
     parser.add_argument(
         "--folder", type=Path, help="where files stay; default: a temporary folder that is deleted"
     )
@@ -126,13 +136,14 @@ def main() -> int:
                 min(left, options.per_round),
                 until,
                 tally,
-                undisturbed,
+                undisturbed=undisturbed,
+                engine=options.engine,
             )
             number += 1
     minutes = (time.monotonic() - begin) / 60
     say(
         f"{tally.survived.total()} faults survived in {tally.rounds} rounds, {minutes:.1f} minutes,"
-        f" seed {options.seed}"
+        f" seed {options.seed}, engine {options.engine}"
     )
     print(
         json.dumps(

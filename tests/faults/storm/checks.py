@@ -49,8 +49,9 @@ class Undisturbed:
         """Return the weights after so many epochs."""
         if len(self._weights) < epochs:
             folder = make_folder(self._folder)
-            given = json.dumps({"pace_s": 0.0, "epochs": epochs, "elastic": False})
-            command = [sys.executable, str(JOB), str(folder / "run"), str(folder), given]
+            given = {"pace_s": 0.0, "epochs": epochs, "elastic": False, "engine": "single"}
+            text = json.dumps(given)
+            command = [sys.executable, str(JOB), str(folder / "run"), str(folder), text]
             environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             subprocess.run(command, env=environ, check=True, capture_output=True, timeout=900)
             (end,) = folder.glob("end-*.json")

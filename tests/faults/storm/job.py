@@ -1,6 +1,6 @@
 """What the ranks of a storm run: a fit whose last weights show which samples they come from.
 
-    job.py RUN_DIR NOTES JSON        {"pace_s": 0.02, "epochs": null, "elastic": true}
+    job.py RUN_DIR NOTES JSON        {"pace_s": 0.02, "epochs": null, "elastic": true, "engine": "ddp"}
 
 A parameter of the Task counts the samples: its gradient is minus each sample's share of a step, and
 its rate is the step's number of samples, so a step adds one to each of its samples. The counts
@@ -134,6 +134,7 @@ def main() -> None:
         callbacks += [Elastic(commit_every_n_steps=3), Watchdog(stall_timeout_s=STALL_S)]
         callbacks.append(ModelCheckpoint(every_n_train_steps=15, every_n_epochs=1, save_top_k=3))
     trainer = Trainer(
+        engine=given["engine"],
         max_epochs=given["epochs"] or 10**6,
         precision="64-true",
         lr_scaling="none",

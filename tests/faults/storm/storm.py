@@ -25,6 +25,11 @@ ROOT = Path(__file__).parents[3]
 JOB = Path(__file__).with_name("job.py")
 MARK = "TRAINKIT_STORM"
 RANKS = 3
+# what starts a job's ranks, by the engine by which they train
+LAUNCHERS = {
+    "horovod": ["horovodrun", "--gloo"],
+    "ddp": [sys.executable, "-m", "trainkit", "launch"],
+}
 PREEMPTED = 75
 MOST_SLOTS = 4
 PACE_S = 0.02
@@ -49,12 +54,28 @@ class Undo:
 
 
 class Storm:
-    """A job under faults; a context manager that leaves no process."""
+    """A job under faults; a context manager that leaves no process.
+
+    Args:
+        folder: of all that the storm writes, but for the run's.
+        rng: draws the ranks of a start, and the faults.
+        disk: the run's.
+        hosts: the job's.
+        say: prints a line.
+        engine: one of LAUNCHERS.
+    """
 
     def __init__(
-        self, folder: Path, rng: random.Random, disk: Disk, hosts: Hosts, say: Callable[[str], None]
+        self,
+        folder: Path,
+        rng: random.Random,
+        disk: Disk,
+        hosts: Hosts,
+        say: Callable[[str], None],
+        engine: str,
     ) -> None:
         self.folder, self.rng, self.disk, self.hosts, self.say = folder, rng, disk, hosts, say
+        self.engine = engine
         self.run_dir = disk.folder / "run"
         self.notes = folder / "notes"
         self.temporary = folder / "tmp"
@@ -101,37 +122,17 @@ class Storm:
             else RANKS
         )
         options = (
-            f"--gloo -np {np} --min-np 1 --max-np {MOST_SLOTS} --host-discovery-script"
-            f" {self.folder}/hosts.sh"
+            f"-np {np} --min-np 1 --max-np {MOST_SLOTS} --host-discovery-script"
+            f" {self.folder}/hosts.sh --blacklist-cooldown-range 1 2"
         )
-        given = json.dumps({"pace_s": PACE_S, "epochs": None, "elastic": True})
-        job = [sys.executable, str(JOB), str(self.run_dir), str(self.notes), given]
+        given = {"pace_s": PACE_S, "epochs": None, "elastic": True, "engine": self.engine}
+        job = [sys.executable, str(JOB), str(self.run_dir), str(self.notes), json.dumps(given)]
         self._said_before = len(self.text)
         self.may_end, self.has_terminated = "", False
-        environ = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("HOROVOD_", "PYTEST_", "TRAINKIT_"))
-        }
-        environ |= {
-            "PATH": self.hosts.path,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            MARK: self._mark,
-        }
-        environ |= {"TMPDIR": str(self.temporary)}
         with (self.folder / "output").open("a") as output:
             self._process = subprocess.Popen(
-                [
-                    *self.hosts.launcher,
-                    "horovodrun",
-                    *options.split(),
-                    "--blacklist-cooldown-range",
-                    "1",
-                    "2",
-                    *job,
-                ],
-                env=environ,
+                [*self.hosts.launcher, *LAUNCHERS[self.engine], *options.split(), *job],
+                env=self._environment(),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -139,6 +140,20 @@ class Storm:
                 text=True,
                 start_new_session=True,
             )
+
+    def _environment(self) -> dict[str, str]:
+        environ = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("HOROVOD_", "PYTEST_", "TRAINKIT_"))
+        }
+        return environ | {
+            "PATH": self.hosts.path,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self.temporary),
+            MARK: self._mark,
+        }
 
     def signal(self, number: signal.Signals, may_end: str = "") -> None:
         """Send the driver a signal; `may_end` says why it may end then."""
