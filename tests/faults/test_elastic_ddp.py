@@ -60,3 +60,12 @@ def test_a_worker_that_is_killed_while_the_others_recover(run: Run) -> None:
     ended = run(*faults, np=4, hosts="localhost:4", waits_for=1)
     check_samples(ended)
     assert len(survivors(ended)) == 2, ended.text
+
+
+def test_a_loop_by_hand_recovers_in_place(run: Run, undisturbed: Ended) -> None:
+    """The survivor's own loop continues in its process with a trainkit.Loop, too, to the weights
+    and the values of a Task's fit.
+    """
+    ended = run({"do": "kill", "rank": 0, "step": 10}, by_hand=True)
+    check(ended, undisturbed)
+    assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1

@@ -2,10 +2,11 @@
 trains on.
 
 elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120, "waits_for": 2,
-                                   "slow_s": 0, "every_n_steps": 0}
+                                   "slow_s": 0, "every_n_steps": 0, "by_hand": false}
 
 `setup` and `configure_optimizers` take "slow_s" seconds each. With "every_n_steps" ranks step alone
-between outer steps, and a ledger of goodput is kept.
+between outer steps, and a ledger of goodput is kept. "by_hand" is a trainkit.Loop, not a Trainer's
+fit.
 
 While there are fewer ranks than "waits_for", steps take longer, and after some of them much longer,
 so that a new worker can join in time on a machine that has other work too.
@@ -22,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from tests.helpers.toy import Line, Numbered, Numbers
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
+from trainkit.by_hand.loop import Loop
 from trainkit.callbacks import Elastic, FaultInjection, Goodput, ModelCheckpoint, Watchdog
 from trainkit.cli.guard import fail
 from trainkit.engine.approximate.settings import DiLoCo
@@ -91,6 +94,22 @@ class Slow(Numbers):
         return super().configure_optimizers()
 
 
+def fit_by_hand(task: Line, *data: Any, **settings: Any) -> Trainer:
+    """Train a Task's model as a Task's fit does, in a loop of the script's own."""
+    model, mse = task.model, functional.mse_loss
+    loop = Loop(model, task.configure_optimizers(), *data, **settings)
+    with loop:
+        for _ in loop.epochs():
+            for x, y, _ in loop.batches():
+                loss = mse(model(x), y)
+                loop.log("train/x", x.double().mean(), on_step=False, on_epoch=True)
+                loop.log("train/loss", loss)
+                loop.backward(loss)
+            for x, y, _ in loop.validation():
+                loop.log("val/loss", mse(model(x), y))
+    return loop.trainer
+
+
 def main() -> None:
     """Fit."""
     run_dir, wish = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -107,21 +126,26 @@ def main() -> None:
     callbacks.append(ModelCheckpoint(every_n_train_steps=wish["every"], every_n_epochs=1))
     every = wish.get("every_n_steps", 0)
     callbacks += [Goodput()] * bool(every)
-    trainer = Trainer(
-        communication=DiLoCo(every_n_steps=every, outer_momentum=0.5) if every else "exact",
-        max_epochs=wish["epochs"],
-        run_dir=str(run_dir),
-        callbacks=callbacks,
-        logger=[CSVLogger()],
-        enable_progress_bar=False,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1000,
-    )
+    settings: dict[str, Any] = {
+        "communication": DiLoCo(every_n_steps=every, outer_momentum=0.5) if every else "exact",
+        "max_epochs": wish["epochs"],
+        "run_dir": str(run_dir),
+        "callbacks": callbacks,
+        "logger": [CSVLogger()],
+        "enable_progress_bar": False,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1000,
+    }
     data = (
         DataLoader(Numbered(SAMPLES), batch_size=BATCH, shuffle=True),
         DataLoader(Numbered(SAMPLES), batch_size=BATCH),
     )
-    trainer.fit(task, *data, ckpt_path="auto" if "TORCHELASTIC_RUN_ID" in os.environ else None)
+    ckpt_path = "auto" if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if wish.get("by_hand"):
+        trainer = fit_by_hand(task, *data, ckpt_path=ckpt_path, **settings)
+    else:
+        trainer = Trainer(**settings)
+        trainer.fit(task, *data, ckpt_path=ckpt_path)
     weights = torch.cat([p.detach().flatten() for p in task.parameters()]).tolist()
     (run_dir / f"end-{os.getpid()}.json").write_text(
         json.dumps({"weights": weights, "step": trainer.global_step})
