@@ -69,3 +69,13 @@ def test_a_loop_by_hand_recovers_in_place(run: Run, undisturbed: Ended) -> None:
     ended = run({"do": "kill", "rank": 0, "step": 10}, by_hand=True)
     check(ended, undisturbed)
     assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
+
+
+def test_no_survivor_of_several_waits_for_the_killed_one(run: Run) -> None:
+    """Three of four ranks continue: the one that has no connection to the killed one learns of it
+    from the others, whose loader workers are forks, and none hangs where it ends its groups.
+    """
+    fault = {"do": "kill", "rank": 2, "step": 10}
+    ended = run(fault, np=4, hosts="localhost:4", waits_for=1, stall_s=6, num_workers=1)
+    check_samples(ended)
+    assert len(survivors(ended)) == 3 and "no progress" not in ended.text, ended.text

@@ -166,6 +166,11 @@ class Collectives(ABC):
         before the set is done.
         """
 
+    def abort(self) -> None:  # noqa: B027 - Horovod's ranks learn of each other's end by themselves
+        """End this rank's waiting for ranks that are gone, with an error where it waits, and let
+        the others know that it has left. From any thread.
+        """
+
     # torch.distributed has no settings that only a start reads.
     def disconnect(self) -> None:  # noqa: B027
         """End what outlives an engine's context,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -188,3 +190,34 @@ def test_sockets_that_are_shut_down_end_a_rank_that_waits(stores: Stores) -> Non
     sockets.shut_down()
     with pytest.raises(RuntimeError, match=r"gloo/|Connection"):
         waiting.wait(timedelta(seconds=15))
+
+
+_FORKS = """
+import os, socket, sys
+from trainkit.engine.ddp.sockets import Sockets
+
+sockets = Sockets()
+with sockets.opening():
+    listener = socket.create_server(("127.0.0.1", 0))
+    peer = socket.create_connection(listener.getsockname())
+accepted, _ = listener.accept()
+if (fork := os.fork()) == 0:
+    os.read(0, 1)
+    os._exit(0)
+accepted.close()
+peer.settimeout(20)
+try:
+    print("the peer has read", peer.recv(1), flush=True)
+finally:
+    os.kill(fork, 9)
+"""
+
+
+def test_a_fork_holds_no_connection_open() -> None:
+    """A peer sees the end of a rank while a loader worker of that rank lives, also by a connection
+    that came in after Gloo's start.
+    """
+    command = [sys.executable, "-c", _FORKS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "the peer has read b''\n"

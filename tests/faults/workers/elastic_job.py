@@ -2,7 +2,8 @@
 trains on.
 
 elastic_job.py RUN_DIR JSON       {"faults": [...], "commit": 3, "every": null, "epochs": 5, "stall_s": 120, "waits_for": 2,
-                                   "slow_s": 0, "every_n_steps": 0, "by_hand": false}
+                                   "slow_s": 0, "every_n_steps": 0, "by_hand": false,
+                                   "num_workers": 0}
 
 `setup` and `configure_optimizers` take "slow_s" seconds each. With "every_n_steps" ranks step alone
 between outer steps, and a ledger of goodput is kept. "by_hand" is a trainkit.Loop, not a Trainer's
@@ -137,7 +138,12 @@ def main() -> None:
         "log_every_n_steps": 1000,
     }
     data = (
-        DataLoader(Numbered(SAMPLES), batch_size=BATCH, shuffle=True),
+        DataLoader(
+            Numbered(SAMPLES),
+            batch_size=BATCH,
+            shuffle=True,
+            num_workers=wish.get("num_workers", 0),
+        ),
         DataLoader(Numbered(SAMPLES), batch_size=BATCH),
     )
     ckpt_path = "auto" if "TORCHELASTIC_RUN_ID" in os.environ else None

@@ -67,6 +67,8 @@ class DDPCollectives(Collectives):
         self._everyone: dist.ProcessGroup | None = None  # in which ranks outside of the set wait
         self._statistics: dist.ProcessGroup | None = None  # of synchronised BatchNorm layers
         self._sockets = Sockets()
+        # of `start_sum`; None: `group`
+        self._started: dist.ProcessGroup | None = None
 
     def blames_peer(self, error: Exception) -> bool:
         """See Collectives."""
@@ -90,22 +92,32 @@ class DDPCollectives(Collectives):
                 _require_own_gpu(self.ranks, device, rendezvous["store"])
             with self._sockets.opening():
                 dist.init_process_group(backend, device_id=device if on_gpu else None, **rendezvous)
+                self._started = self._group_of_started()
         atexit.unregister(_leave)
         atexit.register(_leave)
+
+    def _group_of_started(self) -> dist.ProcessGroup | None:
+        """Return the group of elastic ranks for sums that are started, beside those of gradients.
+
+        If a collective of Gloo fails, what a healthy rank still sends for it has no buffer, and Gloo
+        (torch 2.15) reads nothing of that connection any more, not even its end. Another collective
+        of the same group that waits there would hold its destructor for half an hour.
+        """
+        if not self.ranks.is_elastic or self.ranks.world_size == 1:
+            return None
+        return _group_of(None, backend="gloo")
 
     def disconnect(self) -> None:
         """See Collectives. Ranks that stay keep their group: torch's store has its addresses, and a
         second group would read them.
         """
         if self.ranks.is_elastic and dist.is_initialized():
-            self._statistics = None
+            self._statistics = self._started = None
             dist.destroy_process_group()
             self.ranks.end_meeting()
 
     def abort(self) -> None:
-        """End this rank's waiting for a rank that is gone, with an error where it waits. From any
-        thread. NCCL's part has not run yet.
-        """
+        """See Collectives. NCCL's part has not run yet."""
         group = dist.group.WORLD
         if group is not None and torch.cuda.is_available():
             group.abort()
@@ -143,7 +155,7 @@ class DDPCollectives(Collectives):
         # gradients come in orders that may differ between ranks (if a branch is idle on one), so
         # they go by different groups.
         if self._statistics is None:
-            with self.waiting_for("a group for statistics"):
+            with self.waiting_for("a group for statistics"), self._sockets.opening():
                 self._statistics = _group_of(None)
         group = self._statistics
         return lambda tensor: self._sum(tensor, group)
@@ -158,7 +170,8 @@ class DDPCollectives(Collectives):
         """See Collectives."""
         what, own = "a sum that was started", torch.tensor(number, dtype=torch.int64)
         with self.waiting_for(what):
-            work = dist.all_reduce(own, group=self.group, async_op=True)
+            group = self._started or self.group
+            work = dist.all_reduce(own, group=group, async_op=True)
 
         def wait() -> int:
             with self.waiting_for(what):

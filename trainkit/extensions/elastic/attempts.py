@@ -69,7 +69,10 @@ class ElasticRun:
                             f" run failed before it took a step after step {last_step}. The last"
                             f" time: {change}"
                         ) from change
+                    is_lost = isinstance(change, PeerError)
                 last_step = self.state.memory.step
+                if is_lost:  # a sum may still wait here, or another rank for this one
+                    attempt.engine.comm.abort()
                 attempt.engine.comm.disconnect()
                 if attempt.engine.device.type == "cuda":
                     # torch's schedulers and optimizers refer to each other: free their memory for
