@@ -1,12 +1,12 @@
 """What a change of ranks costs: from the last step before it to the first after it, under
-horovodrun and on Ray.
+horovodrun (engine=horovod), `trainkit launch` (engine=ddp) and on Ray (engine=horovod).
 
     python -m benchmarks.recovery [--short] [--json FILE]
 
 A job of one to two ranks (benchmarks/recovery_rank.py), a commit after each step; launchers take
 turns. From outside, once a generation has trained for a while: a worker is killed; on Ray its
-actor, and its node; a node drains (horovodrun: a host leaves the discovery script's list); a node
-comes. Both launchers continue with one rank, and grow again when the replacement is ready.
+actor, and its node; a node drains (elsewhere: a host leaves the discovery script's list); a node
+comes. All launchers continue with one rank, and grow again when the replacement is ready.
 
     pause       from the last step that a rank begins before the change to the first one after it, a step included
     whole       from the fault to the first step on two ranks again: a process's start, imports and set-up
@@ -52,6 +52,8 @@ FIT += (
     "resources_per_worker={'CPU': 1, 'slot': 1}).run(['python', '-m', 'benchmarks.recovery_rank',"
     " *sys.argv[1:]]))"
 )
+# launchers that start their ranks themselves, as modules
+DRIVERS = {"horovodrun": ["horovod.runner.launch", "--gloo"], "launch": ["trainkit", "launch"]}
 JOINS = "a worker joins"
 Note = dict[str, Any]
 COLUMNS = ["change", "pause, s", "longest pause, s", "whole again, s", "steps repeated"]
@@ -199,36 +201,20 @@ def started(command: Sequence[str], width: int, folder: Path, **more: str) -> It
         process.wait()
 
 
-def with_horovodrun(width: int, found: Changes) -> None:
-    """Measure one job under horovodrun."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+def with_driver(name: str, width: int, found: Changes) -> None:
+    """Measure one job under a launcher of DRIVERS."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         hosts = folder / "hosts"
         two, one = "localhost:1\n127.0.0.1:1\n", "localhost:1\n"
         hosts.write_text(two)
-        launch = [
-            sys.executable,
-            "-m",
-            "horovod.runner.launch",
-            "--gloo",
-            "-np",
-            "2",
-            "--min-np",
-            "1",
-            "--max-np",
-            "2",
-        ]
-        launch += [
-            "--host-discovery-script",
-            f"cat {hosts}",
-            sys.executable,
-            "-m",
-            "benchmarks.recovery_rank",
-        ]
-        with started(launch, width, folder) as job:
-            change(job, found, "horovodrun: worker killed", kill_worker)
+        launch = [sys.executable, "-m", *DRIVERS[name], "-np", "2", "--min-np", "1"]
+        launch += ["--max-np", "2", "--host-discovery-script", f"cat {hosts}"]
+        rank = [sys.executable, "-m", "benchmarks.recovery_rank"]
+        with started([*launch, *rank], width, folder) as job:
+            change(job, found, f"{name}: worker killed", kill_worker)
             leave, come = (functools.partial(write, hosts, text) for text in (one, two))
-            change(job, found, "horovodrun: a host leaves the list", leave, come)
+            change(job, found, f"{name}: a host leaves the list", leave, come)
 
 
 class Raylets:
@@ -304,7 +290,7 @@ def with_ray(raylets: Raylets, width: int, found: Changes) -> None:
 
 
 def measure(short: bool) -> Findings:
-    """Measure both launchers, in turns."""
+    """Measure all launchers, in turns."""
     settings: dict[str, Cell] = {
         "ranks": 2,
         "threads of a rank": 1,
@@ -317,7 +303,8 @@ def measure(short: bool) -> Findings:
         for model, rounds in ({"small": 1} if short else ROUNDS).items():
             changes = Changes()
             for _ in range(rounds):
-                with_horovodrun(WIDTHS[model], changes)
+                for name in DRIVERS:
+                    with_driver(name, WIDTHS[model], changes)
                 if raylets is not None:
                     with_ray(raylets, WIDTHS[model], changes)
             plain: list[Cell] = [
