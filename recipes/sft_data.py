@@ -87,7 +87,7 @@ class Conversations(trainkit.DataModule):
         self.batch_size, self.max_length, self.too_long = batch_size, max_length, too_long
         self.packing, self.layout, self.num_workers = packing, layout, num_workers
         self.used_layout: Layout = "padded" if layout == "padded" else "packed"
-        self.tokenizer = byte_tokenizer() if tokenizer is None else _load(tokenizer)
+        self.tokenizer = byte_tokenizer() if tokenizer is None else load_tokenizer(tokenizer)
         use_template(self.tokenizer, chat_template, str(tokenizer))
         if loss == "answers" and not self.tokenizer.is_fast:
             raise ConfigError(
@@ -216,7 +216,12 @@ def byte_tokenizer() -> Any:
     )
 
 
-def _load(name: str) -> Any:
+def load_tokenizer(name: str) -> Any:
+    """Return the tokenizer of a folder, or of a hub's name.
+
+    Raises:
+        ConfigError: there is none, or it has no token to pad with.
+    """
     try:
         import transformers  # noqa: PLC0415 - optional
     except ImportError as error:

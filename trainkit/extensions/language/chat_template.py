@@ -133,7 +133,7 @@ def encode_all(
 def _encode(batch: Sequence[Conversation], tokenizer: Any, loss: Loss) -> Iterator[tuple[Any, Any]]:
     """Yield each conversation's token numbers, and which of them are to be predicted."""
     has_marks = bool(_MARKS_ANSWERS.search(str(tokenizer.chat_template)))
-    texts = [_render(tokenizer, conversation) for conversation in batch]
+    texts = [render(tokenizer, conversation) for conversation in batch]
     # the template writes the special tokens
     encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     for i, conversation in enumerate(batch):
@@ -142,7 +142,7 @@ def _encode(batch: Sequence[Conversation], tokenizer: Any, loss: Loss) -> Iterat
             yield ids, np.ones(len(ids), np.bool_)
             continue
         if has_marks and all(message.get("weight", 1) for message in conversation.messages):
-            made = _render(tokenizer, conversation, tokens=True)
+            made = render(tokenizer, conversation, tokens=True)
             yield ids, np.array(made["assistant_masks"], np.bool_)
             continue
         begins = np.array(encoded["offset_mapping"][i], np.int64).reshape(-1, 2)[:, 0]
@@ -167,8 +167,8 @@ def spans_of(tokenizer: Any, conversation: Conversation, text: str) -> Iterator[
                 f"{conversation.place} begins with an answer, and nothing that it answers. Put a"
                 " user's or a system message before it, or set data.loss=all."
             )
-        asked = _render(tokenizer, conversation._replace(messages=messages[:i]), asks=True)
-        said = _render(tokenizer, conversation._replace(messages=messages[: i + 1]))
+        asked = render(tokenizer, conversation._replace(messages=messages[:i]), asks=True)
+        said = render(tokenizer, conversation._replace(messages=messages[: i + 1]))
         if not (text.startswith(asked) and text.startswith(said)):
             raise DataError(
                 f"{conversation.place}, message {i + 1}: the chat template writes it differently"
@@ -179,14 +179,19 @@ def spans_of(tokenizer: Any, conversation: Conversation, text: str) -> Iterator[
         yield len(asked), len(said)
 
 
-def _render(
+def render(
     tokenizer: Any, conversation: Conversation, asks: bool = False, tokens: bool = False
 ) -> Any:
     """Return the text of a conversation, or its tokens.
 
     Args:
+        tokenizer: has the chat template.
+        conversation: the messages.
         asks: whether the template's prompt for an answer follows.
         tokens: for a dict of input_ids and assistant_masks.
+
+    Raises:
+        DataError: the template refuses it.
     """
     messages = [_without_weight(message) for message in conversation.messages]
     more = {"return_dict": True, "return_assistant_tokens_mask": True} if tokens else {}

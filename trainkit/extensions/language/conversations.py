@@ -43,7 +43,7 @@ def read_conversations(source: str | Path) -> list[Conversation]:
         ConfigError: a package that reads it is missing.
     """
     path = Path(source)
-    rows = _rows(path)
+    rows = rows_of(path, "conversations")
     conversations = [
         conversation_of(row, f"{path}, row {number}") for number, row in enumerate(rows, 1)
     ]
@@ -66,11 +66,23 @@ def conversation_of(row: Any, place: str) -> Conversation:
         if isinstance(row, Mapping) and "conversations" in row:
             hint = " Rename the column conversations to messages, from to role, value to content."
         raise DataError(f"{place} has no 'messages'; it has {has}.{hint} A row is {_FORM}")
-    messages = row["messages"]
+    return Conversation(messages_of(row["messages"], place), row.get("tools") or None, place)
+
+
+def messages_of(messages: Any, place: str, form: str = _FORM) -> list[dict[str, Any]]:
+    """Return a list of messages, checked.
+
+    Args:
+        messages: as they were read.
+        place: the row, or its column.
+        form: what a row is, for messages to the user.
+
+    Raises:
+        DataError: it is empty, or a message is not as the format says.
+    """
     if not isinstance(messages, Sequence) or isinstance(messages, str) or len(messages) == 0:
-        raise DataError(f"{place}: its messages are empty or no list. A row is {_FORM}")
-    checked = [_message(each, f"{place}, message {i}") for i, each in enumerate(messages, 1)]
-    return Conversation(checked, row.get("tools") or None, place)
+        raise DataError(f"{place}: its messages are empty or no list. A row is {form}")
+    return [_message(each, f"{place}, message {i}") for i, each in enumerate(messages, 1)]
 
 
 def _message(message: Any, place: str) -> dict[str, Any]:
@@ -101,7 +113,17 @@ def _either(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _rows(path: Path) -> Iterable[Any]:
+def rows_of(path: Path, kind: str) -> Iterable[Any]:
+    """Return the rows of a file or folder.
+
+    Args:
+        path: of a .jsonl, a .parquet, or a folder of datasets' save_to_disk.
+        kind: what a row is, for messages to the user: "conversations".
+
+    Raises:
+        DataError: it is of another kind, or cannot be read.
+        ConfigError: a package that reads it is missing.
+    """
     if path.is_dir():
         return _of_datasets(path)
     if path.suffix == ".parquet":
@@ -109,8 +131,8 @@ def _rows(path: Path) -> Iterable[Any]:
     if path.suffix != ".jsonl" or not path.is_file():
         what = "is of another kind" if path.exists() else "does not exist"
         raise DataError(
-            f"{path} {what}; give a .jsonl of conversations, a .parquet with a column messages, or"
-            " a folder of datasets' save_to_disk."
+            f"{path} {what}; give a .jsonl or a .parquet of {kind}, or a folder of datasets'"
+            " save_to_disk."
         )
     return _of_jsonl(path)
 
