@@ -36,7 +36,7 @@ _OF_A_RUN = (
     "capsules",
 )
 # without which it cannot be resumed by itself, or its status be shown
-_BESIDE = (CONFIG, ".hydra", STATE, "progress.json")
+_BESIDE = (CONFIG, ".hydra", STATE, "progress.json", "reference")
 _WRITER = "rank0"  # of the file that shows whether hosts share the folder
 
 
