@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from recipes.dpo_data import right_and_wrong_sums
 from recipes.sft_data import byte_tokenizer, sums
 from tests.helpers.launching import run_command
 from tests.helpers.pages import part
@@ -48,7 +49,11 @@ def test_the_page_runs_from_top_to_bottom(
     with (tmp_path / "chats.jsonl").open("w") as lines:
         for conversation in sums()[:80]:
             lines.write(json.dumps({"messages": [*conversation.messages]}) + "\n")
-    assert len(COMMANDS) >= 11
+    with (tmp_path / "pairs.jsonl").open("w") as lines:
+        for pair in right_and_wrong_sums()[:40]:
+            row = {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+            lines.write(json.dumps(row) + "\n")
+    assert len(COMMANDS) >= 17
     for line in COMMANDS:
         line += " logger=csv" * (" fit " in line)
         done = run_command(line, tmp_path, OMP_NUM_THREADS="1", timeout_s=300)

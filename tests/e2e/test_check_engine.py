@@ -23,6 +23,7 @@ RECIPES = {
     "gpt": SMALL,
     "bert": f"data.batch_size=2 trainer.global_batch_size=8 {SMALL}",
     "sft": "data.max_length=64 task.save_pretrained=false",
+    "dpo": "data.batch_size=2 task.save_pretrained=false",
 }
 ENGINES = {
     "ddp": "engine=ddp",

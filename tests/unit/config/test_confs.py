@@ -31,6 +31,7 @@ HOMES = {
 HOMES |= {"data=labelled_texts": "hf_classifier", "task=hf_classifier": "hf_classifier"}
 HOMES |= {"data=texts": "hf_causal_lm", "task=hf_causal_lm": "hf_causal_lm"}
 HOMES |= {"data=chat": "sft", "task=sft": "sft"}
+HOMES |= {"data=pairs": "dpo", "task=dpo": "dpo"}
 HOMES |= {
     "data=tokens": "gpt_124m",
     "task=gpt_124m": "gpt_124m",
@@ -49,7 +50,7 @@ def jobs_of(*arguments: str) -> list[ComposedJob]:
 def test_all_configs_are_seen() -> None:
     """The tests below walk every yaml there is."""
     names = (
-        "bert gpt gpt_124m hf_causal_lm hf_classifier mlp recommender resnet18 resnet50 resnet50_a3"
+        "bert dpo gpt gpt_124m hf_causal_lm hf_classifier mlp recommender resnet18 resnet50 resnet50_a3"
         " sft vit_b16"
     )
     assert names.split() == TOPS

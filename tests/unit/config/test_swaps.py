@@ -33,6 +33,7 @@ FAMILIES: list[set[str]] = [
     {"bert", "masked_tokens"},
     {"hf_causal_lm", "texts", "ray"},
     {"sft", "chat"},
+    {"dpo", "pairs"},
     {"hf_classifier", "labelled_texts", "ray"},
     {"recommender", "ratings"},
 ]
@@ -46,7 +47,7 @@ NEEDED = {
 # A number of a conf for each choice of a group: the perceptron's inputs are 3 x 8 x 8.
 FOR_ANY = {("mlp", "data"): {"image_size": 8}}
 REFUSALS = (
-    r"data\.tokenizer is not a setting",  # conf=sft on other data
+    r"data\.tokenizer is not a setting",  # conf=sft, conf=dpo on other data
     r"data=\w+ and task=\w+ exclude each other: the data yields .*, the task takes .*\. Choose ",
     r"data=ray and augment=\w+ exclude each other: augment=\w+ sets data\.augment\. ",
     r"This config chooses no (augment|lr), so there is none to replace: ",

@@ -1,5 +1,5 @@
 """Texts as tokens (data tokens), continued by a model: generate (docs/language_models.md);
-conversations as packed tokens: conf=sft (docs/language_models.md).
+conversations as packed tokens: conf=sft; pairs of answers: conf=dpo (docs/language_models.md).
 """
 
 from trainkit.extension import Command, Extension
@@ -7,7 +7,7 @@ from trainkit.extension import Command, Extension
 EXTENSION = Extension(
     name="language",
     summary=(
-        "conf=sft: conversations as packed tokens; data tokens: texts as numbers; generate: texts"
+        "conf=sft, conf=dpo: conversations and pairs as tokens; data tokens: texts as numbers; generate: texts"
         " that a run's model continues"
     ),
     proven="each commit",
