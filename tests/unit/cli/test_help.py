@@ -37,7 +37,7 @@ def test_help_lists_the_trainers_settings(capsys: pytest.CaptureFixture[str]) ->
         "trainer.log_every_n_steps=50   PositiveInt | None\n      steps between two logs of step"
         " values." in text
     )
-    assert "conf           one of bert, gpt, gpt_124m, " in text
+    assert "conf           one of bert, dpo, gpt, gpt_124m, " in text
     assert "trainer.callbacks" not in text
 
 

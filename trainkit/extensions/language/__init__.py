@@ -1,5 +1,5 @@
-"""Texts as tokens (data tokens), continued by a model: generate (docs/language_models.md);
-conversations as packed tokens: conf=sft; pairs of answers: conf=dpo (docs/language_models.md).
+"""Texts as tokens (data tokens), conversations and pairs of answers too (conf=sft, conf=dpo);
+generate continues or answers them (docs/language_models.md).
 """
 
 from trainkit.extension import Command, Extension
@@ -7,8 +7,8 @@ from trainkit.extension import Command, Extension
 EXTENSION = Extension(
     name="language",
     summary=(
-        "conf=sft, conf=dpo: conversations and pairs as tokens; data tokens: texts as numbers; generate: texts"
-        " that a run's model continues"
+        "conf=sft, conf=dpo: conversations and pairs as tokens; data tokens: texts as numbers;"
+        " generate: texts that a run's model continues or answers"
     ),
     proven="each commit",
     commands={
