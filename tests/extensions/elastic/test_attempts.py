@@ -150,13 +150,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tensor, list[
 
 
 def test_a_recovery_gives_torchs_cache_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two attempts on a GPU the memory that torch holds is freed: NCCL starts again, and
-    allocates beside it.
+    """Between two attempts on a GPU what still waits is ended, and the memory that torch holds is
+    freed: NCCL starts again, and allocates beside it.
     """
     events: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty_cache"))
     elastic = ElasticRun(lambda attempt: None)
     engine: Any = SimpleNamespace(device=torch.device("cuda", 0), comm=SimpleNamespace())
+    engine.comm.abort = lambda: events.append("abort")
     engine.comm.disconnect = lambda: events.append("disconnect")
 
     def fit(state: ElasticState) -> None:
@@ -166,7 +167,7 @@ def test_a_recovery_gives_torchs_cache_back(monkeypatch: pytest.MonkeyPatch) -> 
             raise PeerError("Another rank ended")
 
     elastic.go(fit)
-    assert events == ["fit", "disconnect", "empty_cache", "fit"]
+    assert events == ["fit", "abort", "disconnect", "empty_cache", "fit"]
 
 
 @pytest.mark.parametrize("victims", ["b", "a", "ab"])
