@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,22 @@ def test_the_watching_thread_is_a_thread_like_any_other(tmp_path: Path) -> None:
     watch.stop()
     watch._thread.join(5)
     assert not watch._thread.is_alive()
+
+
+def test_stacks_are_written_to_their_end(tmp_path: Path) -> None:
+    """A rank whose file is begun is waited for: the launcher ends all ranks when the first one
+    exits.
+    """
+    watch = _Watch(SingleEngine("cpu"), tmp_path, 1.0)
+    own = replace(note(0), pid=os.getpid())
+    assert not watch._are_written(own)
+    watch.dump()
+    assert watch._are_written(own)
+    (file,) = tmp_path.glob("stacks-rank0-*.txt")
+    text = file.read_text()
+    assert "test_stacks_are_written_to_their_end" in text
+    file.write_text(text[: text.index("most recent call first")])
+    assert not watch._are_written(own)
 
 
 def test_a_slow_disk_is_no_stall() -> None:
