@@ -8,10 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-import trainkit
-from recipes.sft_data import byte_tokenizer, load_tokenizer
+from recipes.sft_data import TokensInMemory, byte_tokenizer, load_tokenizer
 from trainkit.arguments import ExistingFile, NonNegativeInt, PositiveInt
 from trainkit.errors import DataError
 from trainkit.extensions.language.chat_template import use_template
@@ -38,7 +37,7 @@ def right_and_wrong_sums() -> list[Pair]:
     return result
 
 
-class PreferencePairs(trainkit.DataModule):
+class PreferencePairs(TokensInMemory):
     """Pairs of a better and a worse answer to a prompt, in TRL's formats. A sample is a pair.
 
     Args:
@@ -126,27 +125,6 @@ class PreferencePairs(trainkit.DataModule):
         if self.reference is None:
             return batch
         return batch | {"reference": self.reference[batch["index"]]}
-
-    def train_dataloader(self) -> DataLoader:
-        return self._loader(self.train, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader(self.val, shuffle=False)
-
-    def test_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
-
-    def predict_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
-
-    def _loader(self, dataset: Dataset[Any], shuffle: bool) -> DataLoader:
-        return DataLoader(
-            dataset,
-            self.batch_size,
-            shuffle=shuffle,
-            num_workers=self.num_workers,
-            collate_fn=self.collate,
-        )
 
 
 class Sample(NamedTuple):

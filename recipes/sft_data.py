@@ -43,7 +43,34 @@ def sums() -> list[Conversation]:
     return result
 
 
-class Conversations(trainkit.DataModule):
+class TokensInMemory(trainkit.DataModule):
+    """Loaders of two datasets, `train` and `val`, with `batch_size`, `num_workers` and `collate`;
+    val is for tests and predictions too.
+    """
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader(self.train, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader(self.val, shuffle=False)
+
+    def test_dataloader(self) -> DataLoader:
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader:
+        return self.val_dataloader()
+
+    def _loader(self, dataset: Dataset[Any], shuffle: bool) -> DataLoader:
+        return DataLoader(
+            dataset,
+            self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            collate_fn=self.collate,
+        )
+
+
+class Conversations(TokensInMemory):
     """Conversations as documents of tokens, by the tokenizer's chat template.
 
     A sample is a pack of documents, which share a row of `max_length` tokens; without packing, one
@@ -131,27 +158,6 @@ class Conversations(trainkit.DataModule):
         pad = self.tokenizer.pad_token_id
         return lay_out(
             samples, self.used_layout, self.tokenizer.eos_token_id if pad is None else pad
-        )
-
-    def train_dataloader(self) -> DataLoader:
-        return self._loader(self.train, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader(self.val, shuffle=False)
-
-    def test_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
-
-    def predict_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
-
-    def _loader(self, dataset: Dataset[Any], shuffle: bool) -> DataLoader:
-        return DataLoader(
-            dataset,
-            self.batch_size,
-            shuffle=shuffle,
-            num_workers=self.num_workers,
-            collate_fn=self.collate,
         )
 
 

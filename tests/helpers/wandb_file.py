@@ -25,11 +25,11 @@ def records(folder: Path) -> list[Any]:
     while True:
         files = [*(folder / "wandb").glob("offline-run-*/run-*.wandb")]
         assert len(files) <= 1, files
-        found = [record for path in files for record in _parse(path.read_bytes())]
-        if any(record.WhichOneof("record_type") == "exit" for record in found):
-            return found
+        held = [record for path in files for record in _parse(path.read_bytes())]
+        if any(record.WhichOneof("record_type") == "exit" for record in held):
+            return held
         assert time.monotonic() < deadline, (
-            f"the run has not ended; {files} hold {len(found)} records"
+            f"the run has not ended; {files} hold {len(held)} records"
         )
         time.sleep(0.01)
 

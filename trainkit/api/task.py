@@ -353,7 +353,7 @@ def loss_of(outputs: Any, task: Task) -> Tensor:
 
 
 def _not_a_loss(outputs: Any, loss: Any) -> str:
-    """Say what a step returned that is no loss, and what to return in its place."""
+    """Say what a step returned if that cannot be a loss, and what to return in its place."""
     if not isinstance(loss, Tensor):
         kind = "a dict without 'loss'" if isinstance(outputs, Mapping) else type(outputs).__name__
         return f"{kind}; it must return the loss (a scalar tensor), or a dict with 'loss'."

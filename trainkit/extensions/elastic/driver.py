@@ -229,7 +229,7 @@ class Driver:
     def _on_exit(self, worker: str, code: int | None) -> None:
         def event(now: float) -> list[Decision]:
             self._processes.pop(worker, None)
-            # a worker without a rank in the newest generation is no peer of those that meet
+            # a worker without a rank in the newest generation does not meet with the others
             if code != 0 and worker in self.state_machine.job.members:
                 self._server.give_up(self._generation)
             return self.state_machine.exited(now, worker, code)
