@@ -204,7 +204,7 @@ def byte_tokenizer() -> Any:
         import transformers  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(
-            "data=chat needs transformers: pip install 'trainkit[transformers]'"
+            "This data needs transformers: pip install 'trainkit[transformers]'"
         ) from error
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
