@@ -116,7 +116,7 @@ class CheckpointManager:
         """
         contents, outcome = self.contents, Future[bool]()
         if not self.saves_alone:
-            self._engine.comm.broadcast_tensors(contents.task.buffers())
+            self._engine.send_buffers(contents.task)
         with contents.saving() as extra:
             training = None
             if not weights_only:

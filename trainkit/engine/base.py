@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,15 @@ from trainkit.errors import TaskError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.optim.clipping import clear_gradients, clip, with_gradients
 
+Microbatch = TypeVar("Microbatch")
+Forwarded = TypeVar("Forwarded")
+
+
+class HandedOn:
+    """What a step returns on a rank whose part of the model another rank's follows:
+    the loss, and what the step logs, are that rank's.
+    """
+
 
 class Engine(ABC):
     """The ranks of a run and what they do together.
@@ -71,6 +80,8 @@ class Engine(ABC):
         approximation: what travels in place of exact gradients (trainer.communication).
         saves_together: whether weights and optimizer state are split over ranks, so that one rank
             alone cannot save them.
+        norm_of: returns the norm of gradients and of those that other ranks alone hold, as one
+            vector, on all ranks; None if each rank holds a part of every gradient, or all of it.
 
     Args:
         device: the requested device; nothing is initialised before `__enter__`. For the others see
@@ -82,6 +93,7 @@ class Engine(ABC):
     needs_even_rounds = False
     shown_options: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
     saves_together: bool = False
+    norm_of: Callable[[Sequence[Tensor]], Tensor] | None = None
 
     def __init__(
         self, device: Device, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives
@@ -171,17 +183,30 @@ class Engine(ABC):
         self._precision = None
         self.clear_gradients = partial(clear_gradients, (), ())
 
+    def run_microbatches(
+        self,
+        microbatches: Iterable[Microbatch],
+        forward: Callable[[Microbatch], Forwarded],
+        backward: Callable[[Forwarded], None],
+    ) -> None:
+        """Run forward and backward of each microbatch of a step; backwards in the order of the
+        microbatches, each after its forward.
+        """
+        for microbatch in microbatches:
+            backward(forward(microbatch))
+
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which backward keeps gradients on this rank:
         all but the last microbatch of a step.
         """
         return contextlib.nullcontext() if self._reducer is None else self._reducer.no_sync()
 
-    def backward(self, loss: Tensor) -> None:
-        """Run backward of a scalar loss.
+    def backward(self, loss: Tensor | HandedOn) -> None:
+        """Run backward of a scalar loss, or of what this rank has handed on.
         Outside `no_sync` the sums over ranks start while it runs.
         """
-        loss.backward()  # type: ignore[no-untyped-call]
+        if isinstance(loss, Tensor):
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def reduce_gradients(self, *, gives_up: bool = False) -> None:
         """Wait until every gradient is the sum over ranks.
@@ -236,7 +261,7 @@ class Engine(ABC):
         Returns:
             False if mixed precision held the update back; the same on all ranks.
         """
-        clip(self._optimizers, clip_val, clip_algorithm)
+        clip(self._optimizers, clip_val, clip_algorithm, self.norm_of)
         updated = True
         if self._precision is not None and self._precision.scales_loss:
             updated = self._precision.step(self._optimizers)
@@ -255,6 +280,10 @@ class Engine(ABC):
         all of it, unless `shard` has split it.
         """
         return Piece(tensor, (0,) * tensor.dim(), tuple(tensor.shape), self.ranks.is_main)
+
+    def send_buffers(self, task: nn.Module) -> None:
+        """Give all ranks the buffers that are evaluated and saved: rank 0's."""
+        self.comm.broadcast_tensors(task.buffers())
 
     def model_state(self, task: nn.Module) -> dict[str, Tensor]:
         """Return a task's weights and buffers by name, whole; the tensors share the task's memory.
@@ -287,7 +316,8 @@ class Engine(ABC):
 
     def weights_here(self, task: nn.Module) -> list[Tensor]:
         """Return the weights, or the parts of them, that this rank holds."""
-        return [local_of(parameter.detach()) for parameter in task.parameters()]
+        here = (parameter for parameter in task.parameters() if not parameter.is_meta)
+        return [local_of(parameter.detach()) for parameter in here]
 
     def convert_sync_batchnorm(self, model: nn.Module) -> nn.Module:
         """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,13 +25,19 @@ def with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
     return list(dict.fromkeys(every))
 
 
-def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algorithm: str) -> None:
+def clip(
+    optimizers: Sequence[torch.optim.Optimizer],
+    value: float | None,
+    algorithm: str,
+    norm_of: Callable[[Sequence[Tensor]], Tensor] | None = None,
+) -> None:
     """Clip the gradients of the whole step, in place; None does nothing.
 
     Args:
         optimizers: the gradients of their parameters are clipped, as one vector.
         value: the largest norm, or the largest absolute value.
         algorithm: "norm" (over all parameters: Pascanu et al. 2013) or "value" (of each element).
+        norm_of: returns the norm of all gradients as one vector, if other ranks hold further ones.
     """
     if value is None:
         return
@@ -42,9 +48,13 @@ def clip(optimizers: Sequence[torch.optim.Optimizer], value: float | None, algor
         for parameter in sparse:
             parameter.grad = parameter.grad.coalesce()
     seen = [p for p in parameters if not p.grad.is_sparse] + [_dense(p.grad) for p in sparse]
-    if algorithm == "norm" and any(is_spread(p.grad) for p in seen):
+    is_spread_out = norm_of is not None or any(is_spread(p.grad) for p in seen)
+    if algorithm == "norm" and is_spread_out:
         gradients = [p.grad for p in seen]
-        total = torch.linalg.vector_norm(norms_of(gradients))
+        if norm_of is None:
+            total = torch.linalg.vector_norm(norms_of(gradients))
+        else:
+            total = norm_of(gradients)
         torch._foreach_mul_(
             [local_of(grad) for grad in gradients], (value / (total + 1e-6)).clamp(max=1.0)
         )

@@ -1,15 +1,16 @@
 """A step's microbatches: forward, backward, and the hooks around each.
 
 compute_gradients   all microbatches of a step on this rank
-  train_batch       forward and backward of one, weighted by its share of the step's samples
+  forward_batch     forward of one; its backward follows, unless the engine runs others in between
+  backward_batch    backward of one, weighted by its share of the step's samples
 end_last_batch      after the update: the hook of the last one, which sees the new weights
 train_manually      a batch of a Task that updates its weights itself
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -17,10 +18,11 @@ from torch import Tensor
 from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
+from trainkit.engine.base import HandedOn
 from trainkit.errors import TaskError
-from trainkit.run.ghosts import train_ghost
+from trainkit.run.ghosts import backward_ghost, forward_ghost
 from trainkit.run.run import Run
-from trainkit.run.step_parts import ManualBatches, OpenBatch
+from trainkit.run.step_parts import Forwarded, ManualBatches, OpenBatch, on_this_rank
 
 
 class EpochEnded(Exception):
@@ -31,55 +33,101 @@ def compute_gradients(run: Run, step: Step) -> None:
     """Run forward and backward of this rank's microbatches;
     sums over ranks start in the last one.
     """
-    run.step.open_batch = None
-    run.step.has_begun = False
-    for microbatch in step.microbatches:
-        with run.step.sync_guard:
-            if microbatch.num_samples:
-                train_batch(run, microbatch, step)
-            else:
-                drop_old_gradients(run)  # a hook has no other moment
-                train_ghost(run, microbatch)
-        run.state.batch_idx += microbatch.ends_batch
+    parts = run.step
+    parts.open_batch = None
+    parts.has_begun = False
+    parts.num_ahead = 0
+    run.engine.run_microbatches(
+        step.microbatches, partial(_run_forward, run), partial(_run_backward, run, step)
+    )
     drop_old_gradients(run)
 
 
-def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
-    """Run forward and backward of one microbatch;
-    all but a rank's last keep their gradients on the rank.
+def _run_forward(run: Run, microbatch: Microbatch) -> Forwarded:
+    """Run forward of a microbatch. Its backward follows at once, unless the engine runs other
+    microbatches in between.
     """
+    batch_idx = run.state.batch_idx + run.step.num_ahead
+    run.step.num_ahead += microbatch.ends_batch
+    with run.step.sync_guard:
+        if microbatch.num_samples:
+            return forward_batch(run, microbatch, batch_idx)
+        drop_old_gradients(run)  # a hook has no other moment
+        return forward_ghost(run, microbatch, batch_idx)
+
+
+def _run_backward(run: Run, step: Step, forwarded: Forwarded) -> None:
+    microbatch = forwarded.microbatch
+    with run.step.sync_guard:
+        if microbatch.num_samples:
+            backward_batch(run, step, forwarded)
+        else:
+            backward_ghost(run, forwarded)
+    run.step.num_ahead -= microbatch.ends_batch
+    run.state.batch_idx += microbatch.ends_batch
+
+
+def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
+    """Run forward and backward of one microbatch."""
+    backward_batch(run, step, forward_batch(run, microbatch, run.state.batch_idx))
+
+
+def forward_batch(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
+    """Call the hook before a batch, and run its forward."""
     task = run.task
     batch = microbatch.batch
-    batch_idx = run.state.batch_idx
-    task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
+    _log_to_step(run, microbatch)
     start_batch(run, batch, batch_idx, first=not run.step.has_begun)
     run.step.has_begun = True
-    with contextlib.nullcontext() if microbatch.is_last else run.engine.no_sync():
-        with run.precision.autocast():
-            outputs = call_step(task, "training_step", batch, batch_idx)
-        if outputs is None:
-            drop_old_gradients(run)
-            run.step.weights.skip(microbatch.num_samples)
-            if not run.step.has_skipped:
-                run.say(
-                    f"{type(task).__name__}.training_step returned None: the batch is skipped."
-                    " Return the loss to train on it."
-                )
-                run.step.has_skipped = True
-            leave_batch(run, microbatch, None, None, batch_idx)
-            return
-        loss = loss_of(outputs, task)
-        run.step.watch.look(loss)
+    with on_this_rank(run.engine, microbatch), run.precision.autocast():
+        outputs = call_step(task, "training_step", batch, batch_idx)
+    return Forwarded(microbatch, outputs, batch_idx)
+
+
+def backward_batch(run: Run, step: Step, forwarded: Forwarded) -> None:
+    """Run backward of a microbatch, its loss weighted by its share of the step's samples, and the
+    hooks around it; all but a rank's last keep their gradients on the rank.
+    """
+    task = run.task
+    microbatch, outputs, batch_idx = forwarded
+    if run.step.num_ahead > microbatch.ends_batch:  # another one's forward was after this one's
+        _log_to_step(run, microbatch)
+    if outputs is None:
         drop_old_gradients(run)
-        if run.step.finite is not None:
-            run.step.finite.look(loss, microbatch)
-        run.hooks("on_before_backward", loss)
-        weighted = run.step.weights.weighted(
-            loss, outputs, microbatch.num_samples, step.num_samples, batch
-        )
+        run.step.weights.skip(microbatch.num_samples)
+        if not run.step.has_skipped:
+            run.say(
+                f"{type(task).__name__}.training_step returned None: the batch is skipped."
+                " Return the loss to train on it."
+            )
+            run.step.has_skipped = True
+        leave_batch(run, microbatch, None, None, batch_idx)
+        return
+    if isinstance(outputs, HandedOn):
+        drop_old_gradients(run)
+        with on_this_rank(run.engine, microbatch):
+            run.engine.backward(outputs)
+        run.hooks("on_after_backward")
+        leave_batch(run, microbatch, None, None, batch_idx)
+        return
+    loss = loss_of(outputs, task)
+    run.step.watch.look(loss)
+    drop_old_gradients(run)
+    if run.step.finite is not None:
+        run.step.finite.look(loss, microbatch)
+    run.hooks("on_before_backward", loss)
+    weighted = run.step.weights.weighted(
+        loss, outputs, microbatch.num_samples, step.num_samples, microbatch.batch
+    )
+    with on_this_rank(run.engine, microbatch):
         run.engine.backward(run.precision.scale(weighted))
     run.hooks("on_after_backward")
     leave_batch(run, microbatch, outputs, loss, batch_idx)
+
+
+def _log_to_step(run: Run, microbatch: Microbatch) -> None:
+    target = LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False)
+    run.task._log_to(target)
 
 
 def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:

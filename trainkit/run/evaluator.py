@@ -162,7 +162,7 @@ class Evaluator:
         if not self.has_data:
             return {}
         # rank 0's statistics are evaluated and saved
-        run.engine.comm.broadcast_tensors(self._task.buffers())
+        run.engine.send_buffers(self._task)
         # a signal during the validation saves the state as of here
         with run.checkpoints.holding_rank_parts():
             run.coordinator.expect_new_pace()

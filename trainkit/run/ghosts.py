@@ -4,21 +4,31 @@ with which a rank takes part in a round that has none of its own (data/plan.py).
 
 from __future__ import annotations
 
-import contextlib
-
 from trainkit.api.step_call import call_step
 from trainkit.api.task import loss_of
 from trainkit.data.feed import Microbatch
+from trainkit.engine.base import HandedOn
 from trainkit.run.evaluator import uncounted
 from trainkit.run.run import Run
+from trainkit.run.step_parts import Forwarded, on_this_rank
 
 
-def train_ghost(run: Run, microbatch: Microbatch) -> None:
-    """Run forward and backward of a ghost: its loss weighs 0, and no hook sees it."""
+def forward_ghost(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
+    """Run forward of a ghost; no hook sees it."""
     with (
-        contextlib.nullcontext() if microbatch.is_last else run.engine.no_sync(),
+        on_this_rank(run.engine, microbatch),
         uncounted(run.task),
+        run.precision.autocast(),
     ):
-        with run.precision.autocast():
-            outputs = call_step(run.task, "training_step", microbatch.batch, run.state.batch_idx)
-        run.engine.backward(run.precision.scale(loss_of(outputs, run.task) * 0))
+        outputs = call_step(run.task, "training_step", microbatch.batch, batch_idx)
+    return Forwarded(microbatch, outputs, batch_idx)
+
+
+def backward_ghost(run: Run, forwarded: Forwarded) -> None:
+    """Run backward of a ghost: its loss weighs 0."""
+    outputs = forwarded.outputs
+    with on_this_rank(run.engine, forwarded.microbatch):
+        if isinstance(outputs, HandedOn):
+            run.engine.backward(outputs)
+        else:
+            run.engine.backward(run.precision.scale(loss_of(outputs, run.task) * 0))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from trainkit.data.feed import Microbatch, Step
+from trainkit.engine.base import Engine
 from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.sample_weights import SampleWeights
@@ -23,6 +24,26 @@ class ManualBatches(Protocol):
 
     def batches(self, step: Step) -> Iterable[Microbatch]: ...  # noqa: D102
     def batch(self, num_samples: int, num_in_step: int) -> AbstractContextManager[None]: ...  # noqa: D102
+
+
+class Forwarded(NamedTuple):
+    """A microbatch between its forward and its backward.
+
+    Attributes:
+        outputs: of `training_step`; None if the Task skips the batch.
+        batch_idx: its place among this rank's batches of the epoch.
+    """
+
+    microbatch: Microbatch
+    outputs: Any
+    batch_idx: int
+
+
+def on_this_rank(engine: Engine, microbatch: Microbatch) -> AbstractContextManager[None]:
+    """Return a context in which gradients stay on this rank,
+    unless the microbatch is its last of the step.
+    """
+    return contextlib.nullcontext() if microbatch.is_last else engine.no_sync()
 
 
 class OpenBatch(NamedTuple):
@@ -52,6 +73,8 @@ class StepParts:
         has_old: whether a backward must first drop them.
         has_skipped: whether the Task has skipped a batch of this run.
         has_begun: whether a batch of this step has begun.
+        num_ahead: batches that have begun, and whose backward is not done; more than one if the
+            engine runs several forwards first.
         open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the
             update.
         manual: runs a Task that updates its weights itself.
@@ -64,6 +87,7 @@ class StepParts:
     has_old: bool = False
     has_begun: bool = False
     has_skipped: bool = False
+    num_ahead: int = 0
     open_batch: OpenBatch | None = None
     log: MetricLog = field(default_factory=MetricLog)
     sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
