@@ -25,7 +25,7 @@ from trainkit.errors import ConfigError
 
 GROUP = "trainkit.extensions"  # of entry points, and the package of trainkit's own
 
-Kind = Literal["commands", "engines"]
+Kind = Literal["commands", "engines", "layouts"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,8 @@ class Extension:
         proven: how far it is tested: "each commit", "nightly", "not on a GPU yet", ...
         commands: name -> Command. "data NAME" is a part of the command `data`.
         engines: name -> EngineEntry.
+        layouts: option of engine=fsdp -> dotted name of the class by which it splits a model:
+            trainkit.extensions.pipeline.pipeline.Pipeline shows what the engine asks of it.
         targets: dotted names of classes and functions that a config may build: callbacks, loggers,
             launchers, data, ...
         ranks: variable that a launcher sets in the environment of a rank of engine=horovod -> dotted
@@ -122,6 +124,7 @@ class Extension:
     proven: str
     commands: Mapping[str, Command] = field(default_factory=dict)
     engines: Mapping[str, EngineEntry] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     ranks: Mapping[str, str] = field(default_factory=dict)
     clusters: tuple[str, ...] = ()

@@ -36,9 +36,9 @@ class Banner(Callback):
         if checkpoints.resumed_from_memory:
             show_table(_describe_resume(trainer), soft_wrap=True)
             return
-        ranks, groups = plural(engine.ranks.world_size, "rank"), engine.ranks.tensor_size > 1
+        ranks, groups = plural(engine.ranks.world_size, "rank"), engine.ranks.groups
         if groups:
-            ranks += f": {engine.ranks.data_size} data x {engine.ranks.tensor_size} tensor"
+            ranks += f": {groups}"
         extra = "".join(f", {option} {value}" for option, value in engine.shown_options.items())
         rows = [
             (

@@ -113,9 +113,14 @@ class DivergenceGuard(Callback):
         hashes = torch.stack(found_here).tolist() if tensors else []
         ranks = engine.comm.all_gather_object(dict(zip(tensors, map(tuple, hashes), strict=True)))
         names = list(dict.fromkeys(name for rank in ranks for name in rank))
-        # A part of a tensor is compared by the ranks that hold it.
+        # A part of a tensor, or of a pipeline stage, is compared by the ranks that hold it.
+        has_stages = engine.ranks.pipeline_size > 1
         held = {
-            name: [rank.get(name) for rank in ranks if name in rank or not name.endswith(_PART)]
+            name: [
+                rank.get(name)
+                for rank in ranks
+                if name in rank or not (has_stages or name.endswith(_PART))
+            ]
             for name in names
         }
         found = [text for name, hashes in held.items() if (text := _difference(name, hashes))]
@@ -156,6 +161,8 @@ class DivergenceGuard(Callback):
 def _held(engine: Engine, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield what this rank holds of each tensor, by a name that is that of the part."""
     for name, tensor in tensors.items():
+        if tensor.is_meta:  # of another pipeline stage
+            continue
         if not is_spread(tensor):
             yield name, tensor
         elif (piece := engine.piece_of(tensor)).local.numel():

@@ -225,13 +225,15 @@ class StoredPieces:
 
 def table_of(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the manifest's table: for each key its shape, dtype and boxes,
-    from what each rank reports of its file.
+    from what each rank reports of its file. A box that several ranks hold (of a weight that pipeline
+    stages share) is read from the first one's.
     """
     table: dict[str, Any] = {}
     for file, boxes in files.items():
         for key, (shape, dtype, at, size) in boxes.items():
             entry = table.setdefault(key, {"shape": list(shape), "dtype": dtype, "boxes": []})
-            entry["boxes"].append([file, list(at), list(size)])
+            if not any(box[1:] == [list(at), list(size)] for box in entry["boxes"]):
+                entry["boxes"].append([file, list(at), list(size)])
     return table
 
 

@@ -43,8 +43,11 @@ def snapshot(
         training: all else; None for weights only.
         token: of this checkpoint, the same on all ranks.
     """
-    held, aliases = find_aliases({name: local_of(tensor) for name, tensor in weights.items()})
-    tree, spread = split_tree(training, is_spread)
+    here = {name: tensor for name, tensor in weights.items() if not tensor.is_meta}
+    held, aliases = find_aliases({name: local_of(tensor) for name, tensor in here.items()})
+    if engine.ranks.pipeline_size > 1:  # each stage has names of its own
+        aliases = {a: b for own in engine.comm.all_gather_object(aliases) for a, b in own.items()}
+    tree, spread = split_tree(training, lambda tensor: tensor.is_meta or is_spread(tensor))
     pieces = {MODEL + name: engine.piece_of(weights[name]) for name in held}
     pieces |= {key: engine.piece_of(tensor) for key, tensor in spread.items()}
     own = {key: piece for key, piece in pieces.items() if piece.is_first}

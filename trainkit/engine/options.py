@@ -51,6 +51,8 @@ _LACKING: dict[str, dict[str, str]] = {
             "replicas",
             "tensor",
             "tensor_plan",
+            "pipeline",
+            "pipeline_schedule",
             "reshard_after_forward",
             "cpu_offload",
             "param_dtype",

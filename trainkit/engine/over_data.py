@@ -1,8 +1,8 @@
-"""Sums and gathers over the samples of a run: ranks that read the same samples (a tensor group)
-count once, by their first.
+"""Sums and gathers over the samples of a run: ranks that compute one model (engine.tensor,
+engine.pipeline) read the same samples and count once, by their first.
 
 What deals or counts samples uses `engine.ranks.data_rank` and `data_size`, and these collectives in
-place of `engine.comm`'s. On an engine without tensor groups they are the same.
+place of `engine.comm`'s. On an engine with one rank a model they are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OverData:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the values of all data ranks, in their order; see Collectives."""
-        return self._comm.all_gather_object(value)[:: self._comm.ranks.tensor_size]
+        return self._comm.all_gather_object(value)[:: self._comm.ranks.model_size]
 
     def sum_number(self, number: int) -> int:
         """Return the sum over data ranks of an integer of the host; see Collectives."""

@@ -40,8 +40,8 @@ class Ranks:
         is_elastic: whether ranks may be assigned again while this process lives.
         joins_late: whether this process was started to join ranks that may be training already;
             they wait for it from the moment at which it enters the engine.
-        tensor_size: ranks that read the same samples, and share the widths of layers (FSDPEngine's
-            `tensor`): r x tensor_size to (r + 1) x tensor_size - 1 for each r.
+        tensor_size: ranks that share the widths of layers (FSDPEngine's `tensor`).
+        pipeline_size: stages that share the layers (FSDPEngine's `pipeline`).
         committed_step: the newest step that this process can resume from in memory, -1 for none; an
             elastic driver makes the process with the newest one rank 0.
         watcher: how a launcher watches this process; None if it does not.
@@ -50,6 +50,7 @@ class Ranks:
     is_elastic = False
     joins_late = False
     tensor_size = 1
+    pipeline_size = 1
     committed_step = -1
     watcher: Watcher | None = None
 
@@ -106,23 +107,44 @@ class Ranks:
             info(text)
 
     @property
+    def model_size(self) -> int:
+        """Ranks that compute one model from the same samples, its layers and their widths among
+        them: r x model_size to (r + 1) x model_size - 1 for each r.
+        """
+        return self.tensor_size * self.pipeline_size
+
+    @property
+    def stage(self) -> int:
+        """The pipeline stage of this rank, from 0. The last stage, which has the loss, is that of
+        the first ranks of a model: rank 0 logs it.
+        """
+        return self.pipeline_size - 1 - self.rank % self.model_size // self.tensor_size
+
+    @property
+    def groups(self) -> str:
+        """How ranks are grouped: "2 data x 2 pipeline x 2 tensor"; "" if each has its own model."""
+        sizes = {"pipeline": self.pipeline_size, "tensor": self.tensor_size}
+        shown = [f"{size} {name}" for name, size in sizes.items() if size > 1]
+        return " x ".join([f"{self.data_size} data", *shown]) if shown else ""
+
+    @property
     def data_rank(self) -> int:
         """This rank's place among those that read different samples;
-        the same on all ranks of a tensor group.
+        the same on all ranks of one model.
         """
-        return self.rank // self.tensor_size
+        return self.rank // self.model_size
 
     @property
     def data_size(self) -> int:
         """The number of ranks that read different samples:
         what the batch of a step, and the contract, count.
         """
-        return self.world_size // self.tensor_size
+        return self.world_size // self.model_size
 
     @property
     def counts_samples(self) -> bool:
-        """Whether this rank's samples and values count: those of one rank of each tensor group."""
-        return self.rank % self.tensor_size == 0
+        """Whether this rank's samples and values count: those of one rank of each model."""
+        return self.rank % self.model_size == 0
 
     @property
     def gpu_index(self) -> int:
@@ -182,16 +204,21 @@ def ranks_of(launcher: Launcher) -> Ranks:
     return Ranks(launcher)
 
 
-def check_groups(ranks: int, replicas: int, tensor: int) -> None:
-    """Check that groups of ranks (engine.replicas, engine.tensor) come out even.
+def check_groups(ranks: int, replicas: int, tensor: int, pipeline: int = 1) -> None:
+    """Check that groups of ranks (engine.replicas, engine.tensor, engine.pipeline) come out even.
 
     Raises:
         ConfigError: they do not.
     """
-    if ranks % (replicas * tensor):
-        given = {"engine.replicas": replicas, "engine.tensor": tensor}
+    product = replicas * tensor * pipeline
+    if ranks % product:
+        given = {
+            "engine.replicas": replicas,
+            "engine.tensor": tensor,
+            "engine.pipeline": pipeline,
+        }
         shown = [f"{key} is {value}" for key, value in given.items() if value > 1]
-        what = f"their product, {replicas * tensor}," if len(shown) > 1 else "it"
+        what = f"their product, {product}," if len(shown) > 1 else "it"
         raise ConfigError(
             f"{' and '.join(shown)}, and there are {ranks} ranks; {what} must divide them."
         )

@@ -22,6 +22,7 @@ NAMES = (
     "adapters",
     "horovod_build",
     "deepspeed",
+    "pipeline",
     "elastic",
     "slurm",
     "kubernetes",

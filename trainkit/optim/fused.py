@@ -45,7 +45,9 @@ def _lacks_rule(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     """Return whether weights are spread over ranks in a way that the
     fused implementation does not know (torch 2.15).
     """
-    return type(optimizer) is SGD and any(map(is_spread, group["params"][:1]))
+    # a pipeline's other stages hold those without memory
+    first = next((p for p in group["params"] if not p.is_meta), None)
+    return type(optimizer) is SGD and first is not None and is_spread(first)
 
 
 def _can(group: dict[str, Any]) -> bool:
@@ -62,6 +64,7 @@ def _can(group: dict[str, Any]) -> bool:
     return all(
         p.is_floating_point() and p.device.type in _ON and p.layout is torch.strided
         for p in group["params"]
+        if not p.is_meta
     )
 
 

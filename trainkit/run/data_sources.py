@@ -228,7 +228,7 @@ def _check_shares(shares: Sequence[int], source: Source | None, engine: Engine) 
             " batches each rank reads as they come. Use a dataset with a length, or leave it out."
         )
     if len(shares) != engine.ranks.data_size:
-        what = "ranks" if engine.ranks.tensor_size == 1 else "tensor groups of ranks"
+        what = "ranks" if engine.ranks.model_size == 1 else "groups of ranks with a model"
         raise ConfigError(
             f"trainer.rank_shares is {list(shares)}, and there are {engine.ranks.data_size} {what};"
             " it must have a number for each."
@@ -321,11 +321,11 @@ def _stream(
             f"A limit of {limit} is a share, but the data is a stream without length. Give a number"
             " of batches."
         )
-    if engine.ranks.tensor_size > 1 and isinstance(data, (Sharded, StreamSource)):
+    if engine.ranks.model_size > 1 and isinstance(data, (Sharded, StreamSource)):
         kind = "trainkit.sharded(...)" if isinstance(data, Sharded) else data.kind
         raise ConfigError(
-            f"{name} is {kind}, and engine.tensor is {engine.ranks.tensor_size}: each rank would"
-            " read other samples, and ranks of a tensor group must read the same. Pass a"
+            f"{name} is {kind}, and the ranks are {engine.ranks.groups}: each rank would read other"
+            " samples, and ranks that compute one model must read the same. Pass a"
             " DataLoader or an iterable: its batches are dealt to the data ranks."
         )
     rank = engine.ranks.data_rank

@@ -134,7 +134,7 @@ class FiniteLosses:
             return
         ranks = self._run.engine.ranks
         found = [
-            f"{loss} on rank {rank * ranks.tensor_size}{_samples(indices)}"
+            f"{loss} on rank {rank * ranks.model_size}{_samples(indices)}"
             for rank, losses_of_rank in enumerate(self._run.engine.data.all_gather_object(bad))
             for loss, indices in losses_of_rank
         ]

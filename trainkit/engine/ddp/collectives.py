@@ -96,6 +96,13 @@ class DDPCollectives(Collectives):
         atexit.unregister(_leave)
         atexit.register(_leave)
 
+    def connecting(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a group of some of the ranks may be made."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.waiting_for("a group of ranks"))
+        stack.enter_context(self._sockets.opening())
+        return stack
+
     def _group_of_started(self) -> dist.ProcessGroup | None:
         """Return the group of elastic ranks for sums that are started, beside those of gradients.
 

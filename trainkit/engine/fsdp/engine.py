@@ -2,6 +2,7 @@
 optimizer's state.
 
     shard       rank 0's weights to all -> each unit's parameters split over the ranks (DTensors), the rest in a last group
+                with `pipeline`: each rank holds the layers of its stage (an extension's)
                 with `tensor`: layers are split by width first (tensor.py), and these parts over the
                 data ranks
     forward     a unit's weights are gathered before it runs, and dropped after it
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -36,7 +37,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.precision import Precision
-from trainkit.engine.base import Engine
+from trainkit.engine.base import Engine, Forwarded, HandedOn, Microbatch
 from trainkit.engine.blocks import blocks_of, without_shared
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ddp.collectives import DDPCollectives, blames_peer
@@ -49,6 +50,7 @@ from trainkit.engine.pinning import Device
 from trainkit.engine.ranks import Ranks, check_groups
 from trainkit.engine.sending import tensors_of
 from trainkit.errors import ConfigError
+from trainkit.extension import find, resolve
 from trainkit.launch.environment import read_launcher
 
 _ENTRIES = ("training_step", "validation_step", "test_step", "predict_step")
@@ -67,9 +69,14 @@ class FSDPEngine(Engine):
             divides the number of ranks.
         tensor: ranks that read the same samples, and compute a part of the width of layers each
             (tensor parallelism). They are neighbours by rank, so that one host can hold them.
-            replicas x tensor divides the number of ranks.
+            replicas x tensor x pipeline divides the number of ranks.
         tensor_plan: the layers to split: names or patterns of names ("model.blocks.*.up") ->
             "colwise" or "rowwise", see tensor.py. Default: that of the Task's `parallelize`.
+        pipeline: stages that hold a part of the layers each and hand activations on (pipeline
+            parallelism); the microbatches of a step (trainer.accumulate_grad_batches) are under way
+            at once. Stages are neighbours by rank; the last one is that of rank 0.
+        pipeline_schedule: "1f1b" holds the activations of at most as many microbatches as there are
+            stages; "gpipe" runs all forwards of a step before its backwards.
         reshard_after_forward: drop a unit's weights after its forward and gather them again for its
             backward (ZeRO 3). False keeps them from the step's first forward to its backward (ZeRO
             2): more memory, a third less traffic.
@@ -94,6 +101,8 @@ class FSDPEngine(Engine):
         replicas: PositiveInt = 1,
         tensor: PositiveInt = 1,
         tensor_plan: dict[str, Literal["colwise", "rowwise"]] | None = None,
+        pipeline: PositiveInt = 1,
+        pipeline_schedule: Literal["1f1b", "gpipe"] = "1f1b",
         reshard_after_forward: bool = True,
         cpu_offload: bool = False,
         param_dtype: Literal["bf16", "fp16"] | None = None,
@@ -109,6 +118,13 @@ class FSDPEngine(Engine):
                 "engine.tensor_plan is set, and engine.tensor is 1: nothing would be split. Set"
                 " engine.tensor=2, say."
             )
+        self._num_stages, self._schedule = pipeline, pipeline_schedule
+        if pipeline_schedule != "1f1b" and pipeline == 1:
+            raise ConfigError(
+                f"engine.pipeline_schedule is '{pipeline_schedule}', and engine.pipeline is 1:"
+                " there are no stages to schedule. Set engine.pipeline=2, say."
+            )
+        self._stages: Any = None  # a layout of an extension
         self._reshard = reshard_after_forward
         self._offload = cpu_offload
         self._param_dtype = param_dtype
@@ -130,18 +146,28 @@ class FSDPEngine(Engine):
 
     def _start(self) -> None:
         assign_ranks(self.ranks, self.launcher, self.name)
-        check_groups(self.ranks.world_size, self._replicas, self._tensor)
+        check_groups(self.ranks.world_size, self._replicas, self._tensor, self._num_stages)
         self.ranks.tensor_size = self._tensor
+        self.ranks.pipeline_size = self._num_stages
         self.pin()
         self.comm.connect(self.device)
 
     def _mesh(self) -> DeviceMesh:
-        across = self.ranks.world_size // self._replicas // self._tensor
-        sizes = {"replicate": self._replicas, "shard": across, "tensor": self._tensor}
+        """Return the mesh of the ranks that hold this rank's layers."""
+        sizes = {
+            "replicate": self._replicas,
+            "shard": self.ranks.data_size // self._replicas,
+            "pipeline": self._num_stages,
+            "tensor": self._tensor,
+        }
         names = tuple(name for name, size in sizes.items() if size > 1 or name == "shard")
-        return init_device_mesh(
+        mesh = init_device_mesh(
             self.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
         )
+        if self._num_stages == 1:
+            return mesh
+        own = tuple(name for name in names if name != "pipeline")
+        return mesh[own[0] if len(own) == 1 else own]
 
     def shard(self, task: nn.Module) -> None:
         """See Engine. The task's weights are rank 0's; its parameters become DTensors, which
@@ -151,19 +177,29 @@ class FSDPEngine(Engine):
         """
         if not isinstance(task, FSDPModule):  # else an earlier stage of this process has done it
             self.comm.broadcast_tensors(tensor for tensor in tensors_of(task) if not tensor.is_meta)
-            self._split(task)
+            if self._num_stages > 1:
+                self._stages = _layout("pipeline")(
+                    self.ranks, self.comm, self.device, self._schedule
+                )
+                self._stages.cut(task)
+                self.norm_of = self._stages.norm_of
+            elsewhere = set() if self._stages is None else self._stages.elsewhere
+            self._split(task, elsewhere)
             device = torch.device("cpu") if self._offload else self.device
-            task._apply(
-                lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
-            )  # type: ignore[no-untyped-call]
+
+            def with_memory(tensor: Tensor) -> Tensor:
+                fills = tensor.is_meta and tensor not in elsewhere
+                return torch.empty_like(tensor, device=device) if fills else tensor
+
+            task._apply(with_memory)  # type: ignore[no-untyped-call]
         self._root = cast(FSDPModule, task)
 
-    def _split(self, task: nn.Module) -> None:
+    def _split(self, task: nn.Module, elsewhere: set[nn.Parameter]) -> None:
         mesh = self._mesh()
         if self._tensor > 1:
             # a norm is then one sum over all ranks, not one for each dimension
             mesh._flatten("all")
-            split_widths(task, mesh["tensor"], self._plan)
+            split_widths(task, mesh["tensor"], self._plan, elsewhere)
             mesh = mesh["replicate", "shard"] if self._replicas > 1 else mesh["shard"]
         dtype = None if self._param_dtype is None else _DTYPES[self._param_dtype]
         options: dict[str, Any] = {
@@ -174,9 +210,13 @@ class FSDPEngine(Engine):
                 CPUOffloadPolicy(self.device.type == "cuda") if self._offload else OffloadPolicy()
             ),
         }
-        blocks = blocks_of(task, self._units, "engine.shard")
+        blocks = [
+            block
+            for block in blocks_of(task, self._units, "engine.shard")
+            if elsewhere.isdisjoint(block.parameters())
+        ]
         for module in [*without_shared(task, blocks), task]:
-            fully_shard(module, **options)
+            fully_shard(module, ignored_params=elsewhere, **options)
         for module in task.modules():
             if isinstance(module, FSDPModule):
                 # made by fully_shard: FSDPModule, then the user's class; messages show its name
@@ -189,9 +229,14 @@ class FSDPEngine(Engine):
                 if hasattr(module, "set_reduce_scatter_unused_params"):
                     module.set_reduce_scatter_unused_params(True)
         for entry in _ENTRIES:
-            if callable(getattr(task, entry, None)):
-                register_fsdp_forward_method(task, entry)
-                setattr(task, entry, _reporting_peers(getattr(task, entry)))
+            if not callable(getattr(task, entry, None)):
+                continue
+            if self._stages is not None:
+                setattr(task, entry, self._stages.cutting(getattr(task, entry)))
+            register_fsdp_forward_method(task, entry)
+            if self._stages is not None:
+                setattr(task, entry, self._stages.staged(entry, getattr(task, entry)))
+            setattr(task, entry, _reporting_peers(getattr(task, entry)))
 
     def prepare(
         self,
@@ -201,14 +246,47 @@ class FSDPEngine(Engine):
     ) -> None:
         """See Engine: buffers are sent; the weights were in `shard`."""
         super().prepare(task, optimizers, precision)
-        self.comm.broadcast_tensors(task.buffers())
-        if precision is not None and self._tensor > 1:
+        self.send_buffers(task)
+        if precision is not None and self.ranks.model_size > 1:
             # torch's own sum is over the mesh of the first gradient alone
             precision.sum_over_ranks = self.comm.all_reduce
 
-    def backward(self, loss: Tensor) -> None:
+    def run_microbatches(
+        self,
+        microbatches: Iterable[Microbatch],
+        forward: Callable[[Microbatch], Forwarded],
+        backward: Callable[[Forwarded], None],
+    ) -> None:
+        """See Engine: by the schedule of the pipeline, if there is one."""
+        run = super().run_microbatches if self._stages is None else self._stages.run_microbatches
+        run(microbatches, forward, backward)
+
+    def backward(self, loss: Tensor | HandedOn) -> None:
         """See Engine: weights are gathered, and gradients summed, while it runs."""
-        _reporting_peers(super().backward)(loss)
+        run = super().backward
+        if self._stages is not None:
+            run = functools.partial(self._stages.backward, run=run)
+        _reporting_peers(run)(loss)
+
+    def reduce_gradients(self, *, gives_up: bool = False) -> None:
+        """See Engine: they are summed; those of weights that stages share are summed over them."""
+        super().reduce_gradients(gives_up=gives_up)
+        if self._stages is not None:
+            self._stages.sum_shared()
+
+    def send_buffers(self, task: nn.Module) -> None:
+        """See Engine: a stage's buffers are those of its first rank."""
+        if self._stages is None:
+            super().send_buffers(task)
+        else:
+            self._stages.send_buffers(task)
+
+    def optimizer_state(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, Any]]:
+        """See Engine."""
+        if self._stages is None:
+            return super().optimizer_state(optimizers)
+        states: list[dict[str, Any]] = self._stages.with_others(optimizers)
+        return states
 
     @contextlib.contextmanager
     def _keep_gradients(self) -> Iterator[None]:
@@ -220,7 +298,10 @@ class FSDPEngine(Engine):
             self._root.set_requires_gradient_sync(True)
 
     def piece_of(self, tensor: Tensor) -> Piece:
-        """See Engine."""
+        """See Engine. Of a weight of another stage it is nothing."""
+        if tensor.is_meta:
+            nothing = torch.empty((0,) * tensor.dim(), dtype=tensor.dtype)
+            return Piece(nothing, (0,) * tensor.dim(), tuple(tensor.shape), False)
         if not isinstance(tensor, DTensor):
             return super().piece_of(tensor)
         mesh = tensor.device_mesh
@@ -233,13 +314,23 @@ class FSDPEngine(Engine):
             if placement.is_replicate()
         )
         is_first = is_first and (
-            "tensor" in (mesh.mesh_dim_names or ()) or self.ranks.counts_samples
+            "tensor" in (mesh.mesh_dim_names or ()) or self.ranks.rank % self._tensor == 0
         )
         return Piece(tensor.to_local(), tuple(at), tuple(tensor.shape), is_first and 0 not in shape)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """See Engine: whole gradients stay on each rank until the last microbatch."""
         return self._keep_gradients()
+
+
+def _layout(option: str) -> Any:
+    target = find("layouts", option, {})
+    if target is None:
+        raise ConfigError(
+            f"engine.{option} is set, and this copy of trainkit has no extension that brings it."
+            " Install all of trainkit."
+        )
+    return resolve(target)
 
 
 def _reporting_peers(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ the group alike, from the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,12 +31,18 @@ _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
 _SHOWN = 8
 
 
-def split_widths(task: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str] | None) -> None:
+def split_widths(
+    task: nn.Module,
+    mesh: DeviceMesh,
+    plan: Mapping[str, str] | None,
+    elsewhere: Collection[nn.Parameter] = (),
+) -> None:
     """Split layers over the ranks of `mesh`: those of `plan`, or of the Task's `parallelize(mesh)`.
 
     Args:
         mesh: of one tensor group, one-dimensional.
         plan: names of layers, or patterns of names -> "colwise" or "rowwise".
+        elsewhere: parameters of other pipeline stages; layers that have one stay as they are.
 
     Raises:
         ConfigError: there is no plan, a name of it is none of the Task's, or a width cannot be
@@ -51,6 +57,7 @@ def split_widths(task: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str] | No
             task,
             mesh,
             chosen,
+            elsewhere,
             "engine.tensor_plan" if plan is not None else f"{type(task).__name__}.parallelize",
         )
     if not any(isinstance(parameter, DTensor) for parameter in task.parameters()):
@@ -63,7 +70,13 @@ def split_widths(task: nn.Module, mesh: DeviceMesh, plan: Mapping[str, str] | No
     _check(task, mesh, shared)
 
 
-def _apply(task: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Any], source: str) -> None:
+def _apply(
+    task: nn.Module,
+    mesh: DeviceMesh,
+    plan: Mapping[str, Any],
+    elsewhere: Collection[nn.Parameter],
+    source: str,
+) -> None:
     modules = dict(task.named_modules())
     for pattern, wanted in plan.items():
         names = [name for name in modules if name and fnmatchcase(name, pattern)]
@@ -82,6 +95,8 @@ def _apply(task: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Any], source: s
             style = wanted if isinstance(wanted, ParallelStyle) else _style(wanted, pattern, source)
             _require_layer(modules[name], name, wanted, source)
             _require_width(modules[name], name, wanted, mesh.size())
+            if any(parameter in elsewhere for parameter in modules[name].parameters()):
+                continue
             # all ranks hold rank 0's weights
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
 

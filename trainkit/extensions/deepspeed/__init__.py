@@ -64,6 +64,8 @@ EXTENSION = Extension(
                         "replicas",
                         "tensor",
                         "tensor_plan",
+                        "pipeline",
+                        "pipeline_schedule",
                         "reshard_after_forward",
                         "cpu_offload",
                         "param_dtype",

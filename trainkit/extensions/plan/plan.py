@@ -44,7 +44,7 @@ class Sizes:
 
 def batch_rows(run: Run) -> Rows:
     """Return the arithmetic of samples, steps and rates."""
-    what = "data rank" if run.engine.ranks.tensor_size > 1 else "rank"
+    what = "data rank" if run.engine.ranks.model_size > 1 else "rank"
     rows = list(run.batch_plan.describe(run.rates.user_lrs, run.total_steps, what))
     if words := run.engine.approximation.words:
         rows.append(("gradients", words))

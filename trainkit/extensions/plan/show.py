@@ -110,9 +110,7 @@ def show_plan(made: Plan) -> None:
 def _ranks(engine: Engine) -> str:
     if engine.ranks.world_size == 1:
         return "1 rank"
-    groups = f", {engine.ranks.data_size} data x {engine.ranks.tensor_size} tensor" * (
-        engine.ranks.tensor_size > 1
-    )
+    groups = f", {engine.ranks.groups}" if engine.ranks.groups else ""
     return (
         f"{engine.ranks.world_size} ranks ({engine.name}, {engine.ranks.local_size} a host{groups})"
     )

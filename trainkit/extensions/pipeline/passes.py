@@ -1,0 +1,279 @@
+"""Passes: a stage's part of one forward, within the step that the user wrote.
+
+Every stage runs the whole step, on the same samples. Of the Task's units (units.py)
+
+    of an earlier stage   return placeholders
+    of this stage         compute; where the first one has placeholders as arguments, the tensors
+                          that the previous stage sends take their place
+    of a later stage      the first one ends the step here: its arguments are handed on
+
+so masks, positions and all that is made of the batch is computed on each stage, and does not
+travel. A step's random numbers outside of units are the same on all stages, since they may choose
+what the first stage trains on and the last one compares with; within them each stage has its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from trainkit.checkpoint.stateful import random_state, set_random_state
+from trainkit.data.seeding import seed_everything
+from trainkit.engine.base import HandedOn
+from trainkit.errors import TaskError
+from trainkit.extensions.pipeline.links import Links
+from trainkit.extensions.pipeline.placeholder import Placeholder, placeholder, shape_of
+from trainkit.extensions.pipeline.units import Unit
+
+_NOT_A_CHAIN = (
+    "A pipeline needs a chain: each stage computes from what the stage before it hands to its first"
+    " layer. Move the computation into a layer, or return the modules of each stage, in the order"
+    " of their calls, from the Task's pipeline_stages()."
+)
+
+
+class _StageEnd(BaseException):
+    """A unit of a later stage was called; not an Exception, which a step may catch."""
+
+    def __init__(self, leaves: list[Any]) -> None:
+        self.leaves = leaves
+
+
+@dataclass
+class Pass:
+    """One forward of this stage.
+
+    Attributes:
+        kind: the step's name, and whether gradients are computed.
+        received: what stands for each placeholder by its id; the placeholders stay in `inputs`.
+        inputs: placeholders and the tensors in their place.
+        outputs: what was handed on.
+        has_run: whether a unit of this stage has computed.
+    """
+
+    kind: tuple[str, bool]
+    seed: int
+    received: dict[int, Tensor] = field(default_factory=dict)
+    inputs: list[tuple[Placeholder, Tensor]] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    has_run: bool = False
+
+    def filled(self, value: Any) -> Any:
+        """Return the tensor that stands for a received placeholder; any other value as it is."""
+        return self.received.get(id(value), value) if type(value) is Placeholder else value
+
+
+class Passes:
+    """The passes of this rank's stage.
+
+    Attributes:
+        current: the pass that is under way; None outside of steps.
+    """
+
+    def __init__(self, links: Links, stage: int, stages: int, device: torch.device) -> None:
+        self._links, self._stage, self._device = links, stage, device
+        self._is_last = stage == stages - 1
+        self.current: Pass | None = None
+        # by kind of pass: the places among arguments that this stage asks for, and is asked for
+        self._asked: dict[tuple[str, bool], list[int]] = {}
+        self._wanted: dict[tuple[str, bool], list[int]] = {}
+        self._shapes: dict[Any, Any] = {}
+
+    def __deepcopy__(self, memo: Any) -> Passes:
+        return self  # a copy of a module, as an average of its weights, is of the same stage
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def cutting(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step that ends where a later stage begins, with what is handed on."""
+
+        @functools.wraps(step)
+        def cut(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return step(*args, **kwargs)
+            except _StageEnd as end:
+                self._own.outputs = self._handed(end.leaves)
+                return tuple(self._own.outputs)
+
+        return cut
+
+    def run(self, name: str, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run this stage's part of a step.
+
+        Returns:
+            The step's outputs and the pass on the last stage, else HandedOn and the pass.
+        """
+        self.current = own = Pass((name, torch.is_grad_enabled()), _drawn())
+        with _numbers_of(own.seed):
+            try:
+                outputs = step(*args, **kwargs)
+            finally:
+                self.current = None
+        if not own.has_run or bool(self._stage) != bool(own.inputs):
+            raise TaskError(
+                f"{name} ended before the layers of pipeline stage {self._stage} were called."
+                f" {_NOT_A_CHAIN}"
+            )
+        if self._is_last:
+            if any(type(leaf) is Placeholder for leaf in tree_leaves(outputs)):
+                raise TaskError(
+                    f"{name} returned what the last pipeline stage does not have: it was computed"
+                    f" from what other stages hold. {_NOT_A_CHAIN}"
+                )
+            return outputs, own
+        if not own.outputs:
+            raise TaskError(
+                f"{name} ended on pipeline stage {self._stage} before a layer of a later stage was"
+                f" called. {_NOT_A_CHAIN}"
+            )
+        self._links.send(own.outputs)
+        return HandedOn(), own
+
+    @property
+    def _own(self) -> Pass:
+        assert self.current is not None
+        return self.current
+
+    # -- a unit -------------------------------------------------------------------------------------------------------
+
+    def call(
+        self, unit: Unit, compute: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a unit in the pass that is under way."""
+        if self.current is None:
+            if unit.stage == self._stage:
+                return compute(*args, **kwargs)
+            raise TaskError(
+                f"'{unit.name}' was called outside of a step, and its weights are on the ranks of"
+                f" pipeline stage {unit.stage}. Call it in training_step, validation_step,"
+                " test_step or predict_step."
+            )
+        if unit.stage > self._stage:
+            raise _StageEnd(tree_flatten((tuple(args), kwargs))[0])
+        if unit.stage < self._stage:
+            return self._of_earlier(unit, args, kwargs)
+        leaves, tree = tree_flatten((tuple(args), kwargs))
+        places = [
+            place
+            for place, leaf in enumerate(leaves)
+            if type(leaf) is Placeholder and id(leaf) not in self._own.received
+        ]
+        if places:
+            self._receive(unit, places, leaves)
+        if not self._own.has_run:
+            self._own.has_run = True
+            torch.manual_seed(self._own.seed + 1 + self._stage)
+        args, kwargs = tree_unflatten([self._own.filled(leaf) for leaf in leaves], tree)
+        return compute(*args, **kwargs)
+
+    def _receive(self, unit: Unit, places: list[int], leaves: list[Any]) -> None:
+        own = self._own
+        if own.inputs:
+            raise TaskError(
+                f"'{unit.name}' of pipeline stage {self._stage} takes what an earlier stage"
+                f" computes, and did not hand to the first layer of this one. {_NOT_A_CHAIN}"
+            )
+        known = self._asked.get(own.kind)
+        if known is None:
+            self._asked[own.kind] = places
+            self._links.request(places)
+        elif known != places:
+            raise TaskError(
+                f"The arguments of '{unit.name}' that earlier pipeline stages compute change from"
+                f" one {own.kind[0]} to the next. {_NOT_A_CHAIN}"
+            )
+        for place, tensor in zip(places, self._links.receive(), strict=True):
+            own.received[id(leaves[place])] = tensor
+            own.inputs.append((leaves[place], tensor))
+
+    def _handed(self, leaves: list[Any]) -> list[Tensor]:
+        own = self._own
+        if own.kind not in self._wanted:
+            self._wanted[own.kind] = self._links.requested()
+        handed = [own.filled(leaves[place]) for place in self._wanted[own.kind]]
+        if any(not isinstance(each, Tensor) or type(each) is Placeholder for each in handed):
+            raise TaskError(
+                f"What pipeline stage {self._stage} must hand on was computed from what it does not"
+                f" hold. {_NOT_A_CHAIN}"
+            )
+        return handed
+
+    def _of_earlier(self, unit: Unit, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return placeholders like what a unit of an earlier stage returns."""
+        leaves, tree = tree_flatten((tuple(args), dict(kwargs)))
+        shapes = [
+            (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves
+        ]
+        key = (unit.name, unit.module.training, str(tree), str(shapes))
+        if key not in self._shapes:
+            with torch.no_grad(), _without_weights(unit.module):
+                blank = [placeholder(leaf, self._device) for leaf in leaves]
+                own_args, own_kwargs = tree_unflatten(blank, tree)
+                self._shapes[key] = tree_map(
+                    _shape_of, unit.module.forward(*own_args, **own_kwargs)
+                )
+        return tree_map(
+            lambda value: Placeholder(value, self._device) if isinstance(value, Tensor) else value,
+            self._shapes[key],
+        )
+
+
+def stage_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return a class of modules that ask the passes before they compute; it has the class's name."""
+    return _stage_class(kind)
+
+
+@functools.cache
+def _stage_class(kind: type[nn.Module]) -> type[nn.Module]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        passes, unit = self._pipeline_place
+        return passes.call(unit, functools.partial(kind.__call__, self), args, kwargs)
+
+    made = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    made.__qualname__ = kind.__qualname__
+    return made
+
+
+def _shape_of(value: Any) -> Any:
+    return shape_of(value) if isinstance(value, Tensor) else value
+
+
+@contextlib.contextmanager
+def _without_weights(unit: nn.Module) -> Iterator[None]:
+    """Within the context a unit has no values: a weight that stages share is there otherwise."""
+    here = [
+        (module, name, own)
+        for module in unit.modules()
+        for name, own in module._parameters.items()
+        if own is not None and not own.is_meta
+    ]
+    for module, name, own in here:
+        module._parameters[name] = nn.Parameter(shape_of(own), requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, name, own in here:
+            module._parameters[name] = own
+
+
+def _drawn() -> int:
+    """Draw a pass's seed; the same on all stages, which draw nothing else of this stream."""
+    return int(torch.randint(2**31, ()).item())
+
+
+@contextlib.contextmanager
+def _numbers_of(seed: int) -> Iterator[None]:
+    """Within the context random numbers are those of a seed; after it they continue."""
+    before = random_state()
+    seed_everything(seed)
+    try:
+        yield
+    finally:
+        set_random_state(before)

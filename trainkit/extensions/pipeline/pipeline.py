@@ -1,0 +1,262 @@
+"""Pipeline: the stages of one model on neighbouring ranks (Huang et al. 2019, GPipe; Narayanan et
+al. 2019, PipeDream's 1F1B), which FSDPEngine asks.
+
+    cut               units of other stages lose their weights here: parameters without memory, by
+                      which names, optimizers' groups and checkpoints are the same on all ranks
+    enter_steps       the Task's steps are run by stages (passes.py)
+    run_microbatches  the schedule: which forwards run before which backwards
+    backward          of the loss, or of what was handed on, with the next stage's gradients
+    sum_shared        gradients of weights that several stages hold
+
+The microbatches of a step are those of accumulation, so batch, rate and the order of samples are
+what they are without a pipeline.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainkit.device.shards import is_spread, local_of, norms_of
+from trainkit.engine.base import HandedOn
+from trainkit.engine.ddp.collectives import DDPCollectives
+from trainkit.engine.ranks import Ranks
+from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.pipeline.links import Links, make_group
+from trainkit.extensions.pipeline.passes import Pass, Passes, stage_class
+from trainkit.extensions.pipeline.units import Unit, units_of
+
+Microbatch = TypeVar("Microbatch")
+Forwarded = TypeVar("Forwarded")
+
+SCHEDULES = ("1f1b", "gpipe")
+
+
+class Pipeline:
+    """This rank's stage, and its neighbours.
+
+    Args:
+        schedule: "1f1b" runs a backward as soon as its gradients can be there, and holds the
+            activations of at most as many microbatches as there are stages; "gpipe" runs all
+            forwards of a step first.
+    """
+
+    def __init__(
+        self, ranks: Ranks, comm: DDPCollectives, device: torch.device, schedule: str
+    ) -> None:
+        if schedule not in SCHEDULES:
+            raise ConfigError(
+                f"engine.pipeline_schedule is '{schedule}'; it must be one of"
+                f" {', '.join(SCHEDULES)}."
+            )
+        self._ranks, self._comm, self._device = ranks, comm, device
+        self._stage, self._stages = ranks.stage, ranks.pipeline_size
+        # forwards that run before the first backward
+        self._most_ahead = math.inf if schedule == "gpipe" else self._stages - 1 - self._stage
+        group = make_group(
+            ranks.world_size, ranks.tensor_size, self._stages, ranks.rank, comm.connecting
+        )
+        self._links = Links(group, self._stage, device, comm, in_flight=8 * self._stages)
+        self._passes = Passes(self._links, self._stage, self._stages, device)
+        self._units: list[Unit] = []
+        self._open: deque[Pass] = deque()
+        self._latest: Pass | None = None
+        self.elsewhere: set[nn.Parameter] = set()
+        self._shared: list[str] = []
+        self._task: nn.Module | None = None
+
+    # -- weights ------------------------------------------------------------------------------------------------------
+
+    def cut(self, task: nn.Module) -> None:
+        """Give the Task's units their stages; those of other stages lose the memory of their
+        weights.
+
+        Weights of several units (a head that shares the embedding's), and of none (a parameter of
+        the model itself), stay on all stages.
+
+        Raises:
+            ConfigError: the Task cannot be cut into so many stages.
+        """
+        self._task = task
+        self._units = units_of(task, self._stages)
+        homes: dict[nn.Parameter, set[int]] = {p: set() for p in task.parameters()}
+        for unit in self._units:
+            for parameter in unit.module.parameters():
+                homes[parameter].add(unit.stage)
+        everywhere = set(range(self._stages))
+        homes = {p: stages if len(stages) == 1 else everywhere for p, stages in homes.items()}
+        names = {parameter: name for name, parameter in task.named_parameters()}
+        self._shared = [names[parameter] for parameter, stages in homes.items() if len(stages) > 1]
+        blank = {
+            parameter: nn.Parameter(
+                torch.empty_like(parameter, device="meta"), parameter.requires_grad
+            )
+            for parameter, stages in homes.items()
+            if self._stage not in stages
+        }
+        for module in task.modules():
+            for name, own in module._parameters.items():
+                if own is not None and own in blank:
+                    module._parameters[name] = blank[own]
+        self.elsewhere = set(blank.values())
+        for unit in self._units:
+            unit.module.__class__ = stage_class(type(unit.module))
+            object.__setattr__(unit.module, "_pipeline_place", (self._passes, unit))
+
+    def holds(self, module: nn.Module) -> bool:
+        """Return whether this stage holds all weights of a module."""
+        return not any(parameter in self.elsewhere for parameter in module.parameters())
+
+    def send_buffers(self, task: nn.Module) -> None:
+        """Give all ranks each unit's buffers of the first rank that computes it, and rank 0's of
+        all else.
+        """
+        of_units = set[int]()
+        for unit in self._units:
+            own = list(unit.module.buffers())
+            of_units |= {id(buffer) for buffer in own}
+            first = (self._stages - 1 - unit.stage) * self._ranks.tensor_size
+            self._broadcast(own, first)
+        self._broadcast([each for each in task.buffers() if id(each) not in of_units], 0)
+
+    def _broadcast(self, tensors: Sequence[Tensor], first: int) -> None:
+        with self._comm.waiting_for("the broadcast of buffers"):
+            for tensor in tensors:
+                dist.broadcast(tensor, first)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def cutting(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step that ends where the next stage begins."""
+        return self._passes.cutting(step)
+
+    def staged(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return this stage's part of a step, whose forward is hooked by FSDP2."""
+        trains = name == "training_step"
+
+        @functools.wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            outputs, own = self._passes.run(name, step, *args, **kwargs)
+            if not trains:
+                return None if isinstance(outputs, HandedOn) else outputs
+            if outputs is None:
+                raise TaskError(
+                    f"{type(self._task).__name__}.training_step returned None to skip a batch,"
+                    " which earlier pipeline stages have computed. Return a loss times 0, and"
+                    " {'loss': loss, 'num_samples': 0} if the batch is not to count."
+                )
+            self._open.append(own)
+            return outputs
+
+        return run
+
+    def run_microbatches(
+        self,
+        microbatches: Iterable[Microbatch],
+        forward: Callable[[Microbatch], Forwarded],
+        backward: Callable[[Forwarded], None],
+    ) -> None:
+        """See Engine."""
+        self._open.clear()
+        ahead: deque[Forwarded] = deque()
+        for microbatch in microbatches:
+            ahead.append(forward(microbatch))
+            if len(ahead) > self._most_ahead:
+                backward(ahead.popleft())
+        while ahead:
+            backward(ahead.popleft())
+        self._links.finish()
+
+    def backward(self, loss: Tensor | HandedOn, run: Callable[[Tensor], None]) -> None:
+        """Run backward of the oldest open microbatch, and send its gradients on.
+
+        Args:
+            run: runs backward of a scalar loss.
+        """
+        own = self._open.popleft()
+        if isinstance(loss, Tensor):
+            run(loss)
+        elif outputs := [tensor for tensor in own.outputs if tensor.requires_grad]:
+            torch.autograd.backward(outputs, self._links.receive_gradients(outputs))
+        self._links.send_gradients([tensor for _, tensor in own.inputs])
+
+    # -- gradients and state over stages ------------------------------------------------------------------------------
+
+    def sum_shared(self) -> None:
+        """Sum the gradients of weights that several stages hold."""
+        if not self._shared:
+            return
+        parameters = self._parameters()
+        for name in self._shared:
+            parameter = parameters[name]
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            own = local_of(parameter.grad)
+            own.copy_(self._links.sum(own))
+
+    def norm_of(self, gradients: Sequence[Tensor]) -> Tensor:
+        """See Engine: each weight counts once."""
+        parameters = self._parameters()
+        again = {id(parameters[name].grad) for name in self._shared} if self._stage else ()
+        own = [gradient for gradient in gradients if id(gradient) not in again]
+        square = torch.zeros((), dtype=torch.float64, device=self._device)
+        if own:
+            square += torch.linalg.vector_norm(norms_of(own)).double().square()
+        return self._links.sum(square).sqrt()
+
+    def with_others(self, optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
+        """Return the optimizers' states, with those of other stages' weights as tensors without
+        memory: their pieces are in the files of those stages. Call it on all ranks.
+        """
+        states = [optimizer.state_dict() for optimizer in optimizers]
+        own = [
+            {
+                index: entries
+                for index, entries in state["state"].items()
+                if _parameter(optimizer, index) not in self.elsewhere
+            }
+            for optimizer, state in zip(optimizers, states, strict=True)
+        ]
+        seen = [
+            {index: _without_memory(entries) for index, entries in of_one.items()} for of_one in own
+        ]
+        # those of the first model's ranks; tensor ranks know the same
+        everyone = self._comm.all_gather_object(seen)[: self._ranks.model_size]
+        for place, state in enumerate(states):
+            merged: dict[Any, Any] = {}
+            for of_rank in everyone:
+                merged |= of_rank[place]
+            merged |= own[place]
+            state["state"] = {index: merged[index] for index in sorted(merged)}
+        return states
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        assert self._task is not None
+        return dict(self._task.named_parameters())
+
+
+def _parameter(optimizer: Optimizer, index: int) -> nn.Parameter:
+    every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found: nn.Parameter = every[index]
+    return found
+
+
+def _without_memory(entries: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: (
+            torch.empty(value.shape, dtype=value.dtype, device="meta")
+            if isinstance(value, Tensor) and is_spread(value)
+            else value
+        )
+        for name, value in entries.items()
+    }

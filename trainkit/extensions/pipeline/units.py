@@ -1,0 +1,131 @@
+"""Units: the parts of a Task that are called whole, in order, and the stages that hold them.
+
+A unit is a block of a list of blocks, or a module with weights that holds no block (an embedding, a
+norm, a head). Stages are runs of neighbouring units; a stage begins with a block.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from trainkit.engine.blocks import repeated_blocks
+from trainkit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a Task.
+
+    Attributes:
+        name: of the module.
+        stage: that holds it, from 0.
+    """
+
+    name: str
+    module: nn.Module
+    stage: int
+
+
+def units_of(task: nn.Module, stages: int) -> list[Unit]:
+    """Return the units of a Task, each with its stage: those that the Task's `pipeline_stages()`
+    names, else runs of about as many weights, without embeddings, which compute nothing.
+
+    Raises:
+        ConfigError: there are fewer blocks than stages, or `pipeline_stages()` does not name each
+            unit once.
+    """
+    blocks = set(repeated_blocks(task))
+    parts = list(_parts(task, blocks))
+    chosen = getattr(task, "pipeline_stages", None)
+    if chosen is not None:
+        return _named(task, parts, chosen(), stages)
+    starts = [place for place, (_, module) in enumerate(parts) if module in blocks]
+    if len(starts) < stages:
+        raise ConfigError(
+            f"engine.pipeline is {stages}, and {type(task).__name__} has {len(starts)} blocks"
+            " (several modules of one class in a list); each stage needs one. Choose fewer stages,"
+            " or return the modules of each stage from the Task's pipeline_stages()."
+        )
+    firsts = [0, *_balanced([_work(module) for _, module in parts], starts[1:], stages)]
+    return [
+        Unit(name, module, sum(first <= place for first in firsts) - 1)
+        for place, (name, module) in enumerate(parts)
+    ]
+
+
+def _parts(
+    module: nn.Module, blocks: set[nn.Module], name: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the units inside a module by name, in the order of registration."""
+    if module in blocks:
+        yield name, module
+        return
+    if not any(child in blocks for child in module.modules()) and name:
+        if any(True for _ in module.parameters()):
+            yield name, module
+        return
+    for own, child in module.named_children():
+        yield from _parts(child, blocks, f"{name}.{own}" if name else own)
+
+
+def _work(module: nn.Module) -> int:
+    """Return a module's weights but for embeddings: what a sample's forward multiplies with."""
+    tables = {
+        id(parameter)
+        for child in module.modules()
+        if isinstance(child, (nn.Embedding, nn.EmbeddingBag))
+        for parameter in child.parameters(recurse=False)
+    }
+    return sum(p.numel() for p in module.parameters() if id(p) not in tables)
+
+
+def _balanced(work: Sequence[int], starts: Sequence[int], stages: int) -> list[int]:
+    """Return where the stages after the first begin, so that the largest one is as small as
+    possible.
+
+    Args:
+        work: of each unit.
+        starts: places at which a stage may begin.
+    """
+    sums = [0, *itertools.accumulate(work)]
+    # begin of the rest, stages for it -> (the largest stage's work, where its later stages begin)
+    best: dict[tuple[int, int], tuple[int, list[int]]] = {}
+    for first in [*reversed(starts), 0]:
+        best[first, 1] = sums[-1] - sums[first], []
+        for count in range(2, stages + 1):
+            options = [
+                (max(sums[at] - sums[first], best[at, count - 1][0]), at)
+                for at in starts
+                if at > first and (at, count - 1) in best
+            ]
+            if options:
+                largest, at = min(options)
+                best[first, count] = largest, [at, *best[at, count - 1][1]]
+    return best[0, stages][1]
+
+
+def _named(
+    task: nn.Module, parts: Sequence[tuple[str, nn.Module]], chosen: object, stages: int
+) -> list[Unit]:
+    kind = type(task).__name__
+    if not isinstance(chosen, Sequence) or len(chosen) != stages:
+        count = len(chosen) if isinstance(chosen, Sequence) else chosen
+        raise ConfigError(
+            f"engine.pipeline is {stages}, and {kind}.pipeline_stages() returned {count} stages. It"
+            " must return a list with an entry for each stage, in order: its modules, or one that"
+            " holds them."
+        )
+    homes: dict[nn.Module, int] = {}
+    for stage, modules in enumerate(chosen):
+        for module in [modules] if isinstance(modules, nn.Module) else modules:
+            homes |= dict.fromkeys(module.modules(), stage)
+    if missing := [name for name, module in parts if module not in homes]:
+        raise ConfigError(
+            f"{kind}.pipeline_stages() leaves out '{missing[0]}', which has weights. Add it to the"
+            " modules of the stage that calls it."
+        )
+    return [Unit(name, module, homes[module]) for name, module in parts]
