@@ -26,6 +26,10 @@ STARTS: dict[str, tuple[int, str, dict[str, Any]]] = {  # name: ranks, engine, i
     "tensor": (2, "fsdp", {"tensor": 2}),
     "2 x tensor": (4, "fsdp", {"tensor": 2, "shard": ["Block"]}),
     "2 replicas x tensor": (4, "fsdp", {"replicas": 2, "tensor": 2}),
+    "pipeline": (2, "fsdp", {"pipeline": 2}),
+    "2 x pipeline": (4, "fsdp", {"pipeline": 2, "pipeline_schedule": "gpipe"}),
+    "2 replicas x pipeline": (4, "fsdp", {"pipeline": 2, "replicas": 2}),
+    "pipeline x tensor": (4, "fsdp", {"pipeline": 2, "tensor": 2}),
 }
 SPLIT = [name for name, (_, engine, _) in STARTS.items() if engine == "fsdp"]
 GOES_ON = [
@@ -40,6 +44,11 @@ GOES_ON = [
     ("2 x tensor", "fsdp, 3 ranks"),
     ("tensor", "ddp, 2 ranks"),
     ("tensor", "2 replicas x tensor"),
+    ("pipeline", "single"),
+    ("2 x pipeline", "fsdp, 2 ranks"),
+    ("single", "pipeline x tensor"),
+    ("ddp, 2 ranks", "pipeline"),
+    ("pipeline x tensor", "2 replicas x pipeline"),
 ]
 SCENARIOS = ["sgd", "adamw", "ema", "late", "lars", "lamb"]
 
@@ -88,12 +97,23 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Runs(tmp_path_factory.mktemp("split"), [name for name in SCENARIOS if name in asked])
 
 
-def compare(found: Any, expected: Any) -> None:
-    """Weights, buffers and the value of a validation are those of one process."""
-    assert found["state"].keys() == expected["state"].keys()
-    for name, value in expected["state"].items():
-        torch.testing.assert_close(found["state"][name], value, rtol=0, atol=1e-13)
-    assert found["value"] == pytest.approx(expected["value"], rel=1e-12)
+def stages_of(start: str) -> int:
+    """The pipeline stages of a start."""
+    stages: int = STARTS[start][2].get("pipeline", 1)
+    return stages
+
+
+def compare(ranks: Any, expected: Any, stages: int = 1) -> None:
+    """Weights, buffers and the value of a validation are those of one process;
+    each rank has all of them, or those of its pipeline stage.
+    """
+    names = [frozenset(rank["state"]) for rank in ranks]
+    assert frozenset().union(*names) == set(expected["state"])
+    assert len(set(names)) == stages
+    for rank in ranks:
+        for name, value in rank["state"].items():
+            torch.testing.assert_close(value, expected["state"][name], rtol=0, atol=1e-13)
+        assert rank["value"] == pytest.approx(expected["value"], rel=1e-12)
 
 
 @pytest.mark.parametrize("start", [*SPLIT, "ddp, 2 ranks"])
@@ -103,8 +123,7 @@ def test_they_train_as_one_process_does(start: str, scenario: str, runs: Runs) -
     LARS and LAMB; short steps.
     """
     (alone,) = runs["", "single"][scenario]
-    for rank in runs["", start][scenario]:
-        compare(rank, alone)
+    compare(runs["", start][scenario], alone, stages_of(start))
 
 
 @pytest.mark.parametrize("start", SPLIT)
@@ -114,11 +133,16 @@ def test_each_holds_its_part(start: str, runs: Runs) -> None:
     """
     held = [rank["held"] for rank in runs["", start]["sgd"]]
     groups, tensor = (STARTS[start][2].get(name, 1) for name in ("replicas", "tensor"))
+    stages = stages_of(start)
     (alone,) = runs["", "single"]["sgd"]
     # of three blocks: the wide layers, but for the bias after the sum
     by_width = 3 * (2 * 63 * 126 + 126)
-    assert sum(held) == groups * (by_width + tensor * (alone["held"] - by_width))
-    assert max(held) < 1.1 * alone["held"] * groups / len(held)
+    # the weight of the first and the last layer is on each stage
+    of_all = alone["held"] + 6 * 63 * (stages - 1)
+    assert sum(held) == groups * (by_width + tensor * (of_all - by_width))
+    # three blocks on two stages: two and one
+    largest = 1 / stages if stages == 1 else 2 / 3
+    assert max(held) < 1.1 * alone["held"] * groups * largest * stages / len(held)
 
 
 @pytest.mark.parametrize("start", [*SPLIT, "ddp, 2 ranks"])
@@ -137,8 +161,7 @@ def test_a_checkpoint_goes_on_at_any_engine_and_number_of_ranks(
 ) -> None:
     """Weights, optimizer state and averages are those of the run that never changed."""
     (alone,) = runs["single", "single"][scenario]
-    for rank in runs[source, start][scenario]:
-        compare(rank, alone)
+    compare(runs[source, start][scenario], alone, stages_of(start))
 
 
 def test_each_rank_writes_its_own_file(runs: Runs) -> None:

@@ -153,9 +153,14 @@ def train(
     TASKS.append(task)
     loader = DataLoader(data, 2, shuffle=True)
     trainer.fit(task, loader, DataLoader(data, 2), ckpt_path=None if FROM == "-" else "last")
-    state = {key: whole(value).clone() for key, value in task.state_dict().items()}
+    # a weight without memory is another pipeline stage's
+    state = {
+        key: whole(value).clone() for key, value in task.state_dict().items() if not value.is_meta
+    }
     held = sum(
-        p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in task.parameters()
+        p.to_local().numel() if isinstance(p, DTensor) else p.numel()
+        for p in task.parameters()
+        if not p.is_meta
     )
     draw = torch.rand(2).tolist()
     value = trainer.validate(task, DataLoader(data, 2))["val/loss"]

@@ -229,13 +229,14 @@ class FSDPEngine(Engine):
                 if hasattr(module, "set_reduce_scatter_unused_params"):
                     module.set_reduce_scatter_unused_params(True)
         for entry in _ENTRIES:
-            if not callable(getattr(task, entry, None)):
+            step = getattr(task, entry, None)
+            if not callable(step):
                 continue
             if self._stages is not None:
-                setattr(task, entry, self._stages.cutting(getattr(task, entry)))
+                setattr(task, entry, self._stages.cutting(step))
             register_fsdp_forward_method(task, entry)
             if self._stages is not None:
-                setattr(task, entry, self._stages.staged(entry, getattr(task, entry)))
+                setattr(task, entry, self._stages.staged(entry, getattr(task, entry), step))
             setattr(task, entry, _reporting_peers(getattr(task, entry)))
 
     def prepare(
@@ -250,6 +251,12 @@ class FSDPEngine(Engine):
         if precision is not None and self.ranks.model_size > 1:
             # torch's own sum is over the mesh of the first gradient alone
             precision.sum_over_ranks = self.comm.all_reduce
+
+    def release(self) -> None:
+        """See Engine."""
+        if self._stages is not None:
+            self._stages.release()
+        super().release()
 
     def run_microbatches(
         self,

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,8 +29,13 @@ _MOST, _DIMENSIONS = 16, 8  # tensors, and dimensions of one
 _ROW = 3 + _DIMENSIONS
 
 
-class Group(NamedTuple):
-    """The ranks of one model that hold the stages of it, by stage, and their groups."""
+@dataclass
+class Group:
+    """The ranks of one model that hold the stages of it, by stage, and their groups.
+
+    A dataclass that is not frozen: before the interpreter ends, groups are taken from what holds
+    them (engine/ddp/collectives.py).
+    """
 
     ranks: Sequence[int]
     forward: Any
@@ -110,6 +116,12 @@ class Links:
         """Wait until all that was sent has arrived."""
         while self._sent:
             self._wait()
+
+    def release(self) -> None:
+        """Drop what was sent, and has arrived: all ranks have met since. Waits for nothing, so that
+        a rank with an error ends.
+        """
+        self._sent.clear()
 
     def _send(self, tensor: Tensor, stage: int, group: Any) -> None:
         while len(self._sent) >= self._in_flight:

@@ -68,7 +68,6 @@ class Pipeline:
         self._passes = Passes(self._links, self._stage, self._stages, device)
         self._units: list[Unit] = []
         self._open: deque[Pass] = deque()
-        self._latest: Pass | None = None
         self.elsewhere: set[nn.Parameter] = set()
         self._shared: list[str] = []
         self._task: nn.Module | None = None
@@ -138,12 +137,20 @@ class Pipeline:
         """Return a step that ends where the next stage begins."""
         return self._passes.cutting(step)
 
-    def staged(self, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Return this stage's part of a step, whose forward is hooked by FSDP2."""
+    def staged(
+        self, name: str, step: Callable[..., Any], whole: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return this stage's part of a step, whose forward is hooked by FSDP2.
+
+        Args:
+            whole: the user's, which another step may call.
+        """
         trains = name == "training_step"
 
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:
+            if self._passes.current is not None:
+                return whole(*args, **kwargs)
             outputs, own = self._passes.run(name, step, *args, **kwargs)
             if not trains:
                 return None if isinstance(outputs, HandedOn) else outputs
@@ -187,6 +194,11 @@ class Pipeline:
         elif outputs := [tensor for tensor in own.outputs if tensor.requires_grad]:
             torch.autograd.backward(outputs, self._links.receive_gradients(outputs))
         self._links.send_gradients([tensor for _, tensor in own.inputs])
+
+    def release(self) -> None:
+        """See Engine."""
+        self._open.clear()
+        self._links.release()
 
     # -- gradients and state over stages ------------------------------------------------------------------------------
 
