@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from trainkit.api.view import RunView
+from trainkit.engine.blocks import repeated_blocks
 from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature
 
@@ -53,7 +54,8 @@ class Compile(Feature):
 
     def model_made(self, run: RunView) -> None:
         """Compile the modules at their first call."""
-        self._enter(compiled(run.task, self._mode))
+        in_blocks = run.engine.ranks.pipeline_size > 1  # stages cut what holds them
+        self._enter(compiled(run.task, self._mode, in_blocks))
 
     def data_read(self, run: RunView) -> None:
         """Refuse trainer.assert_no_sync on the CPU."""
@@ -71,13 +73,14 @@ def uses_graphs(mode: bool | str) -> bool:
 
 
 @contextlib.contextmanager
-def compiled(task: nn.Module, mode: bool | str) -> Iterator[None]:
+def compiled(task: nn.Module, mode: bool | str, in_blocks: bool = False) -> Iterator[None]:
     """Compile the task's modules while the context lasts; compiling itself happens at their first
     call.
 
     Args:
         task: its direct children with weights are compiled, each as one graph if possible.
         mode: false for nothing, true for torch.compile's default mode, or the name of a mode.
+        in_blocks: compile its repeated blocks in place of its children.
 
     Raises:
         ConfigError: the task has no such module.
@@ -85,7 +88,7 @@ def compiled(task: nn.Module, mode: bool | str) -> Iterator[None]:
     if mode is False:
         yield
         return
-    modules = list(_called(task))
+    modules = list(repeated_blocks(task) if in_blocks else _called(task))
     if not modules:
         raise ConfigError(
             f"trainer.compile is {mode}, but {type(task).__name__} has no module with weights as an"

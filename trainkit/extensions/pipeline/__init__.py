@@ -5,6 +5,7 @@ pipeline.py      Pipeline: what FSDPEngine asks; the order of forwards and backw
 units.py         the layers of a Task in order, and where they are cut
 passes.py        one forward of a stage: what it receives, computes, and hands on
 placeholder.py   stands for a tensor that another stage computes: its shape, and no values
+stages.py        what a plan shows of it
 links.py         what travels between neighbouring stages
 """
 

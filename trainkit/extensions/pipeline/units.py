@@ -50,7 +50,7 @@ def units_of(task: nn.Module, stages: int) -> list[Unit]:
             " (several modules of one class in a list); each stage needs one. Choose fewer stages,"
             " or return the modules of each stage from the Task's pipeline_stages()."
         )
-    firsts = [0, *_balanced([_work(module) for _, module in parts], starts[1:], stages)]
+    firsts = [0, *_balanced([work_of(module) for _, module in parts], starts[1:], stages)]
     return [
         Unit(name, module, sum(first <= place for first in firsts) - 1)
         for place, (name, module) in enumerate(parts)
@@ -72,7 +72,7 @@ def _parts(
         yield from _parts(child, blocks, f"{name}.{own}" if name else own)
 
 
-def _work(module: nn.Module) -> int:
+def work_of(module: nn.Module) -> int:
     """Return a module's weights but for embeddings: what a sample's forward multiplies with."""
     tables = {
         id(parameter)

@@ -257,7 +257,12 @@ def measure(run: Run, compression: str) -> Sizes:
 
 
 def size_rows(
-    sizes: Sizes, world_size: int, parts: int = 1, zero: bool = False, tensor: int = 1
+    sizes: Sizes,
+    world_size: int,
+    parts: int = 1,
+    zero: bool = False,
+    tensor: int = 1,
+    stages: int = 1,
 ) -> Rows:
     """Return the communication of a step and the memory of a rank.
 
@@ -265,6 +270,7 @@ def size_rows(
         parts: ranks that split weights, gradients and optimizer state (engine=fsdp).
         zero: whether DeepSpeed splits them, by its stage.
         tensor: ranks that share layers by width, among `parts`.
+        stages: of a pipeline, among `parts`.
     """
     if parts > 1:
         whole = f"what no plan splits by width, {tensor} times that; " * (tensor > 1)
@@ -273,9 +279,11 @@ def size_rows(
         return [
             (
                 "sent in a step",
-                "weights gathered twice and gradients summed in parts, up to"
-                f" {human(3 * sizes.weights)} a rank"
-                + f"; {human(3 * sizes.weights // tensor)} of layers split by width, and their"
+                "a stage's "
+                * (stages > 1)
+                + "weights gathered twice and gradients summed in parts, up to"
+                f" {human(3 * sizes.weights // stages)} a rank"
+                + f"; {human(3 * sizes.weights // tensor // stages)} of layers split by width, and their"
                 " activations" * (tensor > 1),
             ),
             (

@@ -32,9 +32,12 @@ class Planned:
     hooks: Hooks  # the table of their hooks
 
 
-def groups_of(engine: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the replicas and the tensor ranks of an engine's options."""
-    return int(engine.get("replicas") or 1), int(engine.get("tensor") or 1)
+def groups_of(engine: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the replicas, the tensor ranks and the pipeline stages of an engine's options."""
+    replicas, tensor, stages = (
+        int(engine.get(name) or 1) for name in ("replicas", "tensor", "pipeline")
+    )
+    return replicas, tensor, stages
 
 
 @contextlib.contextmanager
@@ -58,10 +61,16 @@ def planned(subject: Subject, run_dir: str) -> Iterator[Planned]:
         launcher = dataclasses.replace(
             launcher, world_size=len(chosen), local_size=min(launcher.local_size, len(chosen))
         )
-    replicas, tensor = groups_of(subject.engine)
-    check_groups(launcher.world_size, replicas, tensor)
+    replicas, tensor, stages = groups_of(subject.engine)
+    check_groups(launcher.world_size, replicas, tensor, stages)
     name = "single" if launcher.world_size == 1 else name
-    engine = SimulatedEngine(name, launcher.world_size, launcher.local_size, tensor_size=tensor)
+    engine = SimulatedEngine(
+        name,
+        launcher.world_size,
+        launcher.local_size,
+        tensor_size=tensor,
+        pipeline_size=stages,
+    )
     options = dataclasses.replace(options, engine=engine)
     silent = [callback for callback in callbacks if not isinstance(callback, Logger)]
     with Stage("fit", asked.task, asked.data, silent, options) as stage:

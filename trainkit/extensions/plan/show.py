@@ -12,6 +12,7 @@ from rich.text import Text
 
 from trainkit.console import console_of
 from trainkit.engine.base import Engine
+from trainkit.extensions.pipeline.stages import stage_rows
 from trainkit.extensions.plan import plan
 from trainkit.extensions.plan.advice import advise
 from trainkit.extensions.plan.fits import choices, fit_rows, measure_need
@@ -74,12 +75,16 @@ def make_plan(subject: Subject, run_dir: str, cores: int, memory_gb: float | Non
         # first: measuring the rest spoils the weights
         need = measure_need(run) if memory_gb is not None else None
         sizes = plan.measure(run, subject.engine.get("compression") or "none")
-        replicas, tensor = groups_of(subject.engine)
+        replicas, tensor, stages = groups_of(subject.engine)
+        if stages > 1:
+            count = run.batch_plan.accumulate
+            rows = stage_rows(run.task, stages, count, tensor)
+            sections["stages"] = (f"the layers of {stages} stages", rows)
         parts = ranks // replicas if engine.name == "fsdp" else 1
         sections["size"] = (
             "traffic, memory, disk",
             [
-                *plan.size_rows(sizes, ranks, parts, engine.name == "deepspeed", tensor),
+                *plan.size_rows(sizes, ranks, parts, engine.name == "deepspeed", tensor, stages),
                 *traffic_rows(run, sizes.payload),
                 *plan.checkpoint_rows(run, callbacks, sizes),
             ],

@@ -1,0 +1,118 @@
+"""Where the layers of a Task are cut into stages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainkit.errors import ConfigError
+from trainkit.extensions.pipeline.stages import stage_rows
+from trainkit.extensions.pipeline.units import units_of
+
+
+class Block(nn.Module):
+    """A layer of a width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, width)
+
+
+class Chain(nn.Module):
+    """A large embedding, blocks of given widths, dropout, and a head."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 4)
+        self.blocks = nn.ModuleList(Block(width) for width in widths)
+        self.dropout = nn.Dropout()
+        self.head = nn.Linear(4, 2)
+
+
+def stages_of(task: nn.Module, stages: int) -> list[list[str]]:
+    """The names of each stage's units."""
+    units = units_of(task, stages)
+    return [[unit.name for unit in units if unit.stage == stage] for stage in range(stages)]
+
+
+def test_stages_have_about_as_much_work() -> None:
+    """An embedding counts nothing; a stage begins with a block; what has no weights is no unit."""
+    assert stages_of(Chain(8, 8, 8, 8), 2) == [
+        ["table", "blocks.0", "blocks.1"],
+        ["blocks.2", "blocks.3", "head"],
+    ]
+    assert stages_of(Chain(40, 8, 8, 8), 2)[0] == ["table", "blocks.0"]
+    assert stages_of(Chain(8, 8, 8), 3) == [
+        ["table", "blocks.0"],
+        ["blocks.1"],
+        ["blocks.2", "head"],
+    ]
+
+
+def test_fewer_blocks_than_stages_are_refused() -> None:
+    """The error has both numbers, and the way out."""
+    text = r"engine.pipeline is 3, and Chain has 2 blocks .* pipeline_stages\(\)"
+    with pytest.raises(ConfigError, match=text):
+        units_of(Chain(8, 8), 3)
+
+
+class Named(Chain):
+    """Names its stages."""
+
+    stages: Any = None
+
+    def pipeline_stages(self) -> Any:
+        """Return them."""
+        return self.stages
+
+
+def test_a_task_names_its_stages() -> None:
+    """A stage is a list of modules, or a module that holds them."""
+    task = Named(8, 8, 8)
+    task.stages = [task.table, [task.blocks, task.head]]
+    assert stages_of(task, 2) == [["table"], ["blocks.0", "blocks.1", "blocks.2", "head"]]
+
+
+@pytest.mark.parametrize(
+    ("stages", "text"),
+    [
+        (lambda task: [[task.table, task.blocks]], "returned 1 stages. It must return a list"),
+        (lambda task: 5, "returned 5 stages. It must return a list"),
+        (lambda task: [task.table, task.blocks], "leaves out 'head', which has weights"),
+    ],
+    ids=["one stage", "no list", "left out"],
+)
+def test_stages_that_do_not_fit_are_refused(stages: Any, text: str) -> None:
+    """Another number than engine.pipeline's, and modules that none names."""
+    task = Named(8, 8, 8)
+    task.stages = stages(task)
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        units_of(task, 2)
+
+
+def test_a_plan_shows_stages_and_waiting() -> None:
+    """The ranks, layers, weights and work of each, and the bubble of few microbatches."""
+    rows = dict(stage_rows(Chain(8, 8, 8, 8), 2, 1, 2))
+    assert rows["stage 0, ranks 2 to 3"] == (
+        "table to blocks.1: weights 15.9 KiB, 47% of what is multiplied"
+    )
+    assert rows["stage 1, ranks 0 to 1"].startswith("blocks.2 to head: ")
+    assert rows["waiting"] == (
+        "50% of a step, with 1 microbatches on 2 stages of equal work;"
+        " trainer.accumulate_grad_batches=8 would leave 11%"
+    )
+    assert dict(stage_rows(Chain(8, 8), 2, 8, 1))["waiting"].endswith("stages of equal work")
+
+
+def test_the_parts_of_a_model_that_lists_hold_are_units_in_order() -> None:
+    """Blocks of several lists, as the groups of a ResNet."""
+    task = nn.Module()
+    task.stem = nn.Linear(4, 4)
+    task.low = nn.Sequential(Block(4), Block(4))
+    task.high = nn.Sequential(Block(8), Block(8))
+    task.scale = nn.Parameter(torch.ones(()))
+    assert stages_of(task, 2) == [["stem", "low.0", "low.1"], ["high.0", "high.1"]]

@@ -1,0 +1,94 @@
+"""Pipelines (engine=fsdp engine.pipeline=2): stages of the layers on different ranks train what one
+process does, and read the same samples, which count once.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.helpers.launching import Command
+from tests.parallel.starts import ROOT, WORKERS, Starts
+
+WORKER = WORKERS / "pipeline.py"
+LINES = {
+    "single": f"python {WORKER} {{out}} single '{{{{}}}}'",
+    "1f1b": f"torchrun --nproc-per-node 4 {WORKER} {{out}} fsdp '{{{{\"pipeline\":2}}}}'",
+    "4 stages": (
+        f"torchrun --nproc-per-node 4 {WORKER} {{out}} fsdp"
+        ' \'{{"pipeline":4,"pipeline_schedule":"gpipe"}}\''
+    ),
+}
+SPLIT = ["1f1b", "4 stages"]
+
+pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
+    """The worker in one process, and on four ranks."""
+    return Starts(LINES.__getitem__, tmp_path_factory, timeout_s=240)
+
+
+@pytest.mark.parametrize("start", SPLIT)
+def test_weights_are_those_of_one_process(start: str, starts: Starts) -> None:
+    """With weighted samples, a short last step, clipping, two tensors that are handed on, and a
+    weight of the Task itself.
+    """
+    expected = starts["single"]["counted"][0]["state"]
+    ranks = starts[start]["counted"]
+    weights = {name for name in expected if not name.endswith(".calls")}
+    assert {name for rank in ranks for name in rank["state"]} >= weights
+    for rank in ranks:
+        for name in weights & set(rank["state"]):
+            found = rank["state"][name]
+            torch.testing.assert_close(found, expected[name], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("start", SPLIT)
+def test_each_sample_counts_once(start: str, starts: Starts) -> None:
+    """Logged means and sums, and predictions with their values, in order."""
+    alone, first = starts["single"]["counted"][0], starts[start]["counted"][0]
+    assert first["values"] == pytest.approx(alone["values"], rel=1e-12)
+    assert first["values"]["train/samples"] == first["values"]["val/samples"] == 29
+    assert [number for number, _ in first["predicted"]] == list(range(29))
+    for (_, found), (_, expected) in zip(first["predicted"], alone["predicted"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_stages_of_a_model_read_and_draw_the_same(starts: Starts) -> None:
+    """Ranks 0 and 1 are one model's stages, 2 and 3 the other's; numbers that a step draws outside
+    of layers are equal on stages, and other ones on other data ranks.
+    """
+    ranks = starts["1f1b"]["counted"]
+    for name in ("seen", "drawn"):
+        values = [rank[name] for rank in ranks]
+        assert values[0] == values[1] != values[2] == values[3]
+
+
+@pytest.mark.parametrize("start", SPLIT)
+def test_it_resumes_bit_for_bit_with_dropout(start: str, starts: Starts) -> None:
+    """From the middle of an epoch."""
+    for rank in starts[start]["resumed"]:
+        assert rank["whole"].keys() == rank["resumed"].keys()
+        for name, value in rank["whole"].items():
+            assert torch.equal(rank["resumed"][name], value), name
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("Skips", "returned None to skip a batch, which earlier pipeline stages have computed"),
+        ("Beside", "returned what the last pipeline stage does not have"),
+        ("Early", "ended before the layers of pipeline stage"),
+    ],
+)
+def test_what_no_pipeline_can_train_is_refused(case: str, text: str, command: Command) -> None:
+    """In the first step, by the rank that lacks something; no rank is left."""
+    done = command(
+        f"torchrun --nproc-per-node 2 {WORKER} out.pt fsdp '{{\"pipeline\":2}}' {case}",
+        timeout_s=120,
+        PYTHONPATH=str(ROOT),
+    )
+    assert done.code != 0
+    assert text in done.text
