@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from trainkit.optim import decay_groups
 
 
 class Recommender(trainkit.Task):
@@ -69,7 +70,7 @@ class Recommender(trainkit.Task):
         tables = [self.users.weight, self.items.weight]
         return [
             torch.optim.SparseAdam(tables, lr=self.sparse_lr),
-            self.optimizer(self.head.parameters()),
+            self.optimizer(decay_groups(self.head, no_weight_decay=[])),
         ]
 
 

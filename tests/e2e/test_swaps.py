@@ -37,6 +37,15 @@ REFUSED = {
         "augment",
         "trivialaugment",
     ): "train_image_size is 176, and the model takes 224 x 224",
+    # the one matrix is the head
+    ("recommender", "optimizer", "muon"): "Linear has no matrix for Muon",
+    ("resnet18", "optimizer", "muon"): "ResNet has no matrix for Muon, which takes no convolutions",
+    ("resnet50", "optimizer", "muon"): "ResNet has no matrix for Muon, which takes no convolutions",
+    (
+        "resnet50_a3",
+        "optimizer",
+        "muon",
+    ): "ResNet has no matrix for Muon, which takes no convolutions",
     ("resnet50_a3", "task", "vit_b16"): "train_image_size is 160, and the model takes 224 x 224",
     ("mlp", "task", "vit_b16"): "'image_size': 8",
     ("resnet18", "task", "mlp"): "so an image is 3072 numbers (3 x 32 x 32)",

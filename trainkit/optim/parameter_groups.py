@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -41,11 +41,21 @@ def kind_of(module: nn.Module, name: str, parameter: nn.Parameter) -> ParameterK
     return "norm" if parameter.dim() <= 1 or _NORM.search(type(module).__name__) else None
 
 
+class ParameterGroups(list[dict[str, Any]]):
+    """Groups for an optimizer, and the model whose parameters they have:
+    Muon asks it for names and layers.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], model: nn.Module) -> None:
+        super().__init__(groups)
+        self.model = model
+
+
 def decay_groups(
     model: nn.Module,
     weight_decay: float | None = None,
     no_weight_decay: Sequence[ParameterKind] = ("norm", "bias"),
-) -> list[dict[str, Any]]:
+) -> ParameterGroups:
     """Return two groups: parameters with weight decay, and those of the kinds that have none.
 
     By default the weights of matrices, convolutions and embeddings decay, biases and norms do not
@@ -70,14 +80,21 @@ def decay_groups(
                 f"no_weight_decay has '{kind}'; it is a list of {', '.join(_KINDS)}: the kinds of"
                 f" parameters that do not decay.{did_you_mean(str(kind), _KINDS)}"
             )
-    kinds: dict[nn.Parameter, ParameterKind | None] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            kinds.setdefault(parameter, kind_of(module, name, parameter))
+    kinds = kinds_in(model)
     first: dict[str, Any] = {
         "params": [p for p in model.parameters() if kinds[p] not in no_weight_decay]
     }
     if weight_decay is not None:
         first["weight_decay"] = weight_decay
     plain = [p for p in model.parameters() if kinds[p] in no_weight_decay]
-    return [group for group in (first, {"params": plain, "weight_decay": 0.0}) if group["params"]]
+    both = (first, {"params": plain, "weight_decay": 0.0})
+    return ParameterGroups([group for group in both if group["params"]], model)
+
+
+def kinds_in(model: nn.Module) -> dict[nn.Parameter, ParameterKind | None]:
+    """Return the kind of each parameter; of a shared one, that of the first module."""
+    kinds: dict[nn.Parameter, ParameterKind | None] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            kinds.setdefault(parameter, kind_of(module, name, parameter))
+    return kinds

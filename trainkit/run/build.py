@@ -47,7 +47,7 @@ from trainkit.run.rescue import Rescue
 from trainkit.run.resume import declared_ranks, find_saved, first_shares, restore
 from trainkit.run.run import FitParts, Run
 from trainkit.run.setup import Stage
-from trainkit.run.split_weights import check_split
+from trainkit.run.split_weights import check_split, check_split_optimizers
 from trainkit.run.stage_feeds import Feeds
 from trainkit.run.step_parts import StepParts
 from trainkit.run.step_settings import step_settings
@@ -115,6 +115,7 @@ def _optimizers(stage: Stage) -> Made:
         make() if stage.kept is None else stage.kept.optimizers(task, run.batch_plan, make)
     )
     check_parameters(task, optimizers)
+    check_split_optimizers(stage.engine, optimizers)
     stage.replicas.compare("optimizers", lambda: _facts(optimizers, schedules, stage.feeds.of_fit))
     task.zero_grad(set_to_none=True)  # gradients of an interrupted run would count as this one's
     return optimizers, schedules

@@ -4,12 +4,13 @@ refused before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from torch import nn
 
 from trainkit.engine.base import Engine
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.run.feature import Feature
 
 
@@ -24,6 +25,30 @@ def check_split(engine: Engine, task: nn.Module, features: Iterable[Feature]) ->
         raise ConfigError(
             f"engine is {engine.name}, and its ranks hold parts of the weights; {reason}"
         )
+
+
+def check_split_optimizers(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuse, or name, torch's optimizers that compute with whole matrices; trainkit.optim has
+    them for parts.
+
+    Raises:
+        TaskError: there is one that fails.
+    """
+    if not engine.splits_weights:
+        return
+    for optimizer in optimizers:
+        if type(optimizer) is torch.optim.Adafactor:
+            raise TaskError(
+                f"The optimizer is torch.optim.Adafactor, and engine is {engine.name}: it fails on"
+                " weights of which each rank holds a part. Use trainkit.optim.Adafactor, which"
+                " gathers each for its update."
+            )
+        if type(optimizer) is torch.optim.Muon:
+            engine.ranks.say(
+                f"torch.optim.Muon with engine={engine.name} sums partial products in bfloat16: the"
+                " update of a matrix with more rows than columns differs by some percent from that"
+                " of one process. trainkit.optim.Muon(decay_groups(self)) makes the same one."
+            )
 
 
 def _reasons(task: nn.Module, features: Iterable[Feature]) -> Iterator[str]:

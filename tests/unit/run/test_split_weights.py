@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from torch import nn
 
 from tests.helpers.toy import Line
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TaskError
+from trainkit.optim import Adafactor, Muon, decay_groups
 from trainkit.run.bad_samples import SkipBadSamples
 from trainkit.run.elastic import ElasticFit, ElasticState
 from trainkit.run.feature import Feature, Features
@@ -20,7 +22,7 @@ from trainkit.run.finite import StopOnNonfinite
 from trainkit.run.manual import ManualUpdates
 from trainkit.run.norms import SyncNorms
 from trainkit.run.oom import HalveOnOom
-from trainkit.run.split_weights import check_split
+from trainkit.run.split_weights import check_split, check_split_optimizers
 
 
 class Tables(Line):
@@ -74,3 +76,33 @@ def test_what_needs_whole_weights_is_refused(given: dict[str, Any], words: str) 
 def test_a_plain_fit_is_taken() -> None:
     """Nothing else is refused."""
     check([StopOnNonfinite()])
+
+
+def said_of(make: Any, splits: bool = True) -> list[str]:
+    """Return what is said of an optimizer."""
+    said: list[str] = []
+    ranks = SimpleNamespace(say=said.append)
+    engine: Any = SimpleNamespace(splits_weights=splits, name="fsdp", ranks=ranks)
+    check_split_optimizers(engine, [make(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))])
+    return said
+
+
+def torchs_muon(model: nn.Module) -> torch.optim.Optimizer:
+    """Return torch's Muon of a model's matrices."""
+    return torch.optim.Muon([p for p in model.parameters() if p.dim() == 2])
+
+
+def test_torchs_adafactor_is_refused() -> None:
+    """It would fail in its first step; the message names what works."""
+    make = lambda model: torch.optim.Adafactor(model.parameters())  # noqa: E731
+    with pytest.raises(TaskError, match=r"fails on weights .*Use trainkit\.optim\.Adafactor"):
+        said_of(make)
+    assert said_of(make, splits=False) == []
+
+
+def test_torchs_muon_is_named() -> None:
+    """Its updates are not those of one process; trainkit's are, and nothing is said of these."""
+    assert "trainkit.optim.Muon(decay_groups(self))" in said_of(torchs_muon)[0]
+    assert said_of(torchs_muon, splits=False) == []
+    assert said_of(lambda model: Muon(decay_groups(model))) == []
+    assert said_of(lambda model: Adafactor(model.parameters())) == []

@@ -30,7 +30,9 @@ _ADAPTIVE = (
     "Adadelta",
     "RMSprop",
     "Adafactor",
+    "AdamWScheduleFree",
     "LAMB",
+    "Muon",
 )
 _RANK_KEYS = re.compile(
     r"^(global_|node_)?(rank|local_rank|world_size|num_nodes|num_gpus|n_gpus|gpus?|gpu_ids?|device_ids?|devices)$"
