@@ -45,6 +45,7 @@ def fit(run: Run) -> None:
         _record(run)
     # of ranks that step alone (communication=diloco, local_sgd)
     run.engine.approximation.close_round()
+    run.step.eval_weights.show()
     run.hooks("on_train_end")
 
 
@@ -191,7 +192,8 @@ def finish_gradients(run: Run, step: Step) -> None:
 
 def validate(run: Run) -> None:
     """Evaluate on the validation data of all ranks, if there are any."""
-    keep_values(run, run.evaluator.validate())
+    with run.step.eval_weights.shown():
+        keep_values(run, run.evaluator.validate())
     run.state.validated_at = run.state.global_step
 
 

@@ -1,4 +1,4 @@
-"""Averages of weights, LARS, LAMB and unfreezing on two ranks:
+"""Averages of weights, optimizers of trainkit and unfreezing on two ranks:
 equal on all, equal to one process, resumed bit for bit.
 """
 
@@ -12,7 +12,7 @@ import torch
 from tests.parallel.starts import Starts, line_of
 
 STARTS = ["single", "horovod", "ddp"]
-GOES_ON = ["ema", "swa", "finetuning"]
+GOES_ON = ["ema", "swa", "finetuning", "muon", "adafactor", "averaged"]
 STATISTICS = ("model.1.running_mean", "model.1.running_var", "model.1.num_batches_tracked")
 
 pytestmark = pytest.mark.parallel
@@ -66,7 +66,7 @@ def test_resuming_changes_no_bit_on_any_rank(start: str, name: str, results: Any
         assert all(torch.equal(parts["state"][key], value) for key, value in whole["state"].items())
 
 
-@pytest.mark.parametrize("name", ["ema", "swa"])
+@pytest.mark.parametrize("name", ["ema", "swa", "averaged"])
 def test_the_average_is_not_what_was_trained(name: str, results: Any) -> None:
     """The tests above compare averages, not the weights."""
     (alone,) = results["single"][name]

@@ -50,7 +50,7 @@ GOES_ON = [
     ("ddp, 2 ranks", "pipeline"),
     ("pipeline x tensor", "2 replicas x pipeline"),
 ]
-SCENARIOS = ["sgd", "adamw", "ema", "late", "lars", "lamb"]
+SCENARIOS = ["sgd", "adamw", "ema", "late", "lars", "lamb", "muon", "adafactor", "averaged"]
 
 pytestmark = pytest.mark.parallel
 
@@ -120,7 +120,7 @@ def compare(ranks: Any, expected: Any, stages: int = 1) -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_they_train_as_one_process_does(start: str, scenario: str, runs: Runs) -> None:
     """Plain SGD, clipped AdamW with activation checkpointing, EMA, layers of configure_model,
-    LARS and LAMB; short steps.
+    LARS, LAMB, Muon, Adafactor, and averages in place of a schedule; short steps.
     """
     (alone,) = runs["", "single"][scenario]
     compare(runs["", start][scenario], alone, stages_of(start))

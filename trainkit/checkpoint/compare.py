@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainkit.checkpoint.contents import OWN
+from trainkit.checkpoint.contents import OWN, TRAINED
 from trainkit.checkpoint.format import load_training, read_state
 
 # The largest difference allowed at another number of ranks, as a share of the tensor's largest
@@ -249,7 +249,8 @@ def _values(folder: Path, names: Names | None, rounding: bool) -> dict[str, dict
     return {
         "weights": {
             f"weight {name}": tensor for name, tensor in weights.items() if not is_buffer[name]
-        },
+        }
+        | {f"trained weight {name}": t for name, t in training.get(TRAINED, {}).items()},
         "buffers": {
             f"buffer {name}": tensor for name, tensor in weights.items() if is_buffer[name]
         },

@@ -11,6 +11,8 @@ from torch import nn
 
 # what each rank has of its own in approximate communication: too large for a commit
 OWN = "communication_of_ranks"
+# of an optimizer that is evaluated at other weights than it trains
+TRAINED = "trained_weights"
 
 
 class Part(Protocol):
@@ -66,7 +68,7 @@ class Contents:
     # parts that rank 0 alone may know in full: the run's files
     rank_0_parts: Sequence[str] = ("callbacks",)
     # that a checkpoint of the same run may lack
-    optional_parts: Sequence[str] = ("datamodule", "communication", OWN)
+    optional_parts: Sequence[str] = ("datamodule", "communication", OWN, TRAINED)
 
 
 class Changes(NamedTuple):

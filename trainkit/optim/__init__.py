@@ -8,6 +8,7 @@ from trainkit.optim.lamb import LAMB
 from trainkit.optim.lars import LARS
 from trainkit.optim.muon import Muon
 from trainkit.optim.parameter_groups import decay_groups
+from trainkit.optim.schedule_free import schedule_free
 
 __all__ = [
     "LAMB",
@@ -17,5 +18,6 @@ __all__ = [
     "cosine",
     "decay_groups",
     "polynomial",
+    "schedule_free",
     "step",
 ]

@@ -6,6 +6,7 @@ from trainkit.run.bad_samples import SkipBadSamples
 from trainkit.run.communication import SavedCommunication
 from trainkit.run.compile import Compile
 from trainkit.run.elastic import ElasticFit
+from trainkit.run.eval_weights import EvalWeights
 from trainkit.run.feature import Feature, Features
 from trainkit.run.finite import StopOnNonfinite
 from trainkit.run.manual import ManualUpdates
@@ -33,6 +34,7 @@ def features_of(stage: Stage) -> Features:
         numerics.sync_batchnorm and SyncNorms(stage.enter),
         samples.reload_dataloaders_every_n_epochs and Reload(stage, features),
         SavedCommunication(),
+        EvalWeights(),
     ]
     for feature in asked:
         if isinstance(feature, Feature):

@@ -231,11 +231,12 @@ def contents_of(run: Run, features: Features) -> Contents:
     @contextlib.contextmanager
     def saving() -> Any:
         extra: dict[str, Any] = {}
-        try:
-            run.hooks("on_save_checkpoint", extra)
-            yield extra
-        finally:
-            run.hooks("on_save_checkpoint_end")
+        with run.step.eval_weights.shown():
+            try:
+                run.hooks("on_save_checkpoint", extra)
+                yield extra
+            finally:
+                run.hooks("on_save_checkpoint_end")
 
     def about() -> dict[str, Any]:
         found: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}

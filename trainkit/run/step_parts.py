@@ -46,6 +46,17 @@ def on_this_rank(engine: Engine, microbatch: Microbatch) -> AbstractContextManag
     return contextlib.nullcontext() if microbatch.is_last else engine.no_sync()
 
 
+class WeightSwitch:
+    """What no optimizer but one with `train()` and `eval()` needs; see run/eval_weights.py."""
+
+    def shown(self) -> AbstractContextManager[None]:
+        """A context in which the model holds the weights to evaluate."""
+        return contextlib.nullcontext()
+
+    def show(self) -> None:
+        """Put them into the model for good."""
+
+
 class OpenBatch(NamedTuple):
     """A microbatch before its on_train_batch_end, and what the hook gets."""
 
@@ -78,6 +89,7 @@ class StepParts:
         open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the
             update.
         manual: runs a Task that updates its weights itself.
+        eval_weights: of optimizers that are evaluated at other weights than they train.
     """
 
     weights: SampleWeights
@@ -94,6 +106,7 @@ class StepParts:
     finite: FiniteLosses | None = None
     halving: Halving | None = None
     manual: ManualBatches | None = None
+    eval_weights: WeightSwitch = field(default_factory=WeightSwitch)
 
     def __post_init__(self) -> None:
         self.has_old = self.clears_late

@@ -23,6 +23,16 @@ class Own(torch.optim.SGD):
     """An optimizer of the user."""
 
 
+class Switched(Own):
+    """One that is evaluated at other weights."""
+
+    def train(self) -> None:
+        """Switch."""
+
+    def eval(self) -> None:
+        """Switch."""
+
+
 def test_what_deepspeed_serves_passes() -> None:
     """The plain settings, and an optimizer that treats each element alone."""
     check_settings(GOOD, 3)
@@ -122,6 +132,15 @@ def test_an_optimizer_is_refused(make: Any, words: str) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(TaskError, match=words):
         check_optimizers(model, make(list(model.parameters())), False)
+
+
+def test_an_optimizer_that_switches_weights_is_refused() -> None:
+    """Even if the user says that it treats each element alone."""
+    model = nn.Linear(2, 2)
+    with pytest.raises(
+        TaskError, match=r"Switched, whose train\(\) and eval\(\) change the weights"
+    ):
+        check_optimizers(model, [Switched(model.parameters())], True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Runs averages of weights, LARS, LAMB and unfreezing on several ranks, in one start of a launcher,
+"""Runs averages of weights, optimizers of trainkit and unfreezing on several ranks, in one start of a launcher,
 and saves the results.
 
     python averaging.py OUT
@@ -22,7 +22,7 @@ from tests.helpers.toy import Line, fill, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, BackboneFinetuning, ModelCheckpoint, StochasticWeightAveraging
 from trainkit.engine.select import make_engine
-from trainkit.optim import LAMB, LARS, decay_groups
+from trainkit.optim import LAMB, LARS, Adafactor, Muon, decay_groups, schedule_free
 
 OUT = sys.argv[1]
 ENGINE = make_engine("auto")
@@ -87,15 +87,16 @@ def fit(
     return {"state": state, "trained": trained.found, "metrics": dict(run.callback_metrics)}
 
 
-def parts(name: str, make: Any, stop_at: int) -> dict[str, Any]:
-    """Stop at a step and resume in new objects."""
-    fit(f"{name} parts", Parts(), make(), max_steps=stop_at)
-    return fit(f"{name} parts", Parts(), make(), ckpt_path="last")
-
-
-def scenario(name: str, make: Any, stop_at: int = 5) -> dict[str, Any]:
-    """A whole run, and one that was stopped inside an epoch and resumed."""
-    return {"whole": fit(name, Parts(), make()), "parts": parts(name, make, stop_at)}
+def scenario(
+    name: str, make: Any = lambda: None, stop_at: int = 5, optimizer: Any = None
+) -> dict[str, Any]:
+    """A whole run, and one that was stopped inside an epoch and resumed in new objects."""
+    whole = fit(name, Parts(optimizer), make())
+    fit(f"{name} parts", Parts(optimizer), make(), max_steps=stop_at)
+    return {
+        "whole": whole,
+        "parts": fit(f"{name} parts", Parts(optimizer), make(), ckpt_path="last"),
+    }
 
 
 def ema() -> dict[str, Any]:
@@ -132,7 +133,22 @@ def lamb() -> dict[str, Any]:
     return {"whole": fit("lamb", Parts(lambda groups: LAMB(groups, 0.02)))}
 
 
-SCENARIOS = [ema, swa, finetuning, lars, lamb]
+def muon() -> dict[str, Any]:
+    """Muon for the first layer, AdamW for the rest."""
+    return scenario("muon", optimizer=lambda groups: Muon(groups, 0.02))
+
+
+def adafactor() -> dict[str, Any]:
+    """Adafactor under two parameter groups."""
+    return scenario("adafactor", optimizer=lambda groups: Adafactor(groups, 0.05))
+
+
+def averaged() -> dict[str, Any]:
+    """AdamW without a schedule, which is evaluated at averages."""
+    return scenario("averaged", optimizer=lambda groups: schedule_free(groups, 0.05))
+
+
+SCENARIOS = [ema, swa, finetuning, lars, lamb, muon, adafactor, averaged]
 
 if __name__ == "__main__":
     results = {}

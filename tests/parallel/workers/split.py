@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import trainkit
 from trainkit.callbacks import EMA, DivergenceGuard, ModelCheckpoint
 from trainkit.engine.select import make_engine
-from trainkit.optim import LAMB, LARS
+from trainkit.optim import LAMB, LARS, Adafactor, Muon, decay_groups, schedule_free
 
 OUT, NAME, OPTIONS, FROM = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
 WIDTH = 63  # which no number of ranks divides
@@ -188,6 +188,11 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     ),
     "lars": lambda: train("lars", lambda parameters: LARS(parameters, lr=0.5, momentum=0.9)),
     "lamb": lambda: train("lamb", lambda parameters: LAMB(parameters, lr=0.01)),
+    "muon": lambda: train("muon", lambda _: Muon(decay_groups(TASKS[-1]), lr=0.01)),
+    "adafactor": lambda: train(
+        "adafactor", lambda parameters: Adafactor(parameters, lr=0.02, weight_decay=0.1)
+    ),
+    "averaged": lambda: train("averaged", lambda parameters: schedule_free(parameters, lr=0.01)),
 }
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from trainkit.arguments import show
 from trainkit.engine.reduce.buckets import find_sparse
 from trainkit.engine.step_settings import Need, StepSettings
 from trainkit.errors import ConfigError, TaskError
+from trainkit.optim.schedule_free import has_switch
 
 _ELSE = "Use engine=ddp"
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -167,6 +168,11 @@ def check_optimizers(
         raise TaskError(
             f"The optimizer is {name}, and with engine=deepspeed it cannot be: {why}. Else:"
             f" {_ELSE}."
+        )
+    if has_switch(optimizer):
+        raise TaskError(
+            f"The optimizer is {name}, whose train() and eval() change the weights, and DeepSpeed"
+            f" hands it copies of them. Else: {_ELSE}."
         )
     if any(not group["params"] for group in optimizer.param_groups):
         raise TaskError(
