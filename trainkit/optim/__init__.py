@@ -3,7 +3,7 @@ optimizers, parameter groups.
 """
 
 from trainkit.optim.adafactor import Adafactor
-from trainkit.optim.decay import cosine, polynomial, step
+from trainkit.optim.decay import constant, cosine, polynomial, step
 from trainkit.optim.lamb import LAMB
 from trainkit.optim.lars import LARS
 from trainkit.optim.muon import Muon
@@ -15,6 +15,7 @@ __all__ = [
     "LARS",
     "Adafactor",
     "Muon",
+    "constant",
     "cosine",
     "decay_groups",
     "polynomial",

@@ -22,10 +22,10 @@ class Adafactor(torch.optim.Adafactor):
     """Has torch.optim.Adafactor's arguments."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the weights."""
         if not any(is_spread(p) for group in self.param_groups for p in group["params"]):
-            loss: float | None = super().step(closure)
+            loss: float | None = super().step(closure)  # type: ignore[no-untyped-call]
             return loss
         loss = None
         if closure is not None:
@@ -35,19 +35,23 @@ class Adafactor(torch.optim.Adafactor):
             worker = torch.optim.Adafactor([torch.empty(0)])
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_whole(worker, group, parameter)
+                    self._step_whole(worker, group, parameter, parameter.grad)
         return loss
 
     def _step_whole(
-        self, worker: torch.optim.Adafactor, group: dict[str, Any], parameter: Tensor
+        self,
+        worker: torch.optim.Adafactor,
+        group: dict[str, Any],
+        parameter: Tensor,
+        gradient: Tensor,
     ) -> None:
         """Update one weight as `worker` does the whole of it; a collective."""
         whole = nn.Parameter(whole_of(parameter.detach()))
-        whole.grad = whole_of(parameter.grad)
+        whole.grad = whole_of(gradient)
         held = {name: whole_of(value) for name, value in self.state[parameter].items()}
         worker.param_groups = [group | {"params": [whole]}]
         worker.state = defaultdict(dict, {whole: held} if held else {})
-        worker.step()
+        worker.step()  # type: ignore[no-untyped-call]
         parameter.copy_(spread_as(whole.detach(), parameter))
         # a checkpoint spreads what has the weight's shape
         self.state[parameter] = {

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import ConstantLR, LambdaLR
 
 from trainkit.arguments import Fraction, PositiveFloat
 from trainkit.errors import ConfigError
@@ -30,6 +30,16 @@ def cosine(optimizer: Optimizer, total_steps: int, end: Fraction = 0.0) -> Lambd
         optimizer,
         lambda t: end + (1 - end) * 0.5 * (1 + math.cos(math.pi * min(t / total_steps, 1.0))),
     )
+
+
+def constant(optimizer: Optimizer, total_steps: int) -> ConstantLR:
+    """Leave the rate as it is, as optimizers that average weights want it (optimizer=schedule_free).
+
+    Args:
+        optimizer: its rates stay.
+        total_steps: has no effect.
+    """
+    return ConstantLR(optimizer, factor=1.0, total_iters=0)
 
 
 def polynomial(

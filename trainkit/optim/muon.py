@@ -87,7 +87,7 @@ class Muon(Optimizer):
                 adjust_lr_fn=adjust_lr_fn,
             ),
             "adamw": torch.optim.AdamW(
-                none, lr if adamw_lr is None else adamw_lr, tuple(betas), eps, weight_decay
+                none, lr if adamw_lr is None else adamw_lr, (betas[0], betas[1]), eps, weight_decay
             ),
         }
         super().__init__(groups, {})

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ConstantLR
 
 from trainkit.api.view import RunView
 from trainkit.callbacks.averaging.ema import WeightAveraging
@@ -143,10 +144,15 @@ def _described(run: RunView, optimizers: Sequence[Any]) -> str:
     )
     if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in run.task.modules()):
         text += " Batch norm's statistics are of the former."
-    scheduled = [c.scheduler for c in run.rates.schedules if c.scheduler.optimizer in optimizers]
-    if scheduled and any(is_schedule_free(scheduler.optimizer) for scheduler in scheduled):
+    scheduled = [
+        config.scheduler
+        for config in run.rates.schedules
+        if is_schedule_free(config.scheduler.optimizer)
+        and not isinstance(config.scheduler, ConstantLR)
+    ]
+    if scheduled:
         text += (
-            f" The latter are averages in the place of a schedule, and a"
-            f" {type(scheduled[0]).__name__} changes the rate too: leave it out (task.lr=null)."
+            " The latter are averages in the place of a schedule, and"
+            f" {type(scheduled[0]).__name__} changes the rate too: leave it out (lr=constant)."
         )
     return text

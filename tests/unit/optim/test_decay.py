@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.optim import cosine, polynomial, step
+from trainkit.optim import constant, cosine, polynomial, step
 
 
 def rates(make: Any, total_steps: int, **options: Any) -> list[float]:
@@ -28,6 +28,11 @@ def test_cosine_goes_from_the_rate_to_its_end() -> None:
     """Half a cosine: full at first, half in the middle, `end` of the rate at the last."""
     assert rates(cosine, 4) == pytest.approx([2.0, 1 + 2**-0.5, 1.0, 1 - 2**-0.5, 0.0])
     assert rates(cosine, 2, end=0.5) == pytest.approx([2.0, 1.5, 1.0])
+
+
+def test_constant_changes_nothing() -> None:
+    """Each step has the rate."""
+    assert rates(constant, 2) == [2.0, 2.0, 2.0]
 
 
 def test_polynomial_falls_with_its_power() -> None:

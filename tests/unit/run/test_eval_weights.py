@@ -19,7 +19,7 @@ from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, BackboneFinetuning, ModelCheckpoint
 from trainkit.checkpoint.compare import differences
 from trainkit.errors import ConfigError
-from trainkit.optim import decay_groups, schedule_free
+from trainkit.optim import constant, decay_groups, schedule_free
 
 schedulefree = pytest.importorskip("schedulefree")
 
@@ -146,39 +146,55 @@ def test_checkpoints_are_compared_by_their_trained_weights_too(tmp_path: Path) -
     assert part.first is not None and part.first.startswith("trained weight model.0.weight: 1 of")
 
 
-class Halved(torch.optim.SGD):
-    """An optimizer of a user: evaluated at half its weights."""
+class Thirds(torch.optim.SGD):
+    """An optimizer of a user, evaluated at a third of its weights; to and fro loses digits."""
 
     def eval(self) -> None:
-        """Halve them."""
-        self._multiply(0.5)
+        """Divide them."""
+        self._multiply("eval", 1 / 3)
 
     def train(self) -> None:
-        """Double them, unless they are whole."""
-        self._multiply(2.0)
+        """Multiply them, unless they are whole."""
+        self._multiply("train", 3.0)
 
     @torch.no_grad()
-    def _multiply(self, factor: float) -> None:
+    def _multiply(self, mode: str, factor: float) -> None:
         for group in self.param_groups:
-            if group.setdefault("factor", 2.0) != factor:
-                group["factor"] = factor
+            if group.setdefault("mode", "train") != mode:
+                group["mode"] = mode
                 for parameter in group["params"]:
                     parameter.mul_(factor)
 
 
+class Own(Line):
+    """A task under it."""
+
+    def configure_optimizers(self) -> Any:
+        """Return it."""
+        return Thirds(self.parameters(), lr=0.1)
+
+
 def test_any_optimizer_with_both_methods_is_switched(tmp_path: Path) -> None:
     """An optimizer of one's own needs no more than train() and eval()."""
+    task, plain, watch = Own(), Line(), Watch()
+    quiet(tmp_path, callbacks=watch, num_sanity_val_steps=0).fit(task, loader(23), loader(4))
+    quiet(tmp_path / "plain").fit(plain, loader(23))
+    assert torch.equal(watch.updated[-1], weights(plain))
+    torch.testing.assert_close(watch.validated[0], weights(plain) / 3)
+    assert torch.equal(weights(task), watch.validated[0])
 
-    class Own(Line):
-        def configure_optimizers(self) -> Any:
-            return Halved(self.parameters(), lr=0.0)
 
-    task, watch = Own(), Watch()
-    whole = weights(task)
-    quiet(tmp_path, callbacks=watch, num_sanity_val_steps=0).fit(task, loader(8), loader(4))
-    assert all(torch.equal(found, whole) for found in watch.trained)
-    assert torch.equal(watch.validated[0], whole / 2)
-    assert torch.equal(weights(task), whole / 2)
+def test_a_resumed_run_trains_the_weights_that_were_set_aside(tmp_path: Path) -> None:
+    """Not those that train() makes of the saved ones, which lack digits."""
+    tasks = [Own() for _ in range(3)]
+    settings = {"enable_checkpointing": True}
+    quiet(tmp_path / "whole", max_steps=5).fit(tasks[0], loader(23))
+    quiet(tmp_path / "parts", max_steps=4, **settings).fit(tasks[1], loader(23))
+    watch = Watch()
+    resumed = quiet(tmp_path / "parts", max_steps=5, callbacks=watch)
+    resumed.fit(tasks[2], loader(23), ckpt_path="last")
+    assert torch.equal(weights(tasks[2]), weights(tasks[0]))
+    assert not torch.equal(watch.trained[0].float() / 3 * 3, watch.trained[0].float())
 
 
 def test_an_error_in_a_validation_leaves_the_trained_weights(tmp_path: Path) -> None:
@@ -204,12 +220,22 @@ class Scheduled(FreeLine):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
+class Constant(FreeLine):
+    """With the schedule that is none."""
+
+    def configure_optimizers(self) -> Any:
+        """Return both."""
+        optimizer = super().configure_optimizers()
+        return [optimizer], [constant(optimizer, 1)]
+
+
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
         (FreeLine, {"Batch norm": False, "changes the rate too": False}),
         (Free, {"Batch norm's statistics are of the former": True}),
-        (Scheduled, {"a ExponentialLR changes the rate too: leave it out (task.lr=null)": True}),
+        (Constant, {"changes the rate too": False}),
+        (Scheduled, {"and ExponentialLR changes the rate too: leave it out (lr=constant)": True}),
     ],
 )
 def test_one_line_says_which_weights_are_which(
