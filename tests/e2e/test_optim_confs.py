@@ -1,4 +1,4 @@
-"""Averages of weights, finetuning, LARS and LAMB from the command line."""
+"""Averages of weights, finetuning and optimizers from the command line."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ from tests.helpers.launching import Command
         ("callbacks=swa", "SWA: the model holds the average of 2 epochs' weights."),
         ("optimizer=lars optimizer.lr=20", "20 x 1 rank = 20"),
         ("optimizer=lamb optimizer.lr=0.01", "0.01 x 1 rank = 0.01"),
+        ("optimizer=muon optimizer.lr=0.01", "0.01 x sqrt(1 rank) = 0.01"),
+        ("optimizer=adafactor", "0.01 x sqrt(1 rank) = 0.01"),
+        (
+            "optimizer=schedule_free optimizer.lr=0.01 lr=constant",
+            "validation, checkpoints and the end of the run use those of its eval().",
+        ),
     ],
 )
 def test_an_option_trains_as_well(
@@ -40,7 +46,7 @@ def test_an_option_trains_as_well(
     assert words in done.out
     best = max(float(row["val/acc"]) for row in read_rows(tmp_path / "here") if row["val/acc"])
     assert best > 0.9
-    if "callbacks" in overrides:
+    if "callbacks" in overrides or "schedule_free" in overrides:
         validated = command("python -m trainkit validate conf=mlp ckpt_path=best run_dir=here")
         assert f" {best:.6g} " in validated.out, validated.text
 
