@@ -29,6 +29,7 @@ from trainkit.engine.collectives import PeerError
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.elastic.attempts import ElasticRun
 from trainkit.loggers import CSVLogger
+from trainkit.optim import schedule_free
 from trainkit.run.elastic import ElasticState
 from trainkit.trainer import Trainer
 
@@ -187,6 +188,28 @@ def test_ranks_that_die_change_nothing_of_what_is_trained(
     for held in weights.values():
         torch.testing.assert_close(held, undisturbed[0], rtol=1e-5, atol=1e-6)
     assert read_rows(tmp_path) == undisturbed[1]
+
+
+class Free(Numbers):
+    """Evaluated at averages, which a commit holds in place of the trained weights."""
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW without a schedule."""
+        return schedule_free(self.parameters(), 0.02)
+
+
+def test_weights_that_a_commit_set_aside_are_trained_on(tmp_path: Path) -> None:
+    """After a death and an arrival, an optimizer with train() and eval() ends where it would."""
+    pytest.importorskip("schedulefree")
+    _, _, plain, _ = run(tmp_path / "plain", "abc", make_task=Free)
+    events: dict[tuple[str, int], Callable[[Job], None]] = {
+        ("a", 3): lambda job: kill(),
+        ("b", 7): lambda job: job.add("d"),
+    }
+    job, _, weights, _ = run(tmp_path / "other", "abc", events, make_task=Free)
+    assert job.sizes == [3, 2, 3]
+    for held in weights.values():
+        torch.testing.assert_close(held, plain["c"], rtol=1e-5, atol=1e-6)
 
 
 def test_ranks_that_come_take_part_from_the_next_step_on(
