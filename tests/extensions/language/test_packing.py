@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.language.packing import IGNORED, Document, Layout, lay_out, pack
+from trainkit.extensions.language.packing import (
+    IGNORED,
+    Document,
+    Layout,
+    documents_of,
+    lay_out,
+    pack,
+)
 
 
 def document(*ids: int, silent: int = 0) -> Document:
@@ -66,3 +73,13 @@ def test_all_layouts_have_the_same_labels(layout: Layout) -> None:
         n for i in range(4) for n in [*range(2, 2 + i), *range(1, 3 * i + 2)]
     ]
     assert len(batch["labels"]) == {"packed": 4, "padded": 8, "flat": 1}[layout]
+
+
+def test_documents_of_a_stream_are_apart() -> None:
+    """Positions begin again after each end of a text, and the token after it has no label; a row's
+    first place is 0, wherever its document began.
+    """
+    rows = torch.tensor([[5, 9, 7, 8, 9, 6], [9, 9, 1, 2, 3, 9]])
+    positions, labels = documents_of(rows, end_of_text=9)
+    assert positions.tolist() == [[0, 1, 0, 1, 2], [0, 0, 0, 1, 2]]
+    assert labels.tolist() == [[9, IGNORED, 8, 9, IGNORED], [IGNORED, IGNORED, 2, 3, 9]]

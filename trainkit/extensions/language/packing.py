@@ -6,6 +6,8 @@ padded      a row for each document, filled up to the longest
 flat        all documents in one row, for kernels of variable lengths (flash attention)
 
 All three layouts have the same labels, so that a step's loss and gradient are the same.
+
+documents_of    the documents of rows that were cut out of a stream of tokens, by the token between them
 """
 
 from __future__ import annotations
@@ -99,6 +101,26 @@ def lay_out(samples: Sequence[Sequence[Document]], layout: Layout, pad: int) -> 
         "position_ids": torch.stack(positions),
         "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
     }
+
+
+def documents_of(tokens_BT: Tensor, end_of_text: int) -> tuple[Tensor, Tensor]:
+    """Return positions and labels that keep the documents of rows apart, as "packed" does.
+
+    A row begins and ends anywhere in a document. Nothing here waits for the device.
+
+    Args:
+        tokens_BT: rows of a stream, of one token more than the model reads.
+        end_of_text: the last token of each document.
+
+    Returns:
+        position_ids [B, T - 1], which begin again after each end of a text; labels [B, T - 1], the
+        token after each, IGNORED after an end of a text: no other text predicts the first one.
+    """
+    is_end_BT = tokens_BT[:, :-1] == end_of_text
+    places_T = torch.arange(is_end_BT.shape[1], device=tokens_BT.device)
+    begins_BT = torch.where(is_end_BT, places_T + 1, 0).cummax(1).values
+    begins_BT = torch.nn.functional.pad(begins_BT[:, :-1], (1, 0))
+    return places_T - begins_BT, tokens_BT[:, 1:].masked_fill(is_end_BT, IGNORED)
 
 
 def _padded(documents: Sequence[Document], pad: int) -> dict[str, Tensor]:
