@@ -3,7 +3,7 @@ optimizers, parameter groups.
 """
 
 from trainkit.optim.adafactor import Adafactor
-from trainkit.optim.decay import constant, cosine, polynomial, step
+from trainkit.optim.decay import constant, cosine, polynomial, step, wsd
 from trainkit.optim.lamb import LAMB
 from trainkit.optim.lars import LARS
 from trainkit.optim.muon import Muon
@@ -21,4 +21,5 @@ __all__ = [
     "polynomial",
     "schedule_free",
     "step",
+    "wsd",
 ]

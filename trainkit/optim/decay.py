@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
+from typing import Literal
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR
 
-from trainkit.arguments import Fraction, PositiveFloat
+from trainkit.arguments import Fraction, PositiveFloat, PositiveInt
 from trainkit.errors import ConfigError
 
 
@@ -81,3 +83,62 @@ def step(
             " and 1."
         )
     return LambdaLR(optimizer, lambda t: gamma ** bisect_right(shares, t / total_steps))
+
+
+# what is left of the rate after a share of the decay
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda share: 1 - share,
+    "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
+    "1-sqrt": lambda share: 1 - math.sqrt(share),
+}
+
+
+def wsd(
+    optimizer: Optimizer,
+    total_steps: int,
+    decay: Fraction | None = None,
+    decay_steps: PositiveInt | None = None,
+    decay_type: Literal["linear", "cosine", "1-sqrt"] = "1-sqrt",
+    end: Fraction = 0.0,
+) -> LambdaLR:
+    """Hold the rate, and let it fall in the last part of the run to `end` times the rate: warm-up,
+    stable, decay (Hu et al. 2024, MiniCPM, section 4.2); warm-up is the Trainer's.
+
+    Up to the decay the rate does not depend on the run's length. A run that is resumed from there
+    with more steps is the same as one that had them from the start.
+
+    Args:
+        optimizer: its rates decay.
+        total_steps: steps of the run.
+        decay: the last part, as a share of the run, a step at least; 0 for none. 0.1 if neither
+            it nor `decay_steps` is given.
+        decay_steps: the last part, in steps.
+        decay_type: as transformers names them; 1-sqrt was the best of Haegele et al. 2024,
+            section 3.
+        end: the rate after the last step, as a share of the first.
+
+    Raises:
+        ConfigError: both are given, or the decay is longer than the run.
+    """
+    if decay is not None and decay_steps is not None:
+        raise ConfigError(
+            f"lr.decay is {decay} and lr.decay_steps is {decay_steps}; give one of them: a share of"
+            " the run, or steps."
+        )
+    if decay_steps is None:
+        share = 0.1 if decay is None else decay
+        decay_steps = max(round(total_steps * share), math.ceil(share))
+    if decay_steps > total_steps:
+        raise ConfigError(
+            f"lr.decay_steps is {decay_steps}, and the run has {total_steps} steps; it must be"
+            f" {total_steps} or less. Or give a share of the run: lr.decay=0.1"
+        )
+    first = total_steps - decay_steps
+    left = _SHAPES[decay_type]
+
+    def factor(step: int) -> float:
+        if step <= first or decay_steps == 0:
+            return 1.0
+        return end + (1 - end) * left(min((step - first) / decay_steps, 1.0))
+
+    return LambdaLR(optimizer, factor)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.optim import constant, cosine, polynomial, step
+from trainkit.optim import constant, cosine, polynomial, step, wsd
 
 
 def rates(make: Any, total_steps: int, **options: Any) -> list[float]:
@@ -54,7 +54,7 @@ def test_step_falls_at_the_milestones() -> None:
     assert [i for i in range(1, 90) if seen[i] != pytest.approx(seen[i - 1])] == [30, 60, 80]
 
 
-@pytest.mark.parametrize("make", [cosine, polynomial])
+@pytest.mark.parametrize("make", [cosine, polynomial, wsd])
 def test_after_the_run_the_rate_stays(make: Any) -> None:
     """A prolonged run continues at the last rate, and does not rise again."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
@@ -70,3 +70,25 @@ def test_milestones_are_rising_shares(milestones: list[float]) -> None:
     """Milestones that do not rise, or are epochs in place of shares, are refused."""
     with pytest.raises(ConfigError, match=r"lr\.milestones is .*shares of the run, rising"):
         rates(step, 90, milestones=milestones)
+
+
+def test_wsd_holds_the_rate_and_lets_it_fall_at_the_end() -> None:
+    """Stable up to the decay, then 1 - sqrt of the decay's share, a line or half a cosine, to
+    `end`; by default in the last tenth.
+    """
+    assert rates(wsd, 8, decay=0.5) == pytest.approx([2.0] * 5 + [1.0, 2 - 2**0.5, 2 - 3**0.5, 0.0])
+    assert rates(wsd, 4, decay_steps=2, decay_type="linear", end=0.5) == pytest.approx(
+        [2.0, 2.0, 2.0, 1.5, 1.0]
+    )
+    assert rates(wsd, 4, decay_steps=4, decay_type="cosine") == pytest.approx(rates(cosine, 4))
+    seen = rates(wsd, 100)
+    assert [step for step in range(101) if seen[step] < 2.0] == [*range(91, 101)]
+    assert rates(wsd, 5, decay=0.0) == [2.0] * 6
+
+
+def test_wsd_refuses_two_lengths_and_a_decay_longer_than_the_run() -> None:
+    """Each error names what was given, and what to give."""
+    with pytest.raises(ConfigError, match=r"lr\.decay is 0\.2 and lr\.decay_steps is 3; give one"):
+        rates(wsd, 5, decay=0.2, decay_steps=3)
+    with pytest.raises(ConfigError, match=r"lr\.decay_steps is 6, and the run has 5 steps"):
+        rates(wsd, 5, decay_steps=6)

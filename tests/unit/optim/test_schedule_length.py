@@ -13,8 +13,9 @@ import torch
 from torch.optim import lr_scheduler
 
 from tests.helpers.toy import Line, Recorder, loader, quiet
+from trainkit import Callback
 from trainkit.callbacks import ModelCheckpoint
-from trainkit.optim import cosine
+from trainkit.optim import cosine, wsd
 
 Make = Callable[[Any, Any], Any]
 STEPS = 2  # of an epoch
@@ -22,6 +23,10 @@ STEPS = 2  # of an epoch
 MADE: dict[str, Make] = {
     "ours": lambda optimizer, trainer: {
         "scheduler": cosine(optimizer, trainer.estimated_stepping_batches),
+        "interval": "step",
+    },
+    "wsd": lambda optimizer, trainer: {
+        "scheduler": wsd(optimizer, trainer.estimated_stepping_batches, decay=0.5),
         "interval": "step",
     },
     "cosine": lambda optimizer, trainer: lr_scheduler.CosineAnnealingLR(
@@ -45,6 +50,18 @@ MADE: dict[str, Make] = {
         [1],
     ),
 }
+
+
+class StopAt(Callback):
+    """Ends training after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Ask for the end."""
+        if trainer.global_step == self.step:
+            trainer.request_stop("the test says so", at_once=True)
 
 
 def rates(folder: Path, make: Make, max_epochs: int, **settings: Any) -> list[float]:
@@ -89,3 +106,31 @@ def test_an_unchanged_schedule_keeps_its_bits(tmp_path: Path) -> None:
     whole = rates(tmp_path / "whole", make, 8)
     rates(tmp_path / "parts", make, 4)
     assert rates(tmp_path / "parts", make, 8, ckpt_path="last") == whole[4 * STEPS :]
+
+
+def test_a_run_prolonged_in_its_stable_phase_has_the_weights_of_the_longer_one(
+    tmp_path: Path,
+) -> None:
+    """Stopped before the decay and resumed with twice the steps, bit for bit; up to there the rates
+    do not depend on the length.
+    """
+
+    class Scheduled(Line):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+            return {"optimizer": optimizer, "lr_scheduler": MADE["wsd"](optimizer, self.trainer)}
+
+    def fit(name: str, steps: int, stop: int = 99, **settings: Any) -> tuple[Any, list[float]]:
+        task, recorder = Scheduled(), Recorder()
+        callbacks = [recorder, ModelCheckpoint(save_last=True), StopAt(stop)]
+        trainer = quiet(tmp_path / name, max_steps=steps, callbacks=callbacks)
+        trainer.fit(task, loader(80), **settings)
+        return torch.cat([p.detach().reshape(-1) for p in task.parameters()]), recorder.lrs
+
+    whole, rates_of_whole = fit("whole", 20)
+    _, first = fit("parts", 10, stop=5)
+    result, rest = fit("parts", 20, ckpt_path="last")
+    assert torch.equal(result, whole)
+    assert first + rest == rates_of_whole
+    assert rates_of_whole[:11] == [0.05] * 11
+    assert rates_of_whole[11] < 0.05
