@@ -156,10 +156,13 @@ class LanguageModel(TextTask):
         self._evaluate(batch, "test")
 
     def _evaluate(self, batch: Tensor, stage: str) -> None:
-        loss, is_bytes = self._loss(batch), getattr(self.model, "vocab_size", _BYTES) == _BYTES
-        self.log(f"{stage}/loss", loss, prog_bar=not is_bytes)
+        self._log_loss(self._loss(batch), stage)
+
+    def _log_loss(self, loss: Tensor, stage: str, **options: Any) -> None:
+        is_bytes = getattr(self.model, "vocab_size", _BYTES) == _BYTES
+        self.log(f"{stage}/loss", loss, prog_bar=not is_bytes, **options)
         if is_bytes:
-            self.log(f"{stage}/bits_per_byte", loss / math.log(2), prog_bar=True)
+            self.log(f"{stage}/bits_per_byte", loss / math.log(2), prog_bar=True, **options)
 
     def predict_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Return the likeliest token after each window, [B]."""

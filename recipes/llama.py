@@ -1,0 +1,204 @@
+"""Llama from scratch: transformers' model (trainkit[transformers]) in published shapes, by one dial.
+
+Its Task is that of all language models (recipes/language_model.py), with documents apart, z-loss,
+and a loss that never holds all logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from recipes.hf import load_model, transformers
+from recipes.language_model import LanguageModel
+from trainkit.arguments import NonNegativeFloat, PositiveInt
+from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.language.packing import documents_of
+from trainkit.extensions.language.token_loss import TokenLoss, token_loss
+
+_SHAPE = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+_LLAMA_3 = {
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+}
+# Numbers of _SHAPE, and what else differs from transformers' LlamaConfig.
+SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    # a million weights, for trials
+    "tiny": ((128, 384, 4, 4, 4), {}),
+    # GaLore (Zhao et al. 2024), configs/llama_60m.json and its neighbours; first in ReLoRA
+    "60m": ((512, 1376, 8, 8, 8), {}),
+    "130m": ((768, 2048, 12, 12, 12), {}),
+    "350m": ((1024, 2736, 24, 16, 16), {}),
+    # Llama 3.2, without the scaling of its positions to long texts, which came after pre-training
+    "1b": ((2048, 8192, 16, 32, 8), {**_LLAMA_3, "tie_word_embeddings": True}),
+    "3b": ((3072, 8192, 28, 24, 8), {**_LLAMA_3, "tie_word_embeddings": True}),
+    # Llama 2 (Touvron et al. 2023)
+    "7b": ((4096, 11008, 32, 32, 32), {"rms_norm_eps": 1e-5}),
+    # Llama 3 (Grattafiori et al. 2024, table 3)
+    "8b": ((4096, 14336, 32, 32, 8), _LLAMA_3),
+}
+Size = Literal["tiny", "60m", "130m", "350m", "1b", "3b", "7b", "8b"]
+
+
+def make_llama(
+    size: Size,
+    vocab_size: int,
+    context: int,
+    config: dict[str, Any] | None = None,
+    attention: str | None = None,
+) -> Any:
+    """Return a LlamaForCausalLM with random weights; see Llama."""
+    numbers, rest = SIZES[size]
+    whole = dict(zip(_SHAPE, numbers, strict=True)) | rest
+    whole |= {"vocab_size": vocab_size, "max_position_embeddings": context}
+    whole |= {"bos_token_id": None, "eos_token_id": None}
+    options = {} if attention is None else {"attn_implementation": attention}
+    auto = transformers.AutoModelForCausalLM
+    model = load_model(auto, None, "llama", whole | (config or {}), **options)
+    model.context = context
+    return model
+
+
+class Llama(LanguageModel):
+    """Predicts each next token of a document. A step's gradient is that of the mean over its
+    predicted tokens, on any number of ranks.
+
+    `train/loss` and `val/loss` are the cross-entropy; `train/z_loss` is what is added to it in
+    training. `val/loss` is the mean over all predicted tokens; `train/loss_epoch` that of the
+    batches' means, by samples.
+
+    Args:
+        optimizer: see TextTask, as for `lr` and the last one.
+        size: the shape, by its name in SIZES.
+        vocab_size: the number of different tokens; more than the data's is legal.
+        context: the longest input, in tokens.
+        config: arguments of transformers' LlamaConfig that differ from the size's.
+        documents: apart: attention does not cross from one document of a row into another,
+            positions begin again, and no document predicts another's first token. joined: a row is
+            one text. auto: apart, if the data has a token that ends a text.
+        z_loss: the factor of log^2 Z in the loss; see token_loss.
+        loss_chunk: tokens of a microbatch that have logits at a time; None for all.
+        attention: transformers' attn_implementation; None for its choice.
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        lr: Callable[..., Any] | None = None,
+        size: Size = "tiny",
+        vocab_size: PositiveInt = 256,
+        context: PositiveInt = 256,
+        config: dict[str, Any] | None = None,
+        documents: Literal["auto", "apart", "joined"] = "auto",
+        z_loss: NonNegativeFloat = 0.0,
+        loss_chunk: PositiveInt | None = 1024,
+        attention: Literal["sdpa", "eager", "flex_attention"] | None = None,
+        no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
+    ) -> None:
+        # made once the engine is there: a large one takes no memory until it is split
+        make = partial(make_llama, size, vocab_size, context, config, attention)
+        super().__init__(make, optimizer, lr, no_weight_decay)
+        self.documents, self.z_loss, self.loss_chunk = documents, z_loss, loss_chunk
+        self._end_of_text: int | None = None
+
+    def setup(self, stage: str) -> None:
+        """Learn from the data which token ends a text.
+
+        Raises:
+            ConfigError: documents are to be apart, and the data has no such token.
+        """
+        if self.documents == "joined":
+            return
+        try:
+            data = self.trainer.datamodule
+        except TaskError:  # an export builds the Task without a run
+            return
+        special = getattr(data, "special_tokens", {})
+        self._end_of_text = special.get("end_of_text")
+        if self._end_of_text is None and self.documents == "apart":
+            raise ConfigError(
+                f"task.documents is 'apart', but {type(data).__name__} has no token that ends a"
+                " text. Set task.documents=joined, or take data=tokens."
+            )
+
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """Return logits [B, T, V]."""
+        return self.model.lm_head(self._states(tokens_BT, positions_BT))
+
+    def batch_weight(self, batch: Tensor) -> Tensor:
+        """Return the number of tokens that the batch predicts."""
+        if self._end_of_text is None:
+            return torch.tensor(batch[:, 1:].numel(), device=batch.device)
+        return (batch[:, :-1] != self._end_of_text).sum()
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss, added = self._losses(batch)
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        if self.z_loss:
+            self.log("train/z_loss", added, on_step=True, on_epoch=True)
+        return loss + added
+
+    def parallelize(self, mesh: Any) -> dict[str, str]:
+        """Share attention by heads, and wide layers by width (Shoeybi et al. 2019).
+
+        Raises:
+            ConfigError: the ranks do not divide the heads.
+        """
+        config, ranks = self.model.config, mesh.size()
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            if getattr(config, name) % ranks:
+                raise ConfigError(
+                    f"engine.tensor is {ranks}; it must divide task.config.{name}="
+                    f"{getattr(config, name)}: ranks share attention by heads."
+                )
+        colwise = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        colwise += ("mlp.gate_proj", "mlp.up_proj")
+        plan = dict.fromkeys(colwise, "colwise")
+        plan |= {"self_attn.o_proj": "rowwise", "mlp.down_proj": "rowwise"}
+        return {f"model.model.layers.*.{layer}": style for layer, style in plan.items()}
+
+    def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of `save_pretrained` by this Task's names; others as they are."""
+        if not {*self.model.state_dict()} >= {*weights}:
+            return weights
+        return {f"model.{name}": tensor for name, tensor in weights.items()}
+
+    def export_huggingface(self, folder: Path) -> None:
+        """Write the model's own folder, for transformers' `from_pretrained`."""
+        transformers.utils.logging.disable_progress_bar()
+        self.model.save_pretrained(folder)
+
+    def _states(self, tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
+        """Return what the output layer reads, [B, T, D]."""
+        out = self.model.model(input_ids=tokens_BT, position_ids=positions_BT, use_cache=False)
+        return out.last_hidden_state
+
+    def _losses(self, text_BT: Tensor) -> TokenLoss:
+        """Return the means over the predicted tokens."""
+        positions_BT, labels_BT = None, text_BT[:, 1:]
+        if self._end_of_text is not None:
+            # positions that begin again are how transformers knows where a document begins
+            positions_BT, labels_BT = documents_of(text_BT, self._end_of_text)
+        states_ND = self._states(text_BT[:, :-1], positions_BT).flatten(0, 1)
+        sums = token_loss(
+            states_ND, labels_BT.flatten(), self.model.lm_head, self.loss_chunk, self.z_loss
+        )
+        count = self.batch_weight(text_BT).clamp(min=1)
+        return TokenLoss(*(total / count for total in sums))
+
+    def _loss(self, text_BT: Tensor) -> Tensor:
+        return self._losses(text_BT).cross_entropy
+
+    def _evaluate(self, batch: Tensor, stage: str) -> None:
+        self._log_loss(self._loss(batch), stage, batch_size=int(self.batch_weight(batch)))
