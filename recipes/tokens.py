@@ -57,17 +57,12 @@ class TokenFiles(trainkit.DataModule):
         if self.root is None:
             parts = own_sources()
             self.special_tokens = ByteTokenizer.special_tokens
-            found = ByteTokenizer.vocab_size
+            self._require_vocabulary(ByteTokenizer.vocab_size, "data.root=None")
         else:
             folder = open_tokens(self.root)
             parts = (folder.train, folder.val)
             self.special_tokens = folder.special_tokens
-            found = folder.vocab_size
-        if found > self.vocab_size:
-            raise ConfigError(
-                f"data.vocab_size is {self.vocab_size}; it must be {found} or more, the vocabulary"
-                f" of data.root={self.root}. Set data.vocab_size={found}."
-            )
+            self._require_vocabulary(folder.vocab_size, f"data.root={self.root}")
         for name, part in zip(("train", "val"), parts, strict=True):
             if len(part) <= self.context:
                 raise DataError(
@@ -76,6 +71,13 @@ class TokenFiles(trainkit.DataModule):
                     " smaller data.context."
                 )
         self.train, self.val = (self.windows(part) for part in parts)
+
+    def _require_vocabulary(self, size: int, place: str) -> None:
+        if size > self.vocab_size:
+            raise ConfigError(
+                f"data.vocab_size is {self.vocab_size}; it must be {size} or more, the vocabulary"
+                f" of {place}. Set data.vocab_size={size}."
+            )
 
     def windows(self, text: Any) -> Dataset:
         """Return the samples of a text."""

@@ -21,6 +21,7 @@ NEEDED = {
     "resnet50_a3": ["data.root=."],
     "vit_b16": ["data.root=."],
     "data=ray": ["data.train=.", "data.num_classes=10"],
+    "data=token_mixture": ["data.roots=[.]", "data.weights=[1]"],
 }
 HOMES = {
     "data=ratings": "recommender",
@@ -32,6 +33,7 @@ HOMES |= {"data=labelled_texts": "hf_classifier", "task=hf_classifier": "hf_clas
 HOMES |= {"data=texts": "hf_causal_lm", "task=hf_causal_lm": "hf_causal_lm"}
 HOMES |= {"data=chat": "sft", "task=sft": "sft"}
 HOMES |= {"data=pairs": "dpo", "task=dpo": "dpo"}
+HOMES |= {"data=token_mixture": "llama", "task=llama": "llama"}
 HOMES |= {
     "data=tokens": "gpt_124m",
     "task=gpt_124m": "gpt_124m",
@@ -50,7 +52,7 @@ def jobs_of(*arguments: str) -> list[ComposedJob]:
 def test_all_configs_are_seen() -> None:
     """The tests below walk every yaml there is."""
     names = (
-        "bert dpo gpt gpt_124m hf_causal_lm hf_classifier mlp recommender resnet18 resnet50 resnet50_a3"
+        "bert dpo gpt gpt_124m hf_causal_lm hf_classifier llama mlp recommender resnet18 resnet50 resnet50_a3"
         " sft vit_b16"
     )
     assert names.split() == TOPS

@@ -29,7 +29,7 @@ SEVERAL = ("callbacks", "logger")
 # Confs, data and tasks of one shape of batch; data=ray has the columns that the user names.
 FAMILIES: list[set[str]] = [
     {"mlp", "resnet18", "resnet50", "resnet50_a3", "vit_b16", *IMAGES},
-    {"gpt", "gpt_124m", "text", "tokens"},
+    {"gpt", "gpt_124m", "llama", "text", "token_mixture", "tokens"},
     {"bert", "masked_tokens"},
     {"hf_causal_lm", "texts", "ray"},
     {"sft", "chat"},
@@ -42,6 +42,7 @@ EXCLUDED = {("resnet50_a3", "ray"), ("vit_b16", "ray")}
 NEEDED = {
     "imagefolder": ["data.root=."],
     "webdataset": ["data.root=."],
+    "token_mixture": ["data.roots=[.]", "data.weights=[1]"],
     "ray": ["data.train=.", "data.num_classes=10"],
 }
 # A number of a conf for each choice of a group: the perceptron's inputs are 3 x 8 x 8.
