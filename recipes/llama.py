@@ -34,8 +34,8 @@ _LLAMA_3 = {
 }
 # Numbers of _SHAPE, and what else differs from transformers' LlamaConfig.
 SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
-    # a million weights, for trials
-    "tiny": ((128, 384, 4, 4, 4), {}),
+    # half a million weights, for trials
+    "tiny": ((96, 256, 4, 4, 4), {}),
     # GaLore (Zhao et al. 2024), configs/llama_60m.json and its neighbours; first in ReLoRA
     "60m": ((512, 1376, 8, 8, 8), {}),
     "130m": ((768, 2048, 12, 12, 12), {}),

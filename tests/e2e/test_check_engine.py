@@ -22,6 +22,10 @@ RECIPES = {
     "resnet18": "data.batch_size=8",
     "gpt": SMALL,
     "bert": f"data.batch_size=2 trainer.global_batch_size=8 {SMALL}",
+    "llama": (
+        "data.context=32 data.batch_size=4"
+        " task.config={num_hidden_layers:2,hidden_size:32,intermediate_size:64}"
+    ),
     "sft": "data.max_length=64 task.save_pretrained=false",
     "dpo": "data.batch_size=2 task.save_pretrained=false",
 }
@@ -31,7 +35,7 @@ ENGINES = {
     "fsdp": "engine=fsdp",
     "tensor": "engine=fsdp engine.tensor=2",
 }
-WITH_PLAN = ("gpt", "bert")
+WITH_PLAN = ("gpt", "bert", "llama")
 CASES = [
     pytest.param(recipe, engine, id=f"{recipe}-{engine}")
     for recipe in RECIPES

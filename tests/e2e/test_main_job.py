@@ -146,12 +146,12 @@ def test_help_lists_commands_configs_and_groups(command: Command) -> None:
     assert "horovod" in command("python -m trainkit --help").out
     text = command("python -m trainkit fit --help").out
     assert (
-        "bert, gpt, gpt_124m, hf_causal_lm, hf_classifier, mlp, recommender, resnet18, resnet50"
+        "bert, dpo, gpt, gpt_124m, hf_causal_lm, hf_classifier, llama, mlp, recommender, resnet18"
         in text
     )
     assert (
-        "digits, imagefolder, labelled_texts, masked_tokens, ratings, ray, synthetic, text, texts,"
-        " tokens" in text
+        "digits, imagefolder, labelled_texts, masked_tokens, pairs, ratings, ray, synthetic, text,"
+        " texts, token_mixture, tokens" in text
     )
 
 

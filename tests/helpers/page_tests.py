@@ -30,6 +30,7 @@ TESTS: dict[str, dict[str, str]] = {
     "kubernetes": {"": "extensions/kubernetes/test_refusals.py"},
     "language_models": {
         "": "e2e/test_language_models.py",
+        "Pre-train a small language model": "e2e/test_pretraining_page.py",
         "Chat models": "e2e/test_chat_models.py",
     },
     "large_models": {

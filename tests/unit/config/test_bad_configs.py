@@ -33,8 +33,11 @@ MISTAKES = {
         "'--max_epochs=2' is no flag",
         "key=value, without dashes, as trainer.max_epochs=3",
     ],
-    "lr=0.1,0.2": ["lr is 0.1,0.2, and lr names a config: cosine, polynomial, step"],
-    "lr=0.1": ["lr is 0.1, and lr names a config: cosine, polynomial, step", "optimizer.lr=..."],
+    "lr=0.1,0.2": ["lr is 0.1,0.2, and lr names a config: cosine, polynomial, step, wsd"],
+    "lr=0.1": [
+        "lr is 0.1, and lr names a config: cosine, polynomial, step, wsd",
+        "optimizer.lr=...",
+    ],
     "optimizer=3": ["optimizer is 3", "adamw"],
     "logger=true": ["logger is true", "tensorboard"],
     "trainer.channels_last=1": ["trainer.channels_last is 1", "true or false"],

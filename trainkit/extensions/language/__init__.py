@@ -1,4 +1,4 @@
-"""Texts as tokens (data tokens), conversations and pairs of answers too (conf=sft, conf=dpo);
+"""Texts as tokens (data tokens), mixtures, conversations, pairs of answers (conf=llama, sft, dpo);
 generate continues or answers them (docs/language_models.md).
 """
 

@@ -61,7 +61,9 @@ def token_loss(
         return TokenLoss(*_sums(states_ND, labels_N, head, z_loss))
     parts = [
         checkpoint(_sums, states_nD, labels_n, head, z_loss, use_reentrant=False)
-        for states_nD, labels_n in zip(states_ND.split(chunk), labels_N.split(chunk), strict=True)
+        for states_nD, labels_n in zip(
+            torch.split(states_ND, chunk), torch.split(labels_N, chunk), strict=True
+        )
     ]
     entropies, squares = zip(*parts, strict=True)
     return TokenLoss(torch.stack(entropies).sum(), torch.stack(squares).sum())
