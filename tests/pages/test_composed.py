@@ -30,7 +30,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # environment.
 _LATER = re.compile(
     r"'runs/[^']*', (which holds no config.yaml|and there is no such file)|data.root is"
-    r" '(tokens|masked)'"
+    r" '(tokens|masked|web|code)'"
     r"|DeepSpeed is not installed"
 )
 _WITHOUT_CONF = re.compile(r"conf is missing")  # of a run that a script of the page makes

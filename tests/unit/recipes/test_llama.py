@@ -268,3 +268,18 @@ def test_wrong_settings_are_explained() -> None:
     mesh = type("Mesh", (), {"size": lambda self: 2})()
     with pytest.raises(ConfigError, match=r"it must divide task\.config\.num_key_value_heads=1"):
         llama().parallelize(mesh)
+
+
+def test_attention_is_the_users_choice(root: str) -> None:
+    """eager and sdpa keep documents apart alike."""
+    data = tokens(root)
+    data.setup("fit")
+    batch = torch.stack([data.train[i] for i in range(STEP)])
+    losses = []
+    for attention in ("sdpa", "eager"):
+        task = llama(attention=attention).eval()
+        assert task.model.config._attn_implementation == attention
+        task._end_of_text = END
+        with torch.no_grad():
+            losses.append(float(task._loss(batch)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
