@@ -48,17 +48,22 @@ SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     # Llama 3 (Grattafiori et al. 2024, table 3)
     "8b": ((4096, 14336, 32, 32, 8), _LLAMA_3),
 }
-Size = Literal["tiny", "60m", "130m", "350m", "1b", "3b", "7b", "8b"]
 
 
 def make_llama(
-    size: Size,
+    size: str,
     vocab_size: int,
     context: int,
     config: dict[str, Any] | None = None,
     attention: str | None = None,
 ) -> Any:
-    """Return a LlamaForCausalLM with random weights; see Llama."""
+    """Return a LlamaForCausalLM with random weights; see Llama.
+
+    Raises:
+        ConfigError: an unknown size, or argument of the config.
+    """
+    if size not in SIZES:
+        raise ConfigError(f"task.size is '{size}'; it must be one of {', '.join(SIZES)}.")
     numbers, rest = SIZES[size]
     whole = dict(zip(_SHAPE, numbers, strict=True)) | rest
     whole |= {"vocab_size": vocab_size, "max_position_embeddings": context}
@@ -96,7 +101,7 @@ class Llama(LanguageModel):
         self,
         optimizer: Callable[..., torch.optim.Optimizer],
         lr: Callable[..., Any] | None = None,
-        size: Size = "tiny",
+        size: Literal["tiny", "60m", "130m", "350m", "1b", "3b", "7b", "8b"] = "tiny",
         vocab_size: PositiveInt = 256,
         context: PositiveInt = 256,
         config: dict[str, Any] | None = None,

@@ -6,7 +6,7 @@ import copy
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -132,10 +132,11 @@ def one_by_one(begun: Llama, root: str, z_loss: float) -> Tensor:
 def test_a_size_has_the_weights_of_its_source(size: Any) -> None:
     """With the vocabulary of its source."""
     vocab_size, number = PUBLISHED[size]
+    sizes = get_args(get_type_hints(Llama.__init__)["size"])  # what a config may name
     with torch.device("meta"):
         model = make_llama(size, vocab_size, 2048)
     assert sum(p.numel() for p in model.parameters()) == number
-    assert {*PUBLISHED, "tiny"} == {*SIZES}
+    assert {*PUBLISHED, "tiny"} == {*SIZES} == {*sizes}
 
 
 @pytest.mark.usefixtures("float64_norms")
@@ -260,7 +261,9 @@ def test_the_z_loss_is_logged_beside_the_loss(root: str, tmp_path: Path) -> None
 
 
 def test_wrong_settings_are_explained() -> None:
-    """A setting that LlamaConfig lacks; and ranks that do not divide the heads."""
+    """An unknown size, a setting that LlamaConfig lacks; and ranks that do not divide the heads."""
+    with pytest.raises(ConfigError, match=r"task\.size is '2b'; it must be one of tiny, 60m, .*8b"):
+        make_llama("2b", 256, 32)
     with pytest.raises(
         ConfigError, match=r"task\.config\.hiden_size is not a setting.*hidden_size"
     ):
