@@ -102,8 +102,8 @@ class Extension:
         proven: how far it is tested: "each commit", "nightly", "not on a GPU yet", ...
         commands: name -> Command. "data NAME" is a part of the command `data`.
         engines: name -> EngineEntry.
-        layouts: option of engine=fsdp -> dotted name of the class by which it splits a model:
-            trainkit.extensions.pipeline.pipeline.Pipeline shows what the engine asks of it.
+        layouts: option of engine=fsdp -> dotted name of the class by which it splits a model; what
+            the engine asks of it is in FSDPEngine (`_stages`).
         targets: dotted names of classes and functions that a config may build: callbacks, loggers,
             launchers, data, ...
         ranks: variable that a launcher sets in the environment of a rank of engine=horovod -> dotted

@@ -63,6 +63,8 @@ HOMES = {
         "engine/fsdp/engine.py",
         "engine/fsdp/tensor.py",
         "extensions/elastic/store.py",
+        "extensions/pipeline/links.py",
+        "extensions/pipeline/pipeline.py",
     ],
     "deepspeed": ["extensions/deepspeed/adapter.py"],
     # an exception: for an isinstance check, to refuse its sampler

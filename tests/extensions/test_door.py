@@ -171,6 +171,7 @@ def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
         *own.checks,
         *(engine.target for engine in own.engines.values()),
         *own.names.values(),
+        *own.layouts.values(),
         *own.ranks.values(),
     ]
     dotted += [

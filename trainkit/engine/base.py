@@ -41,12 +41,11 @@ from trainkit.engine.approximate.approximation import Approximation
 from trainkit.engine.collectives import Collectives
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.over_data import OverData
-from trainkit.engine.pieces import Piece, Stored, fill
+from trainkit.engine.pieces import Piece
 from trainkit.engine.pinning import Device, pin_device
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.reduce.reducer import GradientReducer
 from trainkit.engine.step_settings import StepSettings
-from trainkit.engine.sync_batchnorm import convert
 from trainkit.errors import TaskError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.optim.clipping import clear_gradients, clip, with_gradients
@@ -80,8 +79,6 @@ class Engine(ABC):
         approximation: what travels in place of exact gradients (trainer.communication).
         saves_together: whether weights and optimizer state are split over ranks, so that one rank
             alone cannot save them.
-        norm_of: returns the norm of gradients and of those that other ranks alone hold, as one
-            vector, on all ranks; None if each rank holds a part of every gradient, or all of it.
 
     Args:
         device: the requested device; nothing is initialised before `__enter__`. For the others see
@@ -93,7 +90,6 @@ class Engine(ABC):
     needs_even_rounds = False
     shown_options: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
     saves_together: bool = False
-    norm_of: Callable[[Sequence[Tensor]], Tensor] | None = None
 
     def __init__(
         self, device: Device, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives
@@ -261,7 +257,7 @@ class Engine(ABC):
         Returns:
             False if mixed precision held the update back; the same on all ranks.
         """
-        clip(self._optimizers, clip_val, clip_algorithm, self.norm_of)
+        clip(self._optimizers, clip_val, clip_algorithm)
         updated = True
         if self._precision is not None and self._precision.scales_loss:
             updated = self._precision.step(self._optimizers)
@@ -310,29 +306,7 @@ class Engine(ABC):
         """
         return [optimizer.state_dict() for optimizer in optimizers]
 
-    def fill(self, tensor: Tensor, value: Tensor | Stored) -> None:
-        """Fill what this rank holds of a tensor from a whole value, as a checkpoint has it."""
-        fill(self.piece_of(tensor), value)
-
     def weights_here(self, task: nn.Module) -> list[Tensor]:
         """Return the weights, or the parts of them, that this rank holds."""
         here = (parameter for parameter in task.parameters() if not parameter.is_meta)
         return [local_of(parameter.detach()) for parameter in here]
-
-    def convert_sync_batchnorm(self, model: nn.Module) -> nn.Module:
-        """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank
-        nothing changes.
-
-        Each layer changes in place (sync_batchnorm.py), so that parameters, buffers and references
-        stay. Call it on all ranks, at any time before the first forward, and only if all ranks take
-        part in each microbatch of each step (`check_even`).
-
-        Returns:
-            The same model.
-
-        Raises:
-            ConfigError: a layer is a BatchNorm with a forward of its own.
-        """
-        if self.ranks.world_size > 1:
-            convert(model, self.comm.statistics_all_reduce())
-        return model

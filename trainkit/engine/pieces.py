@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -46,3 +47,12 @@ def fill(piece: Piece, value: Tensor | Stored) -> None:
     box = tuple(slice(at, at + size) for at, size in zip(piece.at, piece.local.shape, strict=True))
     with torch.no_grad():
         piece.local.copy_(value[box])
+
+
+def filling(
+    piece_of: Callable[[Tensor], Piece],
+) -> Callable[[Tensor, Tensor | Stored], None]:
+    """Return a function that fills what this rank holds of a tensor from a whole value, as a
+    checkpoint has it; `piece_of` is the engine's.
+    """
+    return lambda tensor, value: fill(piece_of(tensor), value)

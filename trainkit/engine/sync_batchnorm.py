@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainkit.data.plan import StepPlan
+from trainkit.engine.collectives import Collectives
 from trainkit.errors import ConfigError
 
 AllReduce = Callable[[Tensor], Tensor]
@@ -142,6 +143,25 @@ class _Normalise(torch.autograd.Function):
             own_dy_C.to(weight_C.dtype if weight_C is not None else wide) if ctx.has_bias else None
         )
         return dx, dweight_C, dbias_C, None, None
+
+
+def synchronise(model: nn.Module, comm: Collectives) -> nn.Module:
+    """Let the BatchNorm layers of `model` take their statistics over all ranks; at one rank nothing
+    changes.
+
+    Each layer changes in place, so that parameters, buffers and references stay. Call it on all
+    ranks, at any time before the first forward, and only if all ranks take part in each microbatch
+    of each step (`check_even`).
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigError: a layer is a BatchNorm with a forward of its own.
+    """
+    if comm.ranks.world_size > 1:
+        convert(model, comm.statistics_all_reduce())
+    return model
 
 
 def convert(model: nn.Module, all_reduce: AllReduce) -> None:

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import ConstantLR
 from trainkit.api.view import RunView
 from trainkit.callbacks.averaging.ema import WeightAveraging
 from trainkit.checkpoint.contents import TRAINED, Part
+from trainkit.engine.pieces import fill
 from trainkit.errors import ConfigError
 from trainkit.optim.schedule_free import has_switch, is_schedule_free
 from trainkit.run.feature import Feature
@@ -70,7 +71,7 @@ class EvalWeights(Feature, WeightSwitch):
         assert self._run is not None
         self._switch("train")
         for name, value in state.items():
-            self._run.engine.fill(self._weights[name].detach(), value)
+            fill(self._run.engine.piece_of(self._weights[name].detach()), value)
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from trainkit.device.shards import is_spread
 from trainkit.engine.base import Engine
 from trainkit.engine.deferred.record import Record
 from trainkit.engine.deferred.values import Deferred
+from trainkit.engine.pieces import fill, filling
 from trainkit.errors import CheckpointError
 
 
@@ -82,7 +83,7 @@ def fill_parts(task: Task, engine: Engine, path: str | None, strict: bool = True
     if task._first_weights is not None:
         parameters = dict(task.named_parameters())
         for name, value in task._first_weights.values():
-            engine.fill(parameters[name].detach(), value)
+            fill(engine.piece_of(parameters[name].detach()), value)
         task._first_weights = None
     if path is None:
         return []
@@ -91,7 +92,11 @@ def fill_parts(task: Task, engine: Engine, path: str | None, strict: bool = True
     try:
         with local_copy(path) as local:
             left = load_into(
-                task, task.translate_weights(read_weights(local)), path, strict, engine.fill
+                task,
+                task.translate_weights(read_weights(local)),
+                path,
+                strict,
+                filling(engine.piece_of),
             )
     except (CheckpointError, OSError) as failed:
         error = str(failed)

@@ -13,7 +13,7 @@ from torch import nn
 from trainkit.api.view import RunView
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.engine.base import Engine
-from trainkit.engine.sync_batchnorm import check_even, release
+from trainkit.engine.sync_batchnorm import check_even, release, synchronise
 from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature
 
@@ -68,7 +68,7 @@ class SyncNorms(Feature):
 
 @contextlib.contextmanager
 def _synchronised(engine: Engine, task: nn.Module) -> Iterator[None]:
-    engine.convert_sync_batchnorm(task)
+    synchronise(task, engine.comm)
     try:
         yield
     finally:

@@ -25,6 +25,7 @@ from tests.parallel.workers.option_models import WORDS, Norms, Words, batch, net
 from trainkit.engine.base import Engine
 from trainkit.engine.ddp import reduce as ddp_reduce
 from trainkit.engine.select import make_engine
+from trainkit.engine.sync_batchnorm import synchronise
 from trainkit.errors import TrainkitError
 
 OUT = sys.argv[1]
@@ -122,7 +123,7 @@ def first() -> dict[str, Any]:
                 engine.comm.all_gather_object(f"of {engine.ranks.rank}"),
                 engine.comm.broadcast_object(engine.ranks.rank),
             )
-            norm = engine.convert_sync_batchnorm(nn.BatchNorm1d(1, momentum=1.0))
+            norm = synchronise(nn.BatchNorm1d(1, momentum=1.0), engine.comm)
             norm(torch.full((2, 1), 10.0 + engine.ranks.rank))
             found["mean"] = norm.running_mean.item()
             found["on_main"] = engine.comm.run_on_main(os.getpid)
@@ -328,9 +329,7 @@ def norms() -> dict[str, Any]:
         with engine:
             model = Norms(momentum)
             keys = list(model.state_dict())
-            same = (
-                engine.convert_sync_batchnorm(model) is model and list(model.state_dict()) == keys
-            )
+            same = synchronise(model, engine.comm) is model and list(model.state_dict()) == keys
             engine.prepare(model, [])
             rows, share = part(engine)
             branch = torch.full((engine.ranks.rank + 1,), engine.ranks.rank == 0)
@@ -367,7 +366,7 @@ def half_norms() -> dict[str, Any]:
         found = {}
         for dtype in (torch.float16, torch.bfloat16):
             layer = nn.BatchNorm2d(2)
-            engine.convert_sync_batchnorm(layer)
+            synchronise(layer, engine.comm)
             inputs = (
                 torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(17))
                 .to(dtype)[rows]

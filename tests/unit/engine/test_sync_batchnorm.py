@@ -15,7 +15,7 @@ from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Net, loader, quiet
 from trainkit.data.plan import StepPlan
 from trainkit.engine.single import SingleEngine
-from trainkit.engine.sync_batchnorm import SyncBatchNorm, check_even, convert
+from trainkit.engine.sync_batchnorm import SyncBatchNorm, check_even, convert, synchronise
 from trainkit.errors import ConfigError
 
 
@@ -103,7 +103,7 @@ def test_one_process_keeps_its_batchnorm() -> None:
     """There is no other rank to share statistics with."""
     with SingleEngine("cpu") as engine:
         model = nn.Sequential(nn.BatchNorm1d(2))
-        assert engine.convert_sync_batchnorm(model) is model
+        assert synchronise(model, engine.comm) is model
         assert type(model[0]) is nn.BatchNorm1d
 
 

@@ -17,6 +17,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, NonNegativeInt, PositiveInt, checked
 from trainkit.console import info
+from trainkit.engine.pieces import filling
 from trainkit.errors import ConfigError
 from trainkit.optim.averaging import WeightAverage
 
@@ -51,7 +52,7 @@ class WeightAveraging(Callback):
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Restore the checkpoint's average, now that all ranks hold the weights saved with it."""
         if self._loaded is not None:
-            self._average = WeightAverage(task, self.use_buffers, trainer.engine.fill)
+            self._average = WeightAverage(task, self.use_buffers, filling(trainer.engine.piece_of))
             self._average.load_state_dict(self._loaded)
             self._loaded = None
 

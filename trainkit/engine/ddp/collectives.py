@@ -8,7 +8,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -96,12 +96,11 @@ class DDPCollectives(Collectives):
         atexit.unregister(_leave)
         atexit.register(_leave)
 
-    def connecting(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a group of some of the ranks may be made."""
-        stack = contextlib.ExitStack()
-        stack.enter_context(self.waiting_for("a group of ranks"))
-        stack.enter_context(self._sockets.opening())
-        return stack
+    @contextlib.contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Within the context a group of some of the ranks may be made."""
+        with self.waiting_for("a group of ranks"), self._sockets.opening():
+            yield
 
     def _group_of_started(self) -> dist.ProcessGroup | None:
         """Return the group of elastic ranks for sums that are started, beside those of gradients.

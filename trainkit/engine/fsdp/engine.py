@@ -52,6 +52,7 @@ from trainkit.engine.sending import tensors_of
 from trainkit.errors import ConfigError
 from trainkit.extension import find, resolve
 from trainkit.launch.environment import read_launcher
+from trainkit.optim.clipping import clip
 
 _ENTRIES = ("training_step", "validation_step", "test_step", "predict_step")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -182,7 +183,6 @@ class FSDPEngine(Engine):
                     self.ranks, self.comm, self.device, self._schedule
                 )
                 self._stages.cut(task)
-                self.norm_of = self._stages.norm_of
             elsewhere = set() if self._stages is None else self._stages.elsewhere
             self._split(task, elsewhere)
             device = torch.device("cpu") if self._offload else self.device
@@ -280,6 +280,13 @@ class FSDPEngine(Engine):
         super().reduce_gradients(gives_up=gives_up)
         if self._stages is not None:
             self._stages.sum_shared()
+
+    def step(self, clip_val: float | None = None, clip_algorithm: str = "norm") -> bool:
+        """See Engine: a norm is that of the gradients of all stages."""
+        if self._stages is not None:
+            clip(self._optimizers, clip_val, clip_algorithm, self._stages.norm_of)
+            clip_val = None
+        return super().step(clip_val, clip_algorithm)
 
     def send_buffers(self, task: nn.Module) -> None:
         """See Engine: a stage's buffers are those of its first rank."""

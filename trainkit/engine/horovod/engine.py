@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from trainkit.console import warning
 from trainkit.device.precision import Precision
-from trainkit.engine.base import Engine
+from trainkit.engine.base import Engine, HandedOn
 from trainkit.engine.horovod.collectives import HorovodCollectives
 from trainkit.engine.horovod.heartbeat import HorovodHeartbeat
 from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES, HookReducer
@@ -287,7 +287,7 @@ class HorovodEngine(Engine):
         # Backward reaches the last layers first: Horovod's negotiation meets them in that order.
         return by_name(trained, self._sums.groups or [], sparse)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor | HandedOn) -> None:
         """See Engine."""
         # sums that start in a hook fail there if another rank is gone
         with self.comm.waiting_for(""):

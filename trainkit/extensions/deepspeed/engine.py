@@ -236,11 +236,11 @@ class DeepSpeedEngine(DDPEngine):
         yield
         self._zero.mark_last(True)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor | HandedOn) -> None:
         """See Engine."""
         if self._zero is None:
             super().backward(loss)
-        else:
+        elif isinstance(loss, Tensor):
             self._zero.backward(loss * self.ranks.world_size)
 
     def finish_gradients(

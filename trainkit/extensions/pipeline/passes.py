@@ -225,12 +225,16 @@ class Passes:
         )
 
 
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
 def stage_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a class of modules that ask the passes before they compute; it has the class's name."""
-    return _stage_class(kind)
+    if kind not in _CLASSES:
+        _CLASSES[kind] = _stage_class(kind)
+    return _CLASSES[kind]
 
 
-@functools.cache
 def _stage_class(kind: type[nn.Module]) -> type[nn.Module]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         passes, unit = self._pipeline_place

@@ -29,7 +29,7 @@ class Placeholder(Tensor):
     @staticmethod
     def __new__(cls, shape_only: Tensor, device: torch.device) -> Placeholder:
         """Stand for a tensor like `shape_only` on a device."""
-        made: Placeholder = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Placeholder = torch.Tensor._make_wrapper_subclass(
             cls,
             shape_only.size(),
             strides=shape_only.stride(),
@@ -41,7 +41,7 @@ class Placeholder(Tensor):
         made.shape_only = shape_only
         return made
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Name the shape: there is nothing else."""
         return f"Placeholder(shape={list(self.shape)}, dtype={self.dtype})"
 
