@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from trainkit.arguments import checked
 from trainkit.device.precision import Precision
+from trainkit.engine.base import HandedOn
 from trainkit.engine.ddp.engine import DDPEngine
 from trainkit.engine.options import refusals
 from trainkit.engine.pinning import Device, as_local_rank

@@ -41,14 +41,14 @@ class Placeholder(Tensor):
         made.shape_only = shape_only
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Name the shape: there is nothing else."""
         return f"Placeholder(shape={list(self.shape)}, dtype={self.dtype})"
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         operation: Any,
         types: Sequence[type],
