@@ -16,8 +16,15 @@ from trainkit.engine.approximate.settings import Communication, Exact
 #     optimizer_groups   parameters can be added to the optimizer during training
 #     optimizer_state    the optimizer's state, the same on all ranks
 #     whole_state        the whole training state on each rank
+#     layers             all layers on each rank, which a pipeline's stages have not
 Need = Literal[
-    "gradients", "weights", "equal_weights", "optimizer_groups", "optimizer_state", "whole_state"
+    "gradients",
+    "weights",
+    "equal_weights",
+    "optimizer_groups",
+    "optimizer_state",
+    "whole_state",
+    "layers",
 ]
 
 

@@ -66,6 +66,8 @@ class TensorBoardLogger(Placed, Logger):
     ) -> None:
         self.place = LoggerPlace(save_dir, name, version)
         self.histograms_every_n_steps = histograms_every_n_steps
+        if histograms_every_n_steps is not None:
+            self.needs_of_engine = frozenset({"layers"})
         self.log_graph = log_graph
         self.hparams = hparams
         self._writer: Any = None  # a SummaryWriter, which has no types

@@ -49,6 +49,7 @@ from trainkit.engine.pieces import Piece
 from trainkit.engine.pinning import Device
 from trainkit.engine.ranks import Ranks, check_groups
 from trainkit.engine.sending import tensors_of
+from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extension import find, resolve
 from trainkit.launch.environment import read_launcher
@@ -169,6 +170,16 @@ class FSDPEngine(Engine):
             return mesh
         own = tuple(name for name in names if name != "pipeline")
         return mesh[own[0] if len(own) == 1 else own]
+
+    def agree(self, settings: StepSettings) -> None:
+        """See Engine. A callback that reads all layers has only those of its stage."""
+        super().agree(settings)
+        if self._num_stages > 1 and "layers" in settings.callbacks:
+            raise ConfigError(
+                f"engine.pipeline is {self._num_stages}, and {settings.callbacks['layers']} reads"
+                " all layers of the model, of which each rank has those of its stage. Leave it out,"
+                " or split the model by engine.tensor and FSDP2 alone (engine.pipeline=1)."
+            )
 
     def shard(self, task: nn.Module) -> None:
         """See Engine. The task's weights are rank 0's; its parameters become DTensors, which

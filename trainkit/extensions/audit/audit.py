@@ -51,7 +51,7 @@ class Audit(Callback):
     """
 
     config_key = "callbacks.audit"
-    needs_of_engine = frozenset({"weights", "equal_weights", "gradients"})
+    needs_of_engine = frozenset({"weights", "equal_weights", "gradients", "layers"})
 
     def __init__(
         self, every_n_steps: PositiveInt = 100, action: Literal["stop", "warn"] = "stop"

@@ -58,7 +58,7 @@ class CrashCapsule(Callback):
     """
 
     config_key = "callbacks.capsule"
-    needs_of_engine = frozenset({"weights"})
+    needs_of_engine = frozenset({"weights", "layers"})
 
     def __init__(
         self, keep: PositiveInt = 4, max_capsules: NonNegativeInt = 3, on_error: bool = True

@@ -41,7 +41,7 @@ class EngineRecorder(Callback):
 
     config_key = "callbacks.check_engine"
     runs_last = True  # it sees the other callbacks' and the Task's changes
-    needs_of_engine = frozenset({"weights", "gradients"})
+    needs_of_engine = frozenset({"weights", "gradients", "layers"})
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class FaultInjection(Callback):
     """
 
     config_key = "callbacks.faults"
-    needs_of_engine = frozenset({"weights"})
+    needs_of_engine = frozenset({"weights", "layers"})
 
     def __init__(self, faults: list[dict[str, Any]]) -> None:
         self.faults = [

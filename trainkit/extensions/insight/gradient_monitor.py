@@ -35,7 +35,7 @@ class GradientMonitor(Callback):
     """
 
     config_key = "callbacks.gradients"
-    needs_of_engine = frozenset({"gradients"})
+    needs_of_engine = frozenset({"gradients", "layers"})
 
     def __init__(
         self,

@@ -1,0 +1,57 @@
+"""What does not go with stages of layers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from trainkit.callbacks import GradientMonitor
+from trainkit.engine.fsdp.engine import FSDPEngine
+from trainkit.engine.ranks import check_groups
+from trainkit.engine.step_settings import StepSettings
+from trainkit.errors import ConfigError
+from trainkit.loggers import TensorBoardLogger
+
+
+def settings(*callbacks: Any) -> StepSettings:
+    """Those of a fit with these callbacks."""
+    needs = {need: type(own).__name__ for own in callbacks for need in own.needs_of_engine}
+    return StepSettings(4, 1, None, "norm", "32-true", callbacks=needs)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [GradientMonitor(), TensorBoardLogger(histograms_every_n_steps=1)],
+    ids=["gradients", "histograms"],
+)
+def test_callbacks_that_read_all_layers_are_refused(callback: Any) -> None:
+    """By the name of the class; without stages, and of callbacks that do not, nothing is said."""
+    text = f"engine.pipeline is 2, and {type(callback).__name__} reads all layers"
+    with pytest.raises(ConfigError, match=text):
+        FSDPEngine(pipeline=2).agree(settings(callback))
+    FSDPEngine(tensor=2).agree(settings(callback))
+    FSDPEngine(pipeline=2).agree(settings(TensorBoardLogger()))
+
+
+def test_a_schedule_needs_stages() -> None:
+    """One that is set without them has no effect, and is refused."""
+    with pytest.raises(
+        ConfigError, match=r"pipeline_schedule is 'gpipe', and engine.pipeline is 1"
+    ):
+        FSDPEngine(pipeline_schedule="gpipe")
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    """With those that there are."""
+    wrong: Any = "zigzag"
+    with pytest.raises(ConfigError, match=r"pipeline_schedule is 'zigzag'.*1f1b.*gpipe"):
+        FSDPEngine(pipeline=2, pipeline_schedule=wrong)
+
+
+def test_groups_that_do_not_come_out_even_are_refused() -> None:
+    """With each setting, and their product."""
+    text = "engine.tensor is 2 and engine.pipeline is 2, and there are 6 ranks; their product, 4,"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        check_groups(6, 1, 2, 2)
