@@ -65,6 +65,7 @@ class Model(nn.Module):
         self.table = nn.Embedding(5, 3)
         self.blocks = nn.ModuleList(Block() for _ in range(4))
         self.head = nn.Linear(3, 1)
+        self.constant = False
         self.after = after or (lambda self, x, first: self.head(x))
 
     def step(self, ids: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ class Model(nn.Module):
         mask = (ids > 0).float()[..., None]
         first = x = self.table(ids) * 2
         for block in self.blocks:
-            x = block(x, first, mask)
+            x = block(x, torch.ones(3) if self.constant else first, mask)
         return self.after(self, x, first).mean()
 
 
@@ -131,6 +132,41 @@ def test_random_numbers_outside_of_layers_are_those_of_all_stages() -> None:
     torch.manual_seed(3)
     torch.randint(2**31, ())
     assert torch.equal(torch.rand(()), continued)
+
+
+def test_random_numbers_inside_of_layers_are_a_stages_own() -> None:
+    """Else two layers of dropout would have one mask."""
+    drawn: list[Tensor] = []
+
+    def forward(self: Block, x: Tensor, first: Tensor, mask: Tensor) -> Tensor:
+        drawn.append(torch.rand(3))
+        return x + self.layer(x) + first
+
+    model, wire = Model(), Wire([0, 1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Block, "forward", forward)
+        runs = [staged(model, wire, stage) for stage in range(2)]
+        for run in runs:  # the first time layers of the earlier stage draw for their shapes
+            run(IDS)
+        of_stages = []
+        for run in runs:
+            torch.manual_seed(3)
+            drawn.clear()
+            run(IDS)
+            of_stages.append(drawn[0])
+    assert not torch.equal(*of_stages)
+
+
+def test_arguments_that_change_are_refused() -> None:
+    """The previous stage sends what was asked for in the first step of the kind."""
+    model, wire = Model(), Wire([0, 1])
+    first, last = staged(model, wire, 0), staged(model, wire, 1)
+    first(IDS)
+    last(IDS)
+    first(IDS)
+    last.args[1].__wrapped__.__self__.constant = True
+    with pytest.raises(TaskError, match=r"'blocks\.2' that earlier .* change from one"):
+        last(IDS)
 
 
 @pytest.mark.parametrize(
