@@ -45,9 +45,12 @@ def _lacks_rule(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     """Return whether weights are spread over ranks in a way that the
     fused implementation does not know (torch 2.15).
     """
-    # a pipeline's other stages hold those without memory
-    first = next((p for p in group["params"] if not p.is_meta), None)
-    return type(optimizer) is SGD and first is not None and is_spread(first)
+    if type(optimizer) is not SGD:
+        return False
+    for parameter in group["params"]:
+        if not parameter.is_meta:  # another pipeline stage's
+            return is_spread(parameter)
+    return False
 
 
 def _can(group: dict[str, Any]) -> bool:

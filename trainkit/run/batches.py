@@ -10,7 +10,6 @@ train_manually      a batch of a Task that updates its weights itself
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -34,37 +33,33 @@ def compute_gradients(run: Run, step: Step) -> None:
     sums over ranks start in the last one.
     """
     parts = run.step
+    state = run.state
     parts.open_batch = None
     parts.has_begun = False
     parts.num_ahead = 0
-    run.engine.run_microbatches(
-        step.microbatches, partial(_run_forward, run), partial(_run_backward, run, step)
-    )
+
+    def forward(microbatch: Microbatch) -> Forwarded:
+        """Its backward follows at once, unless the engine runs other microbatches in between."""
+        batch_idx = state.batch_idx + parts.num_ahead
+        parts.num_ahead += microbatch.ends_batch
+        with parts.sync_guard:
+            if microbatch.num_samples:
+                return forward_batch(run, microbatch, batch_idx)
+            drop_old_gradients(run)  # a hook has no other moment
+            return forward_ghost(run, microbatch, batch_idx)
+
+    def backward(forwarded: Forwarded) -> None:
+        microbatch = forwarded.microbatch
+        with parts.sync_guard:
+            if microbatch.num_samples:
+                backward_batch(run, step, forwarded)
+            else:
+                backward_ghost(run, forwarded)
+        parts.num_ahead -= microbatch.ends_batch
+        state.batch_idx += microbatch.ends_batch
+
+    run.engine.run_microbatches(step.microbatches, forward, backward)
     drop_old_gradients(run)
-
-
-def _run_forward(run: Run, microbatch: Microbatch) -> Forwarded:
-    """Run forward of a microbatch. Its backward follows at once, unless the engine runs other
-    microbatches in between.
-    """
-    batch_idx = run.state.batch_idx + run.step.num_ahead
-    run.step.num_ahead += microbatch.ends_batch
-    with run.step.sync_guard:
-        if microbatch.num_samples:
-            return forward_batch(run, microbatch, batch_idx)
-        drop_old_gradients(run)  # a hook has no other moment
-        return forward_ghost(run, microbatch, batch_idx)
-
-
-def _run_backward(run: Run, step: Step, forwarded: Forwarded) -> None:
-    microbatch = forwarded.microbatch
-    with run.step.sync_guard:
-        if microbatch.num_samples:
-            backward_batch(run, step, forwarded)
-        else:
-            backward_ghost(run, forwarded)
-    run.step.num_ahead -= microbatch.ends_batch
-    run.state.batch_idx += microbatch.ends_batch
 
 
 def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:

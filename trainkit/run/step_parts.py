@@ -26,6 +26,9 @@ class ManualBatches(Protocol):
     def batch(self, num_samples: int, num_in_step: int) -> AbstractContextManager[None]: ...  # noqa: D102
 
 
+_NOTHING = contextlib.nullcontext()
+
+
 class Forwarded(NamedTuple):
     """A microbatch between its forward and its backward.
 
@@ -43,7 +46,7 @@ def on_this_rank(engine: Engine, microbatch: Microbatch) -> AbstractContextManag
     """Return a context in which gradients stay on this rank,
     unless the microbatch is its last of the step.
     """
-    return contextlib.nullcontext() if microbatch.is_last else engine.no_sync()
+    return _NOTHING if microbatch.is_last else engine.no_sync()
 
 
 class WeightSwitch:

@@ -75,7 +75,7 @@ def test_a_name_makes_no_need(tmp_path: Path) -> None:
     quiet(tmp_path, callbacks=[WeightAveraging()], communication="diloco", max_steps=1).fit(
         Line(), loader(8)
     )
-    assert type("Mine", (GradientMonitor,), {}).needs_of_engine == {"gradients"}  # type: ignore[attr-defined]
+    assert type("Mine", (GradientMonitor,), {}).needs_of_engine == {"gradients", "layers"}  # type: ignore[attr-defined]
 
 
 def test_a_callback_that_the_communication_does_not_serve_is_named(tmp_path: Path) -> None:

@@ -33,9 +33,11 @@ MISTAKES = {
         "'--max_epochs=2' is no flag",
         "key=value, without dashes, as trainer.max_epochs=3",
     ],
-    "lr=0.1,0.2": ["lr is 0.1,0.2, and lr names a config: cosine, polynomial, step, wsd"],
+    "lr=0.1,0.2": [
+        "lr is 0.1,0.2, and lr names a config: constant, cosine, polynomial, step, wsd"
+    ],
     "lr=0.1": [
-        "lr is 0.1, and lr names a config: cosine, polynomial, step, wsd",
+        "lr is 0.1, and lr names a config: constant, cosine, polynomial, step, wsd",
         "optimizer.lr=...",
     ],
     "optimizer=3": ["optimizer is 3", "adamw"],

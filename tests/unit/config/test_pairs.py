@@ -66,4 +66,7 @@ def test_a_users_data_is_compared_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert main("fit", ["conf=gpt", "data._target_=my_data.Sound"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "data._target_=my_data.Sound and task=gpt exclude each other" in said
-    assert "yields waves [B, T], the task takes tokens [B, T + 1]. Choose data=text|tokens" in said
+    assert (
+        "yields waves [B, T], the task takes tokens [B, T + 1]. Choose data=text|token_mixture|tokens"
+        in said
+    )
