@@ -75,7 +75,7 @@ class Logger(Callback):
         settles: a checkpoint waits (5 s at most) until all values logged before it are written, so
             that a run killed right after it has lost none. For local files.
         finish_timeout_s: seconds that the end of a fit waits for pending writes; at most 10 if the
-            run was preempted or failed, or if `open` has not returned.
+            run was preempted or failed, or if `open` has not returned and asks a server.
         logged_at: in `log_metrics`: the time at which the values were logged, in seconds since
             1970.
     """
@@ -88,6 +88,11 @@ class Logger(Callback):
     _background: Background | None = None
     _run_dir: Path | None = None
     _is_open = False
+
+    @property
+    def asks_a_server(self) -> bool:
+        """Whether `open` waits for a server, which may never answer."""
+        return True
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Start the thread, open, and write the run's settings."""
@@ -202,7 +207,7 @@ class Logger(Callback):
     def _finish(self, status: str) -> None:
         background, self._background = self._background, None
         if background is not None:
-            has_time = status == "success" and self._is_open
+            has_time = status == "success" and (self._is_open or not self.asks_a_server)
             limit_s = self.finish_timeout_s if has_time else min(self.finish_timeout_s, _HURRY_S)
             background.close(functools.partial(self.finalize, status), limit_s)
 

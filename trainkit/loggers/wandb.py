@@ -38,7 +38,8 @@ class WandbLogger(CheckpointLogger):
         mode: "online", "offline" or "disabled"; default: WANDB_MODE if set, else online.
         log_model: upload checkpoints as artifacts of type "model", with the aliases "last" and
             "best": true those two if the fit ends well; "all" every one; false none.
-        finish_timeout_s: seconds that the end of a fit waits for W&B.
+        finish_timeout_s: seconds that the end of a fit waits for W&B: for its own process to start
+            too, if it writes only files.
         save_dir: the folder of W&B's own files; default: the run's.
     """
 
@@ -106,6 +107,11 @@ class WandbLogger(CheckpointLogger):
                 f"WandbLogger needs wandb ({error}). Run: pip install 'trainkit[wandb]'"
             ) from error
         self._wandb: Any = wandb
+
+    @property
+    def asks_a_server(self) -> bool:
+        """See Logger: not if W&B writes only files."""
+        return (self.mode or os.environ.get("WANDB_MODE", "online")) == "online"
 
     def open(self, run: RunFacts) -> None:
         """Start a W&B run, or continue that of the run's own checkpoint."""

@@ -135,7 +135,7 @@ def test_what_cannot_be_counted_is_told(
     """Under compile a message names the missing setting, and no value is invented."""
     # it takes half a minute
     monkeypatch.setattr(
-        "trainkit.run.compile.compiled", lambda task, wish: contextlib.nullcontext()
+        "trainkit.run.compile.compiled", lambda task, wish, in_blocks: contextlib.nullcontext()
     )
     written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1.0), compile=True)
     assert (

@@ -33,9 +33,7 @@ MISTAKES = {
         "'--max_epochs=2' is no flag",
         "key=value, without dashes, as trainer.max_epochs=3",
     ],
-    "lr=0.1,0.2": [
-        "lr is 0.1,0.2, and lr names a config: constant, cosine, polynomial, step, wsd"
-    ],
+    "lr=0.1,0.2": ["lr is 0.1,0.2, and lr names a config: constant, cosine, polynomial, step, wsd"],
     "lr=0.1": [
         "lr is 0.1, and lr names a config: constant, cosine, polynomial, step, wsd",
         "optimizer.lr=...",
