@@ -181,6 +181,19 @@ def test_who_has_no_time_does_not_wait_long(
     stuck.gate.set()
 
 
+def test_a_logger_that_asks_no_server_has_time_to_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As W&B offline, whose own process may start slowly: a short run's values are not lost."""
+    monkeypatch.setattr(base, "_HURRY_S", 0.02)
+    monkeypatch.setattr(Stuck, "asks_a_server", False)
+    stuck = Stuck()
+    stuck.finish_timeout_s = 300.0
+    threading.Timer(0.3, stuck.gate.set).start()
+    train(tmp_path, stuck)
+    assert stuck.told
+
+
 @pytest.mark.parametrize(("error", "status"), [(KeyError("broken"), "failed"), (None, "success")])
 def test_the_end_is_told(tmp_path: Path, error: Exception | None, status: str) -> None:
     """A run that failed is closed as such, after all that it logged."""
