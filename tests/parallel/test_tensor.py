@@ -119,7 +119,7 @@ def test_an_overflow_on_one_rank_holds_back_all_updates(ranks: Results) -> None:
         ("tied", "splits a weight that two layers share (again.weight and up.weight)"),
         ("no layer", "has rowwise for 'dropout', which is a Dropout"),
         ("heads", "engine.tensor is 2; it must divide task.model.heads=3"),
-        ("sharded", "train_dataloaders is trainkit.sharded(...), and engine.tensor is 2"),
+        ("sharded", "train_dataloaders is trainkit.sharded(...), and the ranks are"),
         ("plan by config", "engine.tensor_plan names 'upper.*'"),
         ("ranks", "engine.tensor is 3, and there are 4 ranks; it must divide them."),
         (

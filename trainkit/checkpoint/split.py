@@ -141,6 +141,8 @@ def fill_optimizer(
             raise ValueError(
                 f"it has a state for parameter {index}, and there are {len(parameters)}"
             )
+        if parameters[index].is_meta:  # another pipeline stage updates it
+            continue
         filled[index] = {
             name: _like(parameters[index].detach(), value, engine)
             for name, value in entries.items()
