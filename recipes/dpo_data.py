@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from recipes.sft_data import TokensInMemory, byte_tokenizer, load_tokenizer
+from recipes.hf_data import TokensInMemory
+from recipes.sft_data import byte_tokenizer, load_tokenizer
 from trainkit.arguments import ExistingFile, NonNegativeInt, PositiveInt
 from trainkit.errors import DataError
 from trainkit.extensions.language.chat_template import use_template

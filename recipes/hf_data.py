@@ -61,7 +61,34 @@ class Bytes:
         return bytes(number for number in ids if number < _PAD).decode(errors="replace")
 
 
-class Texts(trainkit.DataModule):
+class TokensInMemory(trainkit.DataModule):
+    """Loaders of two datasets, `train` and `val`, with `batch_size`, `num_workers` and `collate`;
+    val is for tests and predictions too.
+    """
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader(self.train, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader(self.val, shuffle=False)
+
+    def test_dataloader(self) -> DataLoader:
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader:
+        return self.val_dataloader()
+
+    def _loader(self, dataset: Dataset[Any], shuffle: bool) -> DataLoader:
+        return DataLoader(
+            dataset,
+            self.batch_size,
+            shuffle=shuffle,
+            num_workers=self.num_workers,
+            collate_fn=self.collate,
+        )
+
+
+class Texts(TokensInMemory):
     """Texts with labels, for a classifier; or without (`num_classes=null`), for a language model.
 
     A .csv has the columns text and label, a line of a .jsonl both keys; a .txt has a text in each
@@ -139,27 +166,6 @@ class Texts(trainkit.DataModule):
             else ids_BT.masked_fill(mask_BT == 0, _MASKED)
         )
         return {"input_ids": ids_BT, "attention_mask": mask_BT, "labels": labels}
-
-    def train_dataloader(self) -> DataLoader:
-        return self._loader(self.train, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader(self.val, shuffle=False)
-
-    def test_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
-
-    def predict_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
-
-    def _loader(self, dataset: Dataset[Any], shuffle: bool) -> DataLoader:
-        return DataLoader(
-            dataset,
-            self.batch_size,
-            shuffle=shuffle,
-            num_workers=self.num_workers,
-            collate_fn=self.collate,
-        )
 
 
 class TokenDataset(Dataset[Any]):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-import trainkit
+from recipes.hf_data import TokensInMemory
 from trainkit.arguments import ExistingFile, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError, DataError
 from trainkit.extensions.language.chat_template import Encoded, encode_all, use_template
@@ -41,33 +41,6 @@ def sums() -> list[Conversation]:
             ]
         result.append(Conversation(messages, None, f"generated, row {number + 1}"))
     return result
-
-
-class TokensInMemory(trainkit.DataModule):
-    """Loaders of two datasets, `train` and `val`, with `batch_size`, `num_workers` and `collate`;
-    val is for tests and predictions too.
-    """
-
-    def train_dataloader(self) -> DataLoader:
-        return self._loader(self.train, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return self._loader(self.val, shuffle=False)
-
-    def test_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
-
-    def predict_dataloader(self) -> DataLoader:
-        return self.val_dataloader()
-
-    def _loader(self, dataset: Dataset[Any], shuffle: bool) -> DataLoader:
-        return DataLoader(
-            dataset,
-            self.batch_size,
-            shuffle=shuffle,
-            num_workers=self.num_workers,
-            collate_fn=self.collate,
-        )
 
 
 class Conversations(TokensInMemory):

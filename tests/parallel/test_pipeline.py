@@ -41,8 +41,7 @@ def test_weights_are_those_of_one_process(start: str, starts: Starts) -> None:
     assert {name for rank in ranks for name in rank["state"]} >= weights
     for rank in ranks:
         for name in weights & set(rank["state"]):
-            found = rank["state"][name]
-            torch.testing.assert_close(found, expected[name], rtol=0, atol=1e-14)
+            torch.testing.assert_close(rank["state"][name], expected[name], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("start", SPLIT)
@@ -52,8 +51,8 @@ def test_each_sample_counts_once(start: str, starts: Starts) -> None:
     assert first["values"] == pytest.approx(alone["values"], rel=1e-12)
     assert first["values"]["train/samples"] == first["values"]["val/samples"] == 29
     assert [number for number, _ in first["predicted"]] == list(range(29))
-    for (_, found), (_, expected) in zip(first["predicted"], alone["predicted"], strict=True):
-        assert found == pytest.approx(expected, rel=1e-12)
+    for (_, value), (_, of_one) in zip(first["predicted"], alone["predicted"], strict=True):
+        assert value == pytest.approx(of_one, rel=1e-12)
 
 
 def test_the_stages_of_a_model_read_and_draw_the_same(starts: Starts) -> None:

@@ -19,7 +19,7 @@ from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
 from trainkit.engine.base import HandedOn
 from trainkit.errors import TaskError
-from trainkit.run.ghosts import backward_ghost, forward_ghost
+from trainkit.run.ghosts import backward_borrowed, forward_borrowed
 from trainkit.run.run import Run
 from trainkit.run.step_parts import Forwarded, ManualBatches, OpenBatch, on_this_rank
 
@@ -46,7 +46,7 @@ def compute_gradients(run: Run, step: Step) -> None:
             if microbatch.num_samples:
                 return forward_batch(run, microbatch, batch_idx)
             drop_old_gradients(run)  # a hook has no other moment
-            return forward_ghost(run, microbatch, batch_idx)
+            return forward_borrowed(run, microbatch, batch_idx)
 
     def backward(forwarded: Forwarded) -> None:
         microbatch = forwarded.microbatch
@@ -54,7 +54,7 @@ def compute_gradients(run: Run, step: Step) -> None:
             if microbatch.num_samples:
                 backward_batch(run, step, forwarded)
             else:
-                backward_ghost(run, forwarded)
+                backward_borrowed(run, forwarded)
         parts.num_ahead -= microbatch.ends_batch
         state.batch_idx += microbatch.ends_batch
 

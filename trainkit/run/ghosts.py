@@ -13,8 +13,8 @@ from trainkit.run.run import Run
 from trainkit.run.step_parts import Forwarded, on_this_rank
 
 
-def forward_ghost(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
-    """Run forward of a ghost; no hook sees it."""
+def forward_borrowed(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
+    """Run forward of borrowed samples; no hook sees it."""
     with (
         on_this_rank(run.engine, microbatch),
         uncounted(run.task),
@@ -24,8 +24,8 @@ def forward_ghost(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded
     return Forwarded(microbatch, outputs, batch_idx)
 
 
-def backward_ghost(run: Run, forwarded: Forwarded) -> None:
-    """Run backward of a ghost: its loss weighs 0."""
+def backward_borrowed(run: Run, forwarded: Forwarded) -> None:
+    """Run backward of borrowed samples: their loss weighs 0."""
     outputs = forwarded.outputs
     with on_this_rank(run.engine, forwarded.microbatch):
         if isinstance(outputs, HandedOn):

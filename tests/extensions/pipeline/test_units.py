@@ -40,7 +40,7 @@ def stages_of(task: nn.Module, stages: int) -> list[list[str]]:
 
 
 def test_stages_have_about_as_much_work() -> None:
-    """An embedding counts nothing; a stage begins with a block; what has no weights is no unit."""
+    """An embedding counts nothing; a stage begins with a block; modules without weights are none."""
     assert stages_of(Chain(8, 8, 8, 8), 2) == [
         ["table", "blocks.0", "blocks.1"],
         ["blocks.2", "blocks.3", "head"],

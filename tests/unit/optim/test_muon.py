@@ -76,8 +76,8 @@ def test_patterns_replace_the_rule() -> None:
 def test_groups_keep_their_decay() -> None:
     """Each group of decay_groups is split by method; what does not decay still does not."""
     optimizer = Muon(decay_groups(layers(), no_weight_decay=["norm", "bias", "embedding"]))
-    found = [(g["method"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
-    assert found == [("muon", 0.1, 2), ("adamw", 0.1, 1), ("adamw", 0.0, 6)]
+    groups = [(g["method"], g["weight_decay"], len(g["params"])) for g in optimizer.param_groups]
+    assert groups == [("muon", 0.1, 2), ("adamw", 0.1, 1), ("adamw", 0.0, 6)]
 
 
 @pytest.mark.parametrize("ratio", ["match_rms_adamw", "original"])

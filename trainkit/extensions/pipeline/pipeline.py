@@ -110,10 +110,6 @@ class Pipeline:
             unit.module.__class__ = stage_class(type(unit.module))
             object.__setattr__(unit.module, "_pipeline_place", (self._passes, unit))
 
-    def holds(self, module: nn.Module) -> bool:
-        """Return whether this stage holds all weights of a module."""
-        return not any(parameter in self.elsewhere for parameter in module.parameters())
-
     def send_buffers(self, task: nn.Module) -> None:
         """Give all ranks each unit's buffers of the first rank that computes it, and rank 0's of
         all else.
