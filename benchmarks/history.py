@@ -24,8 +24,8 @@ import plotly.graph_objects as go
 
 from benchmarks import instructions
 from benchmarks.harness import shown
-from trainkit.report.colors import BLUE
-from trainkit.report.page import Section, figure, write_page
+from trainkit.extensions.reports.colors import BLUE
+from trainkit.extensions.reports.page import Section, figure, write_page
 
 HISTORY = Path(__file__).with_name("history.jsonl")
 BARE, GUARDED = "bare loop", ("trainkit", "trainkit, all on")

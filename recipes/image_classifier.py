@@ -16,7 +16,7 @@ from recipes.schedule import with_schedule
 from trainkit.arguments import PositiveInt
 from trainkit.errors import ConfigError
 from trainkit.optim import decay_groups
-from trainkit.report.classification.results import ClassificationResults
+from trainkit.extensions.reports.classification.results import ClassificationResults
 
 # a mixed image shows the classes of more than this share (timm's bce_target_thresh of these
 # recipes)

@@ -55,7 +55,7 @@ class Usage:
         examples: arguments, as typed.
         takes_config: whether conf=NAME and overrides may follow.
         takes_run: whether a run's folder is an argument.
-        parts: its sub-commands, one of which comes first: "check" of `data check`.
+        parts: its sub-commands, one of which comes first: "lr" of `find lr`.
     """
 
     line: str
@@ -93,6 +93,27 @@ class EngineEntry:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """The result of one check of `trainkit doctor`.
+
+    Attributes:
+        area: its group: "software", "Horovod", ...
+        name: the checked thing.
+        value: what there is, for people.
+        status: "ok"; "warning": it works, but could be better; "wrong": something will not work.
+        why: the consequence; "" if all is well.
+        mend: remedy: a command if there is one.
+    """
+
+    area: str
+    name: str
+    value: str
+    status: Literal["ok", "warning", "wrong"] = "ok"
+    why: str = ""
+    mend: str = ""
+
+
+@dataclass(frozen=True)
 class Extension:
     """A feature beside the core, with all that it brings.
 
@@ -112,7 +133,7 @@ class Extension:
         clusters: dotted names of trainkit.launch.jobs.Cluster classes, which `trainkit jobs` asks
             in the order of extensions.
         checks: dotted names of functions without arguments that yield doctor's findings
-            (trainkit.doctor.findings.Finding).
+            (Finding).
         conf: the package whose folder conf/ holds config groups; "" for none.
         names: public dotted name, or one of earlier versions -> where the object is. Configs and
             imports may use both.

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.conformance.claims import load_claims
 from benchmarks.conformance.sources import DECLARED, kind_of, source_of
 from benchmarks.conformance.worker import TRAINERS
-from trainkit.report.grid import Grid
-from trainkit.report.page import Section, write_page
+from trainkit.extensions.reports.grid import Grid
+from trainkit.extensions.reports.page import Section, write_page
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.pages import blocks, part
-from trainkit.doctor.software import PYTHONS
+from trainkit.extensions.doctor.software import PYTHONS
 from trainkit.extensions.horovod_build.options import parser
 from trainkit.extensions.horovod_build.pip import RUNTIME_NEEDS, VERSION
 

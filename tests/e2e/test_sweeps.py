@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.launching import Command, Done
-from trainkit.report.show.best import number
+from trainkit.extensions.reports.show.best import number
 
 SHORT = "trainer.max_steps=5 trainer.limit_val_batches=2 logger=csv"
 DRAWN = (

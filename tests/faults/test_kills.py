@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.faults.jobs import Pairs, wait_for
-from trainkit.checkpoint.compare import differences
 from trainkit.checkpoint.find import load
 from trainkit.checkpoint.format import verify
 from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import CheckpointError
+from trainkit.extensions.check_resume.compare import differences
 
 pytestmark = pytest.mark.parallel
 

@@ -17,6 +17,10 @@ from PIL import Image
 
 from tests.helpers.recordings import ABOUT, PARTS, record
 from trainkit.extensions.find.page import write_lr_page
+from trainkit.extensions.reports.classification.facts import Classified, WorstSample
+from trainkit.extensions.reports.classification.page import write_classification_page
+from trainkit.extensions.reports.show.files import read_runs
+from trainkit.extensions.reports.show.page import write_show_page
 from trainkit.extensions.timeline.report.advice import Advice
 from trainkit.extensions.timeline.report.page import write_timeline_page
 from trainkit.extensions.timeline.report.steps import analyse
@@ -24,10 +28,6 @@ from trainkit.extensions.timeline.scaling.model import Measured
 from trainkit.extensions.timeline.scaling.model import fit as fit_models
 from trainkit.extensions.timeline.scaling.page import write_scaling_page
 from trainkit.extensions.timeline.traces.merge import read_recording
-from trainkit.report.classification.facts import Classified, WorstSample
-from trainkit.report.classification.page import write_classification_page
-from trainkit.report.show.files import read_runs
-from trainkit.report.show.page import write_show_page
 
 LAYER = "backbone.transformer.encoder.layers.{}.self_attention.out_projection.weight"
 _GRADIENTS = {LAYER.format(i): 400_000 * (i + 1) for i in range(12)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
-from trainkit.checkpoint.compare import differences
+from trainkit.extensions.check_resume.compare import differences
 
 
 class BrokenOffError(Exception):

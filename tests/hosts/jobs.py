@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.faults.storm.hosts import Hosts
 from tests.faults.storm.job import SAMPLES, STEP
-from trainkit.report.status.status import Status, read_status
+from trainkit.extensions.reports.status.status import Status, read_status
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).with_name("job.py")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.hosts.conftest import Make
 from tests.hosts.jobs import ROOT
-from trainkit.report.status.status import read_status
+from trainkit.extensions.reports.status.status import read_status
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'trainkit[ray]'")
 pytestmark = pytest.mark.parallel

@@ -18,26 +18,10 @@ COMMANDS = {
         " tokens, data pack)",
         "trainkit.cli.data.main",
     ),
-    "show": Command(
-        "show curves, rates and checkpoints of a run, or of several, on one page (RUN_DIR ...)",
-        "trainkit.cli.show.main",
-    ),
-    "status": Command(
-        "tell what a running or ended job does: state, ranks, step, rate, alerts (RUN_DIR --watch)",
-        "trainkit.cli.status.main",
-    ),
-    "runs": Command(
-        "print a table of the runs below a folder (DIR sort=val/acc --json)",
-        "trainkit.cli.runs.main",
-    ),
     "jobs": Command(
         "list the jobs on Slurm, Kubernetes and Ray, print their output, cancel them (jobs logs"
         " JOB, jobs cancel JOB)",
         "trainkit.cli.jobs.main",
-    ),
-    "doctor": Command(
-        "report this machine's set-up, its faults and their fixes (--json)",
-        "trainkit.cli.doctor.main",
     ),
     "explain": Command(
         "explain an error that a message names, with an example and what to do (explain NAME)",

@@ -77,8 +77,8 @@ def _candidates(before: Sequence[str], word: str, folder: Path) -> Iterable[str]
     if command == "completion":
         return ["bash"]
     usage = find_usage(command)
-    if usage is not None and usage.parts and len(before) == 1:
-        return [*usage.parts, *parts_of(command)]
+    if len(before) == 1 and (parts := [*(usage.parts if usage else ()), *parts_of(command)]):
+        return parts
     usage = find_usage(" ".join(before[:2])) or usage  # of a part, as `data pack`
     if usage is None:
         return []

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.as_json import facts_printed, split_json
+from trainkit.cli.commands import command_of
 from trainkit.cli.guard import guarded
 from trainkit.cli.usage import usage_of
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders, make_importable
+from trainkit.extension import resolve
 from trainkit.launch.environment import Launcher, read_launcher
 
 _EVALUATIONS = ("validate", "test")  # which print values, as --json does
@@ -76,7 +78,9 @@ def _work(job: Any) -> Any:
 
 
 def _show_sweep(sweep: Any) -> None:
-    importlib.import_module("trainkit.cli.runs").show_sweep(sweep)
+    """Print the table of a sweep's runs: what the command `runs` says of its folder."""
+    if (runs := command_of("runs")) is not None:  # of an extension
+        resolve(runs.main)("runs", [str(sweep.folder)])
 
 
 def _print_help(command: str) -> None:

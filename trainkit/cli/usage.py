@@ -7,7 +7,6 @@ from __future__ import annotations
 import textwrap
 
 from trainkit.cli.as_json import OPTION
-from trainkit.cli.usage_of_runs import USAGES_OF_RUNS
 from trainkit.extension import Usage
 
 _WIDTH = 110
@@ -83,41 +82,22 @@ USAGES = {
         takes_config=True,
     ),
     "data": Usage(
-        "check conf=NAME [stage=STAGE] [workers=N] [key=value ...]",
-        "Read every sample once, with the transforms of the first epoch, and list those that raise,"
-        " with error and file. Exit code 1 if there are any.",
-        (
-            ("stage", "fit | test | predict", "fit", "which data; fit: training and validation"),
-            ("workers", "int", "one for each core", "processes that read"),
-            OPTION,
-        ),
-        (
-            "check conf=resnet50",
-            "check conf=resnet50 data=imagefolder data.root=/data/imagenet workers=8",
-        ),
-        takes_config=True,
-        parts=("check",),
+        "PART [key=value ...]",
+        "Look at data, or write it in another form; the parts and what they take follow.",
+        examples=("check --help",),
     ),
-    **USAGES_OF_RUNS,
-    "doctor": Usage(
-        "[--json] [--no-allreduce]",
-        "Check versions, Horovod's build, GPUs, this host's limits and network, and an allreduce of"
-        " two ranks. Exit code 0 if nothing is wrong (there may be warnings), else 1.",
+    "jobs": Usage(
+        "[DIR] [--json] | logs JOB|RUN_DIR [lines=N] | cancel JOB|RUN_DIR",
+        "List the jobs with their states: on Slurm those of runs in and below a folder (default:"
+        " runs), on Kubernetes those whose manifest is in kubernetes/, on Ray those of the cluster"
+        " that RAY_API_SERVER_ADDRESS or RAY_ADDRESS names. Print a job's output; end a job, with a"
+        " checkpoint if it trains.",
         (
-            (
-                "--json",
-                "flag",
-                "off",
-                "for machines: a list of findings, as {area, name, value, status, why, mend}",
-            ),
-            (
-                "--no-allreduce",
-                "flag",
-                "off",
-                "do not start the two ranks (saves about 10 seconds)",
-            ),
+            ("lines", "int", "all", "logs: the last lines alone"),
+            ("--json", "flag", "off", "the list for machines"),
         ),
-        ("", "--json --no-allreduce"),
+        ("", "--json", "logs runs/mine lines=20", "cancel 1234", "logs resnet50"),
+        takes_run=True,
     ),
     "explain": Usage(
         "[NAME] [--json]",

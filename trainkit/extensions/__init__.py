@@ -7,6 +7,8 @@ all the same.
 
 # In the order of `python -m trainkit extensions`.
 NAMES = (
+    "reports",
+    "doctor",
     "script",
     "plan",
     "experiment",

@@ -36,7 +36,7 @@ def looking() -> list[str]:
     """Return the commands that look at something, each part of one by itself."""
     every: list[str] = []
     for name in all_commands():
-        parts = [*PARTS.get(name, ()), *(["check", *parts_of("data")] if name == "data" else ())]
+        parts = [*PARTS.get(name, ()), *parts_of(name)]
         every += [f"{name} {part}" for part in parts] or [name]
     return [name for name in every if name not in ACTS]
 
@@ -60,7 +60,7 @@ def test_each_takes_the_flag(name: str, capsys: pytest.CaptureFixture[str]) -> N
             module.main(command, ["check", "--help"])
         assert FLAG in capsys.readouterr().out
         return
-    usage = find_usage(command)
+    usage = find_usage(name) or find_usage(command)
     assert usage is not None
     assert any(option[0] == FLAG for option in usage.options), name
 

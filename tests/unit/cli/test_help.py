@@ -12,8 +12,7 @@ import sys
 import pytest
 
 from trainkit.__main__ import _main as command_line
-from trainkit.cli import data
-from trainkit.cli.commands import all_commands, find_usage
+from trainkit.cli.commands import all_commands, find_usage, parts_of
 from trainkit.cli.run import main
 from trainkit.config.documentation import arguments_of
 from trainkit.config.resources import shipped_root
@@ -21,11 +20,13 @@ from trainkit.extensions.check_engine import command as check_engine
 from trainkit.extensions.check_resume import command as check_resume
 from trainkit.extensions.exporting.request import FORMATS
 from trainkit.extensions.plan import command as plan
+from trainkit.extensions.reports import data_command
 from trainkit.extensions.timeline.scaling import command as scaling
 from trainkit.version import __version__
 
-# extensions' too
-ALL = {name: usage for name in all_commands() if (usage := find_usage(name)) is not None}
+# extensions' too, and the parts of `data`
+NAMES = [*all_commands(), *(f"data {part}" for part in parts_of("data"))]
+ALL = {name: usage for name in NAMES if (usage := find_usage(name)) is not None}
 
 
 def test_help_lists_the_trainers_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +99,7 @@ def test_the_options_are_those_that_a_command_takes() -> None:
     """
     for command, own in (
         ("plan", plan._OWN),
-        ("data", data._OWN),
+        ("data check", data_command._OWN),
         ("scaling", (*scaling._OWN, "run_dir")),  # the last of a script alone
         ("check-resume", check_resume._OWN),
         ("check-engine", check_engine._OWN),

@@ -7,11 +7,12 @@ import io
 import pytest
 from rich.text import Text
 
-from trainkit.cli import doctor, extensions
+from trainkit.cli import extensions
 from trainkit.cli.guard import fail
 from trainkit.console import console_of
-from trainkit.doctor.findings import Finding
 from trainkit.errors import ConfigError
+from trainkit.extension import Finding
+from trainkit.extensions.doctor import command as doctor
 from trainkit.launch.environment import read_launcher
 
 LONG = "a sentence of many short words that no terminal of sixty columns can show on one line"

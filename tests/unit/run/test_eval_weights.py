@@ -17,8 +17,8 @@ from torch import Tensor
 from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, BackboneFinetuning, ModelCheckpoint
-from trainkit.checkpoint.compare import differences
 from trainkit.errors import ConfigError
+from trainkit.extensions.check_resume.compare import differences
 from trainkit.optim import constant, decay_groups, schedule_free
 
 schedulefree = pytest.importorskip("schedulefree")

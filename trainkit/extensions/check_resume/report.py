@@ -16,9 +16,16 @@ from typing import Any
 
 from rich.table import Table
 
-from trainkit.checkpoint.compare import BOUNDS, Compared, Names, compare, differences, unsteady
 from trainkit.console import console_of, plural
 from trainkit.errors import ConfigError
+from trainkit.extensions.check_resume.compare import (
+    BOUNDS,
+    Compared,
+    Names,
+    compare,
+    differences,
+    unsteady,
+)
 from trainkit.extensions.plan.planned import planned
 from trainkit.extensions.script.subject import Subject
 

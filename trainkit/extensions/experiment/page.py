@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.extensions.experiment.statistics import Interval
-from trainkit.report.colors import RED
-from trainkit.report.grid import Grid
-from trainkit.report.page import Figure, Section, figure, write_page
+from trainkit.extensions.reports.colors import RED
+from trainkit.extensions.reports.grid import Grid
+from trainkit.extensions.reports.page import Figure, Section, figure, write_page
 
 _COLORS = {"paired": "#2f6fb3", "unpaired": "#9aa5b1"}
 

@@ -14,7 +14,7 @@ from trainkit.errors import ConfigError
 from trainkit.extensions.experiment.page import write_experiment_page
 from trainkit.extensions.experiment.seeds import Pair
 from trainkit.extensions.experiment.statistics import LEVEL, Interval, paired, unpaired
-from trainkit.report.grid import Grid
+from trainkit.extensions.reports.grid import Grid
 
 _SOURCE = (
     "Paired: the mean of b - a over the seeds, +- t(n - 1) s / sqrt(n) with s the standard deviation"

@@ -17,10 +17,10 @@ from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.find.page import write_lr_page
 from trainkit.extensions.find.usage import USAGE
+from trainkit.extensions.reports.grid import Grid, human, share
 from trainkit.extensions.script.command_line import split_script
 from trainkit.extensions.script.entry import look_at
 from trainkit.launch.environment import read_launcher
-from trainkit.report.grid import Grid, human, share
 
 if TYPE_CHECKING:
     from trainkit.extensions.script.subject import Subject

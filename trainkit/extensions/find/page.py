@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.console import plural
-from trainkit.report.colors import BLUE, GREEN, GREY, RED
-from trainkit.report.grid import Grid
-from trainkit.report.page import Figure, Section, figure, write_page
+from trainkit.extensions.reports.colors import BLUE, GREEN, GREY, RED
+from trainkit.extensions.reports.grid import Grid
+from trainkit.extensions.reports.page import Figure, Section, figure, write_page
 
 _NOTE = (
     "Each step is trained at the next rate. The loss is the mean over all samples of a step, on all"

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainkit.doctor.findings import Finding
-from trainkit.doctor.software import Torch, ask_torch
+from trainkit.extension import Finding
+from trainkit.extensions.doctor.software import Torch, ask_torch
 from trainkit.extensions.horovod_build import check as build_check
 from trainkit.extensions.horovod_build.check import Installed
 from trainkit.extensions.horovod_build.probe import Machine, probe, search_path

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from trainkit.extensions.pipeline.units import Unit, units_of, work_of
-from trainkit.report.grid import human
+from trainkit.extensions.reports.grid import human
 
 
 def stage_rows(

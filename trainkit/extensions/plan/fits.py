@@ -30,8 +30,8 @@ from trainkit.data.feed import MapFeed, Microbatch
 from trainkit.engine.blocks import repeated_blocks
 from trainkit.errors import ConfigError
 from trainkit.extensions.plan.plan import Sizes
+from trainkit.extensions.reports.grid import human
 from trainkit.metrics.log import MetricLog
-from trainkit.report.grid import human
 from trainkit.run.oom import split
 from trainkit.run.recompute import recomputed
 from trainkit.run.run import Run

@@ -21,7 +21,7 @@ from trainkit.console import plural
 from trainkit.data.feed import MapFeed
 from trainkit.data.shares import samples_of
 from trainkit.engine.reduce.buckets import find_sparse
-from trainkit.report.grid import human
+from trainkit.extensions.reports.grid import human
 from trainkit.run.evaluator import steps_between
 from trainkit.run.run import Run
 

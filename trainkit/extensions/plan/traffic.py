@@ -11,7 +11,7 @@ from trainkit.engine.approximate.settings import (
     LocalSGD,
     PowerSGD,
 )
-from trainkit.report.grid import human
+from trainkit.extensions.reports.grid import human
 from trainkit.run.run import Run
 
 _WIDE = 4  # bytes of a number of a factor, or of a change of weights, at least

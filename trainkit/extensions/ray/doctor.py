@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 from collections.abc import Iterator, Mapping
 
-from trainkit.doctor.findings import Finding
+from trainkit.extension import Finding
 from trainkit.extensions.ray.connection import fault_of_address
 
 AREA = "Ray"

@@ -19,11 +19,11 @@ from trainkit.extensions.ray.options import shown
 from trainkit.extensions.ray.tuning.search import Search, search
 from trainkit.extensions.ray.tuning.usage import USAGE
 from trainkit.extensions.ray.tuning.words import SearchSettings, read_search
+from trainkit.extensions.reports.show.best import print_best
+from trainkit.extensions.reports.show.files import FinishedRun, read_any
+from trainkit.extensions.reports.show.table import print_table
 from trainkit.launch.environment import read_launcher
 from trainkit.launch.overrides import override
-from trainkit.report.show.best import print_best
-from trainkit.report.show.files import FinishedRun, read_any
-from trainkit.report.show.table import print_table
 from trainkit.run.goal import Goal, goal_of_config
 
 if TYPE_CHECKING:

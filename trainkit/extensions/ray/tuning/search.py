@@ -2,7 +2,7 @@
 folder of its own.
 
 search -> Tuner.fit -> trial, trial, ... -> the number of trials; the runs' folders hold the rest
-(report/show)
+(extensions/reports/show)
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
+from trainkit.extensions.reports.grid import human, ms, share
 from trainkit.extensions.timeline.report.overlap import Link, Profile, Summing, exposed_s
 from trainkit.extensions.timeline.report.steps import Analysis
-from trainkit.report.grid import human, ms, share
 
 _LEAST_GAIN = 0.01
 _CYCLES_MS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)

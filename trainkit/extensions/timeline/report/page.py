@@ -7,17 +7,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from trainkit.extensions.timeline.report.advice import Advice
-from trainkit.extensions.timeline.report.recorded_facts import LABELS, StepOfRank
-from trainkit.extensions.timeline.report.steps import Analysis
-from trainkit.extensions.timeline.report.text import (
-    advice_grid,
-    gradients_grid,
-    in_words,
-    parts_grid,
-)
-from trainkit.extensions.timeline.traces.merge import RankTrace
-from trainkit.report.colors import (
+from trainkit.extensions.reports.colors import (
     AMBER,
     BLUE,
     CARD,
@@ -31,8 +21,18 @@ from trainkit.report.colors import (
     RED,
     SKY,
 )
-from trainkit.report.grid import ms, share
-from trainkit.report.page import Section, figure, write_page
+from trainkit.extensions.reports.grid import ms, share
+from trainkit.extensions.reports.page import Section, figure, write_page
+from trainkit.extensions.timeline.report.advice import Advice
+from trainkit.extensions.timeline.report.recorded_facts import LABELS, StepOfRank
+from trainkit.extensions.timeline.report.steps import Analysis
+from trainkit.extensions.timeline.report.text import (
+    advice_grid,
+    gradients_grid,
+    in_words,
+    parts_grid,
+)
+from trainkit.extensions.timeline.traces.merge import RankTrace
 
 COLORS = {
     "data": AMBER,

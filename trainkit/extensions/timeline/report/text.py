@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainkit.console import plural
+from trainkit.extensions.reports.grid import Grid, human, ms, share
 from trainkit.extensions.timeline.report.advice import Advice
 from trainkit.extensions.timeline.report.recorded_facts import LABELS, OUTLIER, Outlier, of_steps
 from trainkit.extensions.timeline.report.steps import Analysis
-from trainkit.report.grid import Grid, human, ms, share
 
 _SHOWN = 12  # gradients in the terminal
 _WORK = {

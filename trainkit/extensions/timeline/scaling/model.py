@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from trainkit.console import plural
+from trainkit.extensions.reports.grid import Grid, ms
 from trainkit.extensions.timeline.report.overlap import (
     Link,
     Profile,
@@ -36,7 +37,6 @@ from trainkit.extensions.timeline.report.overlap import (
 )
 from trainkit.extensions.timeline.report.recorded_facts import OWN_WORK, of_steps
 from trainkit.extensions.timeline.report.steps import Analysis
-from trainkit.report.grid import Grid, ms
 
 PREDICTED = (8, 16, 32, 64, 128, 256, 512)
 TRUSTED = 0.2  # if a model's checked error is larger, do not trust its other predictions

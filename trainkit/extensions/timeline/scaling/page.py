@@ -8,6 +8,9 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from trainkit.console import plural
+from trainkit.extensions.reports.colors import AMBER, BLUE, GREEN, GREY, INK, RED, VIOLET
+from trainkit.extensions.reports.grid import ms
+from trainkit.extensions.reports.page import Section, figure, write_page
 from trainkit.extensions.timeline.report.page import COLORS
 from trainkit.extensions.timeline.report.recorded_facts import LABELS
 from trainkit.extensions.timeline.scaling.model import (
@@ -20,9 +23,6 @@ from trainkit.extensions.timeline.scaling.model import (
     network,
     predictions_grid,
 )
-from trainkit.report.colors import AMBER, BLUE, GREEN, GREY, INK, RED, VIOLET
-from trainkit.report.grid import ms
-from trainkit.report.page import Section, figure, write_page
 
 _LINES = (INK, RED, AMBER, GREEN, BLUE, VIOLET, GREY)
 

@@ -1,0 +1,74 @@
+"""runs: a table of the runs below a folder; the same table ends a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainkit.cli.as_json import print_json
+from trainkit.cli.guard import main_alone
+from trainkit.cli.options import read_keys
+from trainkit.cli.usage import help_text
+from trainkit.console import console_of, short
+from trainkit.errors import ConfigError
+from trainkit.extensions.reports.show.best import chosen_goal, goal_by, print_best
+from trainkit.extensions.reports.show.files import find_runs, read_any
+from trainkit.extensions.reports.show.table import facts_of, print_table, sort_runs
+from trainkit.extensions.reports.usage import RUNS
+
+if TYPE_CHECKING:
+    from trainkit.config.sweep import Sweep
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run the command; return the exit code."""
+    return main_alone(arguments, help_text(command, RUNS), lambda: _work(arguments))
+
+
+def show_sweep(sweep: Sweep) -> None:
+    """Print the table of a sweep's runs, the best one, and the command that repeats it."""
+    runs = [read_any(trial.run_dir, str(trial.number)) for trial in sweep.trials()]
+    if runs:
+        console = console_of()
+        print_table(runs, sweep.goal, console)
+        console.print(f"folder  {short(sweep.folder)}", soft_wrap=True)
+        print_best(runs, sweep.goal, console, ["runs", short(sweep.folder)])
+
+
+def _work(arguments: Sequence[str]) -> None:
+    folders = [
+        argument
+        for argument in arguments
+        if argument != "--json" and ("=" not in argument or Path(argument).is_dir())
+    ]
+    others = [argument for argument in arguments if argument not in (*folders, "--json")]
+    given = read_keys(others, RUNS.keys(), "runs")
+    if len(folders) > 1:
+        raise ConfigError(
+            f"There are {len(folders)} folders: {', '.join(folders)}. Give one, that holds the"
+            " runs."
+        )
+    top = Path(folders[0] if folders else "runs").absolute()
+    if not top.is_dir():
+        raise ConfigError(
+            f"There is no folder {short(top)}. Give a folder that holds runs, for example runs/mlp."
+        )
+    runs = find_runs(top)
+    if not runs:
+        raise ConfigError(
+            f"There are no runs in {short(top)} or below it. Give a folder that holds some, as"
+            " runs/mlp."
+        )
+    goal = chosen_goal(runs, given)
+    key = given.get("sort", "")
+    name = key.removeprefix("-")
+    if key:
+        runs = sort_runs(runs, key, goal if goal.metric == name else goal_by(runs, name))
+    if "--json" in arguments:
+        print_json(facts_of(runs, goal))
+        return
+    console = console_of()
+    print_table(runs, goal, console, needed=[name])
+    console.print(f"folder  {short(top)}", soft_wrap=True)
+    print_best(runs, goal, console, ["runs", short(top)])
