@@ -76,8 +76,8 @@ HOMES = {
     "peft": ["extensions/adapters/peft_models.py"],
     "tokenizers": ["extensions/language/tokenizer.py"],
     "wandb": ["loggers/wandb.py"],
-    "mlflow": ["loggers/mlflow.py"],
-    "prometheus_client": ["loggers/prometheus.py"],
+    "mlflow": ["extensions/trackers/mlflow.py"],
+    "prometheus_client": ["extensions/trackers/prometheus.py"],
     "greenlet": ["by_hand/loop.py"],
     "psutil": ["device/stats.py"],
     "scipy": ["extensions/experiment/statistics.py"],
@@ -328,8 +328,6 @@ def test_core_imports_at_the_top() -> None:
         ("device.stats", "psutil"),
         ("device.stats", "pynvml"),
         ("loggers.media_files", "PIL"),  # slow as well, and most runs log no picture
-        ("loggers.mlflow", "mlflow"),
-        ("loggers.prometheus", "prometheus_client.core"),
         ("loggers.tensorboard", "tensorboard.backend.event_processing.event_file_loader"),
         ("loggers.tensorboard", "torch.utils.tensorboard.summary"),  # slow too
         ("loggers.tensorboard", "torch.utils.tensorboard.writer"),

@@ -22,6 +22,8 @@ NAMES = (
     "shards",
     "language",
     "adapters",
+    "optimizers",
+    "trackers",
     "horovod_build",
     "deepspeed",
     "pipeline",

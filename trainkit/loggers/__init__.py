@@ -1,19 +1,13 @@
-"""Loggers: callbacks that write numbers,
-on rank 0 (PrometheusLogger: on the first rank of each host).
-"""
+"""Loggers: callbacks that write numbers on rank 0; those of extensions are there by their names."""
 
-from trainkit.loggers.csv import CSVLogger
-from trainkit.loggers.jsonl import JSONLLogger
-from trainkit.loggers.mlflow import MLFlowLogger
-from trainkit.loggers.prometheus import PrometheusLogger
-from trainkit.loggers.tensorboard import TensorBoardLogger
-from trainkit.loggers.wandb import WandbLogger
+from typing import Any
 
-__all__ = [
-    "CSVLogger",
-    "JSONLLogger",
-    "MLFlowLogger",
-    "PrometheusLogger",
-    "TensorBoardLogger",
-    "WandbLogger",
-]
+from trainkit.extension import public
+from trainkit.loggers.csv import CSVLogger as CSVLogger
+from trainkit.loggers.jsonl import JSONLLogger as JSONLLogger
+from trainkit.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
+from trainkit.loggers.wandb import WandbLogger as WandbLogger
+
+
+def __getattr__(name: str) -> Any:
+    return public(__name__, name)

@@ -1,25 +1,18 @@
 """Optimisation: the contract of batch and learning rate, warm-up and schedules, decay,
-optimizers, parameter groups.
+parameter groups; optimizers of extensions by their names.
 """
 
-from trainkit.optim.adafactor import Adafactor
-from trainkit.optim.decay import constant, cosine, polynomial, step, wsd
-from trainkit.optim.lamb import LAMB
-from trainkit.optim.lars import LARS
-from trainkit.optim.muon import Muon
-from trainkit.optim.parameter_groups import decay_groups
-from trainkit.optim.schedule_free import schedule_free
+from typing import Any
 
-__all__ = [
-    "LAMB",
-    "LARS",
-    "Adafactor",
-    "Muon",
-    "constant",
-    "cosine",
-    "decay_groups",
-    "polynomial",
-    "schedule_free",
-    "step",
-    "wsd",
-]
+from trainkit.extension import public
+from trainkit.optim.decay import constant as constant
+from trainkit.optim.decay import cosine as cosine
+from trainkit.optim.decay import polynomial as polynomial
+from trainkit.optim.decay import step as step
+from trainkit.optim.decay import wsd as wsd
+from trainkit.optim.parameter_groups import decay_groups as decay_groups
+from trainkit.optim.schedule_free import schedule_free as schedule_free
+
+
+def __getattr__(name: str) -> Any:
+    return public(__name__, name)

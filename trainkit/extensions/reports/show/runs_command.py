@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainkit.cli.as_json import print_json
 from trainkit.cli.guard import main_alone
@@ -13,27 +12,14 @@ from trainkit.cli.usage import help_text
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
 from trainkit.extensions.reports.show.best import chosen_goal, goal_by, print_best
-from trainkit.extensions.reports.show.files import find_runs, read_any
+from trainkit.extensions.reports.show.files import find_runs
 from trainkit.extensions.reports.show.table import facts_of, print_table, sort_runs
 from trainkit.extensions.reports.usage import RUNS
-
-if TYPE_CHECKING:
-    from trainkit.config.sweep import Sweep
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     return main_alone(arguments, help_text(command, RUNS), lambda: _work(arguments))
-
-
-def show_sweep(sweep: Sweep) -> None:
-    """Print the table of a sweep's runs, the best one, and the command that repeats it."""
-    runs = [read_any(trial.run_dir, str(trial.number)) for trial in sweep.trials()]
-    if runs:
-        console = console_of()
-        print_table(runs, sweep.goal, console)
-        console.print(f"folder  {short(sweep.folder)}", soft_wrap=True)
-        print_best(runs, sweep.goal, console, ["runs", short(sweep.folder)])
 
 
 def _work(arguments: Sequence[str]) -> None:

@@ -16,8 +16,8 @@ from recipes.gpt import GPT
 from tests.helpers.toy import Line, loader, quiet, weights
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.errors import ConfigError
+from trainkit.extensions.optimizers.muon import matrices_of
 from trainkit.optim import Muon, decay_groups
-from trainkit.optim.muon import matrices_of
 
 
 def small_gpt() -> GPT:

@@ -19,7 +19,12 @@ import torch
 from torch import Tensor
 
 from trainkit.device.shards import norms_of
-from trainkit.optim.trust_ratio import LayerwiseOptimizer, adapts, check_group, scale_by_ratio
+from trainkit.extensions.optimizers.trust_ratio import (
+    LayerwiseOptimizer,
+    adapts,
+    check_group,
+    scale_by_ratio,
+)
 
 _INF = float("inf")
 
