@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import multiprocessing
+import multiprocessing.connection
 import os
 import resource
 import signal
@@ -30,6 +31,7 @@ from torch.utils.data import DataLoader
 from trainkit.console import plural
 from trainkit.data.forking import fork_safely
 from trainkit.errors import DataError
+from trainkit.safety.threads import printed, start_thread
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GPU_FILES = "/dev/nvidia"  # how the names of the driver's files begin
@@ -72,6 +74,9 @@ class Shielded:
             _let_go_of_gpus()
             if self.dies_with_rank:
                 _die_with(self._rank)
+        rank = multiprocessing.parent_process()
+        if rank is not None and rank.pid != self._rank:
+            _die_with_maker(rank.sentinel)
         if self.own is not None:
             self.own(worker)
 
@@ -123,6 +128,21 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended before
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_with_maker(sentinel: int) -> None:
+    """End this process when the rank has ended that had it made: its parent is a fork server, which
+    lives as long as any of its children.
+
+    Args:
+        sentinel: a file descriptor that is readable once the rank has ended.
+    """
+
+    def wait() -> None:
+        multiprocessing.connection.wait([sentinel])
+        os._exit(0)
+
+    start_thread("trainkit rank's end", wait, printed("This worker may outlive its rank."))
 
 
 def _let_go_of_gpus() -> None:

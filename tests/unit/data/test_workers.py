@@ -75,7 +75,7 @@ class Store(Dataset):
         raise DataError("s3://data/0.tar cannot be reached.")
 
 
-batches = iter(shield(DataLoader(Store(), num_workers=2)))
+batches = iter(shield(DataLoader(Store(), num_workers=2, multiprocessing_context="fork")))
 next(batches)
 """
 
@@ -133,7 +133,7 @@ class Store(Dataset):
         time.sleep(600)
 
 
-next(iter(workers.shield(DataLoader(Store(), num_workers=1))))
+next(iter(workers.shield(DataLoader(Store(), num_workers=1, multiprocessing_context="fork"))))
 """
 
 
@@ -149,32 +149,38 @@ KILLED = """
 import os
 import signal
 import sys
-import threading
 import time
 from torch.utils.data import DataLoader, Dataset
 from trainkit.data.workers import shield, start_workers
 
 
 class Store(Dataset):
+    def __init__(self):
+        self.rank = os.getpid()
+
     def __len__(self):
         return 1
 
     def __getitem__(self, index):
-        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(self.rank, signal.SIGKILL)
         time.sleep(600)
 
 
-next(start_workers(shield(DataLoader(Store(), num_workers=1))))
+if __name__ == "__main__":
+    loader = DataLoader(Store(), num_workers=1, multiprocessing_context=sys.argv[1])
+    next(start_workers(shield(loader)))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
-def test_a_worker_that_waits_ends_with_its_killed_rank() -> None:
+@pytest.mark.parametrize("start", ["fork", "forkserver"])  # forkserver: Python 3.14's default
+def test_a_worker_that_waits_ends_with_its_killed_rank(tmp_path: Path, start: str) -> None:
     """It holds the rank's GPU no longer, also while it is in a sample that takes for ever, and
     without a signal of its own.
     """
+    (script := tmp_path / "killed.py").write_text(KILLED)
     done = subprocess.run(
-        [sys.executable, "-c", KILLED], capture_output=True, timeout=60, check=False
+        [sys.executable, script, start], capture_output=True, timeout=60, check=False
     )
     assert done.returncode == -signal.SIGKILL
 
@@ -214,6 +220,9 @@ def test_a_worker_lets_go_of_the_gpus_driver(
     monkeypatch.setattr(workers, "_GPU_FILES", f"{tmp_path}/nvidia")
     for name, expected in (("nvidia0", "/dev/null"), ("other", f"{tmp_path}/other")):
         with open(tmp_path / name, "w") as file:
-            loader = shield(DataLoader(_Held(file.fileno()), batch_size=None, num_workers=1))
+            forked = DataLoader(
+                _Held(file.fileno()), None, num_workers=1, multiprocessing_context="fork"
+            )
+            loader = shield(forked)
             assert list(start_workers(loader)) == [expected]
             assert os.readlink(f"/proc/self/fd/{file.fileno()}") == f"{tmp_path}/{name}"
