@@ -16,7 +16,6 @@ from recipes.schedule import with_schedule
 from trainkit.arguments import PositiveInt
 from trainkit.errors import ConfigError
 from trainkit.optim import decay_groups
-from trainkit.extensions.reports.classification.results import ClassificationResults
 
 # a mixed image shows the classes of more than this share (timm's bce_target_thresh of these
 # recipes)
@@ -125,6 +124,9 @@ class ImageClassifier(trainkit.Task):
         self.results.add(images, logits, labels, self.trainer.evaluator.sample_indices())
 
     def on_test_start(self) -> None:
+        # of an extension, which training does not need
+        from trainkit.extensions.reports.classification.results import ClassificationResults
+
         self.results = ClassificationResults()
 
     def on_test_end(self) -> None:

@@ -34,13 +34,15 @@ ENGINES = {
     "horovod": "engine=horovod",
     "fsdp": "engine=fsdp",
     "tensor": "engine=fsdp engine.tensor=2",
+    "pipeline": "engine=fsdp engine.pipeline=2",
 }
-WITH_PLAN = ("gpt", "bert", "llama")
+# the recipes whose models have a plan of layers to split; and lists of blocks
+CHOSEN = {"tensor": ("gpt", "bert", "llama"), "pipeline": ("gpt", "llama", "sft", "resnet18")}
 CASES = [
     pytest.param(recipe, engine, id=f"{recipe}-{engine}")
     for recipe in RECIPES
     for engine in ENGINES
-    if engine != "tensor" or recipe in WITH_PLAN
+    if recipe in CHOSEN.get(engine, RECIPES)
 ]
 HALF = """
 import torch
@@ -69,7 +71,8 @@ trainkit.Trainer(max_epochs=1).fit(Mine(), DataLoader(data, 4))
 @pytest.mark.parametrize(("recipe", "engine"), CASES)
 def test_a_recipe_is_equal(recipe: str, engine: str, command: Command) -> None:
     """At two ranks: outputs, gradients and weights of two steps are those of one process."""
-    line = f"conf={recipe} {ENGINES[engine]} {RECIPES[recipe]} steps=2"
+    microbatches = "trainer.accumulate_grad_batches=2" if engine == "pipeline" else ""
+    line = f"conf={recipe} {ENGINES[engine]} {microbatches} {RECIPES[recipe]} steps=2"
     done = command(f"python -m trainkit check-engine {line}", timeout_s=500)
     assert done.code == 0, done.text
     assert re.search(rf"EQUAL: conf={recipe} with {ENGINES[engine]} on 2 ranks trains", done.out)

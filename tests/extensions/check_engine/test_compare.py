@@ -70,6 +70,57 @@ def test_the_disturbed_run_is_within_its_bound(record: Record) -> None:
     assert compare(record(), disturbed, other, ERROR).first is None
 
 
+def in_stages(whole: Recording, first: str) -> Recording:
+    """Return a record as the two stages of a pipeline leave it, the last one first by rank."""
+
+    def part(record: dict[str, Any], is_last: bool) -> dict[str, Any]:
+        def own(named: dict[str, Any]) -> dict[str, Any]:
+            return {name: each for name, each in named.items() if name.startswith(first) != is_last}
+
+        steps = [
+            {
+                **{kind: own(step[kind]) for kind in ("gradients", "used", "weights", "buffers")},
+                "microbatches": [
+                    {**each, "outputs": own(each["outputs"])} | ({} if is_last else {"loss": None})
+                    for each in step["microbatches"]
+                ],
+            }
+            for step in record["steps"]
+        ]
+        names = [*record["start"], *record["steps"][0]["buffers"]]
+        elsewhere = [name for name in names if name.startswith(first) == is_last]
+        parts = {"start": own(record["start"]), "steps": steps, "elsewhere": elsewhere}
+        return {**record, **parts, "pipeline_size": 2}
+
+    (record,) = whole.ranks
+    return Recording([part(dict(record), True), part(dict(record), False)])
+
+
+def test_the_stages_of_a_pipeline_are_compared_as_one(record: Record) -> None:
+    """Nothing is left out that the ranks have, each on its stage; a layer of the first stage that
+    differs is named.
+    """
+    disturbed = [record(disturb=1, size=ERROR)]
+    stages = in_stages(record(), "model.0")
+    result = compare(record(), disturbed, stages, ERROR)
+    whole = with_itself(record)
+    assert [each.compared for each in result.stages] == [each.compared for each in whole.stages]
+    assert result.first is None and all(not each.skipped for each in result.stages)
+    stages.ranks[1]["steps"][0]["gradients"]["model.0.weight"].mul_(1.01)
+    first = compare(record(), disturbed, stages, ERROR).first
+    assert first is not None
+    assert (first.stage, first.name) == ("step 1 gradients", "model.0.weight")
+
+
+def test_stages_that_read_other_samples_are_refused(record: Record) -> None:
+    """A model's ranks must read the same."""
+    stages = in_stages(record(), "model.0")
+    microbatch = stages.ranks[1]["steps"][0]["microbatches"][0]
+    microbatch["samples"] = ["another", *microbatch["samples"][1:]]
+    with pytest.raises(ConfigError, match=r"samples of step 1 differ between the ranks of a model"):
+        compare(record(), [record(disturb=1, size=ERROR)], stages, ERROR)
+
+
 def test_a_larger_error_is_a_difference(record: Record) -> None:
     """A thousand times that of rounding: seen in the first output."""
     disturbed = [record(disturb=i, size=ERROR) for i in (1, 2)]

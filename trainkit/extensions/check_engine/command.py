@@ -39,7 +39,7 @@ _RECORDER = "trainkit.extensions.check_engine.recorder.EngineRecorder"
 _DISTURBED = 2
 _DIFFERENT = 1
 _UNCHECKED = 2
-_SHOWN = ("shard", "replicas", "tensor", "param_dtype")  # options that messages show
+_SHOWN = ("shard", "replicas", "tensor", "pipeline", "param_dtype")  # options that messages show
 _SINGLE, _DOUBLE = "32-true", "64-true"
 
 

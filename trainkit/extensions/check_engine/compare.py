@@ -144,12 +144,13 @@ def compare(
 
 def _check_samples(alone: Recording, ranks: Recording, step: int) -> None:
     ours, theirs = alone.samples(step), ranks.samples(step)
-    for index in range(1, ranks.tensor_size):
-        group = [key for each in ranks.microbatches(step, index) for key in each["samples"]]
+    for place in range(1, ranks.model_size):
+        group = [key for each in ranks.of_place(step, place) for key in each["samples"]]
         if group != theirs:
             raise ConfigError(
-                f"The samples of step {step + 1} differ between the ranks of a tensor group, which"
-                " must read the same. It cannot be compared with one process."
+                f"The samples of step {step + 1} differ between the ranks of a model"
+                " (engine.tensor, engine.pipeline), which must read the same. It cannot be compared"
+                " with one process."
             )
     if sorted(ours) != sorted(theirs):
         common = len(set(ours) & set(theirs))
@@ -172,7 +173,8 @@ class _Judge:
     def structure(self) -> list[Stage]:
         """Compare which weights there are, and which of them are one."""
         ours, theirs = self.alone.first, self.ranks.first
-        missing = sorted(set(ours["start"]) ^ set(theirs["start"]))
+        there = {name for rank in self.ranks.ranks for name in rank["start"]}
+        missing = sorted(set(ours["start"]) ^ there)
         parted = [own for own in ours["tied"] if own not in theirs["tied"]]
         if not missing and not parted:
             return []
@@ -192,7 +194,9 @@ class _Judge:
     def start(self) -> Stage:
         """Compare the weights before the first step."""
         alone = [each.first["start"] for each in [self.alone, *self.disturbed]]
-        pairs, skipped = weights(alone, [rank["start"] for rank in self.ranks.ranks])
+        pairs, skipped = weights(
+            alone, [rank["start"] for rank in self.ranks.ranks], self.ranks.elsewhere
+        )
         if unlike := [pair.name for pair in pairs if pair.noise > 0]:
             raise ConfigError(
                 f"Two runs of one process begin with other weights, first in {unlike[0]}: they are"
@@ -230,7 +234,8 @@ class _Judge:
 
     def _weights(self, step: int, kind: str) -> tuple[list[Pair], dict[str, str]]:
         alone = [each.first["steps"][step][kind] for each in [self.alone, *self.disturbed]]
-        return weights(alone, [rank["steps"][step][kind] for rank in self.ranks.ranks])
+        ranks = [rank["steps"][step][kind] for rank in self.ranks.ranks]
+        return weights(alone, ranks, self.ranks.elsewhere)
 
     def _parted(self, pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
         """Part the statistics of batch norm, which are a rank's own unless

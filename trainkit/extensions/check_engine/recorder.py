@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class EngineRecorder(Callback):
 
     config_key = "callbacks.check_engine"
     runs_last = True  # it sees the other callbacks' and the Task's changes
-    needs_of_engine = frozenset({"weights", "gradients", "layers"})
+    needs_of_engine = frozenset({"weights", "gradients"})
 
     def __init__(
         self,
@@ -75,7 +76,9 @@ class EngineRecorder(Callback):
             "rank": ranks.rank,
             "world_size": ranks.world_size,
             "tensor_size": ranks.tensor_size,
+            "pipeline_size": ranks.pipeline_size,
             "data_size": ranks.data_size,
+            "elsewhere": list(on_other_stages(task)),
             "dropout": switch_off_layers(task),
             "modules": {name: type(module).__name__ for name, module in task.named_modules()},
             "tied": [own for own in names.values() if len(own) > 1],
@@ -98,6 +101,7 @@ class EngineRecorder(Callback):
         if not self._is_recording:
             return
         self._watch = MicrobatchWatch(batch, self._shapes)
+        self._step["microbatches"].append(self._watch.record)
         if self._disturbance is not None:
             self._disturbance.batch(batch)
         self._watch.open(task)
@@ -106,7 +110,6 @@ class EngineRecorder(Callback):
         """Record the loss."""
         if self._watch is not None:
             self._watch.end_forward(loss)
-            self._step["microbatches"].append(self._watch.record)
 
     def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """Watch nothing any more."""
@@ -125,7 +128,9 @@ class EngineRecorder(Callback):
             self._step["used"] = self._gradients(task)
         self._step["weights"] = self._weights(task)
         self._step["buffers"] = {
-            name: self._sketch(name, buffer) for name, buffer in task.named_buffers()
+            name: self._sketch(name, buffer)
+            for name, buffer in task.named_buffers()
+            if name not in self._record["elsewhere"]
         }
         self._record["steps"].append(self._step)
         if len(self._record["steps"]) == self.steps:
@@ -167,13 +172,17 @@ class EngineRecorder(Callback):
             return sketch(own, at, 1, _WIDTH)
 
     def _weights(self, task: Task) -> dict[str, Any]:
-        return {name: self._sketch(name, each) for name, each in task.named_parameters()}
+        return {
+            name: self._sketch(name, each)
+            for name, each in task.named_parameters()
+            if not each.is_meta
+        }
 
     def _gradients(self, task: Task) -> dict[str, Any]:
         return {
             name: self._sketch(name, torch.zeros_like(each) if each.grad is None else each.grad)
             for name, each in task.named_parameters()
-            if each.requires_grad
+            if each.requires_grad and not each.is_meta
         }
 
     def _optimized(self, trainer: RunView, task: nn.Module) -> list[str]:
@@ -184,3 +193,18 @@ class EngineRecorder(Callback):
             for parameter in group["params"]
         }
         return [name for name, parameter in task.named_parameters() if id(parameter) in own]
+
+
+def on_other_stages(task: nn.Module) -> Iterator[str]:
+    """Yield the names of weights and buffers that other stages of a pipeline hold: weights without
+    memory, and the buffers beside them.
+    """
+    yield from (name for name, p in task.named_parameters(remove_duplicate=False) if p.is_meta)
+    for name, _ in task.named_buffers(remove_duplicate=False):
+        owner = name
+        while owner := owner.rpartition(".")[0]:
+            weights = list(task.get_submodule(owner).parameters())
+            if weights:
+                if all(weight.is_meta for weight in weights):
+                    yield name
+                break

@@ -46,21 +46,36 @@ class Recording:
         return int(self.first["tensor_size"])
 
     @property
+    def elsewhere(self) -> list[Sequence[str]]:
+        """Of each rank, the weights and buffers that other pipeline stages hold."""
+        return [rank["elsewhere"] for rank in self.ranks]
+
+    @property
     def steps(self) -> int:
         """Steps that are recorded."""
         return min(len(rank["steps"]) for rank in self.ranks)
 
-    def groups(self, index: int) -> list[Mapping[str, Any]]:
-        """Return the ranks with this place in their tensor groups, by their place among data ranks."""
-        return list(self.ranks[index :: self.tensor_size])
+    @property
+    def model_size(self) -> int:
+        """Ranks that hold one model, and read the same samples: tensor ranks of each stage."""
+        return self.tensor_size * int(self.first["pipeline_size"])
+
+    def of_place(self, step: int, place: int) -> list[Mapping[str, Any]]:
+        """Return a step's microbatches in the order of one process, as the ranks have seen them
+        that have this place among those of their model.
+        """
+        own = [rank["steps"][step]["microbatches"] for rank in self.ranks[place :: self.model_size]]
+        rounds = max(map(len, own))
+        return [each[i] for i in range(rounds) for each in own if i < len(each)]
 
     def microbatches(self, step: int, index: int = 0) -> list[Mapping[str, Any]]:
         """Return a step's microbatches in the order of one process, as the ranks with the place
-        `index` in their tensor groups have seen them.
+        `index` in their tensor groups have seen them: all stages, the first of which are last by
+        rank.
         """
-        own = [rank["steps"][step]["microbatches"] for rank in self.groups(index)]
-        rounds = max(map(len, own))
-        return [each[i] for i in range(rounds) for each in own if i < len(each)]
+        places = range(index, self.model_size, self.tensor_size)
+        stages = [self.of_place(step, place) for place in reversed(places)]
+        return [_joined(parts) for parts in zip(*stages, strict=True)]
 
     def samples(self, step: int) -> list[str]:
         """Return the samples of a step, in the order of one process."""
@@ -155,6 +170,23 @@ def outputs(
     return pairs, skipped
 
 
+def _joined(stages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return a microbatch as all stages have seen it, the first stage first."""
+    *earlier, last = stages
+    if not earlier:
+        return last
+    joined = {**last, "parts": [name for each in stages for name in each["parts"]]}
+    for kind in ("outputs", "draws", "skipped"):
+        joined[kind] = {}
+        for each in stages:
+            joined[kind] = {**each[kind], **joined[kind]}
+    # a stage skips what it has as a shape alone
+    joined["skipped"] = {
+        name: why for name, why in joined["skipped"].items() if name not in joined["outputs"]
+    }
+    return joined
+
+
 def _rows(microbatches: Sequence[Mapping[str, Any]]) -> dict[str, dict[Key, Tensor]]:
     """Return name -> sample (or the microbatch's samples) -> row, in the order of execution."""
     named: dict[str, dict[Key, Tensor]] = {}
@@ -209,18 +241,25 @@ def order_of(alone: Recording) -> dict[str, int]:
 
 
 def weights(
-    alone: Sequence[Mapping[str, Any]], ranks: Sequence[Mapping[str, Any]]
+    alone: Sequence[Mapping[str, Any]],
+    ranks: Sequence[Mapping[str, Any]],
+    elsewhere: Sequence[Sequence[str]],
 ) -> tuple[list[Pair], dict[str, str]]:
     """Return pairs by name, and name -> why of those that cannot be compared.
 
     Args:
         alone: name -> sketch, of one process, then of the disturbed ones.
         ranks: the same of each rank.
+        elsewhere: of each rank, the names that are on other pipeline stages.
     """
     pairs, skipped = [], {}
     first, *disturbed = alone
     for name, own in first.items():
-        theirs = [rank.get(name, "the ranks do not have it") for rank in ranks]
+        theirs = [
+            rank.get(name, "the ranks do not have it")
+            for rank, others in zip(ranks, elsewhere, strict=True)
+            if name not in others
+        ]
         texts = [each for each in [own, *theirs] if isinstance(each, str)]
         if texts:
             skipped[name] = texts[0]

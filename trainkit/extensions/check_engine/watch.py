@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from trainkit.checkpoint.batches import tensors_in
@@ -21,6 +22,7 @@ from trainkit.extensions.audit.values import outputs_of_modules
 from trainkit.extensions.check_engine.sketch import Place, place, sketch
 from trainkit.extensions.check_engine.without_dropout import WithoutDropout
 from trainkit.extensions.check_resume.recorder import digests
+from trainkit.extensions.pipeline.placeholder import Placeholder
 
 _WIDTH = 512  # numbers of a sample's output
 
@@ -91,7 +93,7 @@ class MicrobatchWatch:
         self._opened.enter_context(outputs_of_modules(task, self._output, self._inside.append))
 
     def end_forward(self, loss: Tensor) -> None:
-        """Record the loss; modules that backward computes again are not recorded."""
+        """Record the loss."""
         self._has_ended = True
         with allowed_read():
             self.record["loss"] = float(loss.detach())
@@ -106,14 +108,14 @@ class MicrobatchWatch:
         return self._without.calls > 0
 
     def _drawn(self, function: str) -> None:
-        if not self._has_ended and not self._is_own:
+        if self._is_in_forward and not self._is_own:
             inside = self._inside[-1] if self._inside else ""
             self.record["draws"].setdefault(inside, function)
 
     def _output(self, name: str, output: Any) -> None:
         if self._inside and self._inside[-1] == name:
             self._inside.pop()
-        if self._has_ended:
+        if not self._is_in_forward:
             return
         self._calls[name] += 1
         called = name if self._calls[name] == 1 else f"{name} (call {self._calls[name]})"
@@ -121,8 +123,17 @@ class MicrobatchWatch:
         if not tensors:
             self.record["skipped"][called] = f"returns a {type(output).__name__}"
         for key, tensor in tensors:
+            if type(tensor) is Placeholder:  # of an earlier pipeline stage, which records it
+                continue
             with self._own_work():
                 self._add(key, whole_of(tensor))
+
+    @property
+    def _is_in_forward(self) -> bool:
+        """Whether the modules that run are those of the forward, and not of a backward, which
+        computes some again: of this microbatch, or in a pipeline of an earlier one.
+        """
+        return not self._has_ended and torch._C._current_graph_task_id() == -1
 
     def _add(self, key: str, own: Tensor) -> None:
         size = self.record["size"]
