@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from trainkit.api.callback import Callback as Callback
     from trainkit.api.datamodule import DataModule as DataModule
     from trainkit.api.task import Task as Task
-    from trainkit.by_hand.loop import Loop as Loop
     from trainkit.callbacks import EMA as EMA
     from trainkit.callbacks import AdvancedProfiler as AdvancedProfiler
     from trainkit.callbacks import BackboneFinetuning as BackboneFinetuning
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from trainkit.engine.approximate.settings import PowerSGD as PowerSGD
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
+    from trainkit.extensions.by_hand.loop import Loop as Loop
     from trainkit.extensions.capsule.replay import replay as replay
     from trainkit.extensions.exporting.export import export as export
     from trainkit.extensions.find.lr import find_lr as find_lr
@@ -70,7 +70,7 @@ _NAMES = {
     "trainkit.api.callback": "Callback",
     "trainkit.api.datamodule": "DataModule",
     "trainkit.api.task": "Task",
-    "trainkit.by_hand.loop": "Loop",
+    "trainkit.extensions.by_hand.loop": "Loop",
     "trainkit.callbacks": (
         "AdvancedProfiler BackboneFinetuning Balance BaseFinetuning BasePredictionWriter"
         " CrashCapsule DeviceStatsMonitor EMA EarlyStopping Elastic FaultInjection Goodput"

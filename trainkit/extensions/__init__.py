@@ -9,6 +9,7 @@ all the same.
 NAMES = (
     "reports",
     "doctor",
+    "by_hand",
     "script",
     "plan",
     "experiment",

@@ -30,11 +30,11 @@ from torch.utils.data import DataLoader
 from tests.helpers.toy import Line, Numbered, Numbers
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
-from trainkit.by_hand.loop import Loop
 from trainkit.callbacks import Elastic, FaultInjection, Goodput, ModelCheckpoint, Watchdog
 from trainkit.cli.guard import fail
 from trainkit.engine.approximate.settings import DiLoCo
 from trainkit.errors import JobEnded
+from trainkit.extensions.by_hand.loop import Loop
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer

@@ -20,11 +20,11 @@ from trainkit import loop
 from trainkit.api.callback import Callback
 from trainkit.api.options import Options
 from trainkit.api.task import Task, check_overrides
-from trainkit.by_hand.task import LoopTask
 from trainkit.callbacks.step_clock import StepClock, Times
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.data.feed import MapFeed, Step
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.by_hand.task import LoopTask
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.run import Run

@@ -19,7 +19,6 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from trainkit.arguments import given_to, show
-from trainkit.by_hand.task import LoopTask
 from trainkit.config.compose import ComposedJob
 from trainkit.config.instantiate import build
 from trainkit.config.roles import declared_engine, role_of
@@ -28,6 +27,7 @@ from trainkit.data.dealing import loader_like
 from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError
+from trainkit.extensions.by_hand.task import LoopTask
 from trainkit.extensions.find.trial_run import trial_task
 from trainkit.extensions.script.changes import Changes
 from trainkit.extensions.script.command_line import Script

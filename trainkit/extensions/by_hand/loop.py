@@ -30,9 +30,16 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, nn
 
 from trainkit.api.task import Task
-from trainkit.by_hand.schedulers import schedulers_of
-from trainkit.by_hand.task import Batch, GivenOptimizers, Kind, Turns, scheduler_of, task_of
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.by_hand.schedulers import schedulers_of
+from trainkit.extensions.by_hand.task import (
+    Batch,
+    GivenOptimizers,
+    Kind,
+    Turns,
+    scheduler_of,
+    task_of,
+)
 from trainkit.optim.forms import ScheduleConfig
 from trainkit.trainer import Trainer
 

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
+from tests.extensions.by_hand.test_loop import loop_of, make
 from tests.helpers.threads import World
 from tests.helpers.toy import loader, weights
-from tests.unit.by_hand.test_loop import loop_of, make
-from trainkit.by_hand.schedulers import schedulers_of
 from trainkit.callbacks import ModelCheckpoint
+from trainkit.extensions.by_hand.schedulers import schedulers_of
 
 Make = Callable[[Any], Any]
 ROWS, BATCH = 24, 4

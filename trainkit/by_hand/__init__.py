@@ -1,1 +1,0 @@
-"""A training loop that the user writes."""

@@ -1,0 +1,17 @@
+"""trainkit.Loop: a training loop that the user writes, with all that a Trainer's fit has
+(docs/own_script.md).
+
+loop.py   the Loop: each turn of the user's loop is a step of a fit
+task.py   the Task that the user's loop stands for; schedulers.py: the schedulers that it steps
+"""
+
+from trainkit.extension import Extension
+
+_LOOP = "trainkit.extensions.by_hand.loop.Loop"
+
+EXTENSION = Extension(
+    name="by_hand",
+    summary="trainkit.Loop: a training loop of one's own, on any ranks and engine",
+    proven="each commit",
+    names={"trainkit.Loop": _LOOP},
+)
