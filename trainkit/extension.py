@@ -134,6 +134,8 @@ class Extension:
             in the order of extensions.
         checks: dotted names of functions without arguments that yield doctor's findings
             (Finding).
+        url_store: dotted name of the trainkit.checkpoint.store.Store of checkpoints at URLs; "" for
+            none.
         conf: the package whose folder conf/ holds config groups; "" for none.
         names: public dotted name, or one of earlier versions -> where the object is. Configs and
             imports may use both.
@@ -150,6 +152,7 @@ class Extension:
     ranks: Mapping[str, str] = field(default_factory=dict)
     clusters: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
+    url_store: str = ""
     conf: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     source: str = "trainkit"
@@ -220,6 +223,12 @@ def resolve(target: str) -> Any:
     """Import and return the object of a dotted name."""
     module, _, name = target.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+def url_store() -> Any:
+    """Return the class of stores of checkpoints at URLs; None if no extension has one."""
+    places = [extension.url_store for extension in extensions() if extension.url_store]
+    return resolve(places[0]) if places else None
 
 
 def targets() -> frozenset[str]:

@@ -80,6 +80,8 @@ def test_what_extensions_bring_is_missing_there(core: Path, tmp_path: Path) -> N
     assert serve.returncode == 2 and "'serve' is not a command." in serve.stderr
     engine = run(core, tmp_path, "fit", "conf=mlp", "engine=deepspeed")
     assert engine.returncode == 2 and "deepspeed" in engine.stderr
+    url = run(core, tmp_path, "fit", *SMALL, "callbacks.checkpoint.dirpath=memory://there")
+    assert url.returncode == 2 and "lacks the extension object_store" in url.stderr
 
 
 def test_an_elastic_job_is_refused_there(core: Path, tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
         *(engine.target for engine in own.engines.values()),
         *own.names.values(),
         *own.layouts.values(),
+        *([own.url_store] if own.url_store else []),
         *own.ranks.values(),
     ]
     dotted += [

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainkit.checkpoint.remote_store import RemoteStore
 from trainkit.checkpoint.store import LocalStore, Store
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, ConfigError
+from trainkit.extension import url_store
 
 
 def make_store(place: str | Path) -> Store:
@@ -18,7 +18,16 @@ def make_store(place: str | Path) -> Store:
         ConfigError: no file system is known for the URL.
     """
     text = str(place)
-    return RemoteStore(text) if "://" in text else LocalStore(Path(text))
+    if "://" not in text:
+        return LocalStore(Path(text))
+    kind = url_store()
+    if kind is None:
+        raise ConfigError(
+            f"'{text}' is a URL, and this copy of trainkit lacks the extension object_store, which"
+            " reads and writes checkpoints at URLs. Give a folder, or install trainkit whole."
+        )
+    store: Store = kind(text)
+    return store
 
 
 @contextlib.contextmanager

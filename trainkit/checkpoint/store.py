@@ -7,7 +7,7 @@
     tidy     removes the leftovers of a killed writer
 
 LocalStore writes under a name that starts with a dot and renames; `last` and `best` are links.
-remote_store.py has the other.
+The other is of the extension object_store.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from trainkit.errors import CheckpointError
 
 LINKS = ("last", "best")
 Take = Callable[[str], bytes | None]
+OnMain = Callable[[Callable[[], Any]], Any]
 _LEFT = re.compile(r"\.(?P<name>.+)\.(?P<number>\d+)\.(?P<kind>draft|before)")
 _PID = 1 << 32  # numbers of drafts below are process ids, those above tokens of parts
 
@@ -52,6 +53,22 @@ class Store(ABC):
 
     place: str
     compares = False
+
+    def held(
+        self, run_dir: Path, on_main: OnMain, is_later_attempt: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a context within which no other run writes here. Enter it on all ranks. A folder
+        is locked with its run's.
+
+        Args:
+            run_dir: of the run.
+            on_main: runs a function on rank 0, and returns its value on all ranks.
+            is_later_attempt: of an elastic job.
+
+        Raises:
+            ConfigError: another run writes here, or nothing can be written.
+        """
+        return contextlib.nullcontext()
 
     def path_of(self, name: str) -> str:
         """Return a checkpoint's path or URL, for messages and for `ckpt_path`."""

@@ -20,6 +20,7 @@ NAMES = (
     "check_engine",
     "exporting",
     "serving",
+    "object_store",
     "shards",
     "language",
     "adapters",

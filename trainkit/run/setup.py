@@ -34,7 +34,6 @@ from trainkit.run.data_sources import DataSources
 from trainkit.run.elastic import ElasticState
 from trainkit.run.folder import agreed_run_dir
 from trainkit.run.kept import ReusedParts
-from trainkit.run.lease import leased
 from trainkit.run.lock import RunLock
 from trainkit.run.model import make_model
 from trainkit.run.replicas import Replicas, settings_of
@@ -205,7 +204,10 @@ class Stage:
         )
         self.feeds = StageFeeds(run, self.data)
         if self.kind == "fit" and not _is_rehearsal(self):
-            self._stack.enter_context(leased(run, self._is_later_attempt))
+            for store in run.checkpoints.stores:
+                on_main = engine.comm.run_on_main
+                held = store.held(run.run_dir, on_main, self._is_later_attempt)
+                self._stack.enter_context(held)
         for owner in self.data.owners(self.task):
             owner._trainer = run
         self._prepare_data()

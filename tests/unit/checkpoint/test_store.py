@@ -18,9 +18,9 @@ from torch import nn
 from tests.helpers.checkpoints import fill, small_disk, snapshot, store_of, written
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.places import make_store
-from trainkit.checkpoint.remote_store import RemoteStore
 from trainkit.checkpoint.store import LocalStore, Store
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.extensions.object_store.store import RemoteStore
 
 
 @pytest.fixture(params=["folder", "memory"])

@@ -2,7 +2,7 @@
 
 Object stores cannot rename: the manifest is uploaded last, and a folder without one is no
 checkpoint. `last` and `best` are small files, and so is the lease by which one run at a time writes
-here (run/lease.py): `guard` asks for it before each change.
+here (lease.py): `guard` asks for it before each change.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from trainkit.checkpoint.files import check_files
 from trainkit.checkpoint.format import MANIFEST, TRAINING, WEIGHTS, Snapshot, read_manifest, write
 from trainkit.checkpoint.parts import RankFile, await_parts, file_of, is_file_of_rank, write_part
-from trainkit.checkpoint.store import Store, Take, nothing_left
+from trainkit.checkpoint.store import OnMain, Store, Take, nothing_left
 from trainkit.checkpoint.transfer import remove_left_folders, transfer_folder
 from trainkit.console import warning
-from trainkit.errors import CheckpointError, ConfigError
+from trainkit.errors import CheckpointError
+from trainkit.extensions.object_store.lease import StoreLease
+from trainkit.extensions.object_store.small_files import SmallFiles, as_os_error
 from trainkit.safety.foreign import check_name
 
 
-class RemoteStore(Store):
+class RemoteStore(SmallFiles, Store):
     """An fsspec URL. Errors of its file system are raised as OSError.
 
     What is fetched is compared with its manifest: a download may be damaged though the checkpoint
@@ -39,13 +39,17 @@ class RemoteStore(Store):
     compares = True
 
     def __init__(self, url: str) -> None:
-        self.place = url.rstrip("/")
+        super().__init__(url)
         self.guard: Callable[[], None] = lambda: None
-        try:
-            self._files: Any = fsspec.filesystem(url.partition("://")[0])
-        except (ValueError, ImportError) as error:
-            raise ConfigError(f"'{url}' cannot be written to: {error}.") from error
         remove_left_folders()
+
+    @contextlib.contextmanager
+    def held(self, run_dir: Path, on_main: OnMain, is_later_attempt: bool) -> Iterator[None]:
+        """See Store: a file at the URL says whose it is."""
+        with StoreLease(self, run_dir) as lease:
+            lease.adopt(on_main(partial(lease.take, is_later_attempt)))
+            self.guard = lease.check
+            yield
 
     def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
         self.guard()
@@ -63,7 +67,7 @@ class RemoteStore(Store):
                     if part is None
                     else tuple(file_of(rank, part.ranks) for rank in range(part.ranks))
                 )
-                _as_os_error(lambda: self._upload(there, folder, keeps), there)
+                as_os_error(lambda: self._upload(there, folder, keeps), there)
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to report
                 # else it is a former checkpoint's
@@ -76,7 +80,7 @@ class RemoteStore(Store):
         there = self.path_of(name)
         with transfer_folder() as folder:
             about = write_part(folder, part)
-            _as_os_error(lambda: self._put(folder / file_of(part.rank, part.ranks), there), there)
+            as_os_error(lambda: self._put(folder / file_of(part.rank, part.ranks), there), there)
         return about
 
     def _put(self, path: Path, there: str) -> None:
@@ -89,7 +93,7 @@ class RemoteStore(Store):
             return int(self._files.size(path))
 
         try:
-            size: int = _as_os_error(ask, path)
+            size: int = as_os_error(ask, path)
         except FileNotFoundError:
             return None
         return size
@@ -117,7 +121,7 @@ class RemoteStore(Store):
             return found
 
         files: dict[str, set[str]] = {}
-        for path, about in _as_os_error(ask, self.place).items():
+        for path, about in as_os_error(ask, self.place).items():
             if about["type"] == "file":
                 *_, folder, file = path.split("/")
                 files.setdefault(folder, set()).add(file)
@@ -130,8 +134,8 @@ class RemoteStore(Store):
     def remove(self, name: str) -> None:
         self.guard()
         with contextlib.suppress(OSError):
-            _as_os_error(lambda: self._files.rm(f"{self.path_of(name)}/{MANIFEST}"), name)
-            _as_os_error(lambda: self._files.rm(self.path_of(name), recursive=True), name)
+            as_os_error(lambda: self._files.rm(f"{self.path_of(name)}/{MANIFEST}"), name)
+            as_os_error(lambda: self._files.rm(self.path_of(name), recursive=True), name)
 
     def point(self, link: str, name: str) -> None:
         self.guard()
@@ -140,34 +144,6 @@ class RemoteStore(Store):
     def target(self, link: str) -> str | None:
         name = self.read_file(link)
         return None if name is None else name.decode(errors="replace").strip()
-
-    def read_file(self, name: str) -> bytes | None:
-        """Return the content of a small file beside the checkpoints, None if there is none."""
-        try:
-            content: bytes = _as_os_error(
-                lambda: self._files.cat_file(self.path_of(name)), self.path_of(name)
-            )
-        except FileNotFoundError:
-            return None
-        return content
-
-    def write_file(self, name: str, content: bytes, is_new: bool = False) -> None:
-        """Write a small file beside the checkpoints.
-
-        Args:
-            is_new: raise OSError if it exists: atomically if the store has conditional writes (S3,
-                GCS).
-        """
-        if is_new:
-            _as_os_error(lambda: self._files.makedirs(self.place, exist_ok=True), self.place)
-        mode = {"mode": "create"} if is_new else {}
-        _as_os_error(
-            lambda: self._files.pipe_file(self.path_of(name), content, **mode), self.path_of(name)
-        )
-
-    def remove_file(self, name: str) -> None:
-        """Delete a small file beside the checkpoints."""
-        _as_os_error(lambda: self._files.rm_file(self.path_of(name)), self.path_of(name))
 
     @contextlib.contextmanager
     def fetch(self, name: str, manifest_alone: bool = False) -> Iterator[Path]:
@@ -194,7 +170,7 @@ class RemoteStore(Store):
 
     def _files_in(self, there: str) -> list[str]:
         self._files.invalidate_cache()
-        found = _as_os_error(lambda: self._files.ls(there, detail=True), there)
+        found = as_os_error(lambda: self._files.ls(there, detail=True), there)
         names = [
             str(about["name"]).rpartition("/")[2] for about in found if about["type"] == "file"
         ]
@@ -223,7 +199,7 @@ class RemoteStore(Store):
                 )
 
     def _get(self, path: str, to: Path) -> None:
-        _as_os_error(lambda: self._files.get_file(path, str(to)), path)
+        as_os_error(lambda: self._files.get_file(path, str(to)), path)
 
     def tidy(self) -> None:
         """Leaves folders without a manifest: their owner is unknown."""
@@ -231,13 +207,3 @@ class RemoteStore(Store):
 
 def _is_described(file: str) -> bool:
     return file in (WEIGHTS, TRAINING) or is_file_of_rank(file)
-
-
-def _as_os_error(work: Callable[[], Any], what: str) -> Any:
-    """Run an operation of a remote file system; each library behind fsspec has its own errors."""
-    try:
-        return work()
-    except OSError:
-        raise
-    except Exception as error:
-        raise OSError(f"{what}: {type(error).__name__}: {error}") from error

@@ -17,26 +17,23 @@ one whose file was replaced, before it writes.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trainkit.checkpoint.remote_store import RemoteStore
 from trainkit.checkpoint.store import LeaseLost
 from trainkit.console import info, warning
 from trainkit.errors import ConfigError
+from trainkit.extensions.object_store.small_files import SmallFiles
 from trainkit.launch.environment import driver_address, job_started
 from trainkit.launch.moments import boot_id
 from trainkit.run.lock import LOCK, describe_self, described, is_alive, name_of
-from trainkit.run.run import Run
 from trainkit.safety.threads import printed, start_thread
 
 _BEAT_S = 10.0
@@ -44,28 +41,10 @@ _EXPIRES_S = 60.0
 _RELEASE_S = 10.0  # for a beat that is being written
 
 
-@contextlib.contextmanager
-def leased(run: Run, is_later_attempt: bool) -> Iterator[None]:
-    """Hold the URLs of a run's checkpoints in the context. Call it on all ranks.
-
-    Raises:
-        ConfigError: another run holds one of them, or it cannot be written.
-    """
-    with contextlib.ExitStack() as stack:
-        for store in run.checkpoints.stores:
-            if isinstance(store, RemoteStore):
-                lease = stack.enter_context(StoreLease(store, run.run_dir))
-                lease.adopt(
-                    run.engine.comm.run_on_main(functools.partial(lease.take, is_later_attempt))
-                )
-                store.guard = lease.check
-        yield
-
-
 class StoreLease:
     """See the module. A context manager."""
 
-    def __init__(self, store: RemoteStore, run_dir: Path) -> None:
+    def __init__(self, store: SmallFiles, run_dir: Path) -> None:
         self._store = store
         self._run_dir = run_dir
         self._owner: dict[str, Any] = {}

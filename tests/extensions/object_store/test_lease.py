@@ -21,19 +21,19 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.callbacks import ModelCheckpoint
-from trainkit.checkpoint.remote_store import RemoteStore
 from trainkit.checkpoint.store import LeaseLost
 from trainkit.errors import ConfigError
-from trainkit.run import lease as lease_module
-from trainkit.run.lease import StoreLease
+from trainkit.extensions.object_store import lease as lease_module
+from trainkit.extensions.object_store.lease import StoreLease
+from trainkit.extensions.object_store.store import RemoteStore
 from trainkit.run.lock import LOCK
 
 # A process that takes a URL, says so, and holds it until its input ends.
 HOLDER = """
 import os, sys
 from pathlib import Path
-from trainkit.checkpoint.remote_store import RemoteStore
-from trainkit.run import lease
+from trainkit.extensions.object_store.store import RemoteStore
+from trainkit.extensions.object_store import lease
 
 lease._BEAT_S = 0.05
 with lease.StoreLease(RemoteStore(sys.argv[1]), Path("/runs/theirs")) as held:
