@@ -75,11 +75,13 @@ def test_fast_batches_are_read_ahead_and_slow_ones_are_not() -> None:
         assert least <= max(ahead) <= most
 
 
+def pairs(samples: list[int]) -> list[tuple[int, int]]:
+    """A collate_fn."""
+    return [(sample, -sample) for sample in samples]
+
+
 def test_a_loader_without_workers_gives_what_one_with_a_worker_does() -> None:
     """The user's collate_fn included."""
-
-    def pairs(samples: list[int]) -> list[tuple[int, int]]:
-        return [(sample, -sample) for sample in samples]
 
     found = []
     for workers in (0, 1):
