@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.helpers.launching import run_command
 
 SCRIPT = """
+import atexit
 import os
 import signal
 import time
@@ -18,6 +19,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainkit import Task, Trainer
 from trainkit.engine.ddp.engine import DDPEngine
+
+
+ended = []
+
+
+def end_once():  # as optree's, which torch may import late, and whose second run is an error
+    assert not ended, "a second end"
+    ended.append(True)
 
 
 class Fails(Task):
@@ -34,6 +43,7 @@ class Fails(Task):
         return self.last(hidden).mean()
 
     def fail(self, grad):
+        atexit.register(end_once)
         raise ValueError("a mistake of the user's")
 
     def configure_optimizers(self):
@@ -57,3 +67,4 @@ def test_a_script_that_fails_in_a_step_ends(tmp_path: Path) -> None:
     assert done.code == 1
     assert "ValueError: a mistake of the user's" in done.err
     assert "exitcode  : 1 " in done.err
+    assert "a second end" not in done.err

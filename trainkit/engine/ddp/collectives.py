@@ -198,6 +198,8 @@ class DDPCollectives(Collectives):
 
     def broadcast_object(self, value: Any) -> Any:
         """See Collectives."""
+        if self.ranks.world_size == 1:
+            return value
         box = [value]
         with self.waiting_for("the broadcast of an object"):
             dist.broadcast_object_list(box, self._root, group=self.group)
@@ -205,6 +207,8 @@ class DDPCollectives(Collectives):
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See Collectives."""
+        if self.ranks.world_size == 1:
+            return [value]
         values: list[Any] = [None] * self.ranks.world_size
         with self.waiting_for("the gathering of objects"):
             dist.all_gather_object(values, value, group=self.group)
@@ -305,8 +309,12 @@ def _leave() -> None:
 def _end_now(code: int) -> None:
     """End this process after what else was to run at its exit, without destructors: those of the
     groups wait. It is what `python -m trainkit` does with an error.
+
+    Python has no way to run only what is left: what has run already, runs again, and may complain
+    of it. So nothing of it is printed; the script's own error is by now.
     """
     atexit.unregister(_leave)
+    sys.unraisablehook = lambda _: None
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
