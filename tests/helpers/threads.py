@@ -169,7 +169,7 @@ class ThreadEngine(Engine):
         """See Engine."""
         super().prepare(task, optimizers, precision)
         self.comm.broadcast_tensors(tensors_of(task))
-        send_optimizer_state(self.comm, optimizers)
+        send_optimizer_state(self.comm, optimizers, self.device)
         self._parameters = list(task.parameters())
 
     def release(self) -> None:

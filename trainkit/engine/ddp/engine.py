@@ -116,7 +116,7 @@ class DDPEngine(Engine):
         """See Engine."""
         super().prepare(task, optimizers, precision)
         self.comm.broadcast_tensors(tensors_of(task))
-        send_optimizer_state(self.comm, optimizers)
+        send_optimizer_state(self.comm, optimizers, self.device)
         sparse = set() if self._sparse_as_dense else find_sparse(task, optimizers)
         self.approximation.start(task, optimizers, sparse)
         if self.approximation.sums_gradients:

@@ -255,7 +255,7 @@ class HorovodEngine(Engine):
         trained, frozen = split_frozen(task.named_parameters())
         sparse = set() if self._sparse_as_dense else find_sparse(task, optimizers)
         self.comm.broadcast_tensors(tensors_of(task))
-        send_optimizer_state(self.comm, optimizers)
+        send_optimizer_state(self.comm, optimizers, self.device)
         self.approximation.start(task, optimizers, sparse)
         if not self.approximation.sums_gradients:
             return

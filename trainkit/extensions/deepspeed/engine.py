@@ -172,7 +172,7 @@ class DeepSpeedEngine(DDPEngine):
             task, optimizers, self._config.get("zero_allow_untested_optimizer") is True
         )
         assert self._settings is not None and precision is not None
-        send_optimizer_state(self.comm, optimizers)
+        send_optimizer_state(self.comm, optimizers, self.device)
         (optimizer,) = optimizers
         config = write_config(
             self._settings, self._chosen, self._config, self.ranks.world_size, optimizer
