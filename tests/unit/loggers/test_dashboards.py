@@ -14,7 +14,7 @@ import yaml
 import trainkit
 from tests.helpers.prometheus_scrape import exported
 from trainkit.device.stats import DeviceStats
-from trainkit.loggers import prometheus
+from trainkit.extensions.trackers import prometheus
 from trainkit.loggers.series import SERIES
 
 FOLDER = Path(trainkit.__file__).parent / "loggers" / "dashboards"
