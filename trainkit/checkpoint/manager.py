@@ -31,6 +31,7 @@ from trainkit.checkpoint.store import LeaseLost, Store
 from trainkit.checkpoint.writer import Writer
 from trainkit.console import warning
 from trainkit.engine.base import Engine
+from trainkit.engine.collectives import PeerError
 from trainkit.errors import CheckpointError, TrainkitError
 
 MEMORY = "memory"  # the source of a run that resumes from host memory after its ranks changed
@@ -151,7 +152,8 @@ class CheckpointManager:
             about = store.write_part(name, part)
         except Exception as error:  # see _write
             about = {"error": _describe(error)}
-        report(part, about, self._engine.comm.leave)
+        with contextlib.suppress(PeerError):  # ranks have changed: rank 0 waits no more
+            report(part, about, self._engine.comm.leave)
 
     def has_finite_weights(self, name: str) -> bool:
         """Return, on all ranks alike, whether no weight is NaN or infinite; report the first

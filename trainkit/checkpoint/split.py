@@ -24,7 +24,7 @@ from trainkit.checkpoint.pieces import MODEL, StoredPieces, split_tree
 from trainkit.checkpoint.writer import Writer
 from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.base import Engine
-from trainkit.engine.pieces import fill
+from trainkit.engine.pieces import OwnPart, fill
 from trainkit.errors import CheckpointError, ConfigError
 
 
@@ -154,7 +154,7 @@ def _like(parameter: Tensor, value: Any, engine: Engine) -> Any:
     """Return a saved value, spread over the ranks as its parameter
     is if it has the parameter's shape.
     """
-    if not isinstance(value, (Tensor, StoredPieces)):
+    if not isinstance(value, (Tensor, StoredPieces, OwnPart)):
         return value
     if not value.shape or tuple(value.shape) != tuple(parameter.shape):
         return value if isinstance(value, Tensor) else value.whole()

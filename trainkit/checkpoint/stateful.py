@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainkit.device.shards import is_spread, local_of
+from trainkit.engine.pieces import OwnPart
 from trainkit.errors import TaskError
 from trainkit.version import __version__
 
@@ -42,6 +44,33 @@ def with_ranks(contents: dict[str, Any], packed: Sequence[bytes | memoryview]) -
 _SMALL_BYTES = 1 << 20  # of a tensor that a callback may have on rank 0 alone
 
 
+_PART = "__own_part__"  # a key of a mapping that stands for what this rank holds of a tensor
+
+
+def own_parts(tree: Any) -> Any:
+    """Return a tree of dicts, lists and tuples with what this rank holds of each tensor that is
+    spread over ranks.
+    """
+    if isinstance(tree, Tensor):
+        return {_PART: local_of(tree), "shape": tuple(tree.shape)} if is_spread(tree) else tree
+    if isinstance(tree, dict):
+        return {key: own_parts(value) for key, value in tree.items()}
+    return type(tree)(map(own_parts, tree)) if type(tree) in (list, tuple) else tree
+
+
+def with_own_parts(tree: Any) -> Any:
+    """Return the result of `own_parts` with parts that can be read in their places."""
+    if _is_part(tree):
+        return OwnPart(tree[_PART], tuple(tree["shape"]))
+    if isinstance(tree, dict):
+        return {key: with_own_parts(value) for key, value in tree.items()}
+    return type(tree)(map(with_own_parts, tree)) if type(tree) in (list, tuple) else tree
+
+
+def _is_part(tree: Any) -> bool:
+    return isinstance(tree, dict) and _PART in tree
+
+
 class _Tensor:
     """Placeholder of a tensor; the class itself is pickled by name."""
 
@@ -52,6 +81,8 @@ def without_tensors(tree: Any) -> Any:
     """
     if isinstance(tree, torch.Tensor):
         return _Tensor if tree.numel() * tree.element_size() > _SMALL_BYTES else tree.detach().cpu()
+    if _is_part(tree):
+        return _Tensor
     if isinstance(tree, dict):
         return {key: without_tensors(value) for key, value in tree.items()}
     return type(tree)(map(without_tensors, tree)) if type(tree) in (list, tuple) else tree

@@ -122,6 +122,21 @@ class Collectives(ABC):
         total = self.sum_number(number)
         return lambda: total
 
+    def all_or_none(self, call: Callable[[], Any]) -> Any:
+        """Return what `call` returns, if it does so on all ranks that hold the weights together
+        with this one (engine=fsdp in an elastic job).
+
+        Raises:
+            PeerError: it raised one on one of them.
+        """
+        return call()
+
+    def from_living(self, own: Any) -> Any:
+        """Return `own`, or if it is None that of a rank which holds the same parts of the weights.
+        Only engines whose replicas are replaced have it.
+        """
+        raise NotImplementedError
+
     def run_on_main(self, function: Callable[[], Any]) -> Any:
         """Run `function` on rank 0 and return its value on all ranks.
 

@@ -39,6 +39,26 @@ class Stored(Protocol):
         """Return all of it, on the CPU."""
 
 
+class OwnPart:
+    """What this rank holds of a tensor, to be read as one of a checkpoint is (Stored)."""
+
+    def __init__(self, local: Tensor, shape: tuple[int, ...]) -> None:
+        self._local = local
+        self.shape, self.dtype = shape, local.dtype
+
+    def into(self, piece: Piece) -> None:
+        """Fill this rank's part of a tensor of this shape."""
+        with torch.no_grad():
+            piece.local.copy_(self._local)
+
+    def whole(self) -> Tensor:
+        """Refuse: the rest is other ranks'."""
+        raise ValueError(
+            f"it has a tensor of shape {list(self.shape)}, of which each rank holds a part, and no"
+            " weight has this shape"
+        )
+
+
 def fill(piece: Piece, value: Tensor | Stored) -> None:
     """Fill a rank's part of a tensor from a whole value of its shape."""
     if not isinstance(value, Tensor):

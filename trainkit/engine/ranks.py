@@ -42,6 +42,8 @@ class Ranks:
             they wait for it from the moment at which it enters the engine.
         tensor_size: ranks that share the widths of layers (FSDPEngine's `tensor`).
         pipeline_size: stages that share the layers (FSDPEngine's `pipeline`).
+        replica_size: ranks of an elastic job that hold the weights together, and so are lost and
+            replaced together (FSDPEngine's `replicas`).
         committed_step: the newest step that this process can resume from in memory, -1 for none; an
             elastic driver makes the process with the newest one rank 0.
         watcher: how a launcher watches this process; None if it does not.
@@ -51,6 +53,7 @@ class Ranks:
     joins_late = False
     tensor_size = 1
     pipeline_size = 1
+    replica_size = 1
     committed_step = -1
     watcher: Watcher | None = None
 
@@ -165,6 +168,16 @@ class Ranks:
         0 if nothing limits it.
         """
         return self.world_size
+
+    @property
+    def min_world_size(self) -> int:
+        """The smallest number of ranks with which the job continues while this process lives."""
+        return self.world_size
+
+    def lose_replica(self) -> None:
+        """Note that ranks which hold parts of this rank's weights are gone: an elastic driver
+        replaces this rank too.
+        """
 
     @property
     def change_requested(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from trainkit.api.view import RunView
 from trainkit.checkpoint.in_memory import Memory
-from trainkit.checkpoint.stateful import packed_part
+from trainkit.checkpoint.stateful import own_parts, packed_part
 from trainkit.checkpoint.writer import Writer
 from trainkit.engine.base import Engine
 from trainkit.engine.gathering import Gathering
@@ -94,6 +94,8 @@ class ElasticState:
         contents = checkpoints.contents
         with contents.saving() as extra:
             training = checkpoints.collect(extra, [])
+            if engine.splits_weights:
+                training = own_parts(training)
             of_rank_0 = {name: training[name] for name in (*contents.rank_0_parts, "extra")}
             wait = self._gathering.start(
                 packed_part(
@@ -102,7 +104,7 @@ class ElasticState:
             )
             weights = engine.model_state(contents.task)
             # before the copy: if a rank is lost here, the last commit is still whole
-            ranks = wait()
+            ranks = engine.comm.all_or_none(wait)[:: engine.ranks.model_size]
             self.memory.keep(self._run.global_step, weights, training, ranks)
 
     def close(self) -> None:
@@ -119,13 +121,15 @@ class ElasticFit(Feature):
     key = "callbacks=elastic"
     not_by_hand = "Start the job without --min-np and --host-discovery-script"
     not_split = (
-        "the job is elastic: the part of a rank that is lost would be lost too. Start with"
-        " torchrun, and let it resume from the checkpoint: torchrun --max-restarts 3, with"
-        " resume=auto run_dir=runs/mine."
+        "the job is elastic: the part of a rank that is lost would be lost too. Use engine=fsdp"
+        " engine.replicas=2, or start with torchrun, and let it resume from the checkpoint: torchrun"
+        " --max-restarts 3, with resume=auto run_dir=runs/mine."
     )
 
-    def __init__(self, state: ElasticState) -> None:
+    def __init__(self, state: ElasticState, engine: Engine) -> None:
         self._state = state
+        if engine.outlives_ranks:
+            self.not_split = ""
 
     def begun(self, run: RunView) -> None:
         """Commit this run from now on."""

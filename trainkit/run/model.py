@@ -35,6 +35,7 @@ def make_model(task: Task, engine: Engine, changes: Sequence[LayerChange] = ()) 
         task._has_model
         or type(task).configure_model is Task.configure_model
         or not engine.splits_weights
+        or engine.ranks.is_elastic  # ranks that join later have made it before they joined
         or changes
     ):
         task._make_model()

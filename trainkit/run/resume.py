@@ -12,6 +12,7 @@ from typing import Any
 
 from trainkit.api.view import checkpoint_policies, with_role
 from trainkit.checkpoint.manager import MEMORY
+from trainkit.checkpoint.stateful import with_own_parts
 from trainkit.console import plural, try_to_write
 from trainkit.data.order import mix
 from trainkit.data.seeding import seed_everything
@@ -41,6 +42,8 @@ def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
     _tidy(stage)
     if ckpt_path is None and not stage.is_elastic:
         return None
+    if stage.engine.splits_weights and stage.is_elastic:
+        return _find_in_parts(stage, ckpt_path)
     if stage.engine.splits_weights and ckpt_path is not None:
         return stage.checkpoints.open(ckpt_path)
     return stage.checkpoints.find(lambda: _read(stage, ckpt_path))
@@ -70,11 +73,28 @@ def _read(stage: Stage, ckpt_path: str | None) -> Found:
     return stage.checkpoints.read(ckpt_path, stage.task)
 
 
+def _find_in_parts(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
+    """Do what `find_saved` does where each rank has a part of the weights: a rank that joins gets its
+    part of the newest commit from a living one that has the same.
+    """
+    assert stage.elastic is not None
+    memory, ranks, checkpoints = stage.elastic.memory, stage.engine.ranks, stage.checkpoints
+    newest, is_late = stage.engine.comm.broadcast_object((memory.step, ranks.joins_late))
+    if newest < 0:  # as in _read
+        saved = checkpoints.open("auto") if is_late else None
+        if saved is None and ckpt_path is not None:
+            saved = checkpoints.open(ckpt_path)
+        return saved
+    own = memory.load_into(stage.task) if memory.step == newest else None
+    checkpoints.resumed_from = MEMORY
+    return with_own_parts(stage.engine.comm.from_living(own))  # type: ignore[no-any-return]
+
+
 def declared_ranks(stage: Stage, saved: dict[str, Any] | None) -> int:
     """Return the number of ranks that the settings of batch and learning rate are meant for."""
     if stage.elastic is None or saved is None:
         return (
-            stage.engine.ranks.first_world_size
+            stage.engine.ranks.first_world_size // stage.engine.ranks.model_size
             if stage.is_elastic
             else stage.engine.ranks.data_size
         )

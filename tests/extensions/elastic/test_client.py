@@ -115,10 +115,12 @@ def test_join_asks_until_there_is_a_seat(driver: Driver) -> None:
     driver.answers = [{"answer": "wait"}, {"answer": "wait"}, {"answer": "seat"} | vars(SEAT)]
     m = driver.member()
     assert m.join(7) == SEAT and m.generation == 3
-    assert driver.joins == [{"worker": "node1/0#1", "commit": 7, "generation": 0}] * 3
+    alone = {"replica_size": 1, "is_whole": True}
+    asked = {"worker": "node1/0#1", "commit": 7, "generation": 0} | alone
+    assert driver.joins == [asked] * 3
     driver.answers = [{"answer": "seat"} | vars(SEAT) | {"generation": 4}]
     m.join(9)
-    assert driver.joins[-1] == {"worker": "node1/0#1", "commit": 9, "generation": 3}
+    assert driver.joins[-1] == asked | {"commit": 9, "generation": 3}
 
 
 def test_a_worker_that_is_not_needed_ends_with_0(driver: Driver) -> None:

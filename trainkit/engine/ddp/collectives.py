@@ -93,8 +93,7 @@ class DDPCollectives(Collectives):
             with self._sockets.opening():
                 dist.init_process_group(backend, device_id=device if on_gpu else None, **rendezvous)
                 self._started = self._group_of_started()
-        atexit.unregister(_leave)
-        atexit.register(_leave)
+        end_at_exit()
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[None]:
@@ -279,6 +278,12 @@ def _rendezvous(ranks: Ranks, meets: bool) -> dict[str, Any]:
     store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     own: Any = dist.PrefixStore(f"trainkit/{attempt}", store)  # type: ignore[attr-defined]
     return {"store": own, "rank": rank, "world_size": world_size}
+
+
+def end_at_exit() -> None:
+    """End torch's groups when the interpreter does."""
+    atexit.unregister(_leave)
+    atexit.register(_leave)
 
 
 def _leave() -> None:

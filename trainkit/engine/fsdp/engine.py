@@ -37,17 +37,19 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.precision import Precision
+from trainkit.device.shards import local_of
 from trainkit.engine.base import Engine, Forwarded, HandedOn, Microbatch
 from trainkit.engine.blocks import blocks_of, without_shared
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ddp.collectives import DDPCollectives, blames_peer
 from trainkit.engine.ddp.start import assign_ranks
+from trainkit.engine.fsdp.replicas import ReplicaCollectives, take_seat
 from trainkit.engine.fsdp.tensor import split_widths
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import refusals
 from trainkit.engine.pieces import Piece
 from trainkit.engine.pinning import Device
-from trainkit.engine.ranks import Ranks, check_groups
+from trainkit.engine.ranks import Ranks, check_groups, ranks_of
 from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
@@ -109,8 +111,13 @@ class FSDPEngine(Engine):
         cpu_offload: bool = False,
         param_dtype: Literal["bf16", "fp16"] | None = None,
     ) -> None:
-        ranks, heartbeat = Ranks(read_launcher()), Heartbeat()
-        super().__init__(device, ranks, heartbeat, DDPCollectives(ranks, heartbeat))
+        ranks = ranks_of(read_launcher())
+        heartbeat = Heartbeat(ranks.watcher)
+        self.outlives_ranks = ranks.is_elastic
+        kind = ReplicaCollectives if ranks.is_elastic else DDPCollectives
+        super().__init__(device, ranks, heartbeat, kind(ranks, heartbeat))
+        if ranks.watcher is not None:
+            ranks.watcher.on_broken = self.comm.abort
         self._units = shard
         self._replicas = replicas
         self._tensor = tensor
@@ -147,15 +154,22 @@ class FSDPEngine(Engine):
         self._root: FSDPModule | None = None
 
     def _start(self) -> None:
-        assign_ranks(self.ranks, self.launcher, self.name)
-        check_groups(self.ranks.world_size, self._replicas, self._tensor, self._num_stages)
         self.ranks.tensor_size = self._tensor
+        if isinstance(self.comm, ReplicaCollectives):
+            sizes = self._replicas, self._tensor, self._num_stages
+            take_seat(self.ranks, self.comm, sizes)
+            self.launcher = read_launcher()
+        else:
+            assign_ranks(self.ranks, self.launcher, self.name)
+            check_groups(self.ranks.world_size, self._replicas, self._tensor, self._num_stages)
         self.ranks.pipeline_size = self._num_stages
         self.pin()
         self.comm.connect(self.device)
 
     def _mesh(self) -> DeviceMesh:
         """Return the mesh of the ranks that hold this rank's layers."""
+        if isinstance(self.comm, ReplicaCollectives):
+            return self.comm.mesh
         sizes = {
             "replicate": self._replicas,
             "shard": self.ranks.data_size // self._replicas,
@@ -188,7 +202,11 @@ class FSDPEngine(Engine):
         Those without memory (engine/deferred) get that of this rank's part, to be filled.
         """
         if not isinstance(task, FSDPModule):  # else an earlier stage of this process has done it
-            self.comm.broadcast_tensors(tensor for tensor in tensors_of(task) if not tensor.is_meta)
+            with_values = (tensor for tensor in tensors_of(task) if not tensor.is_meta)
+            if isinstance(self.comm, ReplicaCollectives):
+                self.comm.send_within(with_values)  # `prepare` sends them on to other replicas
+            else:
+                self.comm.broadcast_tensors(with_values)
             if self._num_stages > 1:
                 self._stages = _layout("pipeline")(
                     self.ranks, self.comm, self.device, self._schedule
@@ -204,6 +222,10 @@ class FSDPEngine(Engine):
 
             task._apply(with_memory)  # type: ignore[no-untyped-call]
         self._root = cast(FSDPModule, task)
+        if isinstance(self.comm, ReplicaCollectives):
+            for module in _units_of(task):
+                module.reshard()  # weights gathered by an attempt that has ended are others
+                module.set_all_reduce_hook(self.comm.sum_between)
 
     def _split(self, task: nn.Module, elsewhere: set[nn.Parameter]) -> None:
         mesh = self._mesh()
@@ -211,7 +233,8 @@ class FSDPEngine(Engine):
             # a norm is then one sum over all ranks, not one for each dimension
             mesh._flatten("all")
             split_widths(task, mesh["tensor"], self._plan, elsewhere)
-            mesh = mesh["replicate", "shard"] if self._replicas > 1 else mesh["shard"]
+            names = tuple(mesh.mesh_dim_names or ())
+            mesh = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
         dtype = None if self._param_dtype is None else _DTYPES[self._param_dtype]
         options: dict[str, Any] = {
             "mesh": mesh,
@@ -228,17 +251,16 @@ class FSDPEngine(Engine):
         ]
         for module in [*without_shared(task, blocks), task]:
             fully_shard(module, ignored_params=elsewhere, **options)
-        for module in task.modules():
-            if isinstance(module, FSDPModule):
-                # made by fully_shard: FSDPModule, then the user's class; messages show its name
-                kind = type(module)
-                kind.__name__ = kind.__mro__[2].__name__
-                kind.__qualname__ = kind.__mro__[2].__qualname__
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
-                # from torch 2.14; before, ranks must use the same
-                if hasattr(module, "set_reduce_scatter_unused_params"):
-                    module.set_reduce_scatter_unused_params(True)
+        for module in _units_of(task):
+            # made by fully_shard: FSDPModule, then the user's class; messages show its name
+            kind = type(module)
+            kind.__name__ = kind.__mro__[2].__name__
+            kind.__qualname__ = kind.__mro__[2].__qualname__
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            # from torch 2.14; before, ranks must use the same
+            if hasattr(module, "set_reduce_scatter_unused_params"):
+                module.set_reduce_scatter_unused_params(True)
         for entry in _ENTRIES:
             step = getattr(task, entry, None)
             if not callable(step):
@@ -248,7 +270,7 @@ class FSDPEngine(Engine):
             register_fsdp_forward_method(task, entry)
             if self._stages is not None:
                 setattr(task, entry, self._stages.staged(entry, getattr(task, entry), step))
-            setattr(task, entry, _reporting_peers(getattr(task, entry)))
+            setattr(task, entry, _reporting_peers(getattr(task, entry), self.ranks))
 
     def prepare(
         self,
@@ -259,6 +281,8 @@ class FSDPEngine(Engine):
         """See Engine: buffers are sent; the weights were in `shard`."""
         super().prepare(task, optimizers, precision)
         self.send_buffers(task)
+        if isinstance(self.comm, ReplicaCollectives):
+            self.comm.send_between(local_of(parameter.detach()) for parameter in task.parameters())
         if precision is not None and self.ranks.model_size > 1:
             # torch's own sum is over the mesh of the first gradient alone
             precision.sum_over_ranks = self.comm.all_reduce
@@ -284,11 +308,13 @@ class FSDPEngine(Engine):
         run = super().backward
         if self._stages is not None:
             run = functools.partial(self._stages.backward, run=run)
-        _reporting_peers(run)(loss)
+        _reporting_peers(run, self.ranks)(loss)
 
     def reduce_gradients(self, *, gives_up: bool = False) -> None:
         """See Engine: they are summed; those of weights that stages share are summed over them."""
         super().reduce_gradients(gives_up=gives_up)
+        if isinstance(self.comm, ReplicaCollectives):
+            self.comm.check_sums()
         if self._stages is not None:
             self._stages.sum_shared()
 
@@ -341,6 +367,8 @@ class FSDPEngine(Engine):
         is_first = is_first and (
             "tensor" in (mesh.mesh_dim_names or ()) or self.ranks.rank % self._tensor == 0
         )
+        if isinstance(self.comm, ReplicaCollectives):
+            is_first = is_first and self.comm.is_first_replica
         return Piece(tensor.to_local(), tuple(at), tuple(tensor.shape), is_first and 0 not in shape)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -358,17 +386,26 @@ def _layout(option: str) -> Any:
     return resolve(target)
 
 
-def _reporting_peers(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call in which the error of a collective is a PeerError:
-    its cause is reported by the rank that is gone.
+def _units_of(task: nn.Module) -> Iterator[FSDPModule]:
+    yield from (module for module in task.modules() if isinstance(module, FSDPModule))
+
+
+def _reporting_peers(call: Callable[..., Any], ranks: Ranks) -> Callable[..., Any]:
+    """Return a call in which the error of a collective is a PeerError: its cause is reported by the
+    rank that is gone. It ends this rank's replica, too: FSDP2 cannot leave a forward or a backward
+    in its midst, and be used again.
     """
 
     @functools.wraps(call)
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return call(*args, **kwargs)
+        except PeerError:
+            ranks.lose_replica()
+            raise
         except RuntimeError as error:
             if blames_peer(error):
+                ranks.lose_replica()
                 raise PeerError(f"Another rank ended: {error}") from error
             raise
 

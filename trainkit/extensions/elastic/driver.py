@@ -207,7 +207,12 @@ class Driver:
             if content["generation"] == self._generation:
                 self._server.give_up(self._generation)
             return self.state_machine.joined(
-                now, content["worker"], content["commit"], content["generation"]
+                now,
+                content["worker"],
+                content["commit"],
+                content["generation"],
+                content["replica_size"],
+                content["is_whole"],
             )
 
         self.post(event)
@@ -301,5 +306,6 @@ class Driver:
             "TRAINKIT_JOB_STARTED": self._started,
             "TRAINKIT_LATE": "" if start.first is not None else "1",
             "TRAINKIT_NP": str(np),
+            "TRAINKIT_MIN_RANKS": str(self._settings.rules.min_np),
             "TRAINKIT_MAX_RANKS": str(self._settings.rules.max_np or 0),
         }

@@ -25,6 +25,8 @@ class Job:
         # slots by host and number, including those of removed hosts
         self.slots: dict[tuple[str, int], Slot] = {}
         self.away: dict[str, Away] = {}  # hosts to which no connection can be made, by name
+        self.replica_size = 1  # workers that hold the weights together, as they say
+        self.lost: set[str] = set()  # names of the workers that ended other than with 0
         self.members: set[str] = set()  # members of the newest generation that are not done
         self.failed: set[int] = set()  # numbers of the generations of which a member crashed
         # (event, time) since the newest generation was formed
@@ -99,7 +101,9 @@ class Job:
         """Whether a worker waits for which the newest generation has room."""
         if not self.may_form or len(self.alive("running")) >= self.rules.most:
             return False
-        return any(not w.unwanted for w in self.alive("waiting"))
+        new = sum(not w.unwanted and not w.replica for w in self.alive("waiting"))
+        room = self.rules.most - len(self.alive("running"))
+        return min(new, room) >= self.replica_size
 
     # ---- changes
 
@@ -136,7 +140,8 @@ class Job:
 
     def lose(self, w: Worker, text: str) -> None:
         """Report a worker that was lost unexpectedly."""
-        others = sum(other.seat is not None for other in self.alive("waiting", "running"))
+        left = [one for one in self.alive("waiting", "running") if w.name not in one.replica]
+        others = sum(other.seat is not None for other in left)
         if not others:
             rest = "no rank is left"
         elif others < self.need:

@@ -49,7 +49,7 @@ class ElasticRanks(Ranks):
                 " Leave one out."
             )
         os.environ |= worker_interface(os.environ)
-        os.environ |= self._membership.join(self.committed_step).environment()
+        os.environ |= self._membership.join(self.committed_step, self.replica_size).environment()
 
     @property
     def gpu_index(self) -> int:
@@ -66,6 +66,15 @@ class ElasticRanks(Ranks):
     def max_world_size(self) -> int:
         """See Ranks."""
         return int(os.environ.get("TRAINKIT_MAX_RANKS", "0"))
+
+    @property
+    def min_world_size(self) -> int:
+        """See Ranks."""
+        return int(os.environ.get("TRAINKIT_MIN_RANKS", "1"))
+
+    def lose_replica(self) -> None:
+        """See Ranks."""
+        self._membership.is_whole = False
 
     @property
     def change_requested(self) -> bool:

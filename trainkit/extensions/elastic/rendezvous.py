@@ -248,7 +248,11 @@ def _checked(path: str, content: Any) -> dict[str, Any]:
     """
     checked = {"worker": str(content["worker"]), "generation": int(content["generation"])}
     if path == "/elastic/join":
-        return checked | {"commit": int(content["commit"])}
+        return checked | {
+            "commit": int(content["commit"]),
+            "replica_size": int(content["replica_size"]),
+            "is_whole": bool(content["is_whole"]),
+        }
     stall_s = content["stall_s"]
     return checked | {
         "step": int(content["step"]),

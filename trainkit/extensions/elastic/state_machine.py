@@ -76,12 +76,23 @@ class StateMachine:
         if w.name in self.job.members:
             self.job.changes.append((f"{w} was removed", now))
 
-    def joined(self, now: float, name: str, commit: int, generation: int) -> list[Decision]:
-        """A worker requests a seat; `generation` is that of its last one."""
+    def joined(
+        self,
+        now: float,
+        name: str,
+        commit: int,
+        generation: int,
+        replica_size: int = 1,
+        is_whole: bool = True,
+    ) -> list[Decision]:
+        """A worker requests a seat; `generation` is that of its last one. See also
+        Membership.join.
+        """
+        self.job.replica_size = replica_size
         w = self.job.workers.get(name)
         if w is not None:
             w.heard = now
-            w.commit = commit
+            w.commit, w.is_whole = commit, is_whole
             self._reached(w)
             if w.phase == "starting":
                 self._came += 1
@@ -139,6 +150,7 @@ class StateMachine:
         job = self.job
         job.now = max(job.now, now)
         w, how = job.workers.pop(name), describe(code, job.rules.words.lost)
+        job.lost |= {name} if code != 0 else set()
         if w.seat is not None and w.seat.generation == job.generation and w.seat.rank == 0:
             job.main_code = shell_code(code)
         if job.over is not None:

@@ -71,6 +71,14 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
             if time.monotonic() > end:
                 raise PeerError(f"{', '.join(keys)} did not come within {seconds:g} s.")
 
+    def clone(self) -> DriverStore:
+        """Return a store of the same generation with a connection of its own."""
+        other = DriverStore.__new__(DriverStore)
+        dist.Store.__init__(other)  # type: ignore[attr-defined]
+        other._link, other._about = self._link, self._about
+        other._connection = self._link.connect()
+        return other
+
     def close(self) -> None:
         """Close the connection to the driver; the next request opens it again."""
         self._connection.close()

@@ -5,12 +5,13 @@ which workers end or start, when a generation forms, when it is over.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from trainkit.console import plural
 from trainkit.extensions.elastic.client import RankAssignment
 from trainkit.extensions.elastic.job import Job
 from trainkit.extensions.elastic.messages import Decision, Say, Send, Start
+from trainkit.extensions.elastic.replicas import complete, in_order, incomplete, mates
 from trainkit.extensions.elastic.stalls import frozen, limit, stalled
 from trainkit.extensions.elastic.workers import PREEMPTED, Slot, Worker
 
@@ -27,7 +28,7 @@ def settle(job: Job, now: float) -> list[Decision]:
             w.shift(gap)
         gap = 0.0
     job.now = now
-    for conclude in (_watch, _dismiss, _form, _fill, _give_up):
+    for conclude in (_watch, _break_up, _dismiss, _form, _fill, _give_up):
         if job.over is None:
             conclude(job)
     if job.over is None and len(job.coming) < job.need and not job.alive("running"):
@@ -62,6 +63,18 @@ def _watch(job: Job) -> None:
             job.end(1, f"all ranks wait for each other: {stall.text}")
         for name in stall.culprits:
             job.kill(job.workers[name], "blocked the others and was killed")
+
+
+def _break_up(job: Job) -> None:
+    """Make workers leave of which another one that held weights with them is gone, or is to leave:
+    the replica comes back as a whole.
+    """
+    for w, why, is_gone in incomplete(job):
+        w.unwanted = why
+        if w.phase == "running" and is_gone and not job.is_ending:
+            job.kill(w, "")  # it has no state that another could continue with
+        elif w.phase == "running":
+            w.term_at = job.now + job.rules.leave_s
 
 
 def _dismiss(job: Job) -> None:
@@ -99,6 +112,8 @@ def _form(job: Job) -> None:
         )
         return
     waiting = [w for w in job.alive("waiting") if not job.is_ending or w.seat is not None]
+    if job.replica_size > 1:
+        waiting = complete(waiting, job.replica_size)
     if len(waiting) < job.need or job.alive("running"):
         return
     fresh = job.generation > 0 and all(w.seat is None for w in waiting)
@@ -109,9 +124,13 @@ def _form(job: Job) -> None:
     ):
         return
     begins_at = max(0, *(w.commit for w in waiting))
-    seats = _assign(waiting, job.generation + 1, job.rules.most)
+    chosen = waiting if job.replica_size > 1 else in_order(waiting)
+    # beyond the most, late workers get none
+    chosen = chosen[: int(min(len(chosen), job.rules.most)) // job.replica_size * job.replica_size]
+    seats = _assign(chosen, job.generation + 1)
     for name, seat in seats.items():
         w = job.workers[name]
+        w.replica = mates(name, list(seats), job.replica_size)
         w.phase = "running"
         w.seat = seat
         w.entered = begins_at
@@ -125,40 +144,26 @@ def _form(job: Job) -> None:
     job.changes.clear()
 
 
-def _assign(workers: Iterable[Worker], generation: int, most: float) -> dict[str, RankAssignment]:
-    """Return the seats of a generation by the workers' names.
-
-    Rank 0 gets the newest commit; then the old rank counts, then the order of arrival. The ranks of
-    a host are consecutive, and hosts are ordered by their best worker, like in Horovod's own
-    launcher: its rings and hierarchies stay within a host. Beyond `most` seats, late workers get
-    none.
-    """
-    chosen = sorted(workers, key=_order)
-    if len(chosen) > most:
-        chosen = chosen[: int(most)]
+def _assign(workers: Sequence[Worker], generation: int) -> dict[str, RankAssignment]:
+    """Return the seats of a generation by the workers' names; they are in the order of ranks."""
     by_host: dict[str, list[Worker]] = {}
-    for worker in chosen:
+    for worker in workers:
         by_host.setdefault(worker.host, []).append(worker)
     seats = {}
-    rank = 0
-    for host, on_host in by_host.items():
-        for local_rank, worker in enumerate(on_host):
-            peers = [name for name, others in by_host.items() if len(others) > local_rank]
-            seats[worker.name] = RankAssignment(
-                generation=generation,
-                rank=rank,
-                size=len(chosen),
-                local_rank=local_rank,
-                local_size=len(on_host),
-                cross_rank=peers.index(host),
-                cross_size=len(peers),
-            )
-            rank += 1
+    for rank, worker in enumerate(workers):
+        on_host = by_host[worker.host]
+        local_rank = on_host.index(worker)
+        peers = [name for name, others in by_host.items() if len(others) > local_rank]
+        seats[worker.name] = RankAssignment(
+            generation=generation,
+            rank=rank,
+            size=len(workers),
+            local_rank=local_rank,
+            local_size=len(on_host),
+            cross_rank=peers.index(worker.host),
+            cross_size=len(peers),
+        )
     return seats
-
-
-def _order(worker: Worker) -> tuple[int, float, int]:
-    return -worker.commit, float("inf") if worker.seat is None else worker.seat.rank, worker.came
 
 
 def _formed(job: Job, seats: list[RankAssignment], hosts: list[str]) -> str:

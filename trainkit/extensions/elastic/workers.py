@@ -25,6 +25,10 @@ class Worker:
     commit: int = -1  # the newest step in its memory, -1 for none
     came: int = 0  # its number among all workers that ever joined
     seat: RankAssignment | None = None  # its last seat
+    # names of the workers that hold the weights together with it, in the order of their ranks;
+    # empty before its first seat, and where each holds all weights
+    replica: tuple[str, ...] = ()
+    is_whole: bool = True  # whether it can still work with those
     joined: float = 0.0  # start of its current wait
     unwanted: str = ""  # why it must leave; "" if it need not
     fate: str = ""  # why it was killed; "" if it was not

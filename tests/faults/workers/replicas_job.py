@@ -1,0 +1,144 @@
+"""What the ranks of test_elastic_fsdp.py run: replicas of split weights, with a count of each sample.
+
+replicas_job.py RUN_DIR JSON       {"engine": "fsdp", "options": {"replicas": 2}, "faults": [], "commit": 3, "epochs": 4,
+                                    "pace_s": 0.05, "waits_for": 4, "trainer": {}, "optimizer": "SGD"}
+
+The model is split (engine=single: it is not). A parameter counts the samples: its gradient is minus
+each sample's share of a step, and its rate is the step's number of samples, so that a step adds one
+to each of its samples. While there are fewer ranks than "waits_for" steps take longer, so that a new
+replica can join in time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from trainkit.api.callback import Callback
+from trainkit.api.task import Task
+from trainkit.api.view import RunView
+from trainkit.callbacks import Elastic, FaultInjection, Goodput, ModelCheckpoint, Watchdog
+from trainkit.cli.guard import fail
+from trainkit.device.shards import whole_of
+from trainkit.engine.select import make_engine
+from trainkit.errors import JobEnded, TrainkitError
+from trainkit.launch.environment import read_launcher
+from trainkit.loggers import CSVLogger
+from trainkit.trainer import Trainer
+
+SAMPLES, STEP = 96, 8  # samples of an epoch and of a step
+_PATIENCE = 6
+
+
+class Counted(Task):
+    """Three layers in float64, and a count of each sample."""
+
+    def __init__(self, optimizer: str) -> None:
+        super().__init__()
+        self.optimizer = optimizer
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)]
+            self.model = nn.Sequential(*layers).double()
+        self.seen = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss, with the counts."""
+        x, y, ids = batch
+        loss = functional.mse_loss(self.model(x), y)
+        self.log("train/loss", loss)
+        self.log("train/x", x.mean(), on_step=False, on_epoch=True)
+        count = self.seen[ids].mean()
+        return loss - count + count.detach()
+
+    def configure_optimizers(self) -> Any:
+        """Return an optimizer with a state for the weights, and a plain sum for the counts."""
+        weights, counts = list(self.model.parameters()), [self.seen]
+        if self.optimizer == "SGD":
+            groups: list[dict[str, Any]] = [
+                {"params": weights, "lr": 0.05, "momentum": 0.9},
+                {"params": counts, "lr": float(STEP), "momentum": 0.0},
+            ]
+            return torch.optim.SGD(groups, lr=0.05)
+        return torch.optim.AdamW(weights, lr=0.01), torch.optim.SGD(counts, lr=float(STEP))
+
+
+class Journal(Callback):
+    """A line for each step of each process, and the pace."""
+
+    def __init__(self, run_dir: Path, pace_s: float, waits_for: int) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._file = (run_dir / f"journal-{os.getpid()}.jsonl").open("a")
+        self._pace_s, self._waits_for = pace_s, waits_for
+
+    def on_train_step_start(self, trainer: RunView, task: Task) -> None:
+        """Write it down before it counts."""
+        line = {"step": trainer.global_step, "rank": trainer.global_rank}
+        line |= {"ranks": trainer.world_size, "t": time.monotonic()}
+        line |= {"generation": int(os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", "g0.")[1:-1])}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        is_short = trainer.world_size < self._waits_for
+        time.sleep(self._pace_s * (_PATIENCE if is_short else 1))
+
+
+def samples() -> TensorDataset:
+    """Return x, y and the number of each sample, always the same."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    y = torch.sin(x.sum(1, keepdim=True))
+    return TensorDataset(x, y, torch.arange(SAMPLES))
+
+
+def main() -> None:
+    """Fit, and write down how it ended."""
+    run_dir, wish = Path(sys.argv[1]), json.loads(sys.argv[2])
+    torch.set_num_threads(1)
+    task, is_elastic = Counted(wish["optimizer"]), wish["engine"] != "single"
+    callbacks: list[Callback] = [FaultInjection(wish["faults"])] if wish["faults"] else []
+    callbacks += [Goodput(), Journal(run_dir, wish["pace_s"], wish["waits_for"])]
+    if is_elastic:
+        callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=60)]
+        callbacks.append(ModelCheckpoint(every_n_epochs=1))
+    settings = {"precision": "64-true", "lr_scaling": "none"} | wish["trainer"]
+    trainer = Trainer(
+        engine=make_engine(wish["engine"], **wish["options"]),
+        max_epochs=wish["epochs"],
+        global_batch_size=STEP,
+        run_dir=str(run_dir),
+        callbacks=callbacks,
+        logger=[CSVLogger()],
+        enable_checkpointing=is_elastic,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        log_every_n_steps=1000,
+        **settings,
+    )
+    data = DataLoader(samples(), batch_size=wish.get("microbatch", 2), shuffle=True)
+    trainer.fit(task, data, ckpt_path="auto" if wish.get("auto") else None)
+    weights = torch.cat([whole_of(p.detach()).flatten() for p in task.model.parameters()])
+    end = {"step": trainer.global_step, "seen": whole_of(task.seen.detach()).tolist()}
+    end |= {"weights": weights.tolist()}
+    (run_dir / f"end-{os.getpid()}.json").write_text(json.dumps(end))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except JobEnded as error:
+        sys.exit(fail(error, read_launcher(), "" if error.is_told else str(error), 1))
+    except TrainkitError as error:
+        sys.exit(fail(error, read_launcher(), str(error), error.exit_code))
+    except Exception as error:
+        sys.exit(fail(error, read_launcher(), traceback.format_exc(), 1))

@@ -1,0 +1,81 @@
+"""The order of an elastic job's ranks, and its replicas (engine=fsdp engine.replicas=N): workers that
+hold the weights together, get their seats together, and are lost together.
+
+in_order     workers that hold all weights each
+complete     workers that hold the weights together: those of whole replicas
+incomplete   workers whose replica is not whole any more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from trainkit.extensions.elastic.job import Job
+from trainkit.extensions.elastic.workers import Worker
+
+
+def in_order(workers: Iterable[Worker]) -> list[Worker]:
+    """Return workers in the order of their next ranks.
+
+    Rank 0 gets the newest commit; then the old rank counts, then the order of arrival. The ranks of
+    a host are consecutive, and hosts are ordered by their best worker, like in Horovod's own
+    launcher: its rings and hierarchies stay within a host.
+    """
+    by_host: dict[str, list[Worker]] = {}
+    for worker in sorted(workers, key=lambda one: _order([one])):
+        by_host.setdefault(worker.host, []).append(worker)
+    return [worker for on_host in by_host.values() for worker in on_host]
+
+
+def complete(workers: Iterable[Worker], size: int) -> list[Worker]:
+    """Return the workers of whole replicas in the order of their next ranks, replica by replica: the
+    replica with the newest commit comes first. New workers form replicas of `size`, of one host each
+    where that is possible.
+    """
+    waiting = list(workers)
+    names = {worker.name: worker for worker in waiting}
+    old = {worker.replica for worker in waiting if worker.replica}
+    replicas = [[names[name] for name in one] for one in old if all(name in names for name in one)]
+    new = in_order(worker for worker in waiting if not worker.replica)
+    replicas += [new[first : first + size] for first in range(0, len(new) - size + 1, size)]
+    return [worker for replica in sorted(replicas, key=_order) for worker in replica]
+
+
+def _order(workers: Sequence[Worker]) -> tuple[int, float, int]:
+    """Return the sort key of a replica."""
+    return (
+        -min(worker.commit for worker in workers),
+        min(float("inf") if w.seat is None else w.seat.rank for w in workers),
+        min(worker.came for worker in workers),
+    )
+
+
+def mates(name: str, names: Sequence[str], size: int) -> tuple[str, ...]:
+    """Return the names of a worker's replica, if there are any, out of all names in the order of
+    ranks.
+    """
+    if size == 1:
+        return ()
+    first = names.index(name) // size * size
+    return tuple(names[first : first + size])
+
+
+def incomplete(job: Job) -> Iterator[tuple[Worker, str, bool]]:
+    """Yield each worker that must leave with its replica: the worker, why, and whether another one
+    of it is gone already, and not only asked to leave.
+    """
+    for worker in job.alive("waiting", "running"):
+        if worker.unwanted or not worker.replica:
+            continue
+        others = [name for name in worker.replica if name != worker.name]
+        lost = [name for name in others if name in job.lost or _is_ending(job, name)]
+        leaving = [name for name in others if name in job.workers and job.workers[name].unwanted]
+        if lost or not worker.is_whole:
+            what = f"lost worker {lost[0]}" if lost else "cannot work together any more"
+            yield worker, f"its replica {what}", True
+        elif leaving:
+            yield worker, f"worker {leaving[0]} of its replica leaves", False
+
+
+def _is_ending(job: Job, name: str) -> bool:
+    return name in job.workers and job.workers[name].phase == "ending"
