@@ -54,7 +54,10 @@ def own_parts(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return {_PART: local_of(tree), "shape": tuple(tree.shape)} if is_spread(tree) else tree
     if isinstance(tree, dict):
-        return {key: own_parts(value) for key, value in tree.items()}
+        copied = type(tree)()
+        for key, value in tree.items():
+            copied[key] = own_parts(value)
+        return copied
     return type(tree)(map(own_parts, tree)) if type(tree) in (list, tuple) else tree
 
 

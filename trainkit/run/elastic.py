@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainkit.api.view import RunView
+from trainkit.checkpoint.contents import TRAINED
 from trainkit.checkpoint.in_memory import Memory
 from trainkit.checkpoint.stateful import own_parts, packed_part
 from trainkit.checkpoint.writer import Writer
@@ -62,6 +63,7 @@ class ElasticState:
         self._handling = contextlib.ExitStack()
         self._is_handling = False
         self._run: RunView | None = None
+        self._holds = False
 
     @property
     def is_resumed_here(self) -> bool:
@@ -71,6 +73,7 @@ class ElasticState:
     def attach(self, run: RunView) -> None:
         """Commit this run from now on."""
         self._run = run
+        self._holds = run.engine.outlives_ranks
         self._gathering = Gathering(run.engine.comm)
 
     def begin(self) -> None:
@@ -89,14 +92,35 @@ class ElasticState:
         them may be lost.
         """
         assert self._run is not None
+        self._run.engine.approximation.close_round()
+        self._gather_to(self.memory.keep)
+
+    def hold(self) -> None:
+        """Note what a commit of this step would copy: the copy is made if a rank is lost before the
+        weights change again. Call it on all ranks, after a step without a commit.
+
+        Nothing is noted where a checkpoint holds other weights than those that train (as averages).
+        """
+        assert self._run is not None
+        self._holds = self._holds and TRAINED not in self._run.checkpoints.contents.parts
+        if self._holds:
+            self._gather_to(self.memory.hold)
+            self._holds = self.memory.can_settle
+
+    def settle(self) -> None:
+        """Commit the last step, if it is noted and no later one has changed a weight: a rank is lost."""
+        run = self._run
+        if run is not None and not run.state.half_updated:
+            self.memory.settle(run.state.global_step)
+
+    def _gather_to(self, keep: Callable[..., None]) -> None:
+        assert self._run is not None
         checkpoints, engine = self._run.checkpoints, self._run.engine
-        engine.approximation.close_round()
         contents = checkpoints.contents
         with contents.saving() as extra:
             training = checkpoints.collect(extra, [])
-            if engine.splits_weights:
-                training = own_parts(training)
             of_rank_0 = {name: training[name] for name in (*contents.rank_0_parts, "extra")}
+            of_rank_0 = own_parts(of_rank_0)
             wait = self._gathering.start(
                 packed_part(
                     checkpoints.committed_rank_parts(), of_rank_0 if engine.ranks.is_main else None
@@ -105,7 +129,7 @@ class ElasticState:
             weights = engine.model_state(contents.task)
             # before the copy: if a rank is lost here, the last commit is still whole
             ranks = engine.comm.all_or_none(wait)[:: engine.ranks.model_size]
-            self.memory.keep(self._run.global_step, weights, training, ranks)
+            keep(self._run.global_step, weights, training, ranks)
 
     def close(self) -> None:
         """End the handling of signals, and free the memory."""

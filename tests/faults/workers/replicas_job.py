@@ -1,7 +1,8 @@
 """What the ranks of test_elastic_fsdp.py run: replicas of split weights, with a count of each sample.
 
 replicas_job.py RUN_DIR JSON       {"engine": "fsdp", "options": {"replicas": 2}, "faults": [], "commit": 3, "epochs": 4,
-                                    "pace_s": 0.05, "waits_for": 4, "trainer": {}, "optimizer": "SGD"}
+                                    "pace_s": 0.05, "waits_for": 4, "trainer": {}, "optimizer": "SGD",
+                                    "width": 8}
 
 The model is split (engine=single: it is not). A parameter counts the samples: its gradient is minus
 each sample's share of a step, and its rate is the step's number of samples, so that a step adds one
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.callbacks import Elastic, FaultInjection, Goodput, ModelCheckpoint, Watchdog
+from trainkit.callbacks import EMA, Elastic, FaultInjection, Goodput, ModelCheckpoint, Watchdog
 from trainkit.cli.guard import fail
 from trainkit.device.shards import whole_of
 from trainkit.engine.select import make_engine
@@ -38,24 +39,43 @@ from trainkit.trainer import Trainer
 
 SAMPLES, STEP = 96, 8  # samples of an epoch and of a step
 _PATIENCE = 6
+_DTYPES = {"float64": torch.float64, "float32": torch.float32}
+_DEFAULTS: dict[str, Any] = {
+    "engine": "fsdp",
+    "options": {"replicas": 2},
+    "faults": [],
+    "commit": 3,
+    "epochs": 4,
+    "pace_s": 0.05,
+    "waits_for": 4,
+    "trainer": {},
+    "optimizer": "SGD",
+    "width": 8,
+    "auto": False,
+    "microbatch": 2,
+    "ema": False,
+    "dtype": "float64",
+}
 
 
 class Counted(Task):
-    """Three layers in float64, and a count of each sample."""
+    """Three layers, and a count of each sample."""
 
-    def __init__(self, optimizer: str) -> None:
+    def __init__(self, optimizer: str, width: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.optimizer = optimizer
         with torch.random.fork_rng():
             torch.manual_seed(3)
-            layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)]
-            self.model = nn.Sequential(*layers).double()
+            layers = [nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width)]
+            layers += [nn.Tanh(), nn.Linear(width, 1)]
+            self.model = nn.Sequential(*layers).to(dtype)
         self.seen = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss, with the counts."""
         x, y, ids = batch
-        loss = functional.mse_loss(self.model(x), y)
+        x = x.to(self.model[0].weight.dtype)
+        loss = functional.mse_loss(self.model(x).to(y.dtype), y)
         self.log("train/loss", loss)
         self.log("train/x", x.mean(), on_step=False, on_epoch=True)
         count = self.seen[ids].mean()
@@ -102,11 +122,12 @@ def samples() -> TensorDataset:
 
 def main() -> None:
     """Fit, and write down how it ended."""
-    run_dir, wish = Path(sys.argv[1]), json.loads(sys.argv[2])
+    run_dir, wish = Path(sys.argv[1]), _DEFAULTS | json.loads(sys.argv[2])
     torch.set_num_threads(1)
-    task, is_elastic = Counted(wish["optimizer"]), wish["engine"] != "single"
+    task, is_elastic = Counted(wish["optimizer"], wish["width"], _DTYPES[wish["dtype"]]), wish["engine"] != "single"
     callbacks: list[Callback] = [FaultInjection(wish["faults"])] if wish["faults"] else []
     callbacks += [Goodput(), Journal(run_dir, wish["pace_s"], wish["waits_for"])]
+    callbacks += [EMA(decay=0.9)] * wish["ema"]
     if is_elastic:
         callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=60)]
         callbacks.append(ModelCheckpoint(every_n_epochs=1))
@@ -125,8 +146,8 @@ def main() -> None:
         log_every_n_steps=1000,
         **settings,
     )
-    data = DataLoader(samples(), batch_size=wish.get("microbatch", 2), shuffle=True)
-    trainer.fit(task, data, ckpt_path="auto" if wish.get("auto") else None)
+    data = DataLoader(samples(), batch_size=wish["microbatch"], shuffle=True)
+    trainer.fit(task, data, ckpt_path="auto" if wish["auto"] else None)
     weights = torch.cat([whole_of(p.detach()).flatten() for p in task.model.parameters()])
     end = {"step": trainer.global_step, "seen": whole_of(task.seen.detach()).tolist()}
     end |= {"weights": weights.tolist()}

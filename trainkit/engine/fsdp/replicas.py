@@ -74,16 +74,22 @@ class ReplicaCollectives(DDPCollectives):
         replica, place = divmod(ranks.rank, ranks.replica_size)
         replicas = ranks.world_size // ranks.replica_size
         of_all = store, ranks.rank, ranks.world_size, on_gpu
-        with self.waiting_for("the other ranks to come"), self._open.opening():
-            ReplicaCollectives._links = _Links(
-                OwnGroup("everyone", *of_all),
-                OwnGroup("started", *of_all),
-                OwnGroup(f"between-{place}", store, replica, replicas, on_gpu),
-                store.clone(),
-            )
-        if self._mesh is None:
-            with self.waiting_for("the other ranks of the replica"), self._inner.opening():
-                self._form_replica(device, store, replica, place)
+
+        def link() -> None:
+            with self.waiting_for("the other ranks to come"), self._open.opening():
+                ReplicaCollectives._links = _Links(
+                    OwnGroup("everyone", *of_all),
+                    OwnGroup("started", *of_all),
+                    OwnGroup(f"between-{place}", store, replica, replicas, on_gpu),
+                    store.clone(),
+                )
+
+        if self._mesh is not None:
+            self.all_or_none(link)
+            return
+        link()
+        with self.waiting_for("the other ranks of the replica"), self._inner.opening():
+            self._form_replica(device, store, replica, place)
 
     def _form_replica(self, device: torch.device, store: Any, replica: int, place: int) -> None:
         """Make torch's own group of this rank's replica, and its mesh.
@@ -202,61 +208,76 @@ class ReplicaCollectives(DDPCollectives):
         """Overwrite this rank's tensors with those of the rank at its place in the first replica."""
         between = self._here.between
         if between.size > 1:
-            with self.waiting_for("the weights of another replica"):
-                overwrite(
-                    (tensor for tensor in tensors if tensor.numel()),
-                    lambda number, own: between.start_broadcast(own).wait,
-                )
+            here = [tensor for tensor in tensors if tensor.numel()]
+            self._agreed(
+                "the weights of another replica",
+                lambda: overwrite(here, lambda _, own: between.start_broadcast(own).wait),
+            )
 
     def from_living(self, own: Value | None) -> Value:
         """See Collectives."""
         if self.sum_number(own is None) == 0:
             assert own is not None
             return own
-        with self.waiting_for("the state of another replica"):
-            sent: Value = self._here.between.broadcast_object(own)
-        return sent if own is None else own
+        between = self._here.between
+        sent = self._agreed("the state of another replica", lambda: between.broadcast_object(own))
+        return sent if own is None else own  # type: ignore[no-any-return]
 
     # ---- all ranks
+
+    def _agreed(self, what: str, call: Callable[[], Any]) -> Any:
+        """Return what a collective returns. If it fails on a rank it fails on all of its replica,
+        whose next collective another would wait in.
+        """
+
+        def waiting() -> Any:
+            with self.waiting_for(what):
+                return call()
+
+        return self.all_or_none(waiting)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See Collectives."""
         total = tensor.detach().clone().contiguous()
-        with self.waiting_for("a sum"):
-            self._here.everyone.start_sum(total).wait()
+        self._agreed("a sum", lambda: self._here.everyone.start_sum(total).wait())
         return total
 
     def start_sum(self, number: int) -> Callable[[], int]:
         """See Collectives."""
         what, own = "a sum that was started", torch.tensor([number])
-        with self.waiting_for(what):
-            work = self._here.started.start_sum(own)
+        work = self._agreed(what, lambda: self._here.started.start_sum(own))
 
         def wait() -> int:
-            with self.waiting_for(what):
-                work.wait()
+            self._agreed(what, work.wait)
             return int(own)
 
         return wait
 
-    def _start_broadcast(self, number: int, own: Tensor) -> Callable[[], object]:
-        work: Any = self._here.everyone.start_broadcast(own)
-        return work.wait  # type: ignore[no-any-return]
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """See Collectives."""
+        everyone, here = self._here.everyone, list(tensors)
+        if everyone.size > 1:
+            self._agreed(
+                "the broadcast of tensors",
+                lambda: overwrite(here, lambda _, own: everyone.start_broadcast(own).wait),
+            )
 
     def broadcast_object(self, value: Any) -> Any:
         """See Collectives."""
-        with self.waiting_for("the broadcast of an object"):
-            return self._here.everyone.broadcast_object(value)
+        everyone = self._here.everyone
+        return self._agreed("the broadcast of an object", lambda: everyone.broadcast_object(value))
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See Collectives."""
-        with self.waiting_for("the gathering of objects"):
-            return self._here.everyone.gather_objects(value)
+        everyone = self._here.everyone
+        values: list[Any] = self._agreed(
+            "the gathering of objects", lambda: everyone.gather_objects(value)
+        )
+        return values
 
     def barrier(self) -> None:
         """See Collectives."""
-        with self.waiting_for("the barrier"):
-            self._here.everyone.barrier()
+        self._agreed("the barrier", self._here.everyone.barrier)
 
     @property
     def _messages(self) -> Any:

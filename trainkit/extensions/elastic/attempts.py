@@ -57,6 +57,8 @@ class ElasticRun:
                     fit(self.state)
                     break
                 except (PeerError, RanksChanged) as change:
+                    if isinstance(change, PeerError):
+                        self.state.settle()
                     attempt = self.state.attempt
                     if attempt is None or not attempt.is_elastic:
                         raise

@@ -82,3 +82,5 @@ class Elastic(Callback):
         ):
             self._committed = step
             trainer.elastic.commit()
+        elif trainer.elastic is not None:
+            trainer.elastic.hold()
