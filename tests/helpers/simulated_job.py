@@ -20,9 +20,15 @@ class Simulated:
         starts: all that were started.
         sent: signals by worker.
         said: messages for the user.
+
+    Args:
+        replica_size: what the workers say of it.
     """
 
-    def __init__(self, hosts: dict[str, int] | None = None, **rules: Any) -> None:
+    def __init__(
+        self, hosts: dict[str, int] | None = None, replica_size: int = 1, **rules: Any
+    ) -> None:
+        self.replica_size = replica_size
         self.rules = Rules(**({"np": 2, "min_np": 1} | rules))
         self.now = 100.0
         self.state_machine = StateMachine(self.rules, self.now)
@@ -39,12 +45,19 @@ class Simulated:
         """The hosts are these now."""
         self._obey(self.state_machine.hosts(self.now, hosts))
 
-    def join(self, *names: str, commit: int = -1, generation: int | None = None) -> None:
+    def join(
+        self,
+        *names: str,
+        commit: int = -1,
+        generation: int | None = None,
+        is_whole: bool = True,
+    ) -> None:
         """Workers come to join."""
         for name in names:
             seat = self.seat(name)
             own = (seat.generation if seat else 0) if generation is None else generation
-            self._obey(self.state_machine.joined(self.now, name, commit, own))
+            of_replica = self.replica_size, is_whole
+            self._obey(self.state_machine.joined(self.now, name, commit, own, *of_replica))
 
     def beat(
         self,

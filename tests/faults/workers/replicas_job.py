@@ -69,7 +69,7 @@ class Counted(Task):
             layers = [nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width)]
             layers += [nn.Tanh(), nn.Linear(width, 1)]
             self.model = nn.Sequential(*layers).to(dtype)
-        self.seen = nn.Parameter(torch.zeros(SAMPLES, dtype=torch.float64))
+        self.seen = nn.Parameter(torch.zeros(SAMPLES, dtype=dtype))
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss, with the counts."""

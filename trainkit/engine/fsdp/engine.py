@@ -118,6 +118,7 @@ class FSDPEngine(Engine):
         super().__init__(device, ranks, heartbeat, kind(ranks, heartbeat))
         if ranks.watcher is not None:
             ranks.watcher.on_broken = self.comm.abort
+        ranks.tensor_size, ranks.pipeline_size = tensor, pipeline
         self._units = shard
         self._replicas = replicas
         self._tensor = tensor
@@ -154,7 +155,6 @@ class FSDPEngine(Engine):
         self._root: FSDPModule | None = None
 
     def _start(self) -> None:
-        self.ranks.tensor_size = self._tensor
         if isinstance(self.comm, ReplicaCollectives):
             sizes = self._replicas, self._tensor, self._num_stages
             take_seat(self.ranks, self.comm, sizes)
@@ -162,7 +162,6 @@ class FSDPEngine(Engine):
         else:
             assign_ranks(self.ranks, self.launcher, self.name)
             check_groups(self.ranks.world_size, self._replicas, self._tensor, self._num_stages)
-        self.ranks.pipeline_size = self._num_stages
         self.pin()
         self.comm.connect(self.device)
 

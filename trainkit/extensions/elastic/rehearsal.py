@@ -31,7 +31,14 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
     """
     ranks = stage.engine.ranks.first_world_size
     task = stage.task
-    alone = SimulatedEngine(stage.engine.name, ranks, 1, ranks - 1, stage.engine.pin())
+    alone = SimulatedEngine(
+        stage.engine.name,
+        ranks,
+        local_size=1,
+        rank=ranks - 1,
+        device=stage.engine.pin(),
+        tensor_size=stage.engine.ranks.tensor_size,
+    )
     # made by nothing but the Task's own writing
     nowhere = Path(tempfile.gettempdir(), f"trainkit-rehearsal-{os.getpid()}")
     options = replace(stage.options, engine=alone, run_dir=str(nowhere))

@@ -68,7 +68,7 @@ def incomplete(job: Job) -> Iterator[tuple[Worker, str, bool]]:
         if worker.unwanted or not worker.replica:
             continue
         others = [name for name in worker.replica if name != worker.name]
-        lost = [name for name in others if name in job.lost or _is_ending(job, name)]
+        lost = [name for name in others if name in job.lost or _is_gone(job, name)]
         leaving = [name for name in others if name in job.workers and job.workers[name].unwanted]
         if lost or not worker.is_whole:
             what = f"lost worker {lost[0]}" if lost else "cannot work together any more"
@@ -77,5 +77,6 @@ def incomplete(job: Job) -> Iterator[tuple[Worker, str, bool]]:
             yield worker, f"worker {leaving[0]} of its replica leaves", False
 
 
-def _is_ending(job: Job, name: str) -> bool:
-    return name in job.workers and job.workers[name].phase == "ending"
+def _is_gone(job: Job, name: str) -> bool:
+    other = job.workers.get(name)
+    return other is not None and (other.phase == "ending" or not other.is_whole)
