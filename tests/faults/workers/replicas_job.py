@@ -1,19 +1,18 @@
 """What the ranks of test_elastic_fsdp.py run: replicas of split weights, with a count of each sample.
 
-replicas_job.py RUN_DIR JSON       {"engine": "fsdp", "options": {"replicas": 2}, "faults": [], "commit": 3, "epochs": 4,
-                                    "pace_s": 0.05, "waits_for": 4, "trainer": {}, "optimizer": "SGD",
-                                    "width": 8}
+replicas_job.py RUN_DIR JSON       of what is not as in _DEFAULTS
 
 The model is split (engine=single: it is not). A parameter counts the samples: its gradient is minus
 each sample's share of a step, and its rate is the step's number of samples, so that a step adds one
 to each of its samples. While there are fewer ranks than "waits_for" steps take longer, so that a new
-replica can join in time.
+replica can join in time. "dies" is [rank, step]: it is killed in the midst of that step's backward.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -55,15 +54,19 @@ _DEFAULTS: dict[str, Any] = {
     "microbatch": 2,
     "ema": False,
     "dtype": "float64",
+    "dies": None,
+    "checkpoints": True,
 }
 
 
 class Counted(Task):
     """Three layers, and a count of each sample."""
 
-    def __init__(self, optimizer: str, width: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, optimizer: str, width: int, dtype: torch.dtype, dies: list[int] | None
+    ) -> None:
         super().__init__()
-        self.optimizer = optimizer
+        self.optimizer, self.dies = optimizer, dies
         with torch.random.fork_rng():
             torch.manual_seed(3)
             layers = [nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width)]
@@ -75,7 +78,10 @@ class Counted(Task):
         """Return the loss, with the counts."""
         x, y, ids = batch
         x = x.to(self.model[0].weight.dtype)
-        loss = functional.mse_loss(self.model(x).to(y.dtype), y)
+        hidden = self.model[:2](x)
+        if [self.trainer.global_rank, self.trainer.global_step] == self.dies:
+            hidden.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        loss = functional.mse_loss(self.model[2:](hidden).to(y.dtype), y)
         self.log("train/loss", loss)
         self.log("train/x", x.mean(), on_step=False, on_epoch=True)
         count = self.seen[ids].mean()
@@ -124,13 +130,14 @@ def main() -> None:
     """Fit, and write down how it ended."""
     run_dir, wish = Path(sys.argv[1]), _DEFAULTS | json.loads(sys.argv[2])
     torch.set_num_threads(1)
-    task, is_elastic = Counted(wish["optimizer"], wish["width"], _DTYPES[wish["dtype"]]), wish["engine"] != "single"
+    dtype, is_elastic = _DTYPES[wish["dtype"]], wish["engine"] != "single"
+    task = Counted(wish["optimizer"], wish["width"], dtype, wish["dies"])
     callbacks: list[Callback] = [FaultInjection(wish["faults"])] if wish["faults"] else []
     callbacks += [Goodput(), Journal(run_dir, wish["pace_s"], wish["waits_for"])]
     callbacks += [EMA(decay=0.9)] * wish["ema"]
     if is_elastic:
         callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=60)]
-        callbacks.append(ModelCheckpoint(every_n_epochs=1))
+        callbacks += [ModelCheckpoint(every_n_epochs=1)] * wish["checkpoints"]
     settings = {"precision": "64-true", "lr_scaling": "none"} | wish["trainer"]
     trainer = Trainer(
         engine=make_engine(wish["engine"], **wish["options"]),
@@ -139,7 +146,7 @@ def main() -> None:
         run_dir=str(run_dir),
         callbacks=callbacks,
         logger=[CSVLogger()],
-        enable_checkpointing=is_elastic,
+        enable_checkpointing=is_elastic and wish["checkpoints"],
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,

@@ -1,0 +1,71 @@
+"""Elastic training of split weights under `python -m trainkit launch`: a replica that loses a rank comes
+back as a whole, while the others train (engine=fsdp engine.replicas=N callbacks=elastic).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.jobs import ROOT, WORKERS
+from tests.faults.test_elastic import Ended, read, survivors
+from tests.faults.workers.replicas_job import SAMPLES, STEP
+from tests.helpers.launching import run_command
+
+pytestmark = pytest.mark.parallel
+
+JOB = WORKERS / "replicas_job.py"
+EPOCHS = 4
+DIES = [3, 5]  # rank and step
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "units": {"replicas": 2, "shard": ["Linear"]},
+    "tensor": {"replicas": 2, "tensor": 2, "tensor_plan": {"model.0": "colwise", "model.2": "rowwise"}},
+}
+
+
+def start(tmp_path: Path, launch: str, **wish: Any) -> Ended:
+    """Run a job to its end."""
+    text = json.dumps({"epochs": EPOCHS, "width": 128, "optimizer": "AdamW"} | wish)
+    line = f"{launch} {sys.executable} {JOB} {tmp_path / 'run'} '{text}'"
+    done = run_command(line, tmp_path, 300, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    return read(done.code, done.text, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """How the same fit ends in one process to which nothing happens."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    alone = start(folder, "", engine="single", options={}, pace_s=0.0, waits_for=1)
+    (end,) = alone.ends.values()
+    return end
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_replica_that_loses_a_rank_comes_back_while_the_other_trains(
+    tmp_path: Path, undisturbed: dict[str, Any], layout: str
+) -> None:
+    """A rank is killed in the midst of a backward: the other replica takes that step again in its
+    processes without a commit, and the new one takes its state from it, for there is no checkpoint.
+    """
+    launch = f"{sys.executable} -m trainkit launch -np 4 --min-np 2 --max-np 4 --"
+    wish = {"options": LAYOUTS[layout], "dies": DIES, "commit": 1000, "checkpoints": False}
+    ended = start(tmp_path, launch, pace_s=0.08, **wish)
+    assert ended.code == 0, ended.text
+    assert ended.sizes == [4, 2, 4] and len(survivors(ended)) == 2, ended.text
+    assert "its replica lost worker" in ended.text
+    steps: dict[int, list[int]] = {}
+    for own in ended.lines.values():
+        for line in own:
+            steps.setdefault(line["generation"], []).append(line["step"])
+    assert max(steps[1]) == min(steps[2]) == DIES[1], "no step is lost"
+    assert min(steps[3]) == max(steps[2]) + 1, "and none is taken twice for a replica that comes"
+    assert len(ended.ends) == 4
+    for end in ended.ends.values():
+        assert end["step"] == EPOCHS * SAMPLES // STEP
+        assert end["seen"] == pytest.approx([EPOCHS] * SAMPLES, abs=1e-9), "each sample counts once"
+        assert end["weights"] == pytest.approx(undisturbed["weights"], rel=0, abs=1e-12)
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
