@@ -28,7 +28,7 @@ from trainkit.engine.ddp.own_group import OwnGroup
 from trainkit.engine.ddp.sockets import Sockets
 from trainkit.engine.ranks import Ranks, check_groups
 from trainkit.engine.sending import overwrite
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.environment import read_launcher
 
 Value = TypeVar("Value")
@@ -111,6 +111,8 @@ class ReplicaCollectives(DDPCollectives):
             mesh = init_device_mesh(
                 device.type, sizes, mesh_dim_names=("shard", "tensor")[: len(sizes)]
             )
+            if tensor > 1:
+                mesh._flatten("all")  # see FSDPEngine._split
             dist.barrier()
         except BaseException:
             if dist.is_initialized():
@@ -220,8 +222,16 @@ class ReplicaCollectives(DDPCollectives):
             assert own is not None
             return own
         between = self._here.between
-        sent = self._agreed("the state of another replica", lambda: between.broadcast_object(own))
-        return sent if own is None else own  # type: ignore[no-any-return]
+        sent: Value | None = self._agreed(
+            "the state of another replica", lambda: between.broadcast_object(own)
+        )
+        if sent is None:
+            raise EngineError(
+                "The ranks of the replica with the newest commit hold commits of different steps. This"
+                " is an error of trainkit; the run resumes from its newest checkpoint when it is"
+                " started again."
+            )
+        return sent if own is None else own
 
     # ---- all ranks
 
@@ -318,11 +328,11 @@ def take_seat(ranks: Ranks, comm: ReplicaCollectives, sizes: tuple[int, int, int
     ranks.replica_size = size = first // replicas
     for option, number in (("--min-np", ranks.min_world_size), ("--max-np", ranks.max_world_size)):
         if number % size:
+            below, above = number // size * size, (number // size + 1) * size
             raise ConfigError(
                 f"{option} is {number}, and a replica has {size} ranks (-np is {first},"
                 f" engine.replicas is {replicas}), which are lost and replaced together: it must be"
-                f" a multiple of {size}, as {number // size * size or size} or"
-                f" {(number // size + 1) * size}."
+                f" a multiple of {size}, as {f'{below} or ' if below else ''}{above}."
             )
     if not comm.is_connected:
         ranks.join(None)

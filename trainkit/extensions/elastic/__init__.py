@@ -1,9 +1,10 @@
-"""Elastic: a fit of Horovod's ranks continues when ranks die, leave or join (docs/elastic.md).
+"""Elastic: a fit continues when ranks die, leave or join (docs/elastic.md).
 
 launch.py       `python -m trainkit launch`: the driver by its own name, without Horovod
 horovodrun.py   what horovodrun asks for; `python -m trainkit.launch.elastic`
 driver.py       the driver of a job, with its call tree; no torch
 ranks.py        a rank's side: the ranks of its engine, which the driver assigns again (client.py)
+replicas.py     which workers get seats together, and are lost together (engine=fsdp engine.replicas)
 callback.py     commits of a fit, from which it continues (attempts.py, rehearsal.py)
 """
 

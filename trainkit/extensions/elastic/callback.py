@@ -35,6 +35,10 @@ class Elastic(Callback):
     Attributes of the Task are not restored, as with a checkpoint: clear a list that a validation
     gathers in on_validation_start.
 
+    With engine=fsdp and replicas, a step is noted without a copy of the weights: the copy is made if
+    a rank is lost before they change again, so that no step is lost. on_save_checkpoint is called
+    after each step for it.
+
     Ranks that step alone (communication=diloco, local_sgd) commit at their outer steps only: the
     loss of a rank costs the steps since the last one, which the others take again from there, each
     with the optimizer state of the committed rank 0.

@@ -1,0 +1,60 @@
+"""Which replicas an elastic job can have (engine=fsdp engine.replicas=N)."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from trainkit.engine.fsdp.replicas import ReplicaCollectives, take_seat
+from trainkit.engine.ranks import Ranks
+from trainkit.errors import ConfigError
+from trainkit.launch.environment import read_launcher
+
+
+class OfJob(Ranks):
+    """Ranks of a job of 8, at least 4; they count their joining."""
+
+    is_elastic = True
+    min_world_size, max_world_size, first_world_size = 4, 0, 8
+    joined = 0
+
+    def join(self, process_set: Any) -> None:
+        """Count."""
+        self.joined += 1
+
+
+def seat(replicas: int, tensor: int = 1, pipeline: int = 1, **limits: int) -> OfJob:
+    """Take a seat."""
+    ranks = type("Limited", (OfJob,), limits)(read_launcher())
+    comm = cast(ReplicaCollectives, type("Alone", (), {"is_connected": False}))
+    take_seat(ranks, comm, (replicas, tensor, pipeline))
+    return cast(OfJob, ranks)
+
+
+@pytest.mark.parametrize(("replicas", "size"), [(2, 4), (4, 2), (8, 1)])
+def test_a_replica_has_the_ranks_of_the_start_divided_by_replicas(replicas: int, size: int) -> None:
+    """Its number of ranks stays, however many replicas there are later."""
+    ranks = seat(replicas)
+    assert (ranks.replica_size, ranks.joined) == (size, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"replicas": 1}, "engine.replicas is 1, and the job is elastic.*engine.replicas=2 or more"),
+        ({"replicas": 2, "pipeline": 2}, "engine.pipeline is 2.*cannot be replaced.*torchrun"),
+        ({"replicas": 3}, "engine.replicas is 3, and there are 8 ranks"),
+        ({"replicas": 2, "tensor": 3}, "engine.replicas is 2 and engine.tensor is 3, and there are 8"),
+        (
+            {"replicas": 2, "min_world_size": 6},
+            r"--min-np is 6, and a replica has 4 ranks \(-np is 8, engine.replicas is 2\).*4 or 8",
+        ),
+        ({"replicas": 2, "min_world_size": 1}, "--min-np is 1, .* a multiple of 4, as 4\\."),
+        ({"replicas": 4, "max_world_size": 9}, "--max-np is 9, and a replica has 2.*8 or 10"),
+    ],
+)
+def test_numbers_that_make_no_whole_replicas_are_refused(given: dict[str, int], said: str) -> None:
+    """The message has the key, the value, and what is legal; no seat is asked for."""
+    with pytest.raises(ConfigError, match=said):
+        seat(**given)
