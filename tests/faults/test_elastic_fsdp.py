@@ -23,7 +23,11 @@ EPOCHS = 4
 DIES = [3, 5]  # rank and step
 LAYOUTS: dict[str, dict[str, Any]] = {
     "units": {"replicas": 2, "shard": ["Linear"]},
-    "tensor": {"replicas": 2, "tensor": 2, "tensor_plan": {"model.0": "colwise", "model.2": "rowwise"}},
+    "tensor": {
+        "replicas": 2,
+        "tensor": 2,
+        "tensor_plan": {"model.0": "colwise", "model.2": "rowwise"},
+    },
 }
 
 

@@ -150,9 +150,9 @@ class ElasticFit(Feature):
         " --max-restarts 3, with resume=auto run_dir=runs/mine."
     )
 
-    def __init__(self, state: ElasticState, engine: Engine) -> None:
+    def __init__(self, state: ElasticState, outlives_ranks: bool = False) -> None:
         self._state = state
-        if engine.outlives_ranks:
+        if outlives_ranks:  # another rank has each part
             self.not_split = ""
 
     def begun(self, run: RunView) -> None:

@@ -26,7 +26,9 @@ def features_of(stage: Stage) -> Features:
         numerics.compile and Compile(numerics.compile, stage.enter_once),
         numerics.activation_checkpointing
         and Recompute(numerics.activation_checkpointing, stage.enter),
-        stage.elastic and stage.is_elastic and ElasticFit(stage.elastic, stage.engine),
+        stage.elastic
+        and stage.is_elastic
+        and ElasticFit(stage.elastic, stage.engine.outlives_ranks),
         numerics.halve_batch_on_oom and HalveOnOom(),
         numerics.stop_on_nonfinite and StopOnNonfinite(),
         samples.limit and SkipBadSamples(samples.limit, stage.feeds.skip),

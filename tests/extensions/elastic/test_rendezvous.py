@@ -160,7 +160,8 @@ def test_who_is_not_answered_in_time_asks_again(
 ) -> None:
     """ "wait"."""
     monkeypatch.setattr(module, "POLL_S", 0.05)
-    body = json.dumps({"worker": "a/0#1", "generation": 0, "commit": -1}).encode()
+    content = {"worker": "a/0#1", "generation": 0, "commit": -1}
+    body = json.dumps(content | {"replica_size": 1, "is_whole": True}).encode()
     assert ask(server, "POST", "/elastic/join", body) == (200, b'{"answer": "wait"}')
 
 

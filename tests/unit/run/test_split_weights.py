@@ -106,3 +106,8 @@ def test_torchs_muon_is_named() -> None:
     assert said_of(torchs_muon, splits=False) == []
     assert said_of(lambda model: Muon(decay_groups(model))) == []
     assert said_of(lambda model: Adafactor(model.parameters())) == []
+
+
+def test_an_elastic_job_of_replicas_is_not_refused() -> None:
+    """Where other ranks have each part of a lost rank's weights, the job may be elastic."""
+    check([ElasticFit(ElasticState(print), outlives_ranks=True)])

@@ -23,10 +23,10 @@ class OwnGroup:
         self.rank, self.size = rank, size
         timeout = dist.distributed_c10d.default_pg_timeout
         own: Any = dist.PrefixStore(f"{name}/gloo", store)  # type: ignore[attr-defined]
-        self._gloo: Any = dist.ProcessGroupGloo(own, rank, size, timeout)  # type: ignore[attr-defined]
+        self._gloo: Any = dist.ProcessGroupGloo(own, rank, size, timeout)
         self._nccl: Any = None
         if on_gpu:  # has not run yet
-            nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+            nccl: Any = dist.ProcessGroupNCCL
             own = dist.PrefixStore(f"{name}/nccl", store)  # type: ignore[attr-defined]
             self._nccl = nccl(own, rank, size, nccl.Options())
 

@@ -40,16 +40,16 @@ from trainkit.device.precision import Precision
 from trainkit.device.shards import local_of
 from trainkit.engine.base import Engine, Forwarded, HandedOn, Microbatch
 from trainkit.engine.blocks import blocks_of, without_shared
-from trainkit.engine.collectives import PeerError
-from trainkit.engine.ddp.collectives import DDPCollectives, blames_peer
+from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ddp.start import assign_ranks
 from trainkit.engine.fsdp.replicas import ReplicaCollectives, take_seat
 from trainkit.engine.fsdp.tensor import split_widths
+from trainkit.engine.fsdp.units import reporting_peers, set_up_units, units_of
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import refusals
 from trainkit.engine.pieces import Piece
 from trainkit.engine.pinning import Device
-from trainkit.engine.ranks import Ranks, check_groups, ranks_of
+from trainkit.engine.ranks import check_groups, ranks_of
 from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
@@ -222,7 +222,7 @@ class FSDPEngine(Engine):
             task._apply(with_memory)  # type: ignore[no-untyped-call]
         self._root = cast(FSDPModule, task)
         if isinstance(self.comm, ReplicaCollectives):
-            for module in _units_of(task):
+            for module in units_of(task):
                 module.reshard()  # weights gathered by an attempt that has ended are others
                 module.set_all_reduce_hook(self.comm.sum_between)
 
@@ -250,16 +250,7 @@ class FSDPEngine(Engine):
         ]
         for module in [*without_shared(task, blocks), task]:
             fully_shard(module, ignored_params=elsewhere, **options)
-        for module in _units_of(task):
-            # made by fully_shard: FSDPModule, then the user's class; messages show its name
-            kind = type(module)
-            kind.__name__ = kind.__mro__[2].__name__
-            kind.__qualname__ = kind.__mro__[2].__qualname__
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-            # from torch 2.14; before, ranks must use the same
-            if hasattr(module, "set_reduce_scatter_unused_params"):
-                module.set_reduce_scatter_unused_params(True)
+        set_up_units(task)
         for entry in _ENTRIES:
             step = getattr(task, entry, None)
             if not callable(step):
@@ -269,7 +260,7 @@ class FSDPEngine(Engine):
             register_fsdp_forward_method(task, entry)
             if self._stages is not None:
                 setattr(task, entry, self._stages.staged(entry, getattr(task, entry), step))
-            setattr(task, entry, _reporting_peers(getattr(task, entry), self.ranks))
+            setattr(task, entry, reporting_peers(getattr(task, entry), self.ranks))
 
     def prepare(
         self,
@@ -307,7 +298,7 @@ class FSDPEngine(Engine):
         run = super().backward
         if self._stages is not None:
             run = functools.partial(self._stages.backward, run=run)
-        _reporting_peers(run, self.ranks)(loss)
+        reporting_peers(run, self.ranks)(loss)
 
     def reduce_gradients(self, *, gives_up: bool = False) -> None:
         """See Engine: they are summed; those of weights that stages share are summed over them."""
@@ -383,29 +374,3 @@ def _layout(option: str) -> Any:
             " Install all of trainkit."
         )
     return resolve(target)
-
-
-def _units_of(task: nn.Module) -> Iterator[FSDPModule]:
-    yield from (module for module in task.modules() if isinstance(module, FSDPModule))
-
-
-def _reporting_peers(call: Callable[..., Any], ranks: Ranks) -> Callable[..., Any]:
-    """Return a call in which the error of a collective is a PeerError: its cause is reported by the
-    rank that is gone. It ends this rank's replica, too: FSDP2 cannot leave a forward or a backward
-    in its midst, and be used again.
-    """
-
-    @functools.wraps(call)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return call(*args, **kwargs)
-        except PeerError:
-            ranks.lose_replica()
-            raise
-        except RuntimeError as error:
-            if blames_peer(error):
-                ranks.lose_replica()
-                raise PeerError(f"Another rank ended: {error}") from error
-            raise
-
-    return called

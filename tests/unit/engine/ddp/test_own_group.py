@@ -35,7 +35,11 @@ def test_tensors_are_summed_and_sent() -> None:
         group.start_sum(total).wait()
         group.start_broadcast(sent).wait()
         group.barrier()
-        return total.item(), sent.item(), [one.item() for one in group.gather(torch.tensor(group.rank))]
+        return (
+            total.item(),
+            sent.item(),
+            [one.item() for one in group.gather(torch.tensor(group.rank))],
+        )
 
     assert on_ranks(3, work) == [(6.0, 5, [0, 1, 2])] * 3
     assert not dist.is_initialized()

@@ -42,10 +42,16 @@ def test_a_replica_has_the_ranks_of_the_start_divided_by_replicas(replicas: int,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"replicas": 1}, "engine.replicas is 1, and the job is elastic.*engine.replicas=2 or more"),
+        (
+            {"replicas": 1},
+            "engine.replicas is 1, and the job is elastic.*engine.replicas=2 or more",
+        ),
         ({"replicas": 2, "pipeline": 2}, "engine.pipeline is 2.*cannot be replaced.*torchrun"),
         ({"replicas": 3}, "engine.replicas is 3, and there are 8 ranks"),
-        ({"replicas": 2, "tensor": 3}, "engine.replicas is 2 and engine.tensor is 3, and there are 8"),
+        (
+            {"replicas": 2, "tensor": 3},
+            "engine.replicas is 2 and engine.tensor is 3, and there are 8",
+        ),
         (
             {"replicas": 2, "min_world_size": 6},
             r"--min-np is 6, and a replica has 4 ranks \(-np is 8, engine.replicas is 2\).*4 or 8",
