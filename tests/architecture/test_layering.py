@@ -57,9 +57,12 @@ HOMES = {
     ],
     "torch.distributed": [
         "engine/ddp/collectives.py",
+        "engine/ddp/own_group.py",
         "engine/ddp/reduce.py",
         "engine/fsdp/engine.py",
+        "engine/fsdp/replicas.py",
         "engine/fsdp/tensor.py",
+        "engine/fsdp/units.py",
         "extensions/elastic/store.py",
         "extensions/pipeline/links.py",
         "extensions/pipeline/pipeline.py",

@@ -77,8 +77,6 @@ class Engine(ABC):
         shown_options: options that change what is computed or sent, if they are not the defaults;
             the banner shows them.
         approximation: what travels in place of exact gradients (trainer.communication).
-        outlives_ranks: whether the ranks that are left hold all weights when others are lost,
-            though each has a part.
         saves_together: whether weights and optimizer state are split over ranks, so that one rank
             alone cannot save them.
 
@@ -92,7 +90,6 @@ class Engine(ABC):
     needs_even_rounds = False
     shown_options: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
     saves_together: bool = False
-    outlives_ranks = False
 
     def __init__(
         self, device: Device, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives

@@ -32,6 +32,8 @@ class Collectives(ABC):
 
     Attributes:
         ranks: this process's place among them.
+        outlives_ranks: whether the ranks that are left hold all weights when others are lost,
+            though each has a part.
         peer_errors: what the framework raises in a collective if another rank is gone; see also
             `blames_peer`.
 
@@ -39,6 +41,7 @@ class Collectives(ABC):
         heartbeat: is kept informed of what this rank waits for.
     """
 
+    outlives_ranks = False
     peer_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, ranks: Ranks, heartbeat: Heartbeat) -> None:

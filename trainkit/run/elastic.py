@@ -73,7 +73,7 @@ class ElasticState:
     def attach(self, run: RunView) -> None:
         """Commit this run from now on."""
         self._run = run
-        self._holds = run.engine.outlives_ranks
+        self._holds = run.engine.comm.outlives_ranks
         self._gathering = Gathering(run.engine.comm)
 
     def begin(self) -> None:

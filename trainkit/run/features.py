@@ -28,7 +28,7 @@ def features_of(stage: Stage) -> Features:
         and Recompute(numerics.activation_checkpointing, stage.enter),
         stage.elastic
         and stage.is_elastic
-        and ElasticFit(stage.elastic, stage.engine.outlives_ranks),
+        and ElasticFit(stage.elastic, stage.engine.comm.outlives_ranks),
         numerics.halve_batch_on_oom and HalveOnOom(),
         numerics.stop_on_nonfinite and StopOnNonfinite(),
         samples.limit and SkipBadSamples(samples.limit, stage.feeds.skip),

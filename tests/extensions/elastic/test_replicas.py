@@ -33,8 +33,9 @@ def test_a_lost_rank_takes_its_replica_with_it() -> None:
     job.exit(D)
     assert "node1/3#2" in job.alive
     assert job.said[0] == "rank 2 (node1, slot 2) was killed by SIGKILL; 2 ranks continue"
-    assert "rank 3 (node1, slot 3) has left (was killed by SIGKILL): its replica lost worker " in (
-        " ".join(job.said)
+    assert (
+        "rank 3 (node1, slot 3) has left (was killed by SIGKILL): its replica is not whole: it lost worker "
+        in (" ".join(job.said))
     )
 
 
@@ -78,7 +79,7 @@ def test_a_rank_that_waits_leaves_with_its_replica() -> None:
     assert job.state_machine.answer(D) is None
     job.exit(C)
     answer = job.state_machine.answer(D)
-    assert answer is not None and answer["answer"] == "leave" and "lost worker" in answer["why"]
+    assert answer is not None and answer["answer"] == "leave" and "it lost worker" in answer["why"]
 
 
 def test_a_replica_that_cannot_work_together_is_replaced() -> None:

@@ -113,7 +113,6 @@ class FSDPEngine(Engine):
     ) -> None:
         ranks = ranks_of(read_launcher())
         heartbeat = Heartbeat(ranks.watcher)
-        self.outlives_ranks = ranks.is_elastic
         kind = ReplicaCollectives if ranks.is_elastic else DDPCollectives
         super().__init__(device, ranks, heartbeat, kind(ranks, heartbeat))
         if ranks.watcher is not None:

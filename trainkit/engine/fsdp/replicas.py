@@ -48,6 +48,7 @@ class ReplicaCollectives(DDPCollectives):
     come and go.
     """
 
+    outlives_ranks = True
     _links: ClassVar[_Links | None] = None
     _open: ClassVar[Sockets] = Sockets()  # of the links
     _inner: ClassVar[Sockets] = Sockets()  # of the replica

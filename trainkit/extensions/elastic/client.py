@@ -110,7 +110,6 @@ class Membership:
         self.on_dump: Callable[[], None] | None = None
         # called from the heartbeat thread when the main thread waits for ranks that are gone
         self.on_broken: Callable[[], None] | None = None
-        self.is_whole = True  # whether all ranks of its replica are there (engine.replicas)
         self.raised = False  # whether the code that this process runs has raised an exception
         self.why = ""  # why the driver wants to form a new generation, "" if it does not
         self.link = Link(address, secret)
@@ -166,12 +165,13 @@ class Membership:
             )
             atexit.register(self._part, os.getpid())
 
-    def join(self, commit: int, replica_size: int = 1) -> RankAssignment:
+    def join(self, commit: int, replica_size: int = 1, is_whole: bool = True) -> RankAssignment:
         """Request a seat in the next generation, and wait for it.
 
         Args:
             commit: the newest step with its state in this worker's memory, -1 for none.
             replica_size: ranks that hold the weights together; they get seats together.
+            is_whole: whether this worker's can still work together.
 
         Raises:
             Dismissed: the driver does not need this worker any more.
@@ -179,7 +179,7 @@ class Membership:
         """
         self.beat()
         request = {"worker": self.worker, "commit": commit, "generation": self.generation}
-        request |= {"replica_size": replica_size, "is_whole": self.is_whole}
+        request |= {"replica_size": replica_size, "is_whole": is_whole}
         while True:
             answer = self._ask(request)
             if answer["answer"] == "seat":

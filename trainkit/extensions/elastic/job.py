@@ -25,8 +25,6 @@ class Job:
         # slots by host and number, including those of removed hosts
         self.slots: dict[tuple[str, int], Slot] = {}
         self.away: dict[str, Away] = {}  # hosts to which no connection can be made, by name
-        self.replica_size = 1  # workers that hold the weights together, as they say
-        self.lost: set[str] = set()  # names of the workers that ended other than with 0
         self.members: set[str] = set()  # members of the newest generation that are not done
         self.failed: set[int] = set()  # numbers of the generations of which a member crashed
         # (event, time) since the newest generation was formed
@@ -103,7 +101,7 @@ class Job:
             return False
         new = sum(not w.unwanted and not w.replica for w in self.alive("waiting"))
         room = self.rules.most - len(self.alive("running"))
-        return min(new, room) >= self.replica_size
+        return min(new, room) >= self.rules.replica_size
 
     # ---- changes
 

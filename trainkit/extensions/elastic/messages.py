@@ -51,6 +51,8 @@ class Rules:
     crashes: int = 5  # maximum number of crashes of a slot while the job's step does not advance
     # maximum number of generations that end by a crash; None: no limit
     max_failures: int | None = None
+    # workers that hold the weights together, and get seats together: what they say when they join
+    replica_size: int = 1
     words: Words = Words()
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError
@@ -29,6 +29,7 @@ class ElasticRanks(Ranks):
     """Ranks that change."""
 
     is_elastic = True
+    _is_whole: ClassVar[bool] = True  # of this process's replica
 
     def __init__(self, launcher: Launcher, membership: Membership) -> None:
         super().__init__(launcher)
@@ -49,7 +50,9 @@ class ElasticRanks(Ranks):
                 " Leave one out."
             )
         os.environ |= worker_interface(os.environ)
-        os.environ |= self._membership.join(self.committed_step, self.replica_size).environment()
+        os.environ |= self._membership.join(
+            self.committed_step, self.replica_size, self._is_whole
+        ).environment()
 
     @property
     def gpu_index(self) -> int:
@@ -74,7 +77,7 @@ class ElasticRanks(Ranks):
 
     def lose_replica(self) -> None:
         """See Ranks."""
-        self._membership.is_whole = False
+        ElasticRanks._is_whole = False
 
     @property
     def change_requested(self) -> bool:

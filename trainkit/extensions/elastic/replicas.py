@@ -67,16 +67,11 @@ def incomplete(job: Job) -> Iterator[tuple[Worker, str, bool]]:
     for worker in job.alive("waiting", "running"):
         if worker.unwanted or not worker.replica:
             continue
-        others = [name for name in worker.replica if name != worker.name]
-        lost = [name for name in others if name in job.lost or _is_gone(job, name)]
-        leaving = [name for name in others if name in job.workers and job.workers[name].unwanted]
-        if lost or not worker.is_whole:
-            what = f"lost worker {lost[0]}" if lost else "cannot work together any more"
-            yield worker, f"its replica {what}", True
+        others = [job.workers[name] for name in worker.replica if name in job.workers]
+        gone = [one for one in others if one.broken or one.phase == "ending"]
+        leaving = [one for one in others if one.unwanted]
+        if worker.broken or gone:
+            why = worker.broken or gone[0].broken or f"it lost {gone[0]}"
+            yield worker, f"its replica is not whole: {why}", True
         elif leaving:
-            yield worker, f"worker {leaving[0]} of its replica leaves", False
-
-
-def _is_gone(job: Job, name: str) -> bool:
-    other = job.workers.get(name)
-    return other is not None and (other.phase == "ending" or not other.is_whole)
+            yield worker, f"{leaving[0]} of its replica leaves", False

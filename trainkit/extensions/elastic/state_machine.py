@@ -88,11 +88,13 @@ class StateMachine:
         """A worker requests a seat; `generation` is that of its last one. See also
         Membership.join.
         """
-        self.job.replica_size = replica_size
+        if replica_size != self.job.rules.replica_size:
+            self.job.rules = dataclasses.replace(self.job.rules, replica_size=replica_size)
         w = self.job.workers.get(name)
         if w is not None:
             w.heard = now
-            w.commit, w.is_whole = commit, is_whole
+            w.commit = commit
+            w.broken = w.broken or ("" if is_whole else "its ranks cannot reach each other")
             self._reached(w)
             if w.phase == "starting":
                 self._came += 1
@@ -150,7 +152,9 @@ class StateMachine:
         job = self.job
         job.now = max(job.now, now)
         w, how = job.workers.pop(name), describe(code, job.rules.words.lost)
-        job.lost |= {name} if code != 0 else set()
+        for other in job.workers.values() if code != 0 else ():
+            if name in other.replica:
+                other.broken = other.broken or f"it lost worker {name}"
         if w.seat is not None and w.seat.generation == job.generation and w.seat.rank == 0:
             job.main_code = shell_code(code)
         if job.over is not None:

@@ -112,8 +112,8 @@ def _form(job: Job) -> None:
         )
         return
     waiting = [w for w in job.alive("waiting") if not job.is_ending or w.seat is not None]
-    if job.replica_size > 1:
-        waiting = complete(waiting, job.replica_size)
+    if job.rules.replica_size > 1:
+        waiting = complete(waiting, job.rules.replica_size)
     if len(waiting) < job.need or job.alive("running"):
         return
     fresh = job.generation > 0 and all(w.seat is None for w in waiting)
@@ -124,13 +124,15 @@ def _form(job: Job) -> None:
     ):
         return
     begins_at = max(0, *(w.commit for w in waiting))
-    chosen = waiting if job.replica_size > 1 else in_order(waiting)
+    chosen = waiting if job.rules.replica_size > 1 else in_order(waiting)
     # beyond the most, late workers get none
-    chosen = chosen[: int(min(len(chosen), job.rules.most)) // job.replica_size * job.replica_size]
+    chosen = chosen[
+        : int(min(len(chosen), job.rules.most)) // job.rules.replica_size * job.rules.replica_size
+    ]
     seats = _assign(chosen, job.generation + 1)
     for name, seat in seats.items():
         w = job.workers[name]
-        w.replica = mates(name, list(seats), job.replica_size)
+        w.replica = mates(name, list(seats), job.rules.replica_size)
         w.phase = "running"
         w.seat = seat
         w.entered = begins_at

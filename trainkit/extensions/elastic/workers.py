@@ -28,7 +28,7 @@ class Worker:
     # names of the workers that hold the weights together with it, in the order of their ranks;
     # empty before its first seat, and where each holds all weights
     replica: tuple[str, ...] = ()
-    is_whole: bool = True  # whether it can still work with those
+    broken: str = ""  # why it cannot work with those any more; "" if it can
     joined: float = 0.0  # start of its current wait
     unwanted: str = ""  # why it must leave; "" if it need not
     fate: str = ""  # why it was killed; "" if it was not
