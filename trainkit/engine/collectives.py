@@ -72,6 +72,10 @@ class Collectives(ABC):
         """
         return True
 
+    def is_loss(self, error: BaseException | None) -> bool:
+        """Return whether an error that has ended an attempt of an elastic fit is the loss of ranks."""
+        return isinstance(error, PeerError)
+
     @abstractmethod
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Return the sum over ranks of a tensor of any dtype but bool;

@@ -262,7 +262,7 @@ class Stage:
         trace: TracebackType | None,
     ) -> None:
         self._continues = _is_rehearsal(self) or (
-            self.is_elastic and isinstance(error, (PeerError, RanksChanged))
+            self.is_elastic and (isinstance(error, RanksChanged) or self.engine.comm.is_loss(error))
         )
         lost_peer = isinstance(error, PeerError) and not self._continues
         if self._continues or isinstance(error, Preempted):

@@ -26,7 +26,8 @@ from tests.faults.storm import hosts as simulated
 from tests.faults.storm.checks import Undisturbed, broken
 from tests.faults.storm.disk import Disk
 from tests.faults.storm.faults import FAULTS, Fault
-from tests.faults.storm.storm import LAUNCHERS, RANKS, FindingError, Storm
+from tests.faults.storm.job import RANKS
+from tests.faults.storm.storm import LAUNCHERS, FindingError, Storm
 
 IMPOSSIBLE = 3
 _OVERLAP = 0.3  # of the faults come before the one before is survived
@@ -73,7 +74,7 @@ def one_round(
     folder.mkdir()
     with contextlib.ExitStack() as stack:
         disk = stack.enter_context(Disk(folder / "disk"))
-        hosts = stack.enter_context(simulated.Hosts(folder, RANKS))
+        hosts = stack.enter_context(simulated.Hosts(folder, RANKS[engine]))
         rng = random.Random(seed)
         storm = stack.enter_context(Storm(folder, rng, disk, hosts, say, engine))
         drawn: list[str] = []

@@ -32,13 +32,16 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.callbacks import Elastic, Goodput, ModelCheckpoint, Watchdog
 from trainkit.cli.guard import fail
+from trainkit.device.shards import whole_of
+from trainkit.engine.select import make_engine
 from trainkit.errors import JobEnded, TrainkitError
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
 SAMPLES, STEP = 480, 12  # samples of an epoch and of a step
-RANKS = 3  # of the run's beginning
+RANKS = {"horovod": 3, "ddp": 3, "fsdp": 4}  # of the run's beginning, by engine
+REPLICAS = 2  # of split weights
 STALL_S = 6.0
 _EXACT = 1e-9
 
@@ -72,7 +75,8 @@ class Counted(Task):
 
     def on_train_epoch_end(self) -> None:
         """Note an epoch in which a sample did not count once."""
-        off = (self.seen.detach() - (self.trainer.current_epoch + 1)).abs().max() > _EXACT
+        seen = whole_of(self.seen.detach())
+        off = (seen - (self.trainer.current_epoch + 1)).abs().max() > _EXACT
         self.uneven += off.long()
 
 
@@ -110,7 +114,8 @@ class Notes(Callback):
 
 def flat(task: Any) -> list[float]:
     """Return the model's weights."""
-    return torch.cat([p.detach().flatten() for p in task.model.parameters()]).tolist()
+    weights = [whole_of(p.detach()) for p in task.model.parameters()]
+    return torch.cat([weight.flatten() for weight in weights]).tolist()
 
 
 def samples() -> TensorDataset:
@@ -133,8 +138,9 @@ def main() -> None:
     if is_elastic:
         callbacks += [Elastic(commit_every_n_steps=3), Watchdog(stall_timeout_s=STALL_S)]
         callbacks.append(ModelCheckpoint(every_n_train_steps=15, every_n_epochs=1, save_top_k=3))
+    is_split = given["engine"] == "fsdp"
     trainer = Trainer(
-        engine=given["engine"],
+        engine=make_engine("fsdp", replicas=REPLICAS) if is_split else given["engine"],
         max_epochs=given["epochs"] or 10**6,
         precision="64-true",
         lr_scaling="none",
@@ -149,12 +155,14 @@ def main() -> None:
         log_every_n_steps=5,
     )
     workers: dict[str, Any] = {"num_workers": 1, "persistent_workers": True} if is_elastic else {}
-    data = DataLoader(samples(), batch_size=STEP // RANKS, shuffle=True, **workers)
+    data = DataLoader(
+        samples(), batch_size=STEP // RANKS.get(given["engine"], 3), shuffle=True, **workers
+    )
     trainer.fit(task, data, ckpt_path="auto")
     end: dict[str, Any] = {
         "step": trainer.global_step,
         "uneven": int(task.uneven),
-        "seen": task.seen.tolist(),
+        "seen": whole_of(task.seen.detach()).tolist(),
     }
     end |= {"weights": flat(task), "by_epoch": [] if is_elastic else here.epochs}
     draft = notes / f".end-{os.getpid()}"

@@ -20,15 +20,16 @@ from pathlib import Path
 
 from tests.faults.storm.disk import Disk
 from tests.faults.storm.hosts import Hosts
+from tests.faults.storm.job import RANKS, REPLICAS
 
 ROOT = Path(__file__).parents[3]
 JOB = Path(__file__).with_name("job.py")
 MARK = "TRAINKIT_STORM"
-RANKS = 3
 # what starts a job's ranks, by the engine by which they train
 LAUNCHERS = {
     "horovod": ["horovodrun", "--gloo"],
     "ddp": [sys.executable, "-m", "trainkit", "launch"],
+    "fsdp": [sys.executable, "-m", "trainkit", "launch"],
 }
 PREEMPTED = 75
 MOST_SLOTS = 4
@@ -79,7 +80,9 @@ class Storm:
         self.run_dir = disk.folder / "run"
         self.notes = folder / "notes"
         self.temporary = folder / "tmp"
-        self.slots = dict.fromkeys(range(RANKS), 1)  # what the discovery script prints, by host
+        self.slots = dict.fromkeys(
+            range(RANKS[engine]), 1
+        )  # what the discovery script prints, by host
         self.undos: list[Undo] = []
         self.may_end = ""  # why the job may end now, or an empty text
         self.ends: list[tuple[str, int]] = []  # (why, exit code) of each end of the command
@@ -116,14 +119,15 @@ class Storm:
         for path in self.notes.glob("end-*.json"):
             path.unlink()
         # a run begins with the ranks that its batch is meant for, and resumes with any number
-        np = (
-            self.rng.randint(1, min(RANKS, sum(self.slots.values())))
-            if self.checkpoints()
-            else RANKS
-        )
+        least = REPLICAS if self.engine == "fsdp" else 1  # a multiple of it starts
+        ranks = RANKS[self.engine]
+        if self.checkpoints():
+            ranks = (
+                self.rng.randint(1, max(1, min(ranks, sum(self.slots.values())) // least)) * least
+            )
         options = (
-            f"-np {np} --min-np 1 --max-np {MOST_SLOTS} --host-discovery-script"
-            f" {self.folder}/hosts.sh --blacklist-cooldown-range 1 2"
+            f"-np {ranks} --min-np {ranks // REPLICAS if least > 1 else 1} --max-np {MOST_SLOTS}"
+            f" --host-discovery-script {self.folder}/hosts.sh --blacklist-cooldown-range 1 2"
         )
         given = {"pace_s": PACE_S, "epochs": None, "elastic": True, "engine": self.engine}
         job = [sys.executable, str(JOB), str(self.run_dir), str(self.notes), json.dumps(given)]
@@ -329,7 +333,7 @@ class Storm:
     def finish(self) -> None:
         """End all faults, and let the job end with a whole epoch."""
         self.attend_undos(now=True)
-        self.slots = dict.fromkeys(range(RANKS), 1)
+        self.slots = dict.fromkeys(range(RANKS[self.engine]), 1)
         self.list_hosts()
         self.await_progress()
         (self.notes / "last_epoch").write_text(str(self.step[1] + 4))

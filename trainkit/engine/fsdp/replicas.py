@@ -149,6 +149,15 @@ class ReplicaCollectives(DDPCollectives):
                 group.abort()
         self._open.shut_down()
 
+    def is_loss(self, error: BaseException | None) -> bool:
+        """See Collectives. An error of torch's own collectives (of a norm, or of a callback's
+        `full_tensor`) is that of this rank's replica, which is lost.
+        """
+        if isinstance(error, RuntimeError) and self.blames_peer(error):
+            self.ranks.lose_replica()
+            return True
+        return super().is_loss(error)
+
     # ---- between replicas
 
     def sum_between(self, gradients: Tensor) -> None:

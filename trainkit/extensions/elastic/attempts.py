@@ -56,12 +56,15 @@ class ElasticRun:
                 try:
                     fit(self.state)
                     break
-                except (PeerError, RanksChanged) as change:
-                    if isinstance(change, PeerError):
-                        self.state.settle()
+                except (PeerError, RanksChanged, RuntimeError) as change:
                     attempt = self.state.attempt
                     if attempt is None or not attempt.is_elastic:
                         raise
+                    is_lost = attempt.engine.comm.is_loss(change)
+                    if not is_lost and not isinstance(change, RanksChanged):
+                        raise
+                    if is_lost:
+                        self.state.settle()
                     set_up = attempt if attempt.is_set_up else set_up
                     gained = self.state.memory.step > last_step or isinstance(change, RanksChanged)
                     fruitless = 0 if gained else fruitless + 1
@@ -71,7 +74,6 @@ class ElasticRun:
                             f" run failed before it took a step after step {last_step}. The last"
                             f" time: {change}"
                         ) from change
-                    is_lost = isinstance(change, PeerError)
                 last_step = self.state.memory.step
                 if is_lost:  # a sum may still wait here, or another rank for this one
                     attempt.engine.comm.abort()
