@@ -158,6 +158,7 @@ def test_a_recovery_gives_torchs_cache_back(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty_cache"))
     elastic = ElasticRun(lambda attempt: None)
     engine: Any = SimpleNamespace(device=torch.device("cuda", 0), comm=SimpleNamespace())
+    engine.comm.is_loss = lambda error: isinstance(error, PeerError)
     engine.comm.abort = lambda: events.append("abort")
     engine.comm.disconnect = lambda: events.append("disconnect")
 

@@ -121,7 +121,9 @@ def change_slots(storm: Storm) -> str | None:
     total = sum(storm.slots.values())
     changes = [(host, 1) for host in hosts if total < MOST_SLOTS and storm.slots[host] < 2]
     changes += [
-        (host, -1) for host in hosts if storm.has_formed and total > 1 and storm.slots[host] > 0
+        (host, -1)
+        for host in hosts
+        if storm.has_formed and total > storm.least and storm.slots[host] > 0
     ]
     if not changes:
         return None

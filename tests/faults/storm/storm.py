@@ -114,12 +114,17 @@ class Storm:
 
     # ---- the command
 
+    @property
+    def least(self) -> int:
+        """The fewest slots with which a job trains."""
+        return REPLICAS if self.engine == "fsdp" else 1
+
     def start(self) -> None:
         """Start the command, as a user or a scheduler does after its end."""
         for path in self.notes.glob("end-*.json"):
             path.unlink()
         # a run begins with the ranks that its batch is meant for, and resumes with any number
-        least = REPLICAS if self.engine == "fsdp" else 1  # a multiple of it starts
+        least = self.least  # a multiple of it starts
         ranks = RANKS[self.engine]
         if self.checkpoints():
             ranks = (
