@@ -53,6 +53,7 @@ _DEFAULTS: dict[str, Any] = {
     "auto": False,
     "microbatch": 2,
     "ema": False,
+    "stall_s": 60,
     "dtype": "float64",
     "dies": None,
     "checkpoints": True,
@@ -136,7 +137,7 @@ def main() -> None:
     callbacks += [Goodput(), Journal(run_dir, wish["pace_s"], wish["waits_for"])]
     callbacks += [EMA(decay=0.9)] * wish["ema"]
     if is_elastic:
-        callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=60)]
+        callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=wish["stall_s"])]
         callbacks += [ModelCheckpoint(every_n_epochs=1)] * wish["checkpoints"]
     settings = {"precision": "64-true", "lr_scaling": "none"} | wish["trainer"]
     trainer = Trainer(
