@@ -22,7 +22,8 @@ from trainkit.api.view import with_role
 from trainkit.arguments import ExistingFolder, PositiveInt
 from trainkit.console import short
 from trainkit.errors import ConfigError, did_you_mean
-from trainkit.extensions.language.sampling import answer, load_tokenizer
+from trainkit.extensions.language.sampling import Ask, pieces_of
+from trainkit.extensions.language.sources import TransformersSource, load_tokenizer
 from trainkit.optim import decay_groups
 
 try:
@@ -298,20 +299,16 @@ class HFCausalLM(TransformersTask):
         seed: int = 0,
         tokenizer: str | None = None,
     ) -> Iterator[str]:
-        """Yield the text that continues a prompt, as it is sampled; see language.sampling.answer.
+        """Yield the text that continues a prompt, as it is sampled; see language.sampling.Ask.
         `tokenizer` is a folder of save_pretrained; None for bytes.
         """
+        ask = Ask(prompt, max_new_tokens, temperature, top_k, top_p, seed)
+        yield from pieces_of(self.text_source(tokenizer), ask)
+
+    def text_source(self, tokenizer: str | None = None) -> TransformersSource:
+        """Return what `generate` and `serve` answer with; `tokenizer` as of `generate`."""
         is_of_bytes = tokenizer is None and self.model.config.vocab_size == Bytes.vocab_size
-        yield from answer(
-            self.model,
-            Bytes() if is_of_bytes else load_tokenizer(tokenizer),
-            prompt,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-        )
+        return TransformersSource(self.model, Bytes() if is_of_bytes else load_tokenizer(tokenizer))
 
     def _loss(self, batch: Batch) -> Tensor:
         logits_BTV = self(batch["input_ids"], batch["attention_mask"]).float()

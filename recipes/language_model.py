@@ -24,6 +24,9 @@ import trainkit
 from recipes.schedule import with_schedule
 from recipes.transformer import plan_of_blocks
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.language.next_token import Reader, Whole
+from trainkit.extensions.language.sampling import Ask, pieces_of
+from trainkit.extensions.language.sources import TokenSource
 from trainkit.extensions.language.tokenizer import open_tokenizer
 from trainkit.optim import decay_groups
 
@@ -168,13 +171,13 @@ class LanguageModel(TextTask):
         """Return the likeliest token after each window, [B]."""
         return self(batch[:, -self.model.context :])[:, -1].argmax(-1)
 
-    @torch.no_grad()
     def generate(
         self,
         prompt: str,
         max_new_tokens: int = 256,
         temperature: float = 1.0,
         top_k: int | None = None,
+        top_p: float | None = None,
         seed: int = 0,
         tokenizer: str | None = None,
     ) -> Iterator[str]:
@@ -185,42 +188,31 @@ class LanguageModel(TextTask):
             prompt: tokens before its last `model.context` have no effect.
             max_new_tokens: tokens to sample; the token that ends a text ends it earlier.
             temperature: divides the logits; 0 takes the likeliest token each time.
-            top_k: sample among this many likeliest tokens (Fan et al. 2018, section 5.4); None for
-                all.
+            top_k: sample among this many likeliest tokens; None for all.
+            top_p: sample among the fewest tokens that have this probability together; None for all.
             seed: of the draws.
             tokenizer: a tokenizer.json; None for bytes.
         """
-        words, held = open_tokenizer(tokenizer), getattr(self.model, "vocab_size", _BYTES)
-        if words.vocab_size > held or (tokenizer is None and held > _BYTES):
-            own = f"{tokenizer} has {words.vocab_size}" if tokenizer else "there is no tokenizer"
+        ask = Ask(prompt, max_new_tokens, temperature, top_k, top_p, seed)
+        yield from pieces_of(self.text_source(tokenizer), ask)
+
+    def text_source(self, tokenizer: str | None = None) -> TokenSource:
+        """Return what `generate` and `serve` continue texts with.
+
+        Raises:
+            ConfigError: the tokenizer is another model's.
+        """
+        own, held = open_tokenizer(tokenizer), getattr(self.model, "vocab_size", _BYTES)
+        if own.vocab_size > held or (tokenizer is None and held > _BYTES):
+            given = f"{tokenizer} has {own.vocab_size}" if tokenizer else "there is no tokenizer"
             raise ConfigError(
-                f"The model has {held} tokens, but {own}. Give the tokenizer of its data:"
+                f"The model has {held} tokens, but {given}. Give the tokenizer of its data:"
                 " tokenizer=FILE."
             )
-        generator = torch.Generator(self.device).manual_seed(seed)
-        (begun,) = words.encode([prompt or "\n"])
-        tokens_T, end = torch.from_numpy(begun).to(self.device), words.special_tokens["end_of_text"]
+        return TokenSource(self._reader, own, self.device)
 
-        def sampled() -> Iterator[int]:
-            nonlocal tokens_T
-            for _ in range(max_new_tokens):
-                tokens_T = tokens_T[-self.model.context :]
-                logits_V = self(tokens_T[None])[0, -1, : words.vocab_size]
-                if temperature == 0:
-                    chosen = logits_V.argmax()[None]
-                else:
-                    best_K, places_K = logits_V.topk(min(top_k or len(logits_V), len(logits_V)))
-                    chosen = places_K[
-                        torch.multinomial(
-                            (best_K / temperature).softmax(-1), 1, generator=generator
-                        )
-                    ]
-                if int(chosen) == end:
-                    return
-                tokens_T = torch.cat([tokens_T, chosen])
-                yield int(chosen)
-
-        yield from words.decode(sampled())
+    def _reader(self) -> Reader:
+        return Whole(self, self.model.context, self.device)
 
 
 class MaskedLanguageModel(TextTask):

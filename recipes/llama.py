@@ -18,6 +18,7 @@ from recipes.hf import load_model, transformers
 from recipes.language_model import LanguageModel
 from trainkit.arguments import NonNegativeFloat, PositiveInt
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.language.next_token import CachedWithin, Reader, Whole
 from trainkit.extensions.language.packing import documents_of
 from trainkit.extensions.language.token_loss import TokenLoss, token_loss
 
@@ -183,6 +184,10 @@ class Llama(LanguageModel):
         """Write the model's own folder, for transformers' `from_pretrained`."""
         transformers.utils.logging.disable_progress_bar()
         self.model.save_pretrained(folder)
+
+    def _reader(self) -> Reader:
+        context = self.model.context
+        return CachedWithin(self.model, Whole(self, context, self.device), context)
 
     def _states(self, tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
         """Return what the output layer reads, [B, T, D]."""

@@ -18,7 +18,8 @@ from torch.nn import functional
 from recipes.hf import TransformersTask, load_model, transformers
 from trainkit.errors import ConfigError, TaskError, did_you_mean
 from trainkit.extensions.language.packing import IGNORED
-from trainkit.extensions.language.sampling import Messages, answer, load_tokenizer
+from trainkit.extensions.language.sampling import Ask, pieces_of
+from trainkit.extensions.language.sources import Messages, TransformersSource, load_tokenizer
 
 Batch = Mapping[str, Tensor]
 # of the byte tokenizer's 259 tokens
@@ -171,7 +172,7 @@ class ChatModel(TransformersTask):
         system: str | None = None,
     ) -> Iterator[str]:
         """Yield the answer to a user's message, or to messages, as it is sampled; see
-        language.sampling.answer.
+        language.sampling.Ask.
 
         Args:
             prompt: what the user says; or messages of role and content.
@@ -186,16 +187,12 @@ class ChatModel(TransformersTask):
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         if system is not None:
             messages = [{"role": "system", "content": system}, *messages]
-        yield from answer(
-            self.model,
-            load_tokenizer(tokenizer),
-            messages,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            seed=seed,
-        )
+        ask = Ask(messages, max_new_tokens, temperature, top_k, top_p, seed)
+        yield from pieces_of(self.text_source(tokenizer), ask)
+
+    def text_source(self, tokenizer: str | None = None) -> TransformersSource:
+        """Return what `generate` and `serve` answer with: a text is a user's message."""
+        return TransformersSource(self.model, load_tokenizer(tokenizer), answers=True)
 
     def _evaluate(self, batch: Batch, stage: str) -> None:
         count = int(self.batch_weight(batch))

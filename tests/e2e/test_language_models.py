@@ -52,6 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_tokenizer(folder / "tokenizer.json")
     train_tokenizer(folder / "bert" / "tokenizer.json", OF_BERT)
     write_gpt2(folder / "gpt2")
+    (folder / "prompts.txt").write_text("To be\nThat is the question\n")
     (folder / "my.txt").write_text(TEXT * 99, encoding="utf-8")
     (folder / "texts" / "a.txt").write_text(TEXT * 50, encoding="utf-8")
     (folder / "texts" / "b.jsonl").write_text(

@@ -62,6 +62,9 @@ def test_a_runs_model_continues_a_text(run: Path, capsys: pytest.CaptureFixture[
     ("typed", "said"),
     [
         (["RUN"], "prompt is missing"),
+        (["RUN", "prompt=x", "prompts=x.txt"], "prompt and prompts are both given"),
+        (["RUN", "prompts=absent.txt"], "prompts is 'absent.txt', which cannot be read"),
+        (["RUN", "prompt=x", "batch_size=2"], "batch_size is 2, but there is one prompt"),
         (["prompt=x"], "The run's folder comes first"),
         (["nowhere", "prompt=x"], "nowhere is no run with checkpoints"),
         (["RUN", "prompt=x", "temperature=-1"], "temperature is '-1'"),
@@ -126,14 +129,14 @@ def test_a_tokenizer_goes_to_a_task_that_takes_one(tmp_path: Path) -> None:
     """The run's own copy by default, or the one beside the model that it left;
     a Task without the argument gets none, and one that was given is refused.
     """
-    assert optional(LanguageModel, tmp_path) == {"tokenizer": None}
+    assert optional(LanguageModel, tmp_path) == {"tokenizer": None, "top_p": None}
     left = tmp_path / "pretrained"
     left.mkdir()
     (left / "tokenizer_config.json").touch()
-    assert optional(LanguageModel, tmp_path) == {"tokenizer": str(left)}
+    assert optional(LanguageModel, tmp_path)["tokenizer"] == str(left)
     (tmp_path / "tokenizer.json").touch()
-    assert optional(LanguageModel, tmp_path) == {"tokenizer": str(tmp_path / "tokenizer.json")}
-    assert optional(LanguageModel, tmp_path, tokenizer="mine") == {"tokenizer": "mine"}
+    assert optional(LanguageModel, tmp_path)["tokenizer"] == str(tmp_path / "tokenizer.json")
+    assert optional(LanguageModel, tmp_path, tokenizer="mine")["tokenizer"] == "mine"
     assert optional(Older(), tmp_path) == {}
 
 
@@ -143,6 +146,50 @@ def test_what_a_task_does_not_take_is_refused(given: dict[str, Any], tmp_path: P
     (name,) = given
     with pytest.raises(TaskError, match=f"{name} is .* but this Task's generate\\(\\) takes none"):
         optional(Older(), tmp_path, **given)
+
+
+def test_prompts_of_a_file_are_answered_as_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line but empty ones, in order, whatever batch_size is."""
+    (tmp_path / "prompts.txt").write_text("to be\n\nor not = 1\nthat\n")
+    drawn = ["max_new_tokens=6", "seed=3", "top_p=0.9"]
+    alone = []
+    for prompt in ("to be", "or not = 1", "that"):
+        assert generate.main("generate", [str(run), f"prompt={prompt}", *drawn]) == 0
+        alone.append(capsys.readouterr().out.split("\n\n", 1)[1].rsplit("\n\n", 1)[0])
+    for size in ([], ["batch_size=2"]):
+        asked = [str(run), f"prompts={tmp_path / 'prompts.txt'}", *drawn, *size]
+        assert generate.main("generate", asked) == 0
+        out = capsys.readouterr().out
+        assert out.split("\n\n", 1)[1].rsplit("\n\n", 1)[0] == "\n\n".join(alone)
+        assert "3 prompts, " in out and " tokens, " in out
+
+
+def test_a_file_without_prompts_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blank lines are none."""
+    (tmp_path / "prompts.txt").write_text("\n  \n")
+    asked = [str(run), f"prompts={tmp_path / 'prompts.txt'}"]
+    assert generate.main("generate", asked) == 2
+    assert "which has no prompt. Write one in each line" in capsys.readouterr().err
+
+
+class Echo:
+    """A Task of a user's own that answers one prompt."""
+
+    def generate(self, prompt: str, **_: Any) -> list[str]:
+        """Return it."""
+        return [prompt.upper()]
+
+
+def test_a_task_that_answers_one_prompt_answers_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """One after the other; a batch_size, which would have no effect, is refused."""
+    assert generate._answer_all(Echo(), ["a", "b"], {}, None) == 2
+    assert capsys.readouterr().out == "\naA\n\nbB\n"
+    with pytest.raises(TaskError, match="Echo has no text_source"):
+        generate._answer_all(Echo(), ["a", "b"], {}, 2)
 
 
 def test_a_chat_model_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,3 +203,12 @@ def test_a_chat_model_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert generate.main("generate", asked) == 0
     out = capsys.readouterr().out
     assert "\n\n1 + 1 = ?" in out and "tokens/s" in out
+    (tmp_path / "prompts.txt").write_text("1 + 1 = ?\n" + "12 " * 500 + "\n")
+    asked[1:3] = [f"prompts={tmp_path / 'prompts.txt'}", "max_new_tokens=4"]
+    assert generate.main("generate", asked) == 2
+    assert "Prompt 2 of the file: The prompt has 1" in capsys.readouterr().err
+    (tmp_path / "prompts.txt").write_text("1 + 1 = ?\n12 + 12 = ?\n")
+    assert generate.main("generate", asked) == 0
+    both = capsys.readouterr().out
+    one = out.split("\n\n", 1)[1].rsplit("\n\n", 1)[0]
+    assert f"\n\n{one}\n\n12 + 12 = ?" in both

@@ -14,6 +14,7 @@ from torch.nn import functional
 from recipes.gpt import GPT, LanguageModel, TextBytes, Windows
 from tests.helpers.toy import quiet
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.language.sampling import Ask, begin, continue_all
 
 
 def small(context: int = 16) -> GPT:
@@ -166,3 +167,22 @@ def test_text_is_generated_from_a_seed() -> None:
     assert "".join(task.generate("x", max_new_tokens=3, temperature=0.0)).endswith(
         "\N{REPLACEMENT CHARACTER}"
     )
+
+
+def test_texts_are_continued_together_as_alone() -> None:
+    """Also where a text has outgrown the model's context, and the others have not."""
+    task = LanguageModel(small(8), partial(torch.optim.AdamW, lr=1e-3)).eval()
+    with torch.no_grad():
+        for parameter in task.parameters():
+            parameter.mul_(3)
+    source = task.text_source()
+    asks = [Ask(text, 6, temperature=0) for text in ("ab", "A long prompt", "xyz1")]
+    together = [begin(source, ask) for ask in asks]
+    for _ in continue_all(source, together):
+        pass
+    for one, ask in zip(together, asks, strict=True):
+        alone = begin(source, ask)
+        for _ in continue_all(source, [alone]):
+            pass
+        assert one.ids == alone.ids
+    assert len({tuple(one.ids[-6:]) for one in together}) == 3

@@ -25,6 +25,7 @@ from trainkit.callbacks import ModelCheckpoint
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.data.order import shuffled
 from trainkit.errors import ConfigError
+from trainkit.extensions.language.sampling import Ask, begin, continue_all
 from trainkit.extensions.language.token_writer import write_tokens
 
 SGD = partial(torch.optim.SGD, lr=0.5)
@@ -245,6 +246,24 @@ def test_it_generates() -> None:
     made = ["".join(task.generate("on", 8, seed=1)) for _ in range(2)]
     assert made[0] == made[1]
     assert len([*task.generate("on", 8, temperature=0)]) <= 8
+
+
+def test_a_cache_makes_the_text_of_whole_windows() -> None:
+    """Within the model's context, and beyond it, where the first tokens are no longer seen."""
+    task = llama().eval()
+    with torch.no_grad():
+        for parameter in task.parameters():
+            parameter.mul_(2)
+    context, source = task.model.context, task.text_source()
+    together = [begin(source, Ask(text, context, temperature=0)) for text in ("on", "another")]
+    for _ in continue_all(source, together):
+        pass
+    assert max(len(one.ids) for one in together) > context
+    for one in together:
+        ids = one.ids[: one.num_prompt]
+        while len(ids) < len(one.ids):
+            ids.append(int(task(torch.tensor([ids[-context:]]))[0, -1].argmax()))
+        assert one.ids == ids
 
 
 def test_the_z_loss_is_logged_beside_the_loss(root: str, tmp_path: Path) -> None:

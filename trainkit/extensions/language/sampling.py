@@ -1,114 +1,173 @@
-"""What a causal model of transformers answers, token by token, drawn from random numbers of its
-own: those of a fit around it are not touched.
+"""Texts from a causal model, token by token, drawn from random numbers of their own: those of a fit
+around it are not touched.
 
-answer      the text that continues a text, or answers a conversation, in pieces
-sample      token numbers, from the model and its cache
-stops_of    the tokens that end an answer
+Ask           a prompt, and how its answer is drawn
+asked         a text as a prompt: of a chat model it is a message
+begin         Ask -> Answer: the prompt as tokens, checked
+continue_all  Answers, several at once -> their texts, in pieces
+pieces_of     all of that, for one prompt
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from trainkit.errors import ConfigError
-
-Messages = Sequence[Mapping[str, Any]]
-_CUT = "�"  # what a part of a letter decodes to
+from trainkit.extensions.language.sources import Messages, Source
 
 
-def answer(
-    model: Any,
-    tokenizer: Any,
-    prompt: str | Messages,
-    *,
-    max_new_tokens: int = 256,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-) -> Iterator[str]:
-    """Yield the text of each new token, "" for a part of a letter.
+@dataclass(frozen=True)
+class Ask:
+    """A prompt, and how its answer is drawn.
 
-    Args:
-        model: a causal model of transformers, in eval mode.
-        tokenizer: of transformers: the model's.
-        prompt: a text, which is continued; or messages, which the tokenizer's chat template
-            renders, and which are answered.
-        max_new_tokens: at most; a token of `stops_of` ends it earlier, and so does the model's
+    Attributes:
+        prompt: a text, which is continued; or messages of role and content, which the model's chat
+            template renders, and which are answered.
+        max_new_tokens: at most; a token that ends a text ends it earlier, and so does the model's
             longest text.
         temperature: divides the logits; 0 takes the likeliest token each time.
         top_k: draw among this many likeliest tokens (Fan et al. 2018, section 5.4).
         top_p: draw among the fewest tokens that have this probability together (Holtzman et al.
             2020, section 3.1), above 0 to 1; after top_k.
-        seed: of the draws.
+        seed: of the draws, whatever is answered beside it.
+        stop: texts that end an answer, and are not part of it.
+    """
+
+    prompt: str | Messages
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+
+class Answer:
+    """A text that is being continued.
+
+    Attributes:
+        ask: what is asked.
+        ids: tokens of the prompt, and of the answer so far.
+        num_prompt: those of the prompt.
+        finish: why it ended: "stop" at a token or a text that ends it, "length" at max_new_tokens or
+            the model's longest text; "" before. A caller that no longer listens sets it.
+    """
+
+    def __init__(self, source: Source, ask: Ask, ids: list[int]) -> None:
+        self.ask, self.ids, self.num_prompt = ask, ids, len(ids)
+        self.finish: Literal["", "stop", "length", "left"] = ""
+        self._most = ask.max_new_tokens
+        if source.room is not None:
+            self._most = min(self._most, source.room - len(ids))
+        self._stops = source.stops(not isinstance(ask.prompt, str))
+        self._generator = torch.Generator(source.device).manual_seed(ask.seed)
+        self._fed: deque[int] = deque()
+        self._pieces = source.decode(self._tokens())
+        self._held = ""
+
+    @property
+    def num_made(self) -> int:
+        """Return the number of tokens of the answer."""
+        return len(self.ids) - self.num_prompt
+
+    def take(self, logits_V: Tensor) -> str:
+        """Draw a token, and return the text that it completes."""
+        ask = self.ask
+        token = int(draw(logits_V, ask.temperature, ask.top_k, ask.top_p, self._generator))
+        if token in self._stops:
+            self.finish = "stop"
+            return self._without_stop(next(self._pieces, ""))
+        self.ids.append(token)
+        self._fed.append(token)
+        text = next(self._pieces, "")
+        if self.num_made >= self._most:
+            self.finish = "length"
+            text += next(self._pieces, "")
+        return self._without_stop(text)
+
+    def _tokens(self) -> Iterator[int]:
+        """Yield the tokens of the answer as the decoder asks for them."""
+        while self._fed:
+            yield self._fed.popleft()
+
+    def _without_stop(self, text: str) -> str:
+        """Return what can be shown: neither a text that ends the answer, nor what may begin one."""
+        held = self._held + text
+        ends = [place for stop in self.ask.stop if (place := held.find(stop)) >= 0]
+        if ends:
+            self.finish, self._held = "stop", ""
+            return held[: min(ends)]
+        sizes = range(1, max(map(len, self.ask.stop), default=1))
+        may_begin = [
+            n for n in sizes if any(stop.startswith(held[-n:]) for stop in self.ask.stop) and held
+        ]
+        cut = len(held) if self.finish else len(held) - min(len(held), max(may_begin, default=0))
+        self._held = held[cut:]
+        return held[:cut]
+
+
+def asked(source: Source, text: str, system: str | None = None) -> str | Messages:
+    """Return a text as the model's prompt: a chat model reads it as a user's message."""
+    if not source.answers:
+        return text
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]
+
+
+def begin(source: Source, ask: Ask) -> Answer:
+    """Return an answer without tokens.
 
     Raises:
-        ConfigError: the prompt has no token, or no room is left after it.
+        ConfigError: the prompt has no token, no room is left after it, or the model has no chat
+            template for its messages.
     """
-    if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
-    else:
-        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    ids, room = source.encode(ask.prompt), source.room
     if not ids or (room is not None and len(ids) >= room):
         raise ConfigError(
             f"The prompt has {len(ids)} tokens; it must be 1 to"
             f" {'any number' if room is None else room - 1}, so that one more fits the model."
         )
-    if room is not None:
-        max_new_tokens = min(max_new_tokens, room - len(ids))
-    is_chat = not isinstance(prompt, str)
-    stops = stops_of(model, tokenizer, is_chat)
-    tokens = sample(
-        model, torch.tensor([ids], device=model.device), stops, temperature, top_k, top_p, seed
-    )
-    made: list[int] = []
-    text = shown = ""
-    for left, token in zip(reversed(range(max_new_tokens)), tokens, strict=False):
-        made.append(token)
-        text = tokenizer.decode(made, skip_special_tokens=True)
-        if text.endswith(_CUT) and left:
-            yield ""
-        else:
-            yield text[len(shown) :]
-            shown = text
-    if text != shown:
-        yield text[len(shown) :]  # an end came in the middle of a letter
+    return Answer(source, ask, ids)
 
 
-@torch.no_grad()
-def sample(
-    model: Any,
-    ids_1T: Tensor,
-    stops: set[int],
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int,
-) -> Iterator[int]:
-    """Yield tokens until one of `stops`; see `answer`. A model without a cache reads the whole text
-    for each.
+def continue_all(source: Source, answers: Sequence[Answer]) -> Iterator[tuple[Answer, str]]:
+    """Yield each new token's text, "" for a part of a letter or an end, and of which answer it is.
+
+    Each answer is what it would be by itself, up to the rounding of sums: its draws are its own. A
+    model that cannot read texts of several lengths answers them one after the other.
     """
-    generator = torch.Generator(ids_1T.device).manual_seed(seed)
-    cache, fresh_1T = None, ids_1T
-    while True:
-        out = model(input_ids=fresh_1T, past_key_values=cache, use_cache=True)
-        chosen = _draw(out.logits[0, -1].float(), temperature, top_k, top_p, generator)
-        if int(chosen) in stops:
-            return
-        yield int(chosen)
-        cache = getattr(out, "past_key_values", None)
-        ids_1T = torch.cat([ids_1T, chosen.view(1, 1)], 1)
-        fresh_1T = ids_1T if cache is None else chosen.view(1, 1)
+    reader = source.reader()
+    if len(answers) > 1 and not reader.can_batch:
+        for one in answers:
+            yield from continue_all(source, [one])
+        return
+    left = [one for one in answers if not one.finish]
+    while left:
+        for one, logits_V in zip(left, reader.read([one.ids for one in left]), strict=True):
+            yield one, one.take(logits_V)
+        going = [place for place, one in enumerate(left) if not one.finish]
+        if len(going) < len(left):
+            left = [left[place] for place in going]
+            if left:
+                reader.keep(going)
 
 
-def _draw(
+def pieces_of(source: Source, ask: Ask) -> Iterator[str]:
+    """Yield the text of each new token of one answer, "" for a part of a letter."""
+    num_shown = 0
+    for one, text in continue_all(source, [begin(source, ask)]):
+        if text or one.num_made > num_shown:
+            yield text
+        num_shown = one.num_made
+
+
+def draw(
     logits_V: Tensor,
     temperature: float,
     top_k: int | None,
@@ -124,53 +183,3 @@ def _draw(
         before_K = shares_K.cumsum(-1) - shares_K
         shares_K = shares_K.where(before_K < top_p, 0)
     return places_K[torch.multinomial(shares_K, 1, generator=generator)]
-
-
-def stops_of(model: Any, tokenizer: Any, is_chat: bool) -> set[int]:
-    """Return the tokens that end a text: the model's, the tokenizer's, and in a chat the one that
-    the template writes after an answer, if that is a special token.
-    """
-    own = model.generation_config.eos_token_id if model.generation_config is not None else None
-    stops = {*([own] if isinstance(own, int) else own or ()), tokenizer.eos_token_id}
-    if is_chat:
-        question: Messages = [{"role": "user", "content": "?"}]
-        before = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
-        whole = tokenizer.apply_chat_template(
-            [*question, {"role": "assistant", "content": "!"}], tokenize=False
-        )
-        after = whole.removeprefix(before).removeprefix("!")
-        if whole.startswith(before + "!") and after:
-            stops.add(_first_special(tokenizer, after))
-    return {stop for stop in stops if stop is not None}
-
-
-def _first_special(tokenizer: Any, text: str) -> int | None:
-    """Return the first token of a text, if it is a special one."""
-    first = tokenizer(text, add_special_tokens=False)["input_ids"][0]
-    return int(first) if first in tokenizer.added_tokens_decoder else None
-
-
-def load_tokenizer(folder: str | None) -> Any:
-    """Return the tokenizer of a folder.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    import transformers  # noqa: PLC0415 - optional
-
-    if folder is None:
-        raise ConfigError(
-            "There is no tokenizer: the run has no `pretrained` folder with one. Give the model's:"
-            " tokenizer=FOLDER."
-        )
-    if not Path(folder).is_dir():
-        raise ConfigError(
-            f"tokenizer is '{folder}'; it must be a folder with a tokenizer of transformers, as"
-            " save_pretrained leaves it."
-        )
-    try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"tokenizer is '{folder}', and no tokenizer can be loaded from it: {error}"
-        ) from error

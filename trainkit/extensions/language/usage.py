@@ -22,10 +22,12 @@ TOKENS = Usage(
 )
 
 GENERATE = Usage(
-    "RUN_DIR prompt=TEXT [key=value ...]",
+    "RUN_DIR prompt=TEXT | prompts=FILE [key=value ...]",
     "Continue a text with the model of a run; a chat model answers it.",
     (
-        ("prompt", "TEXT", "", "the text to continue, or the message to answer"),
+        ("prompt", "TEXT", "none", "the text to continue, or the message to answer"),
+        ("prompts", "FILE", "none", "one in each line; each is answered as it would be alone"),
+        ("batch_size", "int", "16", "prompts of the file that are answered together"),
         ("system", "TEXT", "", "a message of the system before it, for a chat model"),
         ("max_new_tokens", "int", "256", "tokens to sample"),
         (
@@ -39,8 +41,7 @@ GENERATE = Usage(
             "top_p",
             "float",
             "all",
-            "sample among the fewest tokens of this probability together, for models of"
-            " transformers",
+            "sample among the fewest tokens of this probability together",
         ),
         ("seed", "int", "0", "of the draws"),
         (
@@ -56,6 +57,7 @@ GENERATE = Usage(
         'runs/text prompt="Once upon a time"',
         "runs/text prompt=Once max_new_tokens=100 temperature=0",
         'runs/chat prompt="1 + 1 = ?" temperature=0',
+        "runs/chat prompts=questions.txt max_new_tokens=50",
     ),
     takes_run=True,
 )
