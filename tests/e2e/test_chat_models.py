@@ -15,12 +15,14 @@ from recipes.dpo_data import right_and_wrong_sums
 from recipes.sft_data import byte_tokenizer, sums
 from tests.helpers.launching import run_command
 from tests.helpers.pages import part
+from tests.helpers.serving import service
 
 PAGE = part(Path(__file__).parents[2] / "docs" / "language_models.md", "Chat models")
 COMMANDS = [
     line.split("  #")[0].strip()
     for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
     for line in block.splitlines()
+    if " serve " not in line and not line.startswith("pip ")
 ]
 SIZES = {
     "vocab_size": 259,
@@ -59,8 +61,10 @@ def test_the_page_runs_from_top_to_bottom(
         done = run_command(line, tmp_path, OMP_NUM_THREADS="1", timeout_s=300)
         assert done.code == 0, f"{line}\n{done.text}"
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    code, of_client = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     exec(code, {})
+    with service(tmp_path / "runs" / "chat", "api=openai") as address:
+        exec(of_client.replace("http://127.0.0.1:8000", address), {})
     peft = pytest.importorskip("peft")
     tokens = torch.arange(16).view(2, 8)
     merged = transformers.AutoModelForCausalLM.from_pretrained("merged").eval()

@@ -4,27 +4,20 @@ a resnet18 answers as its Task does, also for a JPEG.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
 from tests.helpers.launching import Command, run_command
+from tests.helpers.serving import ask, service
 from trainkit.extensions.exporting.description import read_description
 from trainkit.extensions.exporting.from_run import load_task
 from trainkit.extensions.serving.model import ServedModel
@@ -40,49 +33,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run_command(f"python -m trainkit fit conf=resnet18 {settings}", folder)
     assert done.code == 0, done.text
     return folder / "run"
-
-
-@contextlib.contextmanager
-def service(run_dir: Path, *words: str) -> Iterator[str]:
-    """Serve; yield the address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path = run_dir.parent / f"serve-{port}.txt"
-    command = [sys.executable, "-m", "trainkit", "serve", str(run_dir), f"port={port}", *words]
-    with path.open("w") as log:
-        own = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=run_dir.parent, env=own)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        end = time.monotonic() + 120
-        while ask(f"{address}/health")[0] != 200:
-            assert process.poll() is None and time.monotonic() < end, path.read_text()
-            time.sleep(0.3)
-        yield address
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def ask(url: str, body: bytes | None = None, kind: str = "application/json") -> tuple[int, Any]:
-    """Return status and JSON of an answer; 0 if nothing listens."""
-    # a proxy without a route yet
-    with contextlib.suppress(urllib.error.URLError, ConnectionError, json.JSONDecodeError):
-        return _ask(url, body, kind)
-    return 0, None
-
-
-def _ask(url: str, body: bytes | None, kind: str) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, body, {"content-type": kind}), timeout=60
-        ) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
 
 
 @pytest.mark.parametrize("backend", ["local", "ray"])

@@ -21,7 +21,8 @@ from trainkit.errors import ConfigError
 from trainkit.extensions.exporting.description import InputTensor, path_of, read_description
 from trainkit.extensions.exporting.export import export
 from trainkit.extensions.serving.app import Service, ServiceOptions
-from trainkit.extensions.serving.model import RequestError, _rows
+from trainkit.extensions.serving.body import RequestError
+from trainkit.extensions.serving.model import _rows
 
 ABOUT = {
     "image": {"resize": 10, "crop": 8, "mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)},
@@ -166,7 +167,7 @@ def test_a_picture_is_transformed_as_in_validation(kind: str, exported: tuple[Sm
     [
         (b"{", "The body is no JSON"),
         (b"[" * 100_000, "The body is no JSON"),
-        (b'{"inputs": NaN}', "NaN is no number of JSON"),
+        (b'{"inputs": NaN}', "NaN is not a number of JSON"),
         ({"input": 1}, 'The body must be {"inputs": ...}'),
         ({"inputs": [[1, 2], [3]]}, "no array of numbers of equal lengths"),
         ({"inputs": "text"}, "no array of numbers"),

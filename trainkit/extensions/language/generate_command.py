@@ -116,11 +116,21 @@ def _optional(generate: Any, request: dict[str, Any], run_dir: str) -> dict[str,
             raise TaskError(
                 f"{name} is '{value}', but this Task's generate() takes none. Leave it out."
             )
-    given["tokenizer"] = given["tokenizer"] or _own_tokenizer(Path(run_dir))
+    given["tokenizer"] = given["tokenizer"] or own_tokenizer(Path(run_dir))
     return {name: value for name, value in given.items() if name in taken}
 
 
-def _own_tokenizer(run_dir: Path) -> str | None:
+def default_checkpoint(run_dir: str) -> str:
+    """Return best, or last if there is none."""
+    checkpoints = Path(run_dir) / "checkpoints"
+    return (
+        "last"
+        if not (checkpoints / "best").exists() and (checkpoints / "last").exists()
+        else "best"
+    )
+
+
+def own_tokenizer(run_dir: Path) -> str | None:
     """Return the run's copy of its data's tokenizer, or the one of the model that it has left."""
     if (run_dir / "tokenizer.json").is_file():
         return str(run_dir / "tokenizer.json")
@@ -142,10 +152,6 @@ def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
             f"{run_dir} is no run with checkpoints. Give a run's folder, for example"
             " runs/gpt/<time>."
         )
-    best = next(
-        (name for name in ("best", "last") if (Path(run_dir) / "checkpoints" / name).exists()),
-        "best",
-    )
     temperature = _number(given.get("temperature", "0.8"))
     if not 0 <= temperature < float("inf"):
         raise ConfigError(
@@ -169,7 +175,7 @@ def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
         "temperature": temperature,
         "top_k": count("top_k", given["top_k"]) if "top_k" in given else None,
         "seed": count("seed", given.get("seed", "0"), least=0),
-        "ckpt_path": given.get("ckpt_path", best),
+        "ckpt_path": given.get("ckpt_path", default_checkpoint(run_dir)),
         "trust": module_names(given.get("trust", "")),
     }
 

@@ -6,7 +6,6 @@ GET /           the description of the input      GET /health   200 while it ans
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -20,7 +19,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from trainkit.extensions.serving.batching import Batcher
-from trainkit.extensions.serving.model import RequestError, Sample, ServedModel
+from trainkit.extensions.serving.body import RequestError, read_body
+from trainkit.extensions.serving.model import Sample, ServedModel
 
 _PICTURES = ("image/jpeg", "image/png")
 
@@ -89,32 +89,12 @@ class Service:
         if kind != "application/json" and kind not in _PICTURES:
             names = ", ".join(("application/json", *_PICTURES))
             raise RequestError(415, f"The content type is '{kind}'; it must be one of {names}.")
-        try:
-            body = await asyncio.wait_for(self._body(request), self._options.client_timeout_s)
-        except asyncio.TimeoutError:
-            limit = f"{self._options.client_timeout_s:g} s (client_timeout_s)"
-            raise RequestError(408, f"The body did not arrive within {limit}.") from None
+        body = await read_body(request, self._options.max_body_mb, self._options.client_timeout_s)
         return (
             [self.model.sample_of_picture(body)]
             if kind in _PICTURES
             else self.model.samples_of_json(body)
         )
-
-    async def _body(self, request: Request) -> bytes:
-        most = int(self._options.max_body_mb * 2**20)
-        announced = request.headers.get("content-length", "")
-        refusal = RequestError(
-            413,
-            f"The body is larger than {self._options.max_body_mb:g} MiB, the most that is taken.",
-        )
-        if announced.isdecimal() and int(announced) > most:
-            raise refusal
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > most:
-                raise refusal
-        return bytes(body)
 
     async def _describe(self, request: Request) -> Response:
         found: dict[str, Any] = asdict(self.model.description)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from trainkit.extensions.serving.model import RequestError, Sample, ServedModel
+from trainkit.extensions.serving.body import RequestError
+from trainkit.extensions.serving.model import Sample, ServedModel
 
 Waiting = tuple[Sample, "asyncio.Future[dict[str, Any]]"]
 

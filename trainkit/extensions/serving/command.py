@@ -15,6 +15,7 @@ from trainkit.extensions.serving.usage import USAGE
 
 _KEYS = USAGE.keys()
 _BACKENDS = ("auto", "ray", "local")
+_APIS = ("predict", "openai")
 _NUMBERS = ("batch_wait_ms", "max_body_mb", "client_timeout_s")
 _NEEDED = ("starlette", "uvicorn", "PIL")
 
@@ -54,11 +55,48 @@ def _work(arguments: Sequence[str]) -> None:
         key: count(key, given[key]) for key in ("max_batch_size", "max_waiting") if key in given
     }
     cpus = _number("cpus", given.get("cpus", "1"))
+    most = _of_texts(given)
     serving: Any = importlib.import_module("trainkit.extensions.serving.serve")
     app: Any = importlib.import_module("trainkit.extensions.serving.app")
+    if most is not None:
+        text_model: Any = importlib.import_module("trainkit.extensions.serving.text_model")
+        model = text_model.open_text_model(
+            arguments[0], given.get("tokenizer"), module_names(given.get("trust", ""))
+        )
+        where = serving.Where("local", given.get("host", "127.0.0.1"), port)
+        serving.serve_texts(model, most, app.ServiceOptions(**counts, **numbers), where)
+        return
     path = serving.find_export(arguments[0], module_names(given.get("trust", "")))
     where = serving.Where(backend, given.get("host", "127.0.0.1"), port, replicas, cpus)
     serving.serve(path, app.ServiceOptions(**counts, **numbers), where)
+
+
+def _of_texts(given: dict[str, str]) -> int | None:
+    """Return the tokens of an answer at most, for api=openai; None for predictions.
+
+    Raises:
+        ConfigError: a setting has no effect with this api.
+    """
+    api = given.get("api", "predict")
+    if api not in _APIS:
+        raise ConfigError(f"api is '{api}'; it must be one of {', '.join(_APIS)}.")
+    if api == "predict":
+        for key in ("max_new_tokens", "tokenizer"):
+            if key in given:
+                raise ConfigError(
+                    f"{key} is {given[key]}, which has no effect without api=openai. Set that, or"
+                    f" leave {key} out."
+                )
+        return None
+    if given.get("backend") == "ray":
+        raise ConfigError("backend is ray; api=openai answers in one process. Leave it out.")
+    for key in ("replicas", "cpus"):
+        if key in given:
+            raise ConfigError(
+                f"{key} is {given[key]}; api=openai answers in one process, without Ray. Leave it"
+                " out."
+            )
+    return count("max_new_tokens", given.get("max_new_tokens", "1024"))
 
 
 def _number(key: str, text: str) -> float:

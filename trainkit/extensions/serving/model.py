@@ -9,7 +9,7 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from PIL import Image, UnidentifiedImageError
@@ -20,6 +20,7 @@ from torchvision.transforms import v2
 from trainkit.errors import ConfigError
 from trainkit.extensions.exporting import onnx, program
 from trainkit.extensions.exporting.description import InputTensor, read_description
+from trainkit.extensions.serving.body import RequestError, refuse_constant
 
 Sample = tuple[Tensor, ...]  # the arguments of the forward, without their rows' dimension
 _LOADERS: dict[str, Callable[[Path], Callable[..., Any]]] = {
@@ -28,14 +29,6 @@ _LOADERS: dict[str, Callable[[Path], Callable[..., Any]]] = {
 }
 _MOST_PIXELS = 50_000_000
 _JPEG = b"\xff\xd8"
-
-
-class RequestError(Exception):
-    """A request that cannot be answered; `status` is HTTP's."""
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 class ServedModel:
@@ -80,7 +73,7 @@ class ServedModel:
             RequestError: it is something else.
         """
         try:
-            found = json.loads(body, parse_constant=_refuse_constant)
+            found = json.loads(body, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             raise RequestError(400, f"The body is no JSON: {error}.") from None
         if not isinstance(found, dict) or set(found) != {"inputs"}:
@@ -243,7 +236,3 @@ def _row(output: Any, place: int) -> Any:
     if isinstance(output, dict):
         return {str(name): _row(item, place) for name, item in output.items()}
     return [_row(item, place) for item in output if item is not None]
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")

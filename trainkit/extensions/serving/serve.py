@@ -1,4 +1,6 @@
-"""Serves an export over HTTP: on Ray Serve with replicas, or by uvicorn in this process."""
+"""Serves an export over HTTP: on Ray Serve with replicas, or by uvicorn in this process; and texts
+of a language model, in this process.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from starlette.applications import Starlette
+
 from trainkit.errors import ConfigError
 from trainkit.extensions.exporting.from_run import export_run
 from trainkit.extensions.ray.connection import connect_ray
 from trainkit.extensions.serving.app import Service, ServiceOptions
+from trainkit.extensions.serving.openai_app import TextService
 from trainkit.extensions.serving.slow_clients import punctual
+from trainkit.extensions.serving.text_model import TextModel
 
 _NAME = "trainkit"
 
@@ -91,14 +97,36 @@ def serve(path: Path, options: ServiceOptions, where: Where) -> None:
             f"replicas is {where.replicas}, which needs Ray. Install: pip install 'trainkit[ray]';"
             " or leave it out."
         )
-    uvicorn = importlib.import_module("uvicorn")
     _announce(path, where, "one process")
+    _run_here(service.app(), options, where)
+
+
+def serve_texts(
+    model: TextModel, max_new_tokens: int, options: ServiceOptions, where: Where
+) -> None:
+    """Answer requests in OpenAI's format, in this process, until a signal comes.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    _check_port(where)
+    service = TextService(model.source, model.name, max_new_tokens, options)
+    print(
+        f"{model.line}\nserving     model={model.name} in one process\nurl        "
+        f" http://{where.host}:{where.port}/v1",
+        flush=True,
+    )
+    _run_here(service.app(), options, where)
+
+
+def _run_here(app: Starlette, options: ServiceOptions, where: Where) -> None:
+    uvicorn = importlib.import_module("uvicorn")
     http = punctual(
         importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol,
         options.client_timeout_s,
     )
     uvicorn.run(
-        service.app(),
+        app,
         host=where.host,
         port=where.port,
         http=http,

@@ -4,11 +4,17 @@ from trainkit.cli.usage import TRUST
 from trainkit.extension import Usage
 
 USAGE = Usage(
-    "RUN_DIR | FILE [key=value ...]",
+    "RUN_DIR | FILE | FOLDER [key=value ...]",
     "Answer HTTP requests with a run's model or an export (.pt2, .onnx), until a signal comes. On"
     " Ray Serve if Ray is installed, else in one process. A run without an export is exported"
-    " first.",
+    " first. api=openai: with the texts of a run's language model, or of a folder of transformers.",
     (
+        (
+            "api",
+            "predict | openai",
+            "predict",
+            "openai: texts of a causal model, in the format of OpenAI's API, in one process",
+        ),
         ("port", "int", "8000", "the port"),
         ("host", "ADDRESS", "127.0.0.1", "the address to listen at; 0.0.0.0 for all"),
         ("backend", "auto | ray | local", "auto", "ray, or local for one process without Ray"),
@@ -24,8 +30,15 @@ USAGE = Usage(
             "60",
             "seconds for a client to send its request and to read; a slower one is cut off",
         ),
+        ("max_new_tokens", "int", "1024", "of api=openai: tokens of an answer at most"),
+        ("tokenizer", "FILE", "the run's, or bytes", "of api=openai: as of generate"),
         TRUST,
     ),
-    ("runs/mine", "runs/mine/export/mlp.pt2 port=9000 backend=local"),
+    (
+        "runs/mine",
+        "runs/mine/export/mlp.pt2 port=9000 backend=local",
+        "runs/chat api=openai",
+        "my-gpt api=openai max_new_tokens=200",
+    ),
     takes_run=True,
 )
