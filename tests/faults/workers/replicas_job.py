@@ -137,7 +137,10 @@ def main() -> None:
     callbacks += [Goodput(), Journal(run_dir, wish["pace_s"], wish["waits_for"])]
     callbacks += [EMA(decay=0.9)] * wish["ema"]
     if is_elastic:
-        callbacks += [Elastic(commit_every_n_steps=wish["commit"]), Watchdog(stall_timeout_s=wish["stall_s"])]
+        callbacks += [
+            Elastic(commit_every_n_steps=wish["commit"]),
+            Watchdog(stall_timeout_s=wish["stall_s"]),
+        ]
         callbacks += [ModelCheckpoint(every_n_epochs=1)] * wish["checkpoints"]
     settings = {"precision": "64-true", "lr_scaling": "none"} | wish["trainer"]
     trainer = Trainer(
