@@ -35,8 +35,8 @@ _LLAMA_3 = {
 }
 # Numbers of _SHAPE, and what else differs from transformers' LlamaConfig.
 SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
-    # half a million weights, for trials
-    "tiny": ((96, 256, 4, 4, 4), {}),
+    # 130,000 weights, for trials
+    "tiny": ((64, 176, 2, 4, 4), {}),
     # GaLore (Zhao et al. 2024), configs/llama_60m.json and its neighbours; first in ReLoRA
     "60m": ((512, 1376, 8, 8, 8), {}),
     "130m": ((768, 2048, 12, 12, 12), {}),
