@@ -82,6 +82,10 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight  # tied (Press & Wolf 2017)
 
     def forward(self, bytes_BT: Tensor) -> Tensor:
+        return self.head(self.states(bytes_BT))
+
+    def states(self, bytes_BT: Tensor) -> Tensor:
+        """Return what the output layer reads, [B, T, D]."""
         T = bytes_BT.shape[1]
         if self.context < T:
             raise ConfigError(
@@ -89,7 +93,7 @@ class GPT(nn.Module):
                 " bytes."
             )
         x_BTD = self.tokens(bytes_BT) + self.places.weight[:T]
-        return self.head(self.norm(self.blocks(x_BTD)))
+        return self.norm(self.blocks(x_BTD))
 
 
 class Windows(Dataset):

@@ -54,6 +54,10 @@ class GPT2(nn.Module):
         self.head.weight = self.tokens.weight  # tied
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.head(self.states(tokens_BT))
+
+    def states(self, tokens_BT: Tensor) -> Tensor:
+        """Return what the output layer reads, [B, T, D]."""
         T = tokens_BT.shape[1]
         if self.context < T:
             raise ConfigError(
@@ -61,7 +65,7 @@ class GPT2(nn.Module):
                 " tokens."
             )
         x_BTD = self.dropout(self.tokens(tokens_BT) + self.places.weight[:T])
-        return self.head(self.norm(self.blocks(x_BTD)))
+        return self.norm(self.blocks(x_BTD))
 
     def _layers(self) -> dict[str, str]:
         blocks = ((i, *pair) for i in range(len(self.blocks)) for pair in _OF_BLOCK.items())

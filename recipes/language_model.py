@@ -23,10 +23,12 @@ from torch.nn import functional
 import trainkit
 from recipes.schedule import with_schedule
 from recipes.transformer import plan_of_blocks
+from trainkit.arguments import NonNegativeFloat, PositiveInt
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.language.next_token import Reader, Whole
 from trainkit.extensions.language.sampling import Ask, pieces_of
 from trainkit.extensions.language.sources import TokenSource
+from trainkit.extensions.language.token_loss import TokenLoss, token_loss
 from trainkit.extensions.language.tokenizer import open_tokenizer
 from trainkit.optim import decay_groups
 
@@ -139,18 +141,55 @@ class TextTask(trainkit.Task):
 class LanguageModel(TextTask):
     """Predicts each next token, under the cross-entropy.
     All windows have one length, so each token weighs the same.
+
+    Args:
+        model: see TextTask, as for the next three.
+        z_loss: the factor of log^2 Z that training adds to the loss, logged as `train/z_loss`; see
+            token_loss. The model then has `states`, what its layer `head` reads.
+        loss_chunk: tokens of a microbatch that have logits at a time, which needs `states` too; None
+            for all.
     """
 
     batch_shape = "tokens [B, T + 1]"
 
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        optimizer: Callable[..., torch.optim.Optimizer],
+        lr: Callable[..., Any] | None = None,
+        no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
+        z_loss: NonNegativeFloat = 0.0,
+        loss_chunk: PositiveInt | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, lr, no_weight_decay)
+        self.z_loss, self.loss_chunk = z_loss, loss_chunk
+
+    def _losses(self, text_BT: Tensor) -> TokenLoss:
+        """Return the means over the predicted tokens."""
+        tokens_BT, next_N = text_BT[:, :-1], text_BT[:, 1:].flatten()
+        if self.loss_chunk is None and not self.z_loss:
+            loss = functional.cross_entropy(self(tokens_BT).flatten(0, 1), next_N)
+            return TokenLoss(loss, torch.zeros_like(loss))
+        if not hasattr(self.model, "states"):
+            raise ConfigError(
+                f"task.loss_chunk is {self.loss_chunk} and task.z_loss {self.z_loss:g}, but"
+                f" {type(self.model).__name__} has no states(tokens): what its layer `head` reads."
+                " Give it one, as recipes.gpt.GPT has, or set task.loss_chunk=null task.z_loss=0."
+            )
+        states_ND = self.model.states(tokens_BT).flatten(0, 1)
+        sums = token_loss(states_ND, next_N, self.model.head, self.loss_chunk, self.z_loss)
+        return TokenLoss(*(total / len(next_N) for total in sums))
+
     def _loss(self, text_BT: Tensor) -> Tensor:
-        logits_BTV = self(text_BT[:, :-1])
-        return functional.cross_entropy(logits_BTV.flatten(0, 1), text_BT[:, 1:].flatten())
+        return self._losses(text_BT).cross_entropy
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        loss = self._loss(batch)
+        loss, added = self._losses(batch)
         self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
-        return loss
+        if not self.z_loss:
+            return loss
+        self.log("train/z_loss", added, on_step=True, on_epoch=True)
+        return loss + added
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self._evaluate(batch, "val")

@@ -114,8 +114,8 @@ class Llama(LanguageModel):
     ) -> None:
         # made once the engine is there: a large one takes no memory until it is split
         make = partial(make_llama, size, vocab_size, context, config, attention)
-        super().__init__(make, optimizer, lr, no_weight_decay)
-        self.documents, self.z_loss, self.loss_chunk = documents, z_loss, loss_chunk
+        super().__init__(make, optimizer, lr, no_weight_decay, z_loss, loss_chunk)
+        self.documents = documents
         self._end_of_text: int | None = None
 
     def setup(self, stage: str) -> None:
@@ -147,13 +147,6 @@ class Llama(LanguageModel):
         if self._end_of_text is None:
             return torch.tensor(batch[:, 1:].numel(), device=batch.device)
         return (batch[:, :-1] != self._end_of_text).sum()
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        loss, added = self._losses(batch)
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True)
-        if self.z_loss:
-            self.log("train/z_loss", added, on_step=True, on_epoch=True)
-        return loss + added
 
     def parallelize(self, mesh: Any) -> dict[str, str]:
         """Share attention by heads, and wide layers by width (Shoeybi et al. 2019).
@@ -206,9 +199,6 @@ class Llama(LanguageModel):
         )
         count = self.batch_weight(text_BT).clamp(min=1)
         return TokenLoss(*(total / count for total in sums))
-
-    def _loss(self, text_BT: Tensor) -> Tensor:
-        return self._losses(text_BT).cross_entropy
 
     def _evaluate(self, batch: Tensor, stage: str) -> None:
         self._log_loss(self._loss(batch), stage, batch_size=int(self.batch_weight(batch)))

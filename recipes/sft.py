@@ -16,10 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from recipes.hf import TransformersTask, load_model, transformers
+from trainkit.arguments import PositiveInt
 from trainkit.errors import ConfigError, TaskError, did_you_mean
 from trainkit.extensions.language.packing import IGNORED
 from trainkit.extensions.language.sampling import Ask, pieces_of
 from trainkit.extensions.language.sources import Messages, TransformersSource, load_tokenizer
+from trainkit.extensions.language.token_loss import token_loss
 
 Batch = Mapping[str, Tensor]
 # of the byte tokenizer's 259 tokens
@@ -51,6 +53,8 @@ class ChatModel(TransformersTask):
         config: arguments of the type's config.
         attention: transformers' attn_implementation: sdpa, eager, flex_attention,
             flash_attention_2, ...; None for its choice.
+        loss_chunk: tokens of a microbatch that have logits at a time in the loss, see token_loss;
+            None for all.
     """
 
     batch_shape = "a dict of input_ids [B, T] and labels [B, T], of conversations"
@@ -66,6 +70,7 @@ class ChatModel(TransformersTask):
         attention: str | None = None,
         no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
         save_pretrained: bool = True,
+        loss_chunk: PositiveInt | None = None,
     ) -> None:
         if (model, model_type, config) == (None, None, None):
             model_type, config = "llama", _TINY
@@ -89,6 +94,12 @@ class ChatModel(TransformersTask):
             **({} if revision is None else {"revision": revision}),
         )
         super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
+        self.loss_chunk = loss_chunk
+        if loss_chunk is not None and not has_plain_head(loaded):
+            raise ConfigError(
+                f"task.loss_chunk is {loss_chunk}, but the logits of {type(loaded).__name__} are not"
+                " its output layer's, of its last states alone. Set task.loss_chunk=null."
+            )
 
     def setup(self, stage: str) -> None:
         """Choose the layout of the data's batches: what this model keeps apart.
@@ -199,15 +210,24 @@ class ChatModel(TransformersTask):
         self.log(f"{stage}/loss", self._loss(batch), prog_bar=True, batch_size=count)
 
     def _logits(self, batch: Batch) -> Tensor:
-        return self(batch["input_ids"], batch.get("attention_mask"), batch.get("position_ids"))
+        return self(*self._inputs(batch))
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        return batch["input_ids"], batch.get("attention_mask"), batch.get("position_ids")
 
     def _loss(self, batch: Batch) -> Tensor:
-        logits_NV = self._logits(batch)[:, :-1].flatten(0, 1)
         next_N = batch["labels"][:, 1:].flatten()
+        count = self.batch_weight(batch).clamp(min=1)
+        if self.loss_chunk is not None:
+            states_BTD = states_of(self.model, *self._inputs(batch))
+            head = self.model.get_output_embeddings()
+            sums = token_loss(states_BTD[:, :-1].flatten(0, 1), next_N, head, self.loss_chunk)
+            return sums.cross_entropy / count
+        logits_NV = self._logits(batch)[:, :-1].flatten(0, 1)
         # in float32 at least
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         total = functional.cross_entropy(logits_NV, next_N, ignore_index=IGNORED, reduction="sum")
-        return total / self.batch_weight(batch).clamp(min=1)
+        return total / count
 
 
 def logits_of(
@@ -222,9 +242,47 @@ def logits_of(
     neither a mask nor a cache; it then builds the mask that its attention needs, sliding windows
     included.
     """
+    return _called(model, input_ids, attention_mask, position_ids).logits
+
+
+def states_of(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+) -> Tensor:
+    """Return what a model's output layer reads, [B, T, D]; see logits_of."""
+    return _called(model.base_model, input_ids, attention_mask, position_ids).last_hidden_state
+
+
+def _called(
+    model: Any, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
+) -> Any:
     if position_ids is None:
-        return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits
-    return model(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits
+        return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+    return model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+
+
+@torch.no_grad()
+def has_plain_head(model: Any) -> bool:
+    """Return whether a model's logits are its output layer's, of its last states: it is tried, since
+    models scale them, cap them, or read the states of several layers.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        return False
+    device = next(model.parameters()).device
+    ids = torch.arange(6, device=device)[None] % model.config.get_text_config().vocab_size
+    was_training = model.training
+    model.eval()
+    try:
+        own = head(states_of(model, ids))
+        logits = logits_of(model, ids)
+    except (AttributeError, TypeError, RuntimeError):  # other states, or of another width
+        return False
+    finally:
+        model.train(was_training)
+    return torch.equal(own, logits)  # to the bit: a cap bends small logits but little
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
@@ -201,3 +202,37 @@ def test_a_tokenizer_of_another_model_is_refused(tokens: str) -> None:
         ConfigError, match=r"The model has 256 tokens, but .*tokenizer\.json has \d+\."
     ):
         next(gpt2(256).generate("x", tokenizer=f"{tokens}/tokenizer.json"))
+
+
+@pytest.mark.parametrize("of", ["gpt", "gpt2"])
+@pytest.mark.parametrize("z_loss", [0.0, 1e-2])
+def test_chunks_of_the_loss_change_no_gradient(of: str, z_loss: float, tmp_path: Path) -> None:
+    """In float64 two steps lead to the weights of a plain loop with all logits, to 1e-12."""
+
+    def task(**options: Any) -> LanguageModel:
+        torch.manual_seed(3)
+        model = GPT(16, 16, 1, 2) if of == "gpt" else GPT2(256, 16, 16, 1, 2)
+        return LanguageModel(model, SGD, **options)
+
+    rows_BT = torch.randint(256, (8, 17), generator=torch.Generator().manual_seed(1))
+    made, plain = task(z_loss=z_loss, loss_chunk=10), task().double()
+    trainer = quiet(tmp_path, max_steps=2, precision="64-true")
+    trainer.fit(made, DataLoader(rows_BT, batch_size=4))
+    optimizer = SGD(plain.parameters())
+    for text_BT in (rows_BT[:4], rows_BT[4:]):
+        logits_NV = plain(text_BT[:, :-1]).flatten(0, 1)
+        loss = functional.cross_entropy(logits_NV, text_BT[:, 1:].flatten())
+        loss = loss + z_loss * logits_NV.logsumexp(-1).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for own, expected in zip(made.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+    assert ("train/z_loss" in trainer.callback_metrics) == (z_loss > 0)
+
+
+def test_a_model_without_states_has_no_chunks() -> None:
+    """The error names the method."""
+    task = LanguageModel(torch.nn.Embedding(256, 256), SGD, loss_chunk=4)
+    with pytest.raises(ConfigError, match=r"Embedding has no states\(tokens\)"):
+        task.training_step(torch.zeros(1, 5, dtype=torch.int64), 0)

@@ -134,6 +134,28 @@ def test_packing_changes_no_gradient(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_chunks_of_the_loss_change_no_gradient(
+    layout: str, file: str, one_by_one: torch.Tensor, tmp_path: Path
+) -> None:
+    """In float64 two steps lead to the weights of all logits at once, to 1e-12, and the model's own
+    forward, which would hold them, is not called.
+    """
+    begun = model(model_type="gpt2", config=GPT2, loss_chunk=50)
+    begun.model.lm_head.register_forward_pre_hook(short_only)
+
+    def fit(engine: ThreadEngine) -> torch.Tensor:
+        return train(engine, begun, chats(file, layout=layout, batch_size=4), tmp_path)
+
+    for result in World(1).run(fit):
+        torch.testing.assert_close(result, one_by_one, rtol=0, atol=1e-12)
+
+
+def short_only(module: nn.Module, args: tuple[torch.Tensor]) -> None:
+    """Raise if an output layer reads more than 50 tokens."""
+    assert args[0].numel() <= 50 * args[0].shape[-1]
+
+
 def test_without_masks_documents_would_mix(file: str) -> None:
     """Rows whose positions do not begin again have another loss: the comparison above sees it."""
     data = chats(file)
@@ -275,6 +297,11 @@ def test_a_folder_becomes_a_chat_model(file: str, tmp_path: Path) -> None:
         (lambda: model(attention="spda"), ConfigError, "task.attention is 'spda'.*mean 'sdpa'"),
         (lambda: model(revision="main"), ConfigError, "task.revision is 'main', but task.model is"),
         (lambda: model(model="."), ConfigError, "give the folder of a model"),
+        (
+            lambda: model(model_type="gemma2", config=LLAMA | {"head_dim": 8}, loss_chunk=9),
+            ConfigError,
+            "task.loss_chunk is 9, but the logits of Gemma2ForCausalLM are not its output layer's",
+        ),
         (
             lambda: model(model="./nowhere", model_type=None, config=None),
             ConfigError,
