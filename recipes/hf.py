@@ -172,12 +172,9 @@ class TransformersTask(trainkit.Task):
 
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of `save_pretrained` by this Task's names; others as they are."""
-        own = {*self.model.state_dict()}
-        return (
-            {f"model.{name}": tensor for name, tensor in weights.items()}
-            if own >= {*weights}
-            else weights
-        )
+        if {*self.model.state_dict()}.isdisjoint(weights):
+            return weights
+        return {f"model.{name}": tensor for name, tensor in weights.items()}
 
     def export_huggingface(self, folder: Path) -> None:
         """Write the model's own folder;

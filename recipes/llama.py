@@ -169,7 +169,7 @@ class Llama(LanguageModel):
 
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of `save_pretrained` by this Task's names; others as they are."""
-        if not {*self.model.state_dict()} >= {*weights}:
+        if {*self.model.state_dict()}.isdisjoint(weights):
             return weights
         return {f"model.{name}": tensor for name, tensor in weights.items()}
 

@@ -7,6 +7,7 @@ load_into      {name: tensor} -> model, all of them or (strict=False) those that
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +26,10 @@ from trainkit.safety.foreign import check_archive
 
 _LEGAL = (
     "a checkpoint's folder, a .safetensors file, a folder of transformers (it holds a"
-    " model.safetensors), a state_dict saved by torch.save, or a Lightning checkpoint (.ckpt)"
+    " model.safetensors, or its index and files), a state_dict saved by torch.save, or a Lightning checkpoint (.ckpt)"
 )
 _OF_TRANSFORMERS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"  # of weights in several files
 _WRAPPERS = ("state_dict", "model")  # the keys of a state_dict in files of training scripts
 _SHOWN = 6
 _BROKEN = (*STRANGE_FILE, OSError)
@@ -40,10 +42,10 @@ def read_weights(path: str) -> dict[str, Tensor]:
     (DistributedDataParallel).
 
     Args:
-        path: a checkpoint's folder, a `.safetensors` file, a folder with a `model.safetensors` (of
-            transformers' `save_pretrained`), or a file of torch.save: a state_dict, alone or under
-            "state_dict" or "model", as in a Lightning checkpoint. Objects of other classes beside
-            it are ignored.
+        path: a checkpoint's folder, a `.safetensors` file, a folder of transformers'
+            `save_pretrained` (with a `model.safetensors`, or an index of several), or a file of
+            torch.save: a state_dict, alone or under "state_dict" or "model", as in a Lightning
+            checkpoint. Objects of other classes beside it are ignored.
 
     Raises:
         CheckpointError: it is none of these, damaged, or has no weights.
@@ -54,6 +56,8 @@ def read_weights(path: str) -> dict[str, Tensor]:
         return read_state(place)
     if (place / _OF_TRANSFORMERS).is_file():
         place = place / _OF_TRANSFORMERS
+    elif (place / _INDEX).is_file():
+        return _plain_names(_read_shards(place), path)
     if not place.is_file():
         what = (
             f"a folder without a {MANIFEST} or a {_OF_TRANSFORMERS}"
@@ -69,6 +73,44 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if not state:
         raise CheckpointError(f"{path} has no weights; it must be {_LEGAL}.")
     return _plain_names(state, path)
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    """Return the weights of all files that a folder's index names.
+
+    Raises:
+        CheckpointError: the index is damaged, names a file elsewhere, or a file or a weight of it is
+            missing.
+    """
+    index = folder / _INDEX
+    try:
+        files = json.loads(index.read_bytes())["weight_map"]
+        names = sorted({*files.values()})
+        is_plain = all(isinstance(name, str) and Path(name).name == name for name in names)
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{index} is not an index of transformers, or a damaged one ({type(error).__name__})."
+        ) from error
+    if not names or not is_plain:
+        raise CheckpointError(
+            f"{index} must name files of its own folder; it names {names[:_SHOWN]}."
+        )
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{index} names {len(names)} files, of which {', '.join(absent[:_SHOWN])} are missing."
+            " Copy the whole folder."
+        )
+    state: dict[str, Tensor] = {}
+    for name in names:
+        state |= read_safetensors(folder / name)
+    lost = sorted({*files} - {*state})
+    if lost:
+        raise CheckpointError(
+            f"{index} names {len(lost)} weights that its files lack: {', '.join(lost[:_SHOWN])}."
+            " Copy the whole folder."
+        )
+    return state
 
 
 def _load(path: Path) -> Any:

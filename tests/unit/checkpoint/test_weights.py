@@ -231,3 +231,45 @@ def test_bad_aliases_are_reported(aliases: str, tmp_path: Path) -> None:
         CheckpointError, match="w.safetensors is no safetensors file, or a damaged one"
     ):
         read_weights(str(tmp_path / "w.safetensors"))
+
+
+def sharded(folder: Path) -> dict[str, Tensor]:
+    """Write weights in two files with an index, as transformers does; return them."""
+    weights = {"a": torch.arange(3.0), "b": torch.ones(2, 2), "c": torch.zeros(1)}
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    names["c"] = names["b"]
+    for file in {*names.values()}:
+        of = {name: tensor for name, tensor in weights.items() if names[name] == file}
+        safetensors.torch.save_file(of, folder / file, {"format": "pt"})
+    index = {"metadata": {"total_size": 32}, "weight_map": names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return weights
+
+
+def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
+    """A folder of transformers with an index gives those of all its files."""
+    weights = sharded(tmp_path)
+    assert same(read_weights(str(tmp_path)), weights)
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ("{", "is not an index of transformers, or a damaged one"),
+        ("[]", "is not an index of transformers"),
+        ('{"weight_map": {"a": 3}}', "must name files of its own folder"),
+        ('{"weight_map": {}}', "must name files of its own folder"),
+        ('{"weight_map": {"a": "../x.safetensors"}}', "must name files of its own folder"),
+        ('{"weight_map": {"a": "x.safetensors"}}', "names 1 files, of which x.safetensors are"),
+        (
+            '{"weight_map": {"z": "model-00001-of-00002.safetensors"}}',
+            "names 1 weights that its files lack: z",
+        ),
+    ],
+)
+def test_a_bad_index_is_reported(index: str, said: str, tmp_path: Path) -> None:
+    """No file beside the folder is read, and nothing is loaded in part."""
+    sharded(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=said):
+        read_weights(str(tmp_path))

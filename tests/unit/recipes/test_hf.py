@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,9 @@ from recipes.hf import HFCausalLM, HFClassifier
 from recipes.hf_data import Texts, read_texts, sentences
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import quiet
+from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.data.order import shuffled
-from trainkit.errors import ConfigError, DataError
+from trainkit.errors import CheckpointError, ConfigError, DataError
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 BERT: dict[str, Any] = {
@@ -309,3 +311,23 @@ def test_labels_are_counted() -> None:
         ConfigError, match=r"data.num_classes is 3, but the texts have 2 labels \(bad, good\)"
     ):
         texts(num_classes=3).setup("fit")
+
+
+def test_weights_in_several_files_of_transformers_begin_a_run(tmp_path: Path) -> None:
+    """Bit for bit; those of another depth are listed by name, and strict=false loads the rest."""
+    task, other = lm(), lm()
+    task.model.save_pretrained(tmp_path, max_shard_size="4KB")
+    assert len([*tmp_path.glob("model-*.safetensors")]) > 1
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    given = other.translate_weights(read_weights(str(tmp_path)))
+    assert load_into(other, given, str(tmp_path)) == []
+    for own, expected in zip(other.parameters(), task.parameters(), strict=True):
+        assert torch.equal(own, expected)
+    deeper = HFCausalLM(SGD, model_type="gpt2", config=GPT2 | {"n_layer": 3})
+    given = deeper.translate_weights(read_weights(str(tmp_path)))
+    with pytest.raises(CheckpointError, match=r"missing in the file: model\.transformer\.h\.1\."):
+        load_into(deeper, given, str(tmp_path))
+    lines = load_into(deeper, given, str(tmp_path), strict=False)
+    assert lines and all(re.search(r"\.h\.[12]\.", line) for line in lines)

@@ -107,7 +107,8 @@ class Cached:
             more["logits_to_keep"] = 1
         out = self._model(input_ids=ids_BT, past_key_values=self._cache, use_cache=True, **more)
         self._cache = getattr(out, "past_key_values", None)
-        return out.logits[:, -1].float()
+        logits_BV: Tensor = out.logits[:, -1].float()
+        return logits_BV
 
     def keep(self, places: Sequence[int]) -> None:
         """See Reader."""
