@@ -26,7 +26,8 @@ from trainkit.safety.foreign import check_archive
 
 _LEGAL = (
     "a checkpoint's folder, a .safetensors file, a folder of transformers (it holds a"
-    " model.safetensors, or its index and files), a state_dict saved by torch.save, or a Lightning checkpoint (.ckpt)"
+    " model.safetensors, or its index and files), a state_dict saved by torch.save, or a Lightning"
+    " checkpoint (.ckpt)"
 )
 _OF_TRANSFORMERS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # of weights in several files
