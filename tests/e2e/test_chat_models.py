@@ -63,7 +63,7 @@ def test_the_page_runs_from_top_to_bottom(
     monkeypatch.chdir(tmp_path)
     code, of_client = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     exec(code, {})
-    with service(tmp_path / "runs" / "chat", "api=openai") as address:
+    with service(tmp_path / "runs" / "chat", "api=openai", cwd=tmp_path) as address:
         exec(of_client.replace("http://127.0.0.1:8000", address), {})
     peft = pytest.importorskip("peft")
     tokens = torch.arange(16).view(2, 8)

@@ -18,8 +18,12 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def service(run_dir: Path, *words: str) -> Iterator[str]:
-    """Serve; yield the address."""
+def service(run_dir: Path, *words: str, cwd: Path | None = None) -> Iterator[str]:
+    """Serve; yield the address.
+
+    Args:
+        cwd: the folder that paths of the run's config begin at; None: that around `run_dir`.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -27,7 +31,7 @@ def service(run_dir: Path, *words: str) -> Iterator[str]:
     command = [sys.executable, "-m", "trainkit", "serve", str(run_dir), f"port={port}", *words]
     with path.open("w") as log:
         own = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=run_dir.parent, env=own)
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=cwd or run_dir.parent, env=own)
     address = f"http://127.0.0.1:{port}"
     try:
         end = time.monotonic() + 120
