@@ -31,7 +31,9 @@ def service(run_dir: Path, *words: str, cwd: Path | None = None) -> Iterator[str
     command = [sys.executable, "-m", "trainkit", "serve", str(run_dir), f"port={port}", *words]
     with path.open("w") as log:
         own = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=cwd or run_dir.parent, env=own)
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=cwd or run_dir.parent, env=own
+        )
     address = f"http://127.0.0.1:{port}"
     try:
         end = time.monotonic() + 120

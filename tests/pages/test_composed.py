@@ -144,7 +144,9 @@ def checker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     for name in commands.parts_of("data"):
         part = commands.command_of(f"data {name}")
         assert part is not None
-        stop_after_keys(importlib.import_module(part.main.rpartition(".")[0]), monkeypatch)
+        module = importlib.import_module(part.main.rpartition(".")[0])
+        if hasattr(module, "read_keys"):  # `data check` takes a config, which is composed
+            stop_after_keys(module, monkeypatch)
 
     main: Any = importlib.import_module("trainkit.__main__")
 

@@ -17,20 +17,42 @@ from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import PyTorchProfiler, SimpleProfiler, Timeline
+from trainkit.callbacks import profiler as profiler_module
 from trainkit.callbacks.profiler import STEP
 from trainkit.errors import ConfigError
+
+
+class Clock:
+    """A clock that only Busy moves."""
+
+    now_s = 0.0
+
+    def perf_counter(self) -> float:
+        """Return its time, in seconds."""
+        return self.now_s
 
 
 class Busy(Callback):
     """A slow hook."""
 
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
     def on_train_batch_end(
         self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Be busy for 5 ms."""
-        end = time.perf_counter() + 0.005
-        while time.perf_counter() < end:
-            pass
+        """Take 5 ms of the clock."""
+        self.clock.now_s += 0.005
+
+
+class Slow(Callback):
+    """A hook that is among the slowest functions."""
+
+    def on_train_batch_end(
+        self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Take 5 ms."""
+        time.sleep(0.005)
 
 
 class Hooked(Line):
@@ -41,19 +63,22 @@ class Hooked(Line):
 
 
 def test_hooks_and_parts_of_a_step_are_timed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each hook's calls and time are counted,
     separately from the part of the step in which it runs.
     """
+    monkeypatch.setattr(profiler_module, "time", clock := Clock())
     profiler = SimpleProfiler()
-    quiet(tmp_path, callbacks=[Busy()], profiler=profiler, max_epochs=2).fit(Hooked(), loader(16))
+    quiet(tmp_path, callbacks=[Busy(clock)], profiler=profiler, max_epochs=2).fit(
+        Hooked(), loader(16)
+    )
     calls, seconds = profiler.seconds["Busy", "on_train_batch_end"]
     assert calls == 8
-    assert 0.04 <= seconds < 0.4
+    assert seconds == pytest.approx(8 * 0.005)
     assert profiler.seconds["Hooked", "on_train_epoch_end"][0] == 2
     assert {name: profiler.seconds["step", name][0] for name in STEP} == dict.fromkeys(STEP, 8)
-    assert sum(profiler.seconds["step", name][1] for name in STEP) < 8 * 0.005
+    assert sum(profiler.seconds["step", name][1] for name in STEP) == pytest.approx(0)
     text = (tmp_path / "reports" / "profile-simple.txt").read_text()
     for row in ("Busy", "on_train_batch_end", "training_step", "optimizer.step"):
         assert row in text and row in capsys.readouterr().out + text
@@ -162,7 +187,7 @@ def test_advanced_profiles_each_function(
     """profiler="advanced" writes cProfile's table and file, after an error too,
     and ends with the fit.
     """
-    quiet(tmp_path / "a", callbacks=[Busy()], profiler="advanced").fit(Hooked(), loader(16))
+    quiet(tmp_path / "a", callbacks=[Slow()], profiler="advanced").fit(Hooked(), loader(16))
     reports = tmp_path / "a" / "reports"
     text = (reports / "profile-advanced.txt").read_text()
     assert "(training_step)" in text
@@ -173,7 +198,7 @@ def test_advanced_profiles_each_function(
     ] == 4  # type: ignore[attr-defined]
     assert "profile of each function: " in capsys.readouterr().out
 
-    class Fails(Busy):
+    class Fails(Slow):
         def on_train_end(self, trainer: Any, task: Any) -> None:
             raise ValueError("it fails")
 
