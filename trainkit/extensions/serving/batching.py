@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from trainkit.extensions.serving.body import RequestError
 from trainkit.extensions.serving.model import Sample, ServedModel
+from trainkit.extensions.serving.waiting import WaitingLine
 
 Waiting = tuple[Sample, "asyncio.Future[dict[str, Any]]"]
 
@@ -34,11 +34,7 @@ class Batcher:
             max_waiting: samples that may wait; more are refused.
         """
         self._model = model
-        self._most = max_batch_size
-        self._wait_s = wait_s
-        self._max_waiting = max_waiting
-        self._waiting: list[Waiting] = []
-        self._more = asyncio.Event()
+        self._line = WaitingLine[Waiting]("samples", max_batch_size, wait_s, max_waiting)
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "model")
         self.num_batches = self.num_samples = 0
@@ -50,23 +46,12 @@ class Batcher:
             RequestError: they are more than may wait, too many wait already, or the model refuses
                 one.
         """
-        if len(samples) > self._max_waiting:
-            raise RequestError(
-                413,
-                f"The request has {len(samples)} samples, and {self._max_waiting} may wait"
-                " (max_waiting): send fewer.",
-            )
-        if len(self._waiting) + len(samples) > self._max_waiting:
-            raise RequestError(
-                503,
-                f"{len(self._waiting)} samples wait, and {self._max_waiting} may. Try again later.",
-            )
+        self._line.check_room(len(samples))
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
         futures = [loop.create_future() for _ in samples]
-        self._waiting += zip(samples, futures, strict=True)
-        self._more.set()
+        self._line.add(zip(samples, futures, strict=True))
         found = await asyncio.gather(*futures, return_exceptions=True)
         for item in found:
             if isinstance(item, BaseException):
@@ -75,12 +60,7 @@ class Batcher:
 
     async def _work(self) -> None:
         while True:
-            await self._more.wait()
-            if len(self._waiting) < self._most:
-                await asyncio.sleep(self._wait_s)
-            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-            if not self._waiting:
-                self._more.clear()
+            batch = await self._line.next_batch()
             await self._answer([waiting for waiting in batch if not waiting[1].done()])
 
     async def _answer(self, batch: Sequence[Waiting]) -> None:

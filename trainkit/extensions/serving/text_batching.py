@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trainkit.extensions.language.sampling import Answer, continue_all
 from trainkit.extensions.language.sources import Source
-from trainkit.extensions.serving.body import RequestError
+from trainkit.extensions.serving.waiting import WaitingLine
 
 
 class Piece(NamedTuple):
@@ -48,32 +48,11 @@ class TextBatcher:
             max_waiting: answers that may wait; more are refused.
         """
         self._source = source
-        self._most = max_batch_size
-        self._wait_s = wait_s
-        self._max_waiting = max_waiting
-        self._waiting: list[_Waiting] = []
-        self._more = asyncio.Event()
+        self._line = WaitingLine[_Waiting]("answers", max_batch_size, wait_s, max_waiting)
+        self.check_room = self._line.check_room
         self._worker: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "model")
         self.num_batches = self.num_answers = 0
-
-    def check_room(self, count: int) -> None:
-        """Raise if so many answers may not wait.
-
-        Raises:
-            RequestError: 413 if they never may, 503 if they may later.
-        """
-        if count > self._max_waiting:
-            raise RequestError(
-                413,
-                f"The request has {count} answers, and {self._max_waiting} may wait (max_waiting):"
-                " ask for fewer.",
-            )
-        if len(self._waiting) + count > self._max_waiting:
-            raise RequestError(
-                503,
-                f"{len(self._waiting)} answers wait, and {self._max_waiting} may. Try again later.",
-            )
 
     async def pieces(self, answers: Sequence[Answer]) -> AsyncIterator[Piece]:
         """Yield the pieces of a request's answers, until all have ended; an answer that is no
@@ -82,8 +61,7 @@ class TextBatcher:
         if self._worker is None or self._worker.done():
             self._worker = asyncio.get_running_loop().create_task(self._work())
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-        self._waiting += [_Waiting(one, place, pieces) for place, one in enumerate(answers)]
-        self._more.set()
+        self._line.add(_Waiting(one, place, pieces) for place, one in enumerate(answers))
         num_left = len(answers)
         try:
             while num_left:
@@ -99,12 +77,7 @@ class TextBatcher:
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._more.wait()
-            if len(self._waiting) < self._most:
-                await asyncio.sleep(self._wait_s)
-            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-            if not self._waiting:
-                self._more.clear()
+            batch = await self._line.next_batch()
             batch = [waiting for waiting in batch if not waiting.answer.finish]
             if batch:
                 self.num_batches, self.num_answers = (
