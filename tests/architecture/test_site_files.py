@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.page_tests import TESTS
+from tests.helpers.pages import blocks, commands
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -30,6 +33,22 @@ def test_a_reader_sees_few_pages() -> None:
     """At most as many as he finds his way in; a page that grows out of it replaces another."""
     included = {"index", "errors", "figures", "contributing", "changelog"}
     assert len(PAGES - included) <= 28, sorted(PAGES - included)
+
+
+def test_each_page_with_commands_is_run() -> None:
+    """A page that no test runs would soon be wrong."""
+    with_commands = {page.stem for page in DOCS.glob("*.md") if any(commands(page))}
+    assert with_commands - {"index"} <= set(TESTS)
+    named = {test for parts in TESTS.values() for test in parts.values()}
+    assert [test for test in named if not (ROOT / "tests" / test).is_file()] == []
+
+
+def test_what_is_not_run_says_why() -> None:
+    """A block is left out for a reason of more than a word, and only shell commands are: the site names them."""
+    left_out = [block for page in DOCS.glob("*.md") for block in blocks(page) if not block.is_run]
+    assert left_out
+    for block in left_out:
+        assert len(block.comment.split()) > 5 and block.commands, block
 
 
 def test_the_reference_has_each_public_callback_with_its_config() -> None:

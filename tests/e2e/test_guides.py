@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.helpers.launching import run_command
-from tests.helpers.page_tests import DOCS, GUIDES, TESTS, parts_of
-from tests.helpers.pages import ROOT, blocks, commands, prepare, run_page
+from tests.helpers.page_tests import DOCS, GUIDES, parts_of
+from tests.helpers.pages import blocks, prepare, run_page
 
 
 @pytest.mark.parallel
@@ -23,22 +23,6 @@ def test_a_guide_runs_from_top_to_bottom(name: str, title: str, tmp_path: Path) 
     """
     prepare(tmp_path)
     assert run_page(DOCS / f"{name}.md", tmp_path, title=title) > 0
-
-
-def test_each_page_with_commands_is_run() -> None:
-    """A page that no test runs would soon be wrong."""
-    with_commands = {page.stem for page in DOCS.glob("*.md") if any(commands(page))}
-    assert with_commands - {"index"} <= set(TESTS)
-    named = {test for parts in TESTS.values() for test in parts.values()}
-    assert [test for test in named if not (ROOT / "tests" / test).is_file()] == []
-
-
-def test_what_is_not_run_says_why() -> None:
-    """A block is left out for a reason of more than a word, and only shell commands are."""
-    left_out = [block for page in DOCS.glob("*.md") for block in blocks(page) if not block.is_run]
-    assert left_out
-    for block in left_out:
-        assert len(block.comment.split()) > 5 and block.commands, block
 
 
 @pytest.mark.parallel
