@@ -50,6 +50,7 @@ GOES_ON = [
     ("ddp, 2 ranks", "pipeline"),
     ("pipeline x tensor", "2 replicas x pipeline"),
 ]
+STEP = 24  # samples of one, two of a microbatch
 SCENARIOS = ["sgd", "adamw", "ema", "late", "lars", "lamb", "muon", "adafactor", "averaged"]
 
 pytestmark = pytest.mark.parallel
@@ -124,6 +125,18 @@ def test_they_train_as_one_process_does(start: str, scenario: str, runs: Runs) -
     """
     (alone,) = runs["", "single"][scenario]
     compare(runs["", start][scenario], alone, stages_of(start))
+
+
+@pytest.mark.parametrize("start", ["fsdp, 2 ranks", "gathered once", "pipeline"])
+def test_weights_are_gathered_for_a_microbatch_or_a_step(start: str, runs: Runs) -> None:
+    """With `reshard_after_forward=False`, and by default between stages, microbatches after a step's
+    first one have the weights of blocks; of the next step they are gathered again.
+    """
+    microbatches = STEP // (2 if stages_of(start) > 1 else 4)
+    is_kept = start != "fsdp, 2 ranks"
+    expected = [False, *[is_kept] * (microbatches - 1)]
+    for rank in runs["", start]["sgd"]:
+        assert rank["gathered"][: 2 * microbatches] == 2 * expected
 
 
 @pytest.mark.parametrize("start", SPLIT)

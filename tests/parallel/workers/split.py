@@ -57,6 +57,7 @@ class Deep(trainkit.Task):
     def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
         self.make = make
+        self.gathered: list[bool] = []  # before each microbatch
         if type(self) is Deep:
             self.make_layers()
 
@@ -82,7 +83,10 @@ class Deep(trainkit.Task):
         return {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the mean squared error."""
+        """Return the mean squared error; note whether a block's weights are there already."""
+        if self.training:
+            own = [block.norm.weight for block in self.blocks if not block.norm.weight.is_meta]
+            self.gathered.append(not isinstance(own[0], DTensor))
         return (self(batch[0]) - batch[1]).pow(2).mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -164,7 +168,13 @@ def train(
     )
     draw = torch.rand(2).tolist()
     value = trainer.validate(task, DataLoader(data, 2))["val/loss"]
-    return {"state": state, "held": held, "value": value, "draw": draw}
+    return {
+        "state": state,
+        "held": held,
+        "value": value,
+        "draw": draw,
+        "gathered": task.gathered,
+    }
 
 
 SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {

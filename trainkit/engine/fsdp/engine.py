@@ -9,9 +9,10 @@ optimizer's state.
     backward    they are gathered again; gradients are reduce-scattered: each rank has the *sum* of its part
 
 Zhao et al. 2023 (PyTorch FSDP) and Rajbhandari et al. 2020 (ZeRO): `reshard_after_forward` is stage
-3, without it stage 2. FSDP2 divides gradients by the number of ranks by default; here they are
-summed, as on the other engines, so that the weights of microbatches hold: a factor of 1, and plain
-sums (any other factor is a premultiplied sum, which only NCCL has).
+3; without it, stage 2, weights stay gathered until the last microbatch's backward. FSDP2 divides
+gradients by the number of ranks by default; here they are summed, as on the other engines, so that
+the weights of microbatches hold: a factor of 1, and plain sums (any other factor is a premultiplied
+sum, which only NCCL has).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +45,13 @@ from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ddp.start import assign_ranks
 from trainkit.engine.fsdp.replicas import ReplicaCollectives, take_seat
 from trainkit.engine.fsdp.tensor import split_widths
-from trainkit.engine.fsdp.units import reporting_peers, set_up_units, units_of
+from trainkit.engine.fsdp.units import (
+    reporting_peers,
+    reshard,
+    resharding,
+    set_up_units,
+    units_of,
+)
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import refusals
 from trainkit.engine.pieces import Piece
@@ -82,8 +89,9 @@ class FSDPEngine(Engine):
         pipeline_schedule: "1f1b" holds the activations of at most as many microbatches as there are
             stages; "gpipe" runs all forwards of a step before its backwards.
         reshard_after_forward: drop a unit's weights after its forward and gather them again for its
-            backward (ZeRO 3). False keeps them from the step's first forward to its backward (ZeRO
-            2): more memory, a third less traffic.
+            backward (ZeRO 3). False keeps them from the step's first forward to its last backward
+            (ZeRO 2): more memory, and a step gathers once, not twice for each microbatch. Default:
+            true, and false with stages, since each step of a pipeline has many microbatches.
         cpu_offload: keep weights, gradients and optimizer state in host memory between uses; the
             optimizer runs there.
         param_dtype: gather weights and compute in this dtype, and sum gradients in float32: half
@@ -107,7 +115,7 @@ class FSDPEngine(Engine):
         tensor_plan: dict[str, Literal["colwise", "rowwise"]] | None = None,
         pipeline: PositiveInt = 1,
         pipeline_schedule: Literal["1f1b", "gpipe"] = "1f1b",
-        reshard_after_forward: bool = True,
+        reshard_after_forward: bool | None = None,
         cpu_offload: bool = False,
         param_dtype: Literal["bf16", "fp16"] | None = None,
     ) -> None:
@@ -134,7 +142,7 @@ class FSDPEngine(Engine):
                 " there are no stages to schedule. Set engine.pipeline=2, say."
             )
         self._stages: Any = None  # a layout of an extension
-        self._reshard = reshard_after_forward
+        self._reshard = pipeline == 1 if reshard_after_forward is None else reshard_after_forward
         self._offload = cpu_offload
         self._param_dtype = param_dtype
         given: dict[str, Any] = {
@@ -144,14 +152,14 @@ class FSDPEngine(Engine):
         given |= {"cpu_offload": cpu_offload, "param_dtype": param_dtype}
         defaults = {
             "replicas": 1,
-            "reshard_after_forward": True,
+            "reshard_after_forward": None,
             "cpu_offload": False,
             "param_dtype": None,
         }
         self.shown_options = {
             name: value for name, value in given.items() if value != defaults[name]
         }
-        self._root: FSDPModule | None = None
+        self._gathered: list[FSDPModule] = []
 
     def _start(self) -> None:
         if isinstance(self.comm, ReplicaCollectives):
@@ -219,10 +227,10 @@ class FSDPEngine(Engine):
                 return torch.empty_like(tensor, device=device) if fills else tensor
 
             task._apply(with_memory)  # type: ignore[no-untyped-call]
-        self._root = cast(FSDPModule, task)
+        self._gathered = list(units_of(task))
         if isinstance(self.comm, ReplicaCollectives):
-            for module in units_of(task):
-                module.reshard()  # weights gathered by an attempt that has ended are others
+            reshard(self._gathered)  # an attempt that has ended gathered other weights
+            for module in self._gathered:
                 module.set_all_reduce_hook(self.comm.sum_between)
 
     def _split(self, task: nn.Module, elsewhere: set[nn.Parameter]) -> None:
@@ -259,6 +267,8 @@ class FSDPEngine(Engine):
             register_fsdp_forward_method(task, entry)
             if self._stages is not None:
                 setattr(task, entry, self._stages.staged(entry, getattr(task, entry), step))
+            if not self._reshard and entry != "training_step":
+                setattr(task, entry, resharding(getattr(task, entry), list(units_of(task))))
             setattr(task, entry, reporting_peers(getattr(task, entry), self.ranks))
 
     def prepare(
@@ -302,6 +312,8 @@ class FSDPEngine(Engine):
     def reduce_gradients(self, *, gives_up: bool = False) -> None:
         """See Engine: they are summed; those of weights that stages share are summed over them."""
         super().reduce_gradients(gives_up=gives_up)
+        if not self._reshard:
+            reshard(self._gathered)
         if isinstance(self.comm, ReplicaCollectives):
             self.comm.check_sums()
         if self._stages is not None:
@@ -330,12 +342,18 @@ class FSDPEngine(Engine):
 
     @contextlib.contextmanager
     def _keep_gradients(self) -> Iterator[None]:
-        assert self._root is not None
-        self._root.set_requires_gradient_sync(False)
+        self._expect(is_last=False)
         try:
             yield
         finally:
-            self._root.set_requires_gradient_sync(True)
+            self._expect(is_last=True)
+
+    def _expect(self, *, is_last: bool) -> None:
+        """Set whether the next backward is the last one of the step."""
+        for unit in self._gathered:
+            unit.set_requires_gradient_sync(is_last, recurse=False)
+            if not self._reshard:
+                unit.set_reshard_after_backward(is_last, recurse=False)
 
     def piece_of(self, tensor: Tensor) -> Piece:
         """See Engine. Of a weight of another stage it is nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -31,6 +31,27 @@ def set_up_units(task: nn.Module) -> None:
         # from torch 2.14; before, ranks must use the same
         if hasattr(module, "set_reduce_scatter_unused_params"):
             module.set_reduce_scatter_unused_params(True)
+
+
+def reshard(units: Iterable[FSDPModule]) -> None:
+    """Drop gathered weights: they are copies of parts that are about to change."""
+    for unit in units:
+        unit.reshard()
+
+
+def resharding(call: Callable[..., Any], units: Sequence[FSDPModule]) -> Callable[..., Any]:
+    """Return a call after which no weights are gathered: callbacks may change parts, as averages
+    do.
+    """
+
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        finally:
+            reshard(units)
+
+    return called
 
 
 def reporting_peers(call: Callable[..., Any], ranks: Ranks) -> Callable[..., Any]:
