@@ -81,6 +81,7 @@ class EngineEntry:
         title: how messages call that package.
         install: a sentence: how a user installs it.
         options: arguments of its constructor that other engines lack.
+        elsewhere: why other engines lack them; "": they are this engine's.
         lacking: argument of other engines -> why it has no effect in this one.
     """
 
@@ -89,6 +90,7 @@ class EngineEntry:
     title: str = ""
     install: str = ""
     options: tuple[str, ...] = ()
+    elsewhere: str = ""
     lacking: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -59,10 +59,10 @@ HOMES = {
         "engine/ddp/collectives.py",
         "engine/ddp/own_group.py",
         "engine/ddp/reduce.py",
-        "engine/fsdp/engine.py",
-        "engine/fsdp/replicas.py",
-        "engine/fsdp/tensor.py",
-        "engine/fsdp/units.py",
+        "extensions/fsdp/engine.py",
+        "extensions/fsdp/replicas.py",
+        "extensions/fsdp/tensor.py",
+        "extensions/fsdp/units.py",
         "extensions/elastic/store.py",
         "extensions/pipeline/links.py",
         "extensions/pipeline/pipeline.py",
@@ -324,7 +324,6 @@ def test_core_imports_at_the_top() -> None:
             "torch.utils.flop_counter",
         ),  # of every install, but slow to import: a start need not wait
         ("engine.ddp", "trainkit.engine.ddp.engine"),  # the engine that a run uses, and no other
-        ("engine.fsdp", "trainkit.engine.fsdp.engine"),
         ("engine.horovod", "trainkit.engine.horovod.engine"),
         ("run.compile", "torch._dynamo"),  # slow as well
         ("device.stats", "psutil"),

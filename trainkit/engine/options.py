@@ -19,49 +19,23 @@ _NO_THREAD = (
     " engine.bucket_cap_mb"
 )
 _BUCKETS = "gradients are summed in buckets there; set their size with engine.bucket_cap_mb"
-_SCATTERED = "gradients are summed there unit by unit, each rank its part (engine.shard)"
-_WHOLE = "each rank holds all weights; engine=fsdp, started by torchrun, splits them over the ranks"
-_OF_SINGLE = (
-    "one process holds all weights; engine=fsdp, started by torchrun, splits them over ranks"
-)
 
 # option -> engine that lacks it -> why, and what to do.
 _LACKING: dict[str, dict[str, str]] = {
-    "compression": {
-        "single": _ALONE,
-        "fsdp": "engine.param_dtype sends weights in fewer bytes there",
-    },
-    "op": {"single": _ALONE, "fsdp": _SCATTERED},
-    "gradient_predivide_factor": {"single": _ALONE, "fsdp": _SCATTERED},
-    "num_groups": {"single": _ALONE, "ddp": _BUCKETS, "fsdp": _SCATTERED},
-    "groups": {"single": _ALONE, "ddp": _BUCKETS, "fsdp": _SCATTERED},
-    "sparse_as_dense": {"single": _ALONE, "fsdp": "embeddings have dense gradients there"},
-    "process_set": {
-        "single": "one process has no others to choose from",
-        "fsdp": "all ranks hold a part of the weights",
-    },
-    "fusion_threshold_mb": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
-    "cycle_time_ms": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
-    "cache_capacity": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
-    "autotune": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
-    "autotune_log_file": {"single": _ALONE, "ddp": _NO_THREAD, "fsdp": _SCATTERED},
-    **dict.fromkeys(
-        (
-            "shard",
-            "replicas",
-            "tensor",
-            "tensor_plan",
-            "pipeline",
-            "pipeline_schedule",
-            "reshard_after_forward",
-            "cpu_offload",
-            "param_dtype",
-        ),
-        {"single": _OF_SINGLE, "horovod": _WHOLE, "ddp": _WHOLE},
-    ),
+    "compression": {"single": _ALONE},
+    "op": {"single": _ALONE},
+    "gradient_predivide_factor": {"single": _ALONE},
+    "num_groups": {"single": _ALONE, "ddp": _BUCKETS},
+    "groups": {"single": _ALONE, "ddp": _BUCKETS},
+    "sparse_as_dense": {"single": _ALONE},
+    "process_set": {"single": "one process has no others to choose from"},
+    "fusion_threshold_mb": {"single": _ALONE, "ddp": _NO_THREAD},
+    "cycle_time_ms": {"single": _ALONE, "ddp": _NO_THREAD},
+    "cache_capacity": {"single": _ALONE, "ddp": _NO_THREAD},
+    "autotune": {"single": _ALONE, "ddp": _NO_THREAD},
+    "autotune_log_file": {"single": _ALONE, "ddp": _NO_THREAD},
     "bucket_cap_mb": {
         "single": _ALONE,
-        "fsdp": _SCATTERED,
         "horovod": (
             "Horovod fuses what is ready, up to engine.fusion_threshold_mb; engine.num_groups makes"
             " fixed groups"
@@ -82,7 +56,7 @@ def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
         option: by_engine[engine] for option, by_engine in _LACKING.items() if engine in by_engine
     }
     for name, entry in extension.engines():  # at the import of an engine: nothing is refused here
-        other = dict.fromkeys(entry.options, f"it is an option of engine={name}")
+        other = dict.fromkeys(entry.options, entry.elsewhere or f"it is an option of engine={name}")
         reasons |= dict(entry.lacking) if name == engine else other
     return {
         option: f"{which}, where it has no effect: {why}. Leave it out here."

@@ -25,7 +25,6 @@ ENGINES = {
         "trainkit.engine.horovod.engine.HorovodEngine", "horovod", "Horovod", _HOROVOD
     ),
     "ddp": EngineEntry("trainkit.engine.ddp.engine.DDPEngine"),
-    "fsdp": EngineEntry("trainkit.engine.fsdp.engine.FSDPEngine"),
 }
 
 

@@ -17,7 +17,7 @@ TARGETS = {
     "single": "trainkit.engine.single.SingleEngine",
     "horovod": "trainkit.engine.horovod.engine.HorovodEngine",
     "ddp": "trainkit.engine.ddp.engine.DDPEngine",
-    "fsdp": "trainkit.engine.fsdp.engine.FSDPEngine",
+    "fsdp": "trainkit.extensions.fsdp.engine.FSDPEngine",
     "deepspeed": "trainkit.extensions.deepspeed.engine.DeepSpeedEngine",
 }
 
@@ -70,7 +70,7 @@ def test_every_option_works_or_is_refused_with_a_reason(engine: str) -> None:
         (
             "single",
             {"replicas": 2},
-            r"engine\.replicas: the engine is 'single'.*one process holds all weights",
+            r"engine\.replicas: the engine is 'single'.*weights are whole there",
         ),
         (
             "fsdp",

@@ -58,20 +58,6 @@ EXTENSION = Extension(
                     _BUCKETS,
                 ),
                 "process_set": "DeepSpeed splits the state over all ranks",
-                **dict.fromkeys(
-                    (
-                        "shard",
-                        "replicas",
-                        "tensor",
-                        "tensor_plan",
-                        "pipeline",
-                        "pipeline_schedule",
-                        "reshard_after_forward",
-                        "cpu_offload",
-                        "param_dtype",
-                    ),
-                    "it is an option of engine=fsdp",
-                ),
             },
         )
     },

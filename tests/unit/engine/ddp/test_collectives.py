@@ -8,10 +8,9 @@ import torch.distributed as dist
 
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ddp.collectives import DDPCollectives
-from trainkit.engine.fsdp.units import reporting_peers
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.ranks import Ranks
-from trainkit.launch.environment import Launcher, read_launcher
+from trainkit.launch.environment import Launcher
 
 NCCL = "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error, NCCL version 2.29.3\n"
 OWN = [
@@ -41,21 +40,6 @@ def alone() -> DDPCollectives:
     return DDPCollectives(Ranks(Launcher("none", 0, 1, 0, 1)), Heartbeat())
 
 
-def fail(error: RuntimeError) -> None:
-    """Fail as a forward of FSDP does."""
-    raise error
-
-
-class OfReplica(Ranks):
-    """Note whether the replica is lost."""
-
-    is_lost = False
-
-    def lose_replica(self) -> None:
-        """Note it."""
-        self.is_lost = True
-
-
 @pytest.mark.parametrize("error", OWN, ids=lambda error: str(error)[-24:])
 def test_what_this_ranks_device_reports_in_a_collective_is_its_own(error: RuntimeError) -> None:
     """Out of memory, a failed assertion of a kernel, a misuse of NCCL and a bug stay what they are:
@@ -64,10 +48,6 @@ def test_what_this_ranks_device_reports_in_a_collective_is_its_own(error: Runtim
     with pytest.raises(type(error)) as raised, alone().waiting_for("the sums of gradients"):
         raise error
     assert raised.value is error
-    ranks = OfReplica(read_launcher())
-    with pytest.raises(type(error)) as raised:
-        reporting_peers(fail, ranks)(error)
-    assert raised.value is error and not ranks.is_lost
 
 
 @pytest.mark.parametrize("error", OF_PEERS, ids=lambda error: str(error)[:24])
@@ -75,7 +55,3 @@ def test_what_the_connections_report_is_a_peers(error: RuntimeError) -> None:
     """Errors of Gloo, of NCCL's communicators and of torch's store say that another rank ended."""
     with pytest.raises(PeerError, match="Another rank ended"), alone().waiting_for("a sum"):
         raise error
-    ranks = OfReplica(read_launcher())
-    with pytest.raises(PeerError, match="Another rank ended"):
-        reporting_peers(fail, ranks)(error)
-    assert ranks.is_lost, "FSDP2 cannot be used again"

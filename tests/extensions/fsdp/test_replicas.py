@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from trainkit.engine.fsdp.replicas import ReplicaCollectives, take_seat
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError
+from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_seat
 from trainkit.launch.environment import read_launcher
 
 

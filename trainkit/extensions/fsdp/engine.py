@@ -43,15 +43,6 @@ from trainkit.engine.base import Engine, Forwarded, HandedOn, Microbatch
 from trainkit.engine.blocks import blocks_of, without_shared
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ddp.start import assign_ranks
-from trainkit.engine.fsdp.replicas import ReplicaCollectives, take_seat
-from trainkit.engine.fsdp.tensor import split_widths
-from trainkit.engine.fsdp.units import (
-    reporting_peers,
-    reshard,
-    resharding,
-    set_up_units,
-    units_of,
-)
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import refusals
 from trainkit.engine.pieces import Piece
@@ -61,6 +52,15 @@ from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extension import find, resolve
+from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_seat
+from trainkit.extensions.fsdp.tensor import split_widths
+from trainkit.extensions.fsdp.units import (
+    reporting_peers,
+    reshard,
+    resharding,
+    set_up_units,
+    units_of,
+)
 from trainkit.launch.environment import read_launcher
 from trainkit.optim.clipping import clip
 
