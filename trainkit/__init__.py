@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from trainkit.data.combined import CombinedLoader as CombinedLoader
     from trainkit.data.seeding import seed_everything as seed_everything
     from trainkit.data.streams import sharded as sharded
-    from trainkit.engine.approximate.settings import DiLoCo as DiLoCo
-    from trainkit.engine.approximate.settings import LocalSGD as LocalSGD
-    from trainkit.engine.approximate.settings import PowerSGD as PowerSGD
     from trainkit.errors import Preempted as Preempted
     from trainkit.errors import TrainkitError as TrainkitError
     from trainkit.extensions.by_hand.loop import Loop as Loop
     from trainkit.extensions.capsule.replay import replay as replay
+    from trainkit.extensions.communication.settings import DiLoCo as DiLoCo
+    from trainkit.extensions.communication.settings import LocalSGD as LocalSGD
+    from trainkit.extensions.communication.settings import PowerSGD as PowerSGD
     from trainkit.extensions.exporting.export import export as export
     from trainkit.extensions.find.lr import find_lr as find_lr
     from trainkit.launch.environment import rank as rank
@@ -81,7 +81,7 @@ _NAMES = {
     "trainkit.data.combined": "CombinedLoader",
     "trainkit.data.seeding": "seed_everything",
     "trainkit.data.streams": "sharded",
-    "trainkit.engine.approximate.settings": "DiLoCo LocalSGD PowerSGD",
+    "trainkit.extensions.communication.settings": "DiLoCo LocalSGD PowerSGD",
     "trainkit.errors": "Preempted TrainkitError",
     "trainkit.extensions.exporting.export": "export",
     "trainkit.launch.environment": "rank rank_zero_only world_size",

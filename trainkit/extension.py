@@ -25,7 +25,7 @@ from trainkit.errors import ConfigError
 
 GROUP = "trainkit.extensions"  # of entry points, and the package of trainkit's own
 
-Kind = Literal["commands", "engines", "layouts"]
+Kind = Literal["commands", "engines", "layouts", "communications"]
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ class Extension:
         engines: name -> EngineEntry.
         layouts: option of engine=fsdp -> dotted name of the class by which it splits a model; what
             the engine asks of it is in FSDPEngine (`_stages`).
+        communications: name, as in communication=NAME -> dotted name of the class of its settings
+            (trainkit.engine.step_settings.Communication).
         targets: dotted names of classes and functions that a config may build: callbacks, loggers,
             launchers, data, ...
         ranks: variable that a launcher sets in the environment of a rank of engine=horovod -> dotted
@@ -150,6 +152,7 @@ class Extension:
     commands: Mapping[str, Command] = field(default_factory=dict)
     engines: Mapping[str, EngineEntry] = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
+    communications: Mapping[str, str] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     ranks: Mapping[str, str] = field(default_factory=dict)
     clusters: tuple[str, ...] = ()

@@ -30,8 +30,8 @@ from trainkit.arguments import (
     ShortPrecision,
     checked,
 )
-from trainkit.engine.approximate.settings import Communication
 from trainkit.engine.base import Engine
+from trainkit.engine.step_settings import Communication
 from trainkit.errors import ConfigError
 from trainkit.launch.reported import report_uncaught_once
 from trainkit.loggers.base import Logger

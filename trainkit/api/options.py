@@ -12,8 +12,8 @@ import torch
 
 from trainkit.data.bad_samples import DEFAULT_LIMIT
 from trainkit.device.precision import PrecisionName
-from trainkit.engine.approximate.settings import Communication, communication_of
 from trainkit.engine.base import Engine
+from trainkit.engine.step_settings import Communication, communication_of
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import Scaling
 

@@ -66,7 +66,7 @@ class Banner(Callback):
         rows += trainer.batch_plan.describe(
             trainer.rates.user_lrs, trainer.total_steps, "data rank" if groups else "rank"
         )
-        if words := engine.approximation.words:
+        if words := engine.approximation.shown:
             rows.append(("gradients", words))
         rows.append(("run", _plan(trainer)))
         rows += [("schedule", text) for text in _rising(trainer)]

@@ -37,7 +37,7 @@ from torch.optim import Optimizer
 
 from trainkit.device.precision import Precision
 from trainkit.device.shards import local_of
-from trainkit.engine.approximate.approximation import Approximation
+from trainkit.engine.approximation import Approximation
 from trainkit.engine.collectives import Collectives
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.over_data import OverData
@@ -138,7 +138,9 @@ class Engine(ABC):
         Raises:
             ConfigError: it cannot serve one of them.
         """
-        self.approximation.choose(settings, self.name, self.shown_options, self.comm)
+        self.approximation = settings.communication.begin(
+            settings, self.name, self.shown_options, self.comm
+        )
 
     def shard(self, task: nn.Module) -> None:  # noqa: B027 - replicas have nothing to split
         """Split the task's parameters over ranks, before optimizers are made of them.
@@ -239,8 +241,7 @@ class Engine(ABC):
         if self._precision is not None:
             self._precision.unscale(self._optimizers)
         factor = correction()
-        if (rounds := self.approximation.rounds) is not None and rounds.is_alone:
-            rounds.count(factor)
+        self.approximation.count(factor)
         if factor is not None:
             for parameter in with_gradients(self._optimizers):
                 parameter.grad.mul_(factor.to(parameter.grad.dtype))
@@ -296,9 +297,7 @@ class Engine(ABC):
                 f"{type(task).__name__}.state_dict()['{strange[0]}'] is a {kind}; weights are"
                 " tensors. Keep other things in on_save_checkpoint."
             )
-        if self.approximation.rounds is not None:
-            return self.approximation.rounds.with_shared(state)
-        return state
+        return self.approximation.with_shared(state)
 
     def optimizer_state(self, optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:
         """Return the state_dict of each optimizer, whole; tensors share the optimizer's memory.

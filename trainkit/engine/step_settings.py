@@ -1,12 +1,21 @@
-"""What an engine that takes over a part of the step must know of it before a fit is built."""
+"""What an engine that takes over a part of the step must know of it before a fit is built, and what
+travels between ranks, as `communication=` names it. Imports no torch.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from trainkit.engine.approximate.settings import Communication, Exact
+from trainkit import extension
+from trainkit.arguments import show
+from trainkit.engine.approximation import Approximation
+from trainkit.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from trainkit.engine.collectives import Collectives
 
 # What a callback may need of a step, that an engine or a kind of communication may lack
 # (Callback.needs_of_engine):
@@ -26,6 +35,51 @@ Need = Literal[
     "whole_state",
     "layers",
 ]
+
+
+class Communication(ABC):
+    """Settings of what travels between ranks.
+
+    Attributes:
+        name: as `communication=` names them.
+    """
+
+    name: str
+    config_key = "communication"
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return them in words, as the contract of batch and rate compares them."""
+
+    @abstractmethod
+    def begin(
+        self, settings: StepSettings, engine: str, options: Mapping[str, Any], comm: Collectives
+    ) -> Approximation:
+        """Return what the engine of a fit does by them.
+
+        Args:
+            engine: its name.
+            options: those of the engine that are not its defaults.
+
+        Raises:
+            ConfigError: the fit has settings that do not go with them.
+        """
+
+
+class Exact(Communication):
+    """The gradient of a step is the exact sum over ranks."""
+
+    name = "exact"
+
+    def describe(self) -> str:
+        """See Communication."""
+        return "exact"
+
+    def begin(
+        self, settings: StepSettings, engine: str, options: Mapping[str, Any], comm: Collectives
+    ) -> Approximation:
+        """See Communication."""
+        return Approximation(comm.ranks)
 
 
 @dataclass(frozen=True)
@@ -53,3 +107,31 @@ class StepSettings:
     used: frozenset[str] = frozenset()
     callbacks: Mapping[Need, str] = field(default_factory=dict)
     communication: Communication = field(default_factory=Exact)
+
+
+_OWN = {Exact.name: f"{__name__}.{Exact.__name__}"}
+
+
+def communication_of(given: object) -> Communication:
+    """Return the settings that a Trainer's `communication` names: such an object, or the name of
+    one.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(given, Communication):
+        return given
+    names = [*_OWN, *extension.names("communications")]
+    if isinstance(given, str) and given in names:
+        made: Communication = extension.resolve(extension.find("communications", given, _OWN))()
+        return made
+    hint = did_you_mean(given, names) if isinstance(given, str) else ""
+    shown = (
+        show(given)
+        if isinstance(given, (str, int, float, bool, type(None)))
+        else f"a {type(given).__name__}"
+    )
+    raise ConfigError(
+        f"trainer.communication is {shown}; it must be one of {', '.join(names)}, or an object as "
+        f"trainkit.DiLoCo(every_n_steps=50).{hint}"
+    )

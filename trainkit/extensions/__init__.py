@@ -36,6 +36,7 @@ NAMES = (
     "ray",
     "insight",
     "balance",
+    "communication",
     "faults",
     "audit",
 )

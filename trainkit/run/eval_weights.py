@@ -122,7 +122,7 @@ def _check(run: RunView, optimizers: Sequence[Any]) -> None:
                 f" {name} averages weights from the first step. Use another optimizer, as"
                 " optimizer=adamw."
             )
-    if run.engine.approximation.rounds is not None:
+    if run.engine.approximation.averages_weights:
         raise ConfigError(
             f"The optimizer is {name}, and with communication={run.options.communication.name}"
             " ranks average their weights, not the optimizer's averages: they would validate"

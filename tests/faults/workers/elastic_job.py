@@ -32,9 +32,9 @@ from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
 from trainkit.callbacks import Elastic, FaultInjection, Goodput, ModelCheckpoint, Watchdog
 from trainkit.cli.guard import fail
-from trainkit.engine.approximate.settings import DiLoCo
 from trainkit.errors import JobEnded
 from trainkit.extensions.by_hand.loop import Loop
+from trainkit.extensions.communication.settings import DiLoCo
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer

@@ -259,7 +259,7 @@ class Start(Callback):
     def on_train_start(self, trainer: Any, task: Any) -> None:
         """Record."""
         self.weights = weights(task)
-        self.own = copy.deepcopy(trainer.engine.approximation.held.own_state())
+        self.own = copy.deepcopy(trainer.engine.approximation.own_state())
 
 
 def guarded() -> dict[str, Any]:
@@ -270,7 +270,7 @@ def guarded() -> dict[str, Any]:
     class Damage(Callback):
         def on_train_step_end(self, trainer: Any, task: Any) -> None:
             if trainer.global_step == 5 and trainer.global_rank == 1:
-                next(iter(trainer.engine.approximation.rounds._shared.values())).view(-1)[0] += 1e-9
+                next(iter(trainer.engine.approximation._shared.values())).view(-1)[0] += 1e-9
 
     found = {}
     for name, damage in (("sound", []), ("damaged", [Damage()])):

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from trainkit.device.sync_guard import allowed_read
 from trainkit.engine.reduce.buckets import NamedParameter
-from trainkit.engine.reduce.low_rank import Factors, LowRank
+from trainkit.engine.reduce.low_rank import LowRank, TwoMessages
 from trainkit.engine.reduce.sums import Bucket as Bucket
 from trainkit.engine.reduce.sums import GradientSums
 from trainkit.engine.reduce.wire import Wire, from_rows, no_rows, rows_of
@@ -212,7 +212,7 @@ class GradientReducer(GradientSums):
         """
         handles = [(bucket, bucket.handle) for bucket in list(self._buckets)]
         under_way = [
-            (bucket, handle.handle if isinstance(handle, Factors) else handle)
+            (bucket, handle.handle if isinstance(handle, TwoMessages) else handle)
             for bucket, handle in handles
         ]
         waiting = [
@@ -304,7 +304,7 @@ class GradientReducer(GradientSums):
         )
 
     def _complete(self, bucket: Bucket) -> Tensor | None:
-        if isinstance(bucket.handle, Factors):
+        if isinstance(bucket.handle, TwoMessages):
             assert self._low_rank is not None
             flags = self._low_rank.finish(bucket.handle, self._end_flat(bucket.handle.handle))
             return flags if bucket is self._carrier else None
@@ -330,7 +330,7 @@ def _name_in(bucket: Bucket, parameter: Tensor) -> str:
 
 
 def _summed(bucket: Bucket, wire: Wire) -> Summed:
-    if isinstance(bucket.handle, Factors):
+    if isinstance(bucket.handle, TwoMessages):
         size = bucket.handle.num_bytes
         return Summed(
             tuple(name for name, _ in bucket.entries),

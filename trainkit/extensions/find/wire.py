@@ -168,7 +168,7 @@ def _look(subject: Subject) -> WireSettings:
                     " torchrun --nproc-per-node 2 -m trainkit find settings conf=..., or horovodrun"
                     " -np 2 python -m trainkit ..."
                 )
-            if engine.approximation.words:
+            if engine.approximation.shown:
                 raise ConfigError(
                     "find settings measures exact gradients, and trainer.communication sends"
                     " others. Leave it out here: communication=exact."

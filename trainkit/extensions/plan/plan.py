@@ -46,7 +46,7 @@ def batch_rows(run: Run) -> Rows:
     """Return the arithmetic of samples, steps and rates."""
     what = "data rank" if run.engine.ranks.model_size > 1 else "rank"
     rows = list(run.batch_plan.describe(run.rates.user_lrs, run.total_steps, what))
-    if words := run.engine.approximation.words:
+    if words := run.engine.approximation.shown:
         rows.append(("gradients", words))
     feed = run.train_feed
     limits = run.options.limits

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from trainkit.console import plural
-from trainkit.engine.approximate.settings import (
-    Alone,
-    Communication,
-    DiLoCo,
-    Exact,
-    LocalSGD,
-    PowerSGD,
-)
+from trainkit.engine.step_settings import Communication, Exact
+from trainkit.extensions.communication.settings import Alone, DiLoCo, LocalSGD, PowerSGD
 from trainkit.extensions.reports.grid import human
 from trainkit.run.run import Run
 

@@ -11,7 +11,7 @@ The mean weighs each rank by its samples since the last outer step (McMahan et a
 with one step, rate 1 and no momentum plain SGD is the same as exact sums, however unevenly samples
 are split. Fragments take their outer steps in turn.
 
-A round is cut short by `close`: before a validation, at the end of training, and before an elastic
+A round is cut short by `close_round`: before a validation, at the end of training, and before an elastic
 run changes its ranks. A checkpoint leaves it as it is: its weights are the shared ones, and beside
 them it holds what each rank has of its own.
 """
@@ -19,19 +19,21 @@ them it holds what each rank has of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainkit.engine.approximate.settings import Alone
+from trainkit.engine.approximation import Approximation
 from trainkit.engine.collectives import Collectives
-from trainkit.engine.reduce.buckets import NamedParameter
+from trainkit.engine.reduce.buckets import NamedParameter, split_frozen
 from trainkit.errors import ConfigError
+from trainkit.extensions.communication.settings import Alone
 
 
-class Rounds:
+class Rounds(Approximation):
     """See the module.
 
     Args:
@@ -40,16 +42,17 @@ class Rounds:
 
     Attributes:
         steps: of the run.
-        notes: what was translated from a checkpoint, in words.
     """
 
     kind = "rounds"
+    averages_weights = True
 
     def __init__(self, settings: Alone, comm: Collectives) -> None:
+        super().__init__(comm.ranks)
         self._settings = settings
         self._comm = comm
+        self.shown = f"approximate: {settings.describe()}"
         self.steps = 0
-        self.notes: list[str] = []
         self._last = [0] * settings.fragments  # the step of each fragment's last outer step
         self._momentum: dict[str, Tensor] = {}
         self._restored: Sequence[dict[str, Any]] = ()
@@ -60,8 +63,8 @@ class Rounds:
         self._shares = [torch.zeros((), dtype=torch.float64)] * settings.fragments
 
     @property
-    def is_alone(self) -> bool:
-        """Whether this rank takes its next step alone."""
+    def steps_alone(self) -> bool:
+        """See Approximation."""
         return self.steps >= self._settings.start_after_steps
 
     @property
@@ -72,17 +75,25 @@ class Rounds:
         return not self._shared or all(last == self.steps for last in self._last)
 
     @property
-    def is_met(self) -> bool:
-        """Whether an outer step was part of the last step, or all steps are exact yet."""
+    def has_met(self) -> bool:
+        """See Approximation: an outer step was part of the last step, or all steps are exact yet."""
         return not self._shared or self.steps in self._last
 
-    def start(self, trained: Sequence[NamedParameter], optimizers: Sequence[Optimizer]) -> None:
-        """Take the weights and optimizers that all ranks share now, then what was restored of this
-        rank's own.
+    def start(
+        self,
+        task: nn.Module,
+        optimizers: Sequence[Optimizer],
+        sparse: AbstractSet[Tensor] = frozenset(),
+    ) -> None:
+        """See Approximation: take the weights and optimizers that all ranks share now, then what
+        was restored of this rank's own.
 
         Raises:
             ConfigError: there are fewer parameters than fragments.
         """
+        if not optimizers:
+            return
+        trained, _ = split_frozen(task.named_parameters())
         if len(trained) < self._settings.fragments:
             raise ConfigError(
                 f"communication.fragments is {self._settings.fragments}, but the Task has"
@@ -90,7 +101,7 @@ class Rounds:
             )
         self._named = list(trained)
         self._optimizers = optimizers
-        if self.is_alone:
+        if self.steps_alone:
             self._begin()
             if self._restored:
                 self._take_own()
@@ -109,12 +120,9 @@ class Rounds:
     # -- a step -----------------------------------------------------------------------------------------------------
 
     def count(self, factor: Tensor | None) -> None:
-        """Count this rank's samples of a step.
-
-        Args:
-            factor: planned samples of the step / own ones, by which gradients are multiplied; 0 for
-                none, None for 1.
-        """
+        """See Approximation."""
+        if not self.steps_alone:
+            return
         if factor is None:
             self._shares = [share + 1.0 for share in self._shares]
         else:
@@ -122,17 +130,15 @@ class Rounds:
             own = torch.where(factor == 0, factor, 1 / factor)
             self._shares = [share + own for share in self._shares]
 
-    def after_step(self) -> bool:
-        """Count a step, and take the outer steps that are due;
-        return whether the next step is the first one alone.
-        """
-        was_alone = self.is_alone
+    def end_step(self) -> bool:
+        """See Approximation."""
+        was_alone = self.steps_alone
         self.steps += 1
         if not was_alone:
-            if self.is_alone:
+            if self.steps_alone:
                 self._last = [self.steps] * self._settings.fragments
                 self._begin()
-            return self.is_alone
+            return self.steps_alone
         every, fragments = self._settings.every_n_steps, self._settings.fragments
         taken = self.steps - self._settings.start_after_steps
         for fragment in range(fragments):
@@ -140,8 +146,8 @@ class Rounds:
                 self._outer_step(fragment)
         return False
 
-    def close(self) -> None:
-        """Take the outer step of each fragment whose weights may differ. Call it on all ranks."""
+    def close_round(self) -> None:
+        """See Approximation: take the outer step of each fragment whose weights may differ."""
         if self._shared:
             for fragment, last in enumerate(self._last):
                 if last != self.steps:
@@ -181,7 +187,7 @@ class Rounds:
     # -- state ------------------------------------------------------------------------------------------------------
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Return what is equal on all ranks at any step; empty before the first step alone."""
+        """See Approximation: equal at any step; empty before the first step alone."""
         momentum = (
             {f"the outer momentum of {name}": t for name, t in self._momentum.items()}
             if self._shared
@@ -190,7 +196,7 @@ class Rounds:
         return {f"the shared {name}": t for name, t in self._shared.items()} | momentum
 
     def with_shared(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return a task's state_dict with the shared weights in place of this rank's own."""
+        """See Approximation."""
         shared = {
             p.data_ptr(): self._shared[name]
             for name, p in self._named
@@ -199,7 +205,7 @@ class Rounds:
         return {name: shared.get(value.data_ptr(), value) for name, value in state.items()}
 
     def shared_state(self) -> dict[str, Any]:
-        """Return what is equal on all ranks, beside the shared weights."""
+        """See Approximation: what there is beside the shared weights."""
         return {
             "kind": self.kind,
             "steps": self.steps,
@@ -208,34 +214,40 @@ class Rounds:
         }
 
     def own_state(self) -> dict[str, Any]:
-        """Return what this rank has of its own:
-        optimizer state, and in a round weights and its part of the samples.
+        """See Approximation: optimizer state, and in a round weights and this rank's part of the
+        samples.
         """
         if not self._shared:
             return {}
         shares = [float(share) for share in self._shares]
         weights = {} if self.is_closed else {name: p.detach() for name, p in self._named}
         return {
+            "kind": self.kind,
             "shares": shares,
             "weights": weights,
             "optimizers": [opt.state_dict()["state"] for opt in self._optimizers],
         }
 
-    def load_shared(self, state: dict[str, Any]) -> None:
-        """Take back `shared_state`, before `start`.
-        Other settings than the checkpoint's begin a new round.
+    def load_shared(self, state: dict[str, Any]) -> list[str]:
+        """See Approximation; before `start`. Other settings than the checkpoint's begin a new
+        round.
         """
+        if not state or state["kind"] != self.kind:
+            return super().load_shared(state)
         self.steps, self._momentum = int(state["steps"]), dict(state["momentum"])
         last = list(state["last"])
         self._last = last if len(last) == len(self._last) else [self.steps] * len(self._last)
+        return []
 
-    def load_own(self, states: Sequence[dict[str, Any]], rank: int, world_size: int) -> None:
-        """Take back this rank's own part, before `start`; at another number of ranks, the mean of
-        the parts.
-
-        Weights are averaged by samples, as the next outer step would; moments of the optimizer
+    def load_own(self, states: Sequence[dict[str, Any]]) -> None:
+        """See Approximation; before `start`. At another number of ranks it is the mean of the
+        parts: of weights by samples, as the next outer step would; of the optimizer's moments
         evenly.
         """
+        states = [state for state in states if state.get("kind") == self.kind]
+        if not states:
+            return
+        rank, world_size = self._ranks.rank, self._ranks.world_size
         if len(states) == world_size:
             self._restored = [states[rank]]
             return

@@ -5,6 +5,7 @@ on simulated ranks, with the messages that a user reads.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,11 @@ from torch import nn
 
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import EMA
-from trainkit.engine.approximate.checks import check_communication
-from trainkit.engine.approximate.settings import DiLoCo, Exact, LocalSGD, PowerSGD, communication_of
 from trainkit.engine.simulated import SimulatedEngine
-from trainkit.engine.step_settings import StepSettings
+from trainkit.engine.step_settings import Exact, StepSettings, communication_of
 from trainkit.errors import ConfigError
+from trainkit.extensions.communication.checks import check_communication
+from trainkit.extensions.communication.settings import DiLoCo, LocalSGD, PowerSGD
 
 ANY = StepSettings(4, 1, None, "norm", "32-true")
 
@@ -114,7 +115,8 @@ def test_what_does_not_go_together_is_refused(
         check_communication(communication_of(chosen), engine, options, given)
     assert str(error.value).startswith(f"communication is '{chosen}', and {message}")
     assert any(word in str(error.value) for word in ("Use ", "use ", "Leave "))
-    check_communication(Exact(), engine, options, given)
+    here: Any = SimpleNamespace(ranks=None)
+    assert Exact().begin(given, engine, options, here).shown == ""
 
 
 def test_other_settings_pass() -> None:

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainkit.engine.approximate.settings import PowerSGD
-from trainkit.engine.reduce.low_rank import LowRank
+from trainkit.extensions.communication.low_rank import PowerSGDSums
+from trainkit.extensions.communication.settings import PowerSGD
 
 SHAPES = {"wide": (4, 9), "tall": (11, 3), "picture": (6, 2, 3, 3), "bias": (5,)}
 
 
 def ranks(
     settings: PowerSGD, count: int = 2
-) -> list[tuple[LowRank, list[tuple[str, nn.Parameter]]]]:
+) -> list[tuple[PowerSGDSums, list[tuple[str, nn.Parameter]]]]:
     """Return the factors and the parameters of each rank, started."""
     made = []
     for _ in range(count):
@@ -22,14 +22,14 @@ def ranks(
             (name, nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
             for name, shape in SHAPES.items()
         ]
-        low = LowRank(settings)
+        low = PowerSGDSums(settings)
         low.start(entries, frozenset())
         made.append((low, entries))
     return made
 
 
 def step(
-    made: list[tuple[LowRank, list[tuple[str, nn.Parameter]]]], seed: int, zero: bool = False
+    made: list[tuple[PowerSGDSums, list[tuple[str, nn.Parameter]]]], seed: int, zero: bool = False
 ) -> dict[str, Tensor]:
     """Sum random gradients by factors; return what exact sums would be."""
     generator = torch.Generator().manual_seed(seed)

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainkit.arguments import show
-from trainkit.engine.approximate.settings import Alone, Communication, Exact
-from trainkit.engine.step_settings import Need, StepSettings
+from trainkit.engine.step_settings import Communication, Need, StepSettings
 from trainkit.errors import ConfigError
+from trainkit.extensions.communication.settings import Alone
 
 _ENGINES = ("single", "horovod", "ddp")
 _EXACT = "or use communication=exact."
@@ -43,8 +43,6 @@ def check_communication(
     Raises:
         ConfigError: there is one.
     """
-    if isinstance(chosen, Exact):
-        return
     reasons = (
         _of_local_steps(chosen, options, settings)
         if isinstance(chosen, Alone)

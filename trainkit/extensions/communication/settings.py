@@ -1,14 +1,15 @@
-"""What travels between ranks, as `communication=` names it. Imports no torch.
+"""What travels between ranks in place of exact sums of gradients, as `communication=` names it.
+Imports no torch.
 
-exact       sums of gradients in each step
-powersgd    two narrow factors of each gradient in each step (Vogels et al. 2019)            reduce/low_rank.py
+powersgd    two narrow factors of each gradient in each step (Vogels et al. 2019)            low_rank.py
 local_sgd   steps of each rank alone, then the mean of the weights (Stich 2019, Lin et al. 2018)      rounds.py
 diloco      the same with an outer optimizer on the mean change (Douillard et al. 2023)              rounds.py
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from trainkit.arguments import (
     Fraction,
@@ -17,24 +18,20 @@ from trainkit.arguments import (
     PositiveFloat,
     PositiveInt,
     checked,
-    show,
 )
 from trainkit.console import plural
-from trainkit.errors import ConfigError, did_you_mean
+from trainkit.engine.approximation import Approximation
+from trainkit.engine.step_settings import Communication
+from trainkit.errors import ConfigError
+from trainkit.extension import resolve
 
-
-class Exact:
-    """The gradient of a step is the exact sum over ranks."""
-
-    name = "exact"
-
-    def describe(self) -> str:
-        """Return it in words, as the contract of batch and rate compares it."""
-        return "exact"
+if TYPE_CHECKING:
+    from trainkit.engine.collectives import Collectives
+    from trainkit.engine.step_settings import StepSettings
 
 
 @checked
-class PowerSGD:
+class PowerSGD(Communication):
     """Each gradient matrix travels as two factors of a low rank, with error feedback (Vogels et al.
     2019, algorithms 1 and 2).
 
@@ -51,7 +48,6 @@ class PowerSGD:
     """
 
     name = "powersgd"
-    config_key = "communication"
 
     def __init__(
         self,
@@ -67,6 +63,12 @@ class PowerSGD:
         """Return it in words."""
         return f"PowerSGD of rank {self.rank}{_after(self.start_after_steps)}"
 
+    def begin(
+        self, settings: StepSettings, engine: str, options: Mapping[str, Any], comm: Collectives
+    ) -> Approximation:
+        """See Communication."""
+        return _begun(self, settings, engine, options, comm)
+
     def rank_for(self, shape: tuple[int, ...]) -> int:
         """Return the columns of the factors of a gradient of a shape; 0 if it travels exactly."""
         rows = shape[0] if len(shape) > 1 else 0
@@ -77,7 +79,7 @@ class PowerSGD:
         return rank if rows * columns >= self.min_compression * rank * (rows + columns) else 0
 
 
-class Alone(ABC):
+class Alone(Communication):
     """Ranks step alone; every few steps an outer step brings them together.
 
     Attributes:
@@ -102,9 +104,11 @@ class Alone(ABC):
         """
         return self.outer_lr == 1.0 and self.outer_momentum == 0.0
 
-    @abstractmethod
-    def describe(self) -> str:
-        """Return it in words."""
+    def begin(
+        self, settings: StepSettings, engine: str, options: Mapping[str, Any], comm: Collectives
+    ) -> Approximation:
+        """See Communication."""
+        return _begun(self, settings, engine, options, comm)
 
 
 @checked
@@ -120,7 +124,6 @@ class LocalSGD(Alone):
     """
 
     name = "local_sgd"
-    config_key = "communication"
 
     def __init__(
         self, every_n_steps: PositiveInt = 8, start_after_steps: NonNegativeInt = 0
@@ -156,7 +159,6 @@ class DiLoCo(Alone):
     """
 
     name = "diloco"
-    config_key = "communication"
 
     def __init__(
         self,
@@ -191,33 +193,10 @@ class DiLoCo(Alone):
         return f"{outer} {alone}{parts} (DiLoCo){_after(self.start_after_steps)}"
 
 
-Communication = Exact | PowerSGD | Alone
-_NAMES: dict[str, type[Exact | PowerSGD | LocalSGD | DiLoCo]] = {
-    kind.name: kind for kind in (Exact, PowerSGD, LocalSGD, DiLoCo)
-}
-
-
-def communication_of(given: object) -> Communication:
-    """Return the settings that a Trainer's `communication` names: an object of this module, or the
-    name of one.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    if isinstance(given, (Exact, PowerSGD, Alone)):
-        return given
-    if isinstance(given, str) and given in _NAMES:
-        return _NAMES[given]()
-    hint = did_you_mean(given, list(_NAMES)) if isinstance(given, str) else ""
-    shown = (
-        show(given)
-        if isinstance(given, (str, int, float, bool, type(None)))
-        else f"a {type(given).__name__}"
-    )
-    raise ConfigError(
-        f"trainer.communication is {shown}; it must be one of {', '.join(_NAMES)}, or an object as "
-        f"trainkit.DiLoCo(every_n_steps=50).{hint}"
-    )
+def _begun(*arguments: Any) -> Approximation:
+    begin = resolve("trainkit.extensions.communication.approximation.begin")  # imports torch
+    approximation: Approximation = begin(*arguments)
+    return approximation
 
 
 def _after(steps: int) -> str:
