@@ -77,7 +77,7 @@ HOMES = {
     "ray": ["extensions/ray/*", "extensions/serving/*.py"],
     "peft": ["extensions/adapters/peft_models.py"],
     "tokenizers": ["extensions/language/tokenizer.py"],
-    "wandb": ["loggers/wandb.py"],
+    "wandb": ["extensions/trackers/wandb.py"],
     "mlflow": ["extensions/trackers/mlflow.py"],
     "prometheus_client": ["extensions/trackers/prometheus.py"],
     "greenlet": ["extensions/by_hand/loop.py"],
@@ -332,7 +332,6 @@ def test_core_imports_at_the_top() -> None:
         ("loggers.tensorboard", "tensorboard.backend.event_processing.event_file_loader"),
         ("loggers.tensorboard", "torch.utils.tensorboard.summary"),  # slow too
         ("loggers.tensorboard", "torch.utils.tensorboard.writer"),
-        ("loggers.wandb", "wandb"),
     }
 
 

@@ -12,6 +12,7 @@ from trainkit.trainer import Trainer
 
 LONGEST_FILE = 400
 LONGEST_BODY = 70  # lines of a function below its docstring
+MOST_LINES = 25_000  # of code, in the core: what stands beside extensions/
 MOST_NODES = 8.5  # of syntax, a line of code, over the whole package
 MOST_NODES_OF_A_FILE = 15.0  # of more than 60 lines of code
 MOST_MEMBERS = 35  # methods, properties and attributes of a class of its own
@@ -158,6 +159,12 @@ def test_lines_of_code_are_counted() -> None:
     """Blank lines, comments and docstrings are not code; a string in the middle is."""
     text = '"""Doc\nof two."""\n\n# c\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
     assert code_lines(text, ast.parse(text)) == 3
+
+
+def test_the_core_is_small() -> None:
+    """What one reader can know; a feature that would not fit is an extension."""
+    texts = [path.read_text() for name, path in modules().items() if "extensions" not in name]
+    assert sum(code_lines(text, ast.parse(text)) for text in texts) <= MOST_LINES
 
 
 @pytest.mark.parametrize(("module", "most"), [("loop", 240), ("run.build", 300)])

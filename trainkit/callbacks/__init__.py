@@ -3,19 +3,13 @@
 from typing import Any
 
 from trainkit.callbacks.averaging.ema import EMA as EMA
-from trainkit.callbacks.averaging.swa import StochasticWeightAveraging as StochasticWeightAveraging
 from trainkit.callbacks.checkpoint import ModelCheckpoint as ModelCheckpoint
 from trainkit.callbacks.divergence_guard import DivergenceGuard as DivergenceGuard
 from trainkit.callbacks.early_stopping import EarlyStopping as EarlyStopping
-from trainkit.callbacks.finetuning import BackboneFinetuning as BackboneFinetuning
-from trainkit.callbacks.finetuning import BaseFinetuning as BaseFinetuning
 from trainkit.callbacks.lambda_callback import LambdaCallback as LambdaCallback
 from trainkit.callbacks.learning_rate_monitor import LearningRateMonitor as LearningRateMonitor
 from trainkit.callbacks.model_summary.model_summary import ModelSummary as ModelSummary
 from trainkit.callbacks.prediction_writer import BasePredictionWriter as BasePredictionWriter
-from trainkit.callbacks.profiler import AdvancedProfiler as AdvancedProfiler
-from trainkit.callbacks.profiler import PyTorchProfiler as PyTorchProfiler
-from trainkit.callbacks.profiler import SimpleProfiler as SimpleProfiler
 from trainkit.callbacks.progress.progress import ProgressBar as ProgressBar
 from trainkit.callbacks.timer import Timer as Timer
 from trainkit.extension import public

@@ -6,7 +6,6 @@ from trainkit.extension import public
 from trainkit.loggers.csv import CSVLogger as CSVLogger
 from trainkit.loggers.jsonl import JSONLLogger as JSONLLogger
 from trainkit.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
-from trainkit.loggers.wandb import WandbLogger as WandbLogger
 
 
 def __getattr__(name: str) -> Any:

@@ -11,13 +11,20 @@ from trainkit.api.callback import Callback, in_order
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.divergence_guard import DivergenceGuard
-from trainkit.callbacks.profiler import PROFILERS
 from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.callbacks.step_clock import StepClock
 from trainkit.callbacks.timer import Timer
 from trainkit.errors import ConfigError
+from trainkit.extension import public
 from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.loggers.base import Logger
+
+# of an extension: the name of `trainer.profiler`, and of the class in trainkit.callbacks
+_PROFILERS = {
+    "simple": "SimpleProfiler",
+    "advanced": "AdvancedProfiler",
+    "pytorch": "PyTorchProfiler",
+}
 
 
 def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
@@ -34,13 +41,17 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
         found.append(Timer(arguments["max_time"]))
     if profiler is not None:
         if not isinstance(profiler, Callback) and (
-            not isinstance(profiler, str) or profiler not in PROFILERS
+            not isinstance(profiler, str) or profiler not in _PROFILERS
         ):
             raise ConfigError(
-                f"trainer.profiler is {profiler}; it must be one of {', '.join(PROFILERS)}, or a"
+                f"trainer.profiler is {profiler}; it must be one of {', '.join(_PROFILERS)}, or a"
                 " callback."
             )
-        found.append(profiler if isinstance(profiler, Callback) else PROFILERS[profiler]())
+        found.append(
+            profiler
+            if isinstance(profiler, Callback)
+            else public("trainkit.callbacks", _PROFILERS[profiler])()
+        )
     found = _one_or_none(found, ProgressBar, arguments["enable_progress_bar"])
     if isinstance(loggers, bool):
         found += [CSVLogger(), TensorBoardLogger()] if loggers and not quick else []

@@ -16,8 +16,6 @@ from trainkit.api.layers import OnMain
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import Fraction, PositiveFloat, PositiveInt, checked
-from trainkit.callbacks.averaging.swa import StochasticWeightAveraging
-from trainkit.callbacks.finetuning import BaseFinetuning
 from trainkit.console import info
 from trainkit.device.shards import is_spread
 from trainkit.errors import CheckpointError, ConfigError, TaskError, did_you_mean
@@ -28,6 +26,8 @@ from trainkit.extensions.adapters.base import (
     freeze_norms,
 )
 from trainkit.extensions.adapters.targets import check_names, check_replaced
+from trainkit.extensions.finetuning.callbacks import BaseFinetuning
+from trainkit.extensions.swa.callback import StochasticWeightAveraging
 from trainkit.run.model import load_whole
 
 _RENAMED = {

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
-from trainkit.callbacks.profiler import PyTorchProfiler
 from trainkit.console import short
 from trainkit.errors import ConfigError
+from trainkit.extensions.profilers.callbacks import PyTorchProfiler
 from trainkit.extensions.timeline.recording import Recording
 from trainkit.extensions.timeline.traces.merge import TraceError, recordings, write_whole
 from trainkit.extensions.timeline.traces.pieces import FOLDER, PATIENCE_S, REQUEST, WHOLE

@@ -17,9 +17,9 @@ from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import PyTorchProfiler, SimpleProfiler, Timeline
-from trainkit.callbacks import profiler as profiler_module
-from trainkit.callbacks.profiler import STEP
 from trainkit.errors import ConfigError
+from trainkit.extensions.profilers import callbacks as profiler_module
+from trainkit.extensions.profilers.callbacks import STEP
 
 
 class Clock:

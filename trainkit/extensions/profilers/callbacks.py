@@ -284,13 +284,6 @@ class PyTorchProfiler(Callback):
         try_to_write(write, "The profile could not be written")
 
 
-PROFILERS: dict[str, Callable[[], Callback]] = {
-    "simple": SimpleProfiler,
-    "advanced": AdvancedProfiler,
-    "pytorch": PyTorchProfiler,
-}
-
-
 def _write(path: Path, table: Table) -> None:
     path.parent.mkdir(exist_ok=True)
     with path.open("w") as file:

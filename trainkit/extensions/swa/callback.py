@@ -20,9 +20,9 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView, checkpoint_policies
 from trainkit.arguments import IntOrFraction, NonNegativeInt, PositiveFloat, checked
 from trainkit.callbacks.averaging.ema import WeightAveraging
-from trainkit.callbacks.averaging.norm_statistics import recompute_norm_statistics
 from trainkit.console import info, warning
 from trainkit.errors import ConfigError
+from trainkit.extensions.swa.norm_statistics import recompute_norm_statistics
 
 
 @checked

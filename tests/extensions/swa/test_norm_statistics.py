@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.helpers.toy import Line, loader, quiet, rows
 from trainkit.api.callback import Callback
-from trainkit.callbacks.averaging.norm_statistics import recompute_norm_statistics
+from trainkit.extensions.swa.norm_statistics import recompute_norm_statistics
 
 
 class Normed(Line):
