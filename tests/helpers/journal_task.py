@@ -82,6 +82,7 @@ class Journalled(trainkit.Task):
 
     def on_fit_end(self) -> None:
         """Write the weights down."""
-        weights = [value for p in self.parameters() for value in p.detach().flatten().tolist()]
+        whole = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in self.parameters()]
+        weights = [value for weight in whole for value in weight.flatten().tolist()]
         end = json.dumps({"weights": weights, "step": self.trainer.global_step})
         (self.folder / f"end-{os.getpid()}").write_text(end)

@@ -95,6 +95,26 @@ def test_killed_processes_are_replaced(
     assert "ssh" not in job.text
 
 
+@pytest.mark.parametrize("engine", ["ddp", "fsdp engine.replicas=2"])
+def test_a_killed_rank_of_torchs_engines_is_replaced(
+    engine: str, cluster: Any, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    """The other rank continues in its process, in a new group of torch's, and each sample counts
+    once; no Horovod is asked for.
+    """
+    with started(tmp_path, *f"engine={engine}".split()) as job:
+        job.wait_for_step(3)
+        killed, other = job.pids()[1], job.pids()[0]
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: job.sizes()[1:] == [2], "a second generation", job)
+        job.hurry()
+        assert job.end() == 0, job.text
+    check_samples(job, repeated=24)
+    assert job.ends()[0]["weights"] == pytest.approx(undisturbed, rel=1e-6)
+    assert job.pids()[0] == other and job.pids()[1] != killed
+    assert f"[0]<stdout>:engine         {engine.split()[0]}, 2 ranks" in job.text
+
+
 def test_nodes_come_and_drain_and_go(cluster: Any, tmp_path: Path) -> None:
     """An elastic job grows when a node comes, leaves one that drains without repeating a sample,
     and survives a dead raylet.

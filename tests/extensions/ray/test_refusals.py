@@ -5,6 +5,7 @@ what is refused, in words, before Ray or anything else is started.
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from trainkit.config.compose import run
 from trainkit.config.roles import roles_of
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.ray import connection
-from trainkit.extensions.ray.backend import cause_of, fault_of
+from trainkit.extensions.ray.backend import Work, cause_of, fault_of
 from trainkit.extensions.ray.cluster import connected
 from trainkit.extensions.ray.launcher import RayLauncher
 from trainkit.extensions.ray.options import RayOptions
@@ -81,10 +82,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "launcher.resources_per_worker is {'CPU': 0}; it must be a mapping",
         ),
         (
-            ["engine=ddp"],
-            "engine is ddp, and launcher=ray starts ranks of Horovod. Use engine=auto",
+            ["engine=deepspeed"],
+            "engine is deepspeed, which launcher=ray does not start. Use engine=horovod",
         ),
-        (["engine=single"], "engine is single, and launcher=ray starts ranks of Horovod"),
+        (["engine=single"], "engine is single, which launcher=ray does not start"),
         (
             ["engine.compresion=fp16"],
             "engine.compresion is not a setting. Did you mean 'compression'?",
@@ -193,6 +194,7 @@ def test_an_address_without_a_cluster_is_reported(monkeypatch: pytest.MonkeyPatc
         pass
 
 
+WORK = Work(["python"], {}, run_dir="runs/x")
 GOOD = {
     "trainkit": True,
     "horovod": "0.28.1+trainkit.0",
@@ -226,8 +228,14 @@ GOOD = {
 )
 def test_what_a_node_lacks_is_named(found: dict[str, Any], text: str) -> None:
     """By what its keeper found there."""
-    assert text in fault_of(found, "node1", "runs/x")
-    assert fault_of(GOOD, "node1", "runs/x") == ""
+    assert text in fault_of(found, "node1", WORK)
+    assert fault_of(GOOD, "node1", WORK) == ""
+
+
+def test_ranks_of_torch_need_no_horovod() -> None:
+    """engine=ddp: its groups form through the driver's store."""
+    without = GOOD | {"horovod": ""}
+    assert fault_of(without, "node1", replace(WORK, needs_horovod=False)) == ""
 
 
 PIP = """Failed to set up runtime environment.
@@ -278,7 +286,7 @@ def test_elastic_is_added_where_it_is_missing(
     """
     commands: list[Any] = []
 
-    def record(launcher: RayLauncher, command: Any, run_dir: Any) -> int:
+    def record(launcher: RayLauncher, command: Any, run_dir: Any, **kind: Any) -> int:
         assert launcher.options.least == 2
         commands.append((command, run_dir))
         return 3

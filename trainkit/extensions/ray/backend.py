@@ -61,6 +61,7 @@ class Work:
         token: a file that each node must see, relative to that folder; None: none.
         run_dir: the folder of that file, as the user wrote it.
         call: a pickled function for the workers, or None.
+        needs_horovod: whether workers need trainkit's Horovod.
     """
 
     command: Sequence[str]
@@ -69,6 +70,7 @@ class Work:
     token: str | None = None
     run_dir: str = ""
     call: bytes | None = None
+    needs_horovod: bool = True
 
 
 class RayBackend:
@@ -108,7 +110,7 @@ class RayBackend:
                     f"No worker can be started on {place[0]}: {cause} Look at launcher.runtime_env,"
                     " and at the node."
                 ) from None
-            if text := fault_of(found, place[0], self._work.run_dir):
+            if text := fault_of(found, place[0], self._work):
                 raise ConfigError(text)
             self._found_good.add(place)
 
@@ -122,7 +124,7 @@ class RayBackend:
         def stream() -> Any:
             keeper = self._keeper(*place)
             if place not in self._found_good:
-                if text := fault_of(ray.get(self._look(*place)), start.host, self._work.run_dir):
+                if text := fault_of(ray.get(self._look(*place)), start.host, self._work):
                     output.say(text)
                     return None
                 self._found_good.add(place)
@@ -250,7 +252,7 @@ class RayProcess:
             self._on_exit(code)
 
 
-def fault_of(found: Mapping[str, Any], host: str, run_dir: str) -> str:
+def fault_of(found: Mapping[str, Any], host: str, work: Work) -> str:
     """Return what a worker lacks on its node, by what its keeper found there; "" if nothing."""
     cure = (
         "Name it in launcher.runtime_env (pip, or working_dir and env_vars: {PYTHONPATH: ...}), or"
@@ -266,7 +268,7 @@ def fault_of(found: Mapping[str, Any], host: str, run_dir: str) -> str:
             f"The workers' environment on {host} (Python {found['python']}, {found['folder']}) has"
             f" no trainkit. {cure}"
         )
-    if "+trainkit" not in found["horovod"]:
+    if work.needs_horovod and "+trainkit" not in found["horovod"]:
         which = (
             f"Horovod {found['horovod']}, which trainkit did not build"
             if found["horovod"]
@@ -278,7 +280,7 @@ def fault_of(found: Mapping[str, Any], host: str, run_dir: str) -> str:
             " pip cannot build it."
         )
     if not found["token"]:
-        return not_shared(run_dir, host, f" (its folder is {found['folder']})")
+        return not_shared(work.run_dir, host, f" (its folder is {found['folder']})")
     return ""
 
 

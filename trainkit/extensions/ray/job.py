@@ -48,6 +48,7 @@ def run_job(
     run_dir: str | None = None,
     call: bytes | None = None,
     *,
+    needs_horovod: bool = True,
     environ: Mapping[str, str] | None = None,
     output: WorkerOutput | None = None,
     on_start: Callable[[Driver], None] = lambda driver: None,
@@ -57,7 +58,7 @@ def run_job(
 
     Args:
         options: of the ranks.
-        command, run_dir: see RayLauncher.run.
+        command, run_dir, needs_horovod: see RayLauncher.run.
         folder: the folder in which workers start, on nodes that have it.
         call: a pickled function for the command, or None.
         environ: variables that are added to this process's.
@@ -82,7 +83,8 @@ def run_job(
             token = str(stack.enter_context(token_in(Path(run_dir), "job")))
         slots = stack.enter_context(contextlib.closing(Slots(options)))
         hosts = _first_hosts(slots, output)
-        backend = RayBackend(slots, Work(command, environ, at, token, run_dir or "", call))
+        work = Work(command, environ, at, token, run_dir or "", call, needs_horovod)
+        backend = RayBackend(slots, work)
         try:
             backend.check(hosts, options.start_timeout_s)
         except BaseException:

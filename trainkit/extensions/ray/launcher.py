@@ -15,6 +15,8 @@ from trainkit.extensions.ray.options import ELASTIC, options_of, refuse_shared_g
 from trainkit.launch.job_launcher import FitConfig, JobLauncher
 from trainkit.launch.overrides import override
 
+_OF_TORCH = ("ddp", "fsdp")  # engines whose ranks meet through the driver, without Horovod
+
 
 class RayLauncher(JobLauncher):
     """Ranks of a Ray cluster: the one that RAY_ADDRESS names, as inside `ray job submit`, or one
@@ -78,11 +80,11 @@ class RayLauncher(JobLauncher):
     @classmethod
     def refuses(cls, fit: FitConfig) -> str | None:
         """Return why it cannot start a fit, and what to do; None if it can."""
-        if fit.engine not in ("auto", "horovod", ""):
+        if fit.engine not in ("auto", "horovod", *_OF_TORCH, ""):
             return (
-                f"engine is {fit.engine}, and launcher=ray starts ranks of Horovod. Use engine=auto"
-                " or engine=horovod; for engine=ddp and engine=fsdp use Ray Train's TorchTrainer,"
-                " with a Trainer(engine='ddp') in its function."
+                f"engine is {fit.engine}, which launcher=ray does not start. Use engine=horovod"
+                " (engine=auto), engine=ddp, or engine=fsdp with engine.replicas=2 or more; for"
+                " another engine use Ray Train's TorchTrainer, with a Trainer in its function."
             )
         if importlib.util.find_spec("ray") is None:
             return (
@@ -101,16 +103,21 @@ class RayLauncher(JobLauncher):
             )
             arguments.append(ELASTIC)
         return self.run(
-            ["python", "-m", "trainkit", *arguments], None if fit.stores_elsewhere else fit.run_dir
+            ["python", "-m", "trainkit", *arguments],
+            None if fit.stores_elsewhere else fit.run_dir,
+            needs_horovod=fit.engine not in _OF_TORCH,
         )
 
-    def run(self, command: Sequence[str], run_dir: str | None = None) -> int:
+    def run(
+        self, command: Sequence[str], run_dir: str | None = None, *, needs_horovod: bool = True
+    ) -> int:
         """Run a command on all ranks; return the job's exit code: 0, that of the first error, or 75
         with a checkpoint.
 
         Args:
             command: a first word "python" is the Python of the worker's node.
             run_dir: a folder that all nodes must share, as the command knows it; None: not checked.
+            needs_horovod: whether each node must have trainkit's Horovod; engine=ddp does without.
 
         Raises:
             ConfigError: there is no such cluster, its resources do not come, or its nodes lack what
@@ -125,5 +132,7 @@ class RayLauncher(JobLauncher):
         cluster = importlib.import_module("trainkit.extensions.ray.cluster")
         with cluster.connected(self.options):
             code: int
-            code, _ = job.run_job(self.options, command, folder, run_dir)
+            code, _ = job.run_job(
+                self.options, command, folder, run_dir, needs_horovod=needs_horovod
+            )
         return code
