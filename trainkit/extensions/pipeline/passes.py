@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from trainkit.checkpoint.stateful import random_state, set_random_state
-from trainkit.data.seeding import seed_everything
 from trainkit.engine.base import HandedOn
 from trainkit.errors import TaskError
 from trainkit.extensions.pipeline.links import Links
@@ -169,7 +170,7 @@ class Passes:
             self._receive(unit, places, leaves)
         if not self._own.has_run:
             self._own.has_run = True
-            torch.manual_seed(self._own.seed + 1 + self._stage)
+            _seed_torch(self._own.seed + 1 + self._stage)
         args, kwargs = tree_unflatten([self._own.filled(leaf) for leaf in leaves], tree)
         return compute(*args, **kwargs)
 
@@ -276,8 +277,19 @@ def _drawn() -> int:
 def _numbers_of(seed: int) -> Iterator[None]:
     """Within the context random numbers are those of a seed; after it they continue."""
     before = random_state()
-    seed_everything(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    _seed_torch(seed)
     try:
         yield
     finally:
         set_random_state(before)
+
+
+def _seed_torch(seed: int) -> None:
+    """As torch.manual_seed, which for each kind of device that has not started writes the stack
+    down: milliseconds in each pass.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
