@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 import trainkit
 from trainkit.arguments import ExistingFile, ExistingFolder, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.language.tokenizer_folder import write_of_bytes
 
 _PAD, _BEGIN = 256, 257  # beside the 256 bytes
 _MASKED = -100
@@ -59,6 +60,11 @@ class Bytes:
     def decode(self, ids: list[int], **_: Any) -> str:
         """Return the text of token numbers."""
         return bytes(number for number in ids if number < _PAD).decode(errors="replace")
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write it into a folder, for AutoTokenizer of transformers."""
+        roles = {"pad_token": (_PAD, "<pad>"), "bos_token": (_BEGIN, "<s>")}
+        write_of_bytes(folder, roles | {"eos_token": roles["pad_token"]}, begins=True)
 
 
 class TokensInMemory(trainkit.DataModule):

@@ -12,7 +12,7 @@ from trainkit.cli.guard import main_alone
 from trainkit.cli.options import module_names, read_keys
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError
-from trainkit.extensions.exporting.request import check_format, check_output
+from trainkit.extensions.exporting.request import FORMATS, check_format, check_output
 from trainkit.extensions.exporting.usage import USAGE
 
 _KEYS = USAGE.keys()
@@ -45,4 +45,30 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
     return {key: given.get(key) for key in ("ckpt_path", "run_dir", "output")} | {
         "format": name,
         "trust": trust,
+        "hub": _hub(given, name),
     }
+
+
+def _hub(given: dict[str, str], format_name: str) -> Any:
+    """Return where the folder is uploaded to; None for nowhere.
+
+    Raises:
+        ConfigError: a setting has no effect, or there is no token.
+    """
+    if "push_to_hub" not in given:
+        if "private" in given:
+            raise ConfigError(
+                f"private is {given['private']}, which has no effect without push_to_hub=NAME. Set"
+                " that, or leave private out."
+            )
+        return None
+    if FORMATS[format_name][0]:
+        raise ConfigError(
+            f"push_to_hub is '{given['push_to_hub']}', but format={format_name} writes a file. The"
+            " hub takes the folders of format=huggingface and format=peft."
+        )
+    private = given.get("private")
+    if private not in (None, "true", "false"):
+        raise ConfigError(f"private is '{private}'; it must be true or false.")
+    hub: Any = importlib.import_module("trainkit.extensions.exporting.hub")
+    return hub.Hub(given["push_to_hub"], None if private is None else private == "true")

@@ -56,6 +56,7 @@ def export(
     *,
     rebuilt: Task | None = None,
     about: Mapping[str, Any] | None = None,
+    beside: Callable[[Path], None] | None = None,
 ) -> Exported:
     """Write a Task's forward, in evaluation mode, to a file, and compare the file's outputs with
     the Task's.
@@ -72,6 +73,7 @@ def export(
             without it the Task itself is called with the weights of the file.
         about: how a picture becomes an input, and the classes' names, for the description beside
             the file (`<name>.predict.json`, which `serve` reads); see DataModule.describe_input.
+        beside: writes further files into a format's folder, once it is checked.
 
     Raises:
         ConfigError: format, output or example_input is not legal.
@@ -88,14 +90,19 @@ def export(
     with _still(task):
         args = example_of(task, example_input)
         _call_twice(task, args)
-        exported = _write_and_check(task, path, format, args, rebuilt)
+        exported = _write_and_check(task, path, format, args, rebuilt, beside)
     if format not in _OF_WEIGHTS:
         write_description(path, describe(args, exported.any_batch_size, about or {}))
     return exported
 
 
 def _write_and_check(
-    task: Task, path: Path, kind: str, args: tuple[Tensor, ...], rebuilt: Task | None
+    task: Task,
+    path: Path,
+    kind: str,
+    args: tuple[Tensor, ...],
+    rebuilt: Task | None,
+    beside: Callable[[Path], None] | None,
 ) -> Exported:
     # In a separate folder instead of under another name: torch writes the file's name into the
     # file.
@@ -119,6 +126,8 @@ def _write_and_check(
         if any_batch_size:
             sizes[rows_of(args) + 1] = resized(args, rows_of(args) + 1)
         difference = max(_check(task, run, inputs, kind) for inputs in sizes.values())
+        if beside is not None and draft.is_dir():
+            beside(draft)
         if path.is_dir():  # checked: an earlier export, or empty
             path.replace(Path(folder, "before"))
         draft.replace(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,8 @@ from trainkit.console import short
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError, TrainkitError
 from trainkit.extensions.exporting.export import Exported, export
+from trainkit.extensions.exporting.hub import Hub
+from trainkit.extensions.exporting.hub_files import write_hub_files
 from trainkit.extensions.exporting.request import FORMATS, check_output
 
 _OF_WEIGHTS = ("safetensors", "huggingface", "peft")  # formats that a second Task takes
@@ -42,6 +43,7 @@ def export_run(
     format: str,  # noqa: A002 - the word of the command line
     output: str | None,
     trust: Sequence[str],
+    hub: Hub | None = None,
 ) -> None:
     """Export a checkpoint of a run, and print the file and the result of its check.
 
@@ -51,11 +53,13 @@ def export_run(
         format: see `export`.
         output: the file; None for `<run_dir>/export/<conf>` with the format's suffix.
         trust: modules that the config may name in addition to the allowed ones.
+        hub: where the folder is uploaded to; None for nowhere.
 
     Raises:
         ConfigError: the run does not exist, or its config is not legal.
         CheckpointError: the checkpoint does not exist, is damaged, or has no config.
         TaskError: the Task cannot be exported.
+        TrainkitError: the hub refuses the folder, which is written.
     """
     folder = _find(ckpt_path, run_dir)
     manifest = verify(folder)
@@ -88,12 +92,16 @@ def export_run(
             example,
             rebuilt=rebuilt,
             about=source.describe_input() if source else {},
+            beside=lambda draft: write_hub_files(
+                draft, task, source, run, (folder, manifest), format == "peft", hub and hub.name
+            ),
         )
-    if path.is_dir() and (run / "tokenizer.json").is_file():
-        shutil.copy(run / "tokenizer.json", path)
     print(_named(folder, manifest))
     print(f"wrote       {short(path.absolute())}, {exported.num_bytes:,} bytes")
     print(f"checked     {_checked(task, exported, format)}", flush=True)
+    if hub is not None:
+        message = f"step {manifest.get('global_step')}, from trainkit"
+        print(f"pushed      {hub.push(path, message)}", flush=True)
 
 
 def load_task(ckpt_path: str, run_dir: str | None, trust: Sequence[str]) -> tuple[Task, str]:

@@ -20,10 +20,18 @@ USAGE = Usage(
             "<run_dir>/export/<conf>",
             "the file, with the format's suffix; the folder of huggingface and peft",
         ),
+        (
+            "push_to_hub",
+            "NAME",
+            "none",
+            "upload the folder of huggingface or peft, as me/model; the token is HF_TOKEN",
+        ),
+        ("private", "true | false", "the hub's", "whether the uploaded model is private"),
         TRUST,
     ),
     (
         "ckpt_path=best run_dir=runs/mine",
         "ckpt_path=best run_dir=runs/mine format=onnx output=mine.onnx",
+        "ckpt_path=best run_dir=runs/gpt format=huggingface push_to_hub=me/my-gpt private=true",
     ),
 )

@@ -16,6 +16,7 @@ from trainkit.cli.options import count, module_names, read_keys
 from trainkit.cli.usage import help_text
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.language.tokenizer_folder import own_tokenizer
 from trainkit.extensions.language.usage import GENERATE
 
 _KEYS = GENERATE.keys()
@@ -128,15 +129,6 @@ def default_checkpoint(run_dir: str) -> str:
         if not (checkpoints / "best").exists() and (checkpoints / "last").exists()
         else "best"
     )
-
-
-def own_tokenizer(run_dir: Path) -> str | None:
-    """Return the run's copy of its data's tokenizer, or the one of the model that it has left."""
-    if (run_dir / "tokenizer.json").is_file():
-        return str(run_dir / "tokenizer.json")
-    if (run_dir / "pretrained" / "tokenizer_config.json").is_file():
-        return str(run_dir / "pretrained")
-    return None
 
 
 def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:

@@ -47,6 +47,9 @@ class Source(Protocol):
     def stops(self, is_chat: bool) -> set[int]:
         """Return the tokens that end a text."""
 
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer into a folder, for AutoTokenizer of transformers."""
+
 
 class TransformersSource:
     """A causal model of transformers in eval mode, and its tokenizer; see Source."""
@@ -106,6 +109,10 @@ class TransformersSource:
         """See Source."""
         return stops_of(self._model, self._tokenizer, is_chat)
 
+    def save_tokenizer(self, folder: Path) -> None:
+        """See Source."""
+        self._tokenizer.save_pretrained(folder)
+
 
 class TokenSource:
     """A model of the tokens that `data tokens` writes; see Source."""
@@ -141,6 +148,10 @@ class TokenSource:
     def stops(self, is_chat: bool) -> set[int]:
         """See Source."""
         return {self._tokenizer.special_tokens["end_of_text"]}
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """See Source."""
+        self._tokenizer.save_pretrained(folder)
 
 
 class _Narrow:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.language.tokenizer_folder import write_of_bytes, write_of_file
 
 Numbers = NDArray[np.int64]
 INSTALL = "pip install 'trainkit[transformers]'"
@@ -46,6 +47,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Iterator[int]) -> Iterator[str]:
         """Yield the text that each number completes ("" for a part of a letter), as it comes."""
 
+    def save_pretrained(self, folder: Path) -> None:
+        """Write it into a folder, for AutoTokenizer of transformers."""
+
 
 class ByteTokenizer:
     """The bytes of a text in UTF-8."""
@@ -65,6 +69,12 @@ class ByteTokenizer:
             yield decoder.decode(bytes([token]))
         if rest := decoder.decode(b"", final=True):
             yield rest
+
+    def save_pretrained(self, folder: Path) -> None:
+        """See Tokenizer."""
+        roles = {"mask_token": "[MASK]", "eos_token": "<|endoftext|>"}
+        numbers = {"mask_token": _OF_BYTES["mask"], "eos_token": _OF_BYTES["end_of_text"]}
+        write_of_bytes(folder, {role: (numbers[role], text) for role, text in roles.items()})
 
 
 class FileTokenizer:
@@ -93,7 +103,7 @@ class FileTokenizer:
             raise DataError(
                 f"{path} is no tokenizer.json of the tokenizers library: {error}"
             ) from error
-        self._stream = DecodeStream
+        self._path, self._stream = path, DecodeStream
         self._own.no_truncation()
         self._own.no_padding()
         self._own.encode_special_tokens = True
@@ -124,6 +134,10 @@ class FileTokenizer:
         stream = self._stream(skip_special_tokens=True)
         for token in tokens:
             yield stream.step(self._own, token) or ""
+
+    def save_pretrained(self, folder: Path) -> None:
+        """See Tokenizer."""
+        write_of_file(self._path, folder)
 
 
 def open_tokenizer(path: str | Path | None, end_of_text: str | None = None) -> Tokenizer:
