@@ -122,8 +122,8 @@ class TextTask(trainkit.Task):
         """Write config.json and model.safetensors, for transformers' `from_pretrained`."""
         if not hasattr(self.model, "to_huggingface"):
             raise TaskError(
-                f"transformers has no model of {type(self.model).__name__}'s kind. Use"
-                " format=safetensors."
+                f"transformers has no model of {type(self.model).__name__}'s kind, so it cannot be"
+                " written for it; export format=safetensors writes its weights."
             )
         config, weights = self.model.to_huggingface()
         dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")

@@ -76,6 +76,7 @@ HOMES = {
     "onnxruntime": ["extensions/exporting/onnx.py"],
     "ray": ["extensions/ray/*", "extensions/serving/*.py"],
     "peft": ["extensions/adapters/peft_models.py"],
+    "lm_eval": ["extensions/suites/harness.py"],
     "huggingface_hub": ["extensions/exporting/hub.py"],
     "tokenizers": ["extensions/language/tokenizer.py"],
     "wandb": ["extensions/trackers/wandb.py"],

@@ -27,7 +27,7 @@ COMMANDS = [
     line.split("  #")[0].strip()
     for block in re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
     for line in block.splitlines()
-    if line and not line.startswith("pip ")
+    if line and not line.startswith(("pip ", "hf ")) and "push_to_hub" not in line
 ]
 
 
@@ -58,6 +58,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "texts" / "b.jsonl").write_text(
         "".join(json.dumps({"text": TEXT}) + "\n" for _ in range(50))
     )
+    (task,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (row,) = re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
+    (folder / "sums.yaml").write_text(task)
+    (folder / "sums.jsonl").write_text(row * 8)
     for line in COMMANDS:
         words = line
         if " fit " in line:
@@ -71,7 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_page_has_its_commands() -> None:
     """The fixture above sees them."""
     assert len(COMMANDS) >= 13
-    assert {"data", "fit", "plan", "generate", "export"} == {
+    assert {"data", "fit", "plan", "generate", "export", "evaluate"} == {
         re.findall(r"trainkit (\w+)", line)[0] for line in COMMANDS
     }
 
@@ -92,8 +96,11 @@ def test_every_command_of_the_page_runs(place: Path) -> None:
     assert {path.name for path in (place / "runs" / "gpt" / "checkpoints").glob("epoch=*")} >= {
         "epoch=0-step=4"
     }
-    files = ["config.json", "model.safetensors", "tokenizer.json"]
+    files = ["README.md", "config.json", "generation_config.json", "model.safetensors"]
+    files += ["tokenizer.json", "tokenizer_config.json"]
     assert sorted(path.name for path in (place / "my-gpt").iterdir()) == files
+    (results,) = (place / "runs" / "gpt" / "reports" / "lm-eval").iterdir()
+    assert json.loads(results.read_text())["tasks"]["sums"]["samples"] == 8
 
 
 @pytest.mark.parallel

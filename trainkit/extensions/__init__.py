@@ -21,6 +21,7 @@ NAMES = (
     "check_engine",
     "exporting",
     "serving",
+    "suites",
     "object_store",
     "shards",
     "language",

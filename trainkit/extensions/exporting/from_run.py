@@ -31,7 +31,9 @@ from trainkit.errors import CheckpointError, ConfigError, TaskError, TrainkitErr
 from trainkit.extensions.exporting.export import Exported, export
 from trainkit.extensions.exporting.hub import Hub
 from trainkit.extensions.exporting.hub_files import write_hub_files
+from trainkit.extensions.exporting.huggingface import writer_of
 from trainkit.extensions.exporting.request import FORMATS, check_output
+from trainkit.extensions.language.tokenizer_folder import own_tokenizer
 
 _OF_WEIGHTS = ("safetensors", "huggingface", "peft")  # formats that a second Task takes
 _ROWS = 2  # samples of the example: enough to distinguish a batch size from a constant
@@ -102,6 +104,40 @@ def export_run(
     if hub is not None:
         message = f"step {manifest.get('global_step')}, from trainkit"
         print(f"pushed      {hub.push(path, message)}", flush=True)
+
+
+def write_for_transformers(
+    ckpt_path: str, run_dir: Path, output: Path, trust: Sequence[str]
+) -> tuple[Path, str]:
+    """Write a checkpoint as format=huggingface, with its tokenizer; return the checkpoint's folder,
+    and a line that names it.
+
+    Args:
+        ckpt_path, trust: as of `export_run`.
+        run_dir: the run; its data is read only if the run has left no tokenizer.
+        output: the folder to write.
+
+    Raises:
+        ConfigError, CheckpointError, TaskError: see `export_run`.
+    """
+    folder = _find(ckpt_path, str(run_dir))
+    manifest = verify(folder)
+    config = _config_of(manifest, folder, trust, with_data=own_tokenizer(run_dir) is None)
+    task = _build(config)
+    writer_of(task)  # before its weights are read
+    data = _source_of(task, config)[0] if config["data"] is not None else None
+    _load(task, folder)
+    rebuilt = _build({**config, "callbacks": {}})
+    export(
+        task,
+        output,
+        "huggingface",
+        rebuilt=rebuilt,
+        beside=lambda draft: write_hub_files(
+            draft, task, data, run_dir, (folder, manifest), is_adapter=False
+        ),
+    )
+    return folder, _named(folder, manifest)
 
 
 def load_task(ckpt_path: str, run_dir: str | None, trust: Sequence[str]) -> tuple[Task, str]:

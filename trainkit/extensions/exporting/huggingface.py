@@ -19,11 +19,11 @@ from trainkit.errors import TaskError
 from trainkit.extensions.exporting.weights import run_with
 
 
-def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
-    """Let the Task write the folder; return True: it fits any batch size.
+def writer_of(task: Task) -> Callable[[Path], None]:
+    """Return the Task's method that writes the folder.
 
     Raises:
-        TaskError: the Task has no `export_huggingface`, or has adapters.
+        TaskError: it has none.
     """
     export = getattr(task, "export_huggingface", None)
     if not callable(export):
@@ -33,6 +33,17 @@ def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
             " model.safetensors, as recipes.language_model.LanguageModel has; or use"
             " format=safetensors."
         )
+    found: Callable[[Path], None] = export
+    return found
+
+
+def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:
+    """Let the Task write the folder; return True: it fits any batch size.
+
+    Raises:
+        TaskError: the Task has no `export_huggingface`, or has adapters.
+    """
+    export = writer_of(task)
     if task._layers_of is not None:
         raise TaskError(
             f"{type(task).__name__} has adapters, which are merged in an export of a checkpoint: python"
