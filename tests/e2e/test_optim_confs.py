@@ -28,6 +28,8 @@ from tests.helpers.launching import Command
         ("optimizer=lars optimizer.lr=20", "20 x 1 rank = 20"),
         ("optimizer=lamb optimizer.lr=0.01", "0.01 x 1 rank = 0.01"),
         ("optimizer=muon optimizer.lr=0.01", "0.01 x sqrt(1 rank) = 0.01"),
+        ("optimizer=ademamix optimizer.lr=0.003", "0.003 x sqrt(1 rank) = 0.003"),
+        ("optimizer=soap", "0.003 x sqrt(1 rank) = 0.003"),
         ("optimizer=adafactor", "0.01 x sqrt(1 rank) = 0.01"),
         (
             "optimizer=schedule_free optimizer.lr=0.01 lr=constant",

@@ -52,6 +52,18 @@ GOES_ON = [
 ]
 STEP = 24  # samples of one, two of a microbatch
 SCENARIOS = ["sgd", "adamw", "ema", "late", "lars", "lamb", "muon", "adafactor", "averaged"]
+SCENARIOS = [
+    "sgd",
+    "adamw",
+    "ema",
+    "late",
+    "lars",
+    "lamb",
+    "muon",
+    "adafactor",
+    "ademamix",
+    "averaged",
+]
 
 pytestmark = pytest.mark.parallel
 

@@ -25,7 +25,7 @@ pytestmark = [
 
 # A sum over 2 ranks is the same in any order; 3 ranks divide no weight of the model evenly.
 STARTS = {
-    "2 ranks": (2, "plain accumulated mixed held refused"),
+    "2 ranks": (2, "plain accumulated two_averages mixed held refused"),
     "3 ranks": (3, "plain empty exchanged"),
 }
 KINDS = ["stage 1", "stage 2", "stage 3", "stage 2, host", "stage 3, host"]
@@ -65,6 +65,13 @@ def assert_same_end(found: dict[str, Any], expected: dict[str, Any], atol: float
 def test_training_ends_as_with_ddp(start: str, scenario: str, kind: str, results: Starts) -> None:
     """With plain SGD, bfloat16, and AdamW with accumulation and clipping; on every rank."""
     for rank in results[start][scenario]:
+        assert_same_end(rank[kind], rank["ddp"])
+
+
+@pytest.mark.parametrize("kind", ["stage 1", "stage 2", "stage 2, host"])
+def test_ademamix_ends_as_with_ddp(kind: str, results: Starts) -> None:
+    """A slow average that grows does so once a step; stage 3 is refused."""
+    for rank in results["2 ranks"]["two_averages"]:
         assert_same_end(rank[kind], rank["ddp"])
 
 

@@ -29,7 +29,7 @@ def check_split(engine: Engine, task: nn.Module, features: Iterable[Feature]) ->
 
 def check_split_optimizers(engine: Engine, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Refuse, or name, torch's optimizers that compute with whole matrices; trainkit.optim has
-    them for parts.
+    them for parts. Refuse others that say why in `not_split`.
 
     Raises:
         TaskError: there is one that fails.
@@ -42,6 +42,12 @@ def check_split_optimizers(engine: Engine, optimizers: Sequence[torch.optim.Opti
                 f"The optimizer is torch.optim.Adafactor, and engine is {engine.name}: it fails on"
                 " weights of which each rank holds a part. Use trainkit.optim.Adafactor, which"
                 " gathers each for its update."
+            )
+        if reason := getattr(optimizer, "not_split", ""):
+            raise TaskError(
+                f"The optimizer is {type(optimizer).__name__}, and engine is {engine.name}, where each"
+                f" rank holds a part of the weights: {reason}. Use engine=ddp or horovod, or another"
+                " optimizer."
             )
         if type(optimizer) is torch.optim.Muon:
             engine.ranks.say(

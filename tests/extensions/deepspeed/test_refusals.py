@@ -12,7 +12,7 @@ from torch import nn
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.deepspeed.refusals import check_optimizers, check_settings
-from trainkit.optim import LAMB
+from trainkit.optim import LAMB, SOAP, Adafactor, AdEMAMix, Muon, decay_groups
 
 GOOD = StepSettings(
     batch_size=4, accumulate=1, clip_val=1.0, clip_algorithm="norm", precision="bf16-mixed"
@@ -37,8 +37,8 @@ def test_what_deepspeed_serves_passes() -> None:
     """The plain settings, and an optimizer that treats each element alone."""
     check_settings(GOOD, 3)
     model = nn.Linear(2, 2)
-    check_optimizers(model, [torch.optim.AdamW(model.parameters())], False)
-    check_optimizers(model, [Own(model.parameters())], True)
+    check_optimizers(model, [torch.optim.AdamW(model.parameters())], False, 3)
+    check_optimizers(model, [Own(model.parameters())], True, 3)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,15 @@ def test_clipping_by_value_counts_only_if_something_is_clipped() -> None:
             "optimizer is LAMB, .*computes with the shape or the norm of each parameter",
         ),
         (
+            lambda p: [Adafactor(p)],
+            "optimizer is Adafactor, .*a flat piece of many .*Legal are SGD, .*AdEMAMix; else",
+        ),
+        (
+            lambda p: [Muon(decay_groups(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))],
+            "optimizer is Muon, .*a flat piece of many parameters",
+        ),
+        (lambda p: [SOAP(p)], "optimizer is SOAP, .*a flat piece of many parameters"),
+        (
             lambda p: [torch.optim.Adafactor(p)],
             "optimizer is Adafactor, .*the shape or the norm of each parameter",
         ),
@@ -131,7 +140,15 @@ def test_an_optimizer_is_refused(make: Any, words: str) -> None:
     """The message says what its update would become."""
     model = nn.Linear(2, 2)
     with pytest.raises(TaskError, match=words):
-        check_optimizers(model, make(list(model.parameters())), False)
+        check_optimizers(model, make(list(model.parameters())), False, 3)
+
+
+def test_ademamix_is_refused_in_stage_3_alone() -> None:
+    """There it would count a step for each part of a group."""
+    model = nn.Linear(2, 2)
+    check_optimizers(model, [AdEMAMix(model.parameters())], False, 2)
+    with pytest.raises(TaskError, match="AdEMAMix, which counts steps by group, .*engine.stage=2"):
+        check_optimizers(model, [AdEMAMix(model.parameters())], False, 3)
 
 
 def test_an_optimizer_that_switches_weights_is_refused() -> None:
@@ -140,7 +157,7 @@ def test_an_optimizer_that_switches_weights_is_refused() -> None:
     with pytest.raises(
         TaskError, match=r"Switched, whose train\(\) and eval\(\) change the weights"
     ):
-        check_optimizers(model, [Switched(model.parameters())], True)
+        check_optimizers(model, [Switched(model.parameters())], True, 3)
 
 
 @pytest.mark.parametrize(
@@ -153,4 +170,4 @@ def test_an_optimizer_that_switches_weights_is_refused() -> None:
 def test_a_model_is_refused(model: nn.Module, words: str) -> None:
     """Sparse gradients, and weights of another dtype."""
     with pytest.raises(TaskError, match=words):
-        check_optimizers(model, [torch.optim.SGD(model.parameters(), lr=1)], False)
+        check_optimizers(model, [torch.optim.SGD(model.parameters(), lr=1)], False, 3)

@@ -22,7 +22,7 @@ from tests.helpers.toy import Line, fill, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, BackboneFinetuning, ModelCheckpoint, StochasticWeightAveraging
 from trainkit.engine.select import make_engine
-from trainkit.optim import LAMB, LARS, Adafactor, Muon, decay_groups, schedule_free
+from trainkit.optim import LAMB, LARS, SOAP, Adafactor, AdEMAMix, Muon, decay_groups, schedule_free
 
 OUT = sys.argv[1]
 ENGINE = make_engine("auto")
@@ -143,12 +143,22 @@ def adafactor() -> dict[str, Any]:
     return scenario("adafactor", optimizer=lambda groups: Adafactor(groups, 0.05))
 
 
+def ademamix() -> dict[str, Any]:
+    """AdEMAMix whose slow average grows; stopped while it does."""
+    return scenario("ademamix", optimizer=lambda groups: AdEMAMix(groups, 0.02, t_alpha_beta3=9))
+
+
+def soap() -> dict[str, Any]:
+    """SOAP with new bases in each second step."""
+    return scenario("soap", optimizer=lambda groups: SOAP(groups, 0.02, precondition_frequency=2))
+
+
 def averaged() -> dict[str, Any]:
     """AdamW without a schedule, which is evaluated at averages."""
     return scenario("averaged", optimizer=lambda groups: schedule_free(groups, 0.05))
 
 
-SCENARIOS = [ema, swa, finetuning, lars, lamb, muon, adafactor, averaged]
+SCENARIOS = [ema, swa, finetuning, lars, lamb, muon, adafactor, ademamix, soap, averaged]
 
 if __name__ == "__main__":
     results = {}

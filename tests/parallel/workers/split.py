@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import trainkit
 from trainkit.callbacks import EMA, DivergenceGuard, ModelCheckpoint
 from trainkit.engine.select import make_engine
-from trainkit.optim import LAMB, LARS, Adafactor, Muon, decay_groups, schedule_free
+from trainkit.optim import LAMB, LARS, Adafactor, AdEMAMix, Muon, decay_groups, schedule_free
 
 OUT, NAME, OPTIONS, FROM = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
 WIDTH = 63  # which no number of ranks divides
@@ -201,6 +201,9 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     "muon": lambda: train("muon", lambda _: Muon(decay_groups(TASKS[-1]), lr=0.01)),
     "adafactor": lambda: train(
         "adafactor", lambda parameters: Adafactor(parameters, lr=0.02, weight_decay=0.1)
+    ),
+    "ademamix": lambda: train(
+        "ademamix", lambda parameters: AdEMAMix(parameters, lr=0.01, t_alpha_beta3=9)
     ),
     "averaged": lambda: train("averaged", lambda parameters: schedule_free(parameters, lr=0.01)),
 }

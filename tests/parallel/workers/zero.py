@@ -23,7 +23,7 @@ from trainkit.api.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.engine.select import make_engine
 from trainkit.errors import TrainkitError
-from trainkit.optim import LAMB
+from trainkit.optim import LAMB, AdEMAMix
 
 OUT = sys.argv[1]
 ENGINE = make_engine("ddp")
@@ -199,6 +199,16 @@ def accumulated() -> dict[str, Any]:
     )
 
 
+def two_averages() -> dict[str, Any]:
+    """AdEMAMix, whose slow average grows over six steps."""
+
+    def make(groups: Any) -> Any:
+        return AdEMAMix(groups, 0.02, t_alpha_beta3=6, weight_decay=0.1)
+
+    kinds = ("ddp", "stage 1", "stage 2", "stage 2, host")
+    return {kind: fit(kind, make, f"two averages {kind}") for kind in kinds}
+
+
 def mixed() -> dict[str, Any]:
     """bfloat16 under autocast."""
     return all_kinds("mixed", sgd, precision="bf16-mixed")
@@ -284,7 +294,7 @@ def refused() -> dict[str, Any]:
     return found
 
 
-SCENARIOS = [plain, empty, accumulated, mixed, exchanged, held, refused]
+SCENARIOS = [plain, empty, accumulated, two_averages, mixed, exchanged, held, refused]
 
 if __name__ == "__main__":
     results = {}

@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.helpers.toy import Line
 from trainkit.errors import ConfigError, TaskError
-from trainkit.optim import Adafactor, Muon, decay_groups
+from trainkit.optim import SOAP, Adafactor, AdEMAMix, Muon, decay_groups
 from trainkit.run.bad_samples import SkipBadSamples
 from trainkit.run.elastic import ElasticFit, ElasticState
 from trainkit.run.feature import Feature, Features
@@ -98,6 +98,15 @@ def test_torchs_adafactor_is_refused() -> None:
     with pytest.raises(TaskError, match=r"fails on weights .*Use trainkit\.optim\.Adafactor"):
         said_of(make)
     assert said_of(make, splits=False) == []
+
+
+def test_an_optimizer_of_whole_matrices_is_refused() -> None:
+    """SOAP decomposes them; the message says so, and where it works."""
+    make = lambda model: SOAP(model.parameters())  # noqa: E731
+    with pytest.raises(TaskError, match=r"is SOAP, .*decomposes whole .*Use engine=ddp or horovod"):
+        said_of(make)
+    assert said_of(make, splits=False) == []
+    assert said_of(lambda model: AdEMAMix(model.parameters())) == []
 
 
 def test_torchs_muon_is_named() -> None:

@@ -168,10 +168,10 @@ class DeepSpeedEngine(DDPEngine):
         self.comm.broadcast_tensors(tensors_of(task))
         if not optimizers and self._settings is None:
             return
-        check_optimizers(
-            task, optimizers, self._config.get("zero_allow_untested_optimizer") is True
-        )
         assert self._settings is not None and precision is not None
+        assert self._chosen.stage is not None
+        is_allowed = self._config.get("zero_allow_untested_optimizer") is True
+        check_optimizers(task, optimizers, is_allowed, self._chosen.stage)
         send_optimizer_state(self.comm, optimizers, self.device)
         (optimizer,) = optimizers
         config = write_config(

@@ -80,7 +80,9 @@ _ELEMENTWISE = (
     "Adadelta",
     "Rprop",
     "ASGD",
+    "AdEMAMix",
 )
+_BY_GROUP = ("AdEMAMix",)  # those that count steps by group
 _OTHERS = {
     "Adagrad": (
         "DeepSpeed replaces a torch Adagrad by one of its own, which the schedules of rates do not"
@@ -89,6 +91,7 @@ _OTHERS = {
     "SparseAdam": "it needs sparse gradients, and DeepSpeed's ZeRO has dense ones only",
     "LBFGS": "it evaluates the loss several times in a step",
 }
+_LEGAL = f"Legal are {', '.join(_ELEMENTWISE)}"
 _BY_TENSOR = (
     "it computes with the shape or the norm of each parameter, and DeepSpeed hands the optimizer a"
     " flat piece of many parameters (only updates that treat each element alone are right then)"
@@ -135,7 +138,10 @@ def check_settings(settings: StepSettings, stage: int) -> None:
 
 
 def check_optimizers(
-    task: nn.Module, optimizers: Sequence[torch.optim.Optimizer], allows_untested: bool
+    task: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    allows_untested: bool,
+    stage: int,
 ) -> None:
     """Refuse several optimizers, and those that update a flat piece of the parameters in another
     way.
@@ -145,6 +151,7 @@ def check_optimizers(
         optimizers: of the fit.
         allows_untested: whether the user's config has zero_allow_untested_optimizer, which accepts
             optimizers that neither trainkit nor torch has.
+        stage: of ZeRO.
 
     Raises:
         TaskError: DeepSpeed cannot serve them.
@@ -166,8 +173,13 @@ def check_optimizers(
             )
             why += "zero_allow_untested_optimizer to true"
         raise TaskError(
-            f"The optimizer is {name}, and with engine=deepspeed it cannot be: {why}. Else:"
-            f" {_ELSE}."
+            f"The optimizer is {name}, and with engine=deepspeed it cannot be: {why}. {_LEGAL};"
+            f" else: {_ELSE}."
+        )
+    if stage == 3 and name in _BY_GROUP:
+        raise TaskError(
+            f"The optimizer is {name}, which counts steps by group, and DeepSpeed's stage 3 calls it"
+            f" for each part of a group. Use engine.stage=2, or: {_ELSE}."
         )
     if has_switch(optimizer):
         raise TaskError(

@@ -30,6 +30,8 @@ _ADAPTIVE = (
     "Adadelta",
     "RMSprop",
     "Adafactor",
+    "AdEMAMix",
+    "SOAP",
     "AdamWScheduleFree",
     "LAMB",
     "Muon",
