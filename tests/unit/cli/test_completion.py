@@ -33,7 +33,10 @@ def offered(line: str, folder: Path) -> list[str]:
     [
         ("trainkit sc", ["scaling"]),
         ("python -m trainkit fit conf=res", ["resnet18", "resnet50", "resnet50_a3"]),
-        ("horovodrun -np 2 python -m trainkit fit conf=mlp optimizer=ad", ["adafactor", "adamw"]),
+        (
+            "horovodrun -np 2 python -m trainkit fit conf=mlp optimizer=ad",
+            ["adafactor", "adamw", "ademamix"],
+        ),
         ("trainkit test run_dir=runs/m", ["runs/mine"]),
         ("python train.py conf=res", []),
     ],

@@ -95,7 +95,13 @@ def export_run(
             rebuilt=rebuilt,
             about=source.describe_input() if source else {},
             beside=lambda draft: write_hub_files(
-                draft, task, source, run, (folder, manifest), format == "peft", hub and hub.name
+                draft,
+                task,
+                source,
+                run,
+                (folder, manifest),
+                is_adapter=format == "peft",
+                name=None if hub is None else hub.name,
             ),
         )
     print(_named(folder, manifest))

@@ -14,7 +14,7 @@ from typing import Any
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.safety.masking import scrubbed
 
-_REASONS = {
+_REASONS: dict[int | None, str] = {
     401: "the hub does not know the token: it is mistyped, expired or revoked. Make one at"
     " https://huggingface.co/settings/tokens, and set HF_TOKEN.",
     403: "the token must not write there: make one with write access, or choose a name below your"

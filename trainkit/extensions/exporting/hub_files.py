@@ -68,7 +68,7 @@ def _write_tokenizer(folder: Path, task: Task, data: Any, run_dir: Path) -> Sour
         write_of_file(Path(given), folder)
     elif given is not None:
         load_tokenizer(given).save_pretrained(folder)
-    elif hasattr(own, "save_pretrained"):
+    elif own is not None and hasattr(own, "save_pretrained"):
         own.save_pretrained(folder)
         given = str(folder)
     elif (source := _source(task, None)) is not None:

@@ -68,7 +68,8 @@ class SOAP(_SOAP):
     @staticmethod
     def get_orthogonal_matrix(mat: Any) -> Any:
         """Return the first bases; see above."""
-        return _SOAP.get_orthogonal_matrix(_rounded(mat))
+        rounded: Any = _rounded(mat)
+        return _SOAP.get_orthogonal_matrix(rounded)
 
     def get_orthogonal_matrix_qr(
         self, state: Any, max_precondition_dim: int = 10000, merge_dims: bool = False
