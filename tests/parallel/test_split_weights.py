@@ -51,7 +51,6 @@ GOES_ON = [
     ("pipeline x tensor", "2 replicas x pipeline"),
 ]
 STEP = 24  # samples of one, two of a microbatch
-SCENARIOS = ["sgd", "adamw", "ema", "late", "lars", "lamb", "muon", "adafactor", "averaged"]
 SCENARIOS = [
     "sgd",
     "adamw",

@@ -291,5 +291,5 @@ def _seed_torch(seed: int) -> None:
     down: milliseconds in each pass.
     """
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
