@@ -104,7 +104,7 @@ class Finding:
         value: what there is, for people.
         status: "ok"; "warning": it works, but could be better; "wrong": something will not work.
         why: the consequence; "" if all is well.
-        mend: remedy: a command if there is one.
+        remedy: a command if there is one.
     """
 
     area: str
@@ -112,7 +112,7 @@ class Finding:
     value: str
     status: Literal["ok", "warning", "wrong"] = "ok"
     why: str = ""
-    mend: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,7 @@ def test_a_foreign_framework_has_one_home(framework: str) -> None:
         user for user in users if not any(fnmatch.fnmatch(user, home) for home in homes)
     } == set()
     assert not homes or fnmatch.filter(users, homes[0]), (
-        f"{homes[0]} no longer imports {framework}: mend the table"
+        f"{homes[0]} no longer imports {framework}: correct the table"
     )
 
 

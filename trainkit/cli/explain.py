@@ -1,4 +1,4 @@
-"""explain: prints what an error means, with an example and the mend; without a name, the list."""
+"""explain: prints what an error means, with an example and the remedy; without a name, the list."""
 
 from __future__ import annotations
 

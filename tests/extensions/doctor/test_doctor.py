@@ -28,7 +28,7 @@ MACHINE = Machine(None, None, None, None, None, None, None, "", 2, 8.0)
 def troubles(found: Any) -> dict[str, Finding]:
     """Return the findings that are not ok, by name; each has a reason and a remedy."""
     chosen = {finding.name: finding for finding in found if finding.status != "ok"}
-    assert all(finding.why and finding.mend for finding in chosen.values())
+    assert all(finding.why and finding.remedy for finding in chosen.values())
     return chosen
 
 
@@ -56,7 +56,7 @@ def test_good_software_has_no_trouble() -> None:
 def test_bad_torch_is_told(torch: Torch, name: str, says: str) -> None:
     """It is missing or broken, too old, or does not fit torchvision."""
     found = troubles(software.look(torch))[name]
-    assert found.status == "wrong" and says in found.why and "pip install" in found.mend
+    assert found.status == "wrong" and says in found.why and "pip install" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_torch_that_crashes_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_horovod_is_told_with_what_its_build_lacks() -> None:
     """And the command that builds it."""
     found = troubles(horovod.look(None, GOOD, MACHINE))
-    assert found["installed"].mend == "python -m trainkit horovod install"
+    assert found["installed"].remedy == "python -m trainkit horovod install"
     assert found["to build it"].value == "missing: g++, make"
 
 
@@ -97,7 +97,7 @@ def test_a_horovod_that_does_not_fit_is_told() -> None:
     fits = Installed(edited_version(), "2.15.0", ("gloo",), None)
     assert troubles(horovod.look(fits, GOOD, MACHINE)).keys() <= {"horovodrun"}
     slow = troubles(horovod.look(fits, Torch(torch="2.15.0", gpus=2), MACHINE))["sums on GPUs"]
-    assert slow.mend.endswith("--gpu")
+    assert slow.remedy.endswith("--gpu")
 
 
 def test_without_torch_nothing_is_said_of_what_was_built_for_it() -> None:
@@ -115,7 +115,7 @@ def test_a_horovodrun_that_the_shell_does_not_find_is_told() -> None:
     """
     assert "A shell finds none" in horovod._launcher(None).why
     other = horovod._launcher("/usr/bin/horovodrun")
-    assert "/usr/bin/horovodrun" in other.why and other.mend.endswith("bin/activate")
+    assert "/usr/bin/horovodrun" in other.why and other.remedy.endswith("bin/activate")
     assert horovod._launcher(other.value).status == "ok"
 
 
@@ -222,7 +222,7 @@ def test_a_gpu_that_nobody_reads_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (tmp_path / name).touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = troubles(gpus.look(Torch(torch="2.15.0", cuda="13.2")))["torch sees"]
-    assert "hides all 2" in found.why and found.mend == "unset CUDA_VISIBLE_DEVICES"
+    assert "hides all 2" in found.why and found.remedy == "unset CUDA_VISIBLE_DEVICES"
 
 
 def test_no_gpu_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,10 +250,11 @@ def test_small_limits_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         "threads",
     }
     assert (
-        "--shm-size" in found["shared memory"].mend and found["open files"].mend == "ulimit -n 4096"
+        "--shm-size" in found["shared memory"].remedy
+        and found["open files"].remedy == "ulimit -n 4096"
     )
-    assert found["threads"].mend == "export OMP_NUM_THREADS=1"
-    assert "limits.conf" in host._open_files((1024, 2048)).mend
+    assert found["threads"].remedy == "export OMP_NUM_THREADS=1"
+    assert "limits.conf" in host._open_files((1024, 2048)).remedy
 
 
 def test_few_cores_for_many_gpus_are_told() -> None:
@@ -272,7 +273,8 @@ def test_what_a_launcher_left_is_told() -> None:
     )
     assert troubles(found).keys() >= {"launcher's variables", "CUDA_LAUNCH_BLOCKING"}
     assert (
-        troubles(found)["launcher's variables"].mend == "unset RANK TORCHELASTIC_RUN_ID WORLD_SIZE"
+        troubles(found)["launcher's variables"].remedy
+        == "unset RANK TORCHELASTIC_RUN_ID WORLD_SIZE"
     )
     assert "rank 1 of 4, started by torchrun" in troubles(found)["launcher's variables"].why
     assert "launcher's variables" not in troubles(network.look({"RANK": "1", "WORLD_SIZE": "4"})), (
@@ -296,8 +298,10 @@ def test_a_check_that_breaks_is_a_finding() -> None:
 def test_two_ranks_that_cannot_add_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The finding has their output."""
     monkeypatch.setattr(sums, "_SCRIPT", "raise RuntimeError('no route to host')")
-    (found,) = sums.look("torchrun", "mend it")
-    assert found.status == "wrong" and "no route to host" in found.why and found.mend == "mend it"
+    (found,) = sums.look("torchrun", "remedy it")
+    assert (
+        found.status == "wrong" and "no route to host" in found.why and found.remedy == "remedy it"
+    )
 
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warning", 0), ("wrong", 1)])
@@ -318,7 +322,7 @@ def test_the_exit_code_is_for_machines(
         "value": "c",
         "status": status,
         "why": "since",
-        "mend": "do this",
+        "remedy": "do this",
     }
     assert command.main("doctor", []) == code
     assert ("do this" in capsys.readouterr().out) == (status != "ok")

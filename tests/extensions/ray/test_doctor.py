@@ -28,7 +28,7 @@ def test_without_ray_nothing_is_said_unless_it_is_asked_for(
     with_version(monkeypatch, None)
     assert list(look({})) == []
     (found,) = look({"RAY_ADDRESS": "auto"})
-    assert (found.status, found.mend) == ("warning", "pip install 'trainkit[ray]'")
+    assert (found.status, found.remedy) == ("warning", "pip install 'trainkit[ray]'")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Errors that need more than their sentence: each has a name, and a part of errors.md with an
-example and the mend.
+example and the remedy.
 
 A part begins with its name as heading, and the pattern of its messages in a comment.
 """

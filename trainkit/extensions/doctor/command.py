@@ -122,5 +122,5 @@ def _conclude(console: Console, found: Sequence[Finding]) -> None:
             Text.assemble((f"{mark}: ", style), f"{finding.name} ({finding.value}). {finding.why}"),
             soft_wrap=not is_a_terminal(console.file),
         )
-        if finding.mend:
-            console.print(f"    {finding.mend}", soft_wrap=True, markup=False)
+        if finding.remedy:
+            console.print(f"    {finding.remedy}", soft_wrap=True, markup=False)

@@ -131,12 +131,12 @@ def _open_files(limits: tuple[int, int]) -> Finding:
     if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
         why = "Loader workers and connections to many ranks use a file each: 'Too many open files'."
         able = hard == resource.RLIM_INFINITY or hard >= _LEAST_FILES
-        mend = (
+        remedy = (
             f"ulimit -n {_LEAST_FILES}"
             if able
             else f"raise nofile to {_LEAST_FILES} in /etc/security/limits.conf"
         )
-        return Finding(AREA, "open files", shown, "warning", why, mend)
+        return Finding(AREA, "open files", shown, "warning", why, remedy)
     return Finding(AREA, "open files", shown)
 
 

@@ -103,14 +103,14 @@ def look(torch: Torch) -> Iterator[Finding]:
     yield _torchvision(torch)
     missing = [name for name in _NEEDED if not _has(name)]
     if missing:
-        mend = f"pip install {' '.join(missing)}"
+        remedy = f"pip install {' '.join(missing)}"
         yield Finding(
             AREA,
             "packages",
             f"missing: {', '.join(missing)}",
             "wrong",
             "trainkit needs them.",
-            mend,
+            remedy,
         )
     there = [name for name in _EXTRAS if _has(name)]
     absent = sorted({extra for name, extra in _EXTRAS.items() if name not in there})

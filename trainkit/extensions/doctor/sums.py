@@ -51,8 +51,8 @@ if not stock: dist.destroy_process_group()
 """
 
 
-def look(launcher: Launcher, mend: str) -> Iterator[Finding]:
-    """Start two ranks and check their allreduce; `mend` is the remedy if they fail."""
+def look(launcher: Launcher, remedy: str) -> Iterator[Finding]:
+    """Start two ranks and check their allreduce; `remedy` is printed if they fail."""
     with tempfile.TemporaryDirectory(prefix="trainkit-doctor-") as folder:
         script = Path(folder) / "sums.py"
         log = Path(folder) / "output.log"
@@ -72,7 +72,7 @@ def look(launcher: Launcher, mend: str) -> Iterator[Finding]:
             "failed",
             "wrong",
             f"The allreduce of two ranks on this host failed: {said.strip()[:300]}",
-            mend,
+            remedy,
         )
         return
     answer = json.loads(answers[-1])

@@ -11,7 +11,7 @@ USAGE = Usage(
             "--json",
             "flag",
             "off",
-            "for machines: a list of findings, as {area, name, value, status, why, mend}",
+            "for machines: a list of findings, as {area, name, value, status, why, remedy}",
         ),
         (
             "--no-allreduce",
