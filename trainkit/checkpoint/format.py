@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from trainkit.checkpoint.files import check_files, describe_file, flush, write_safetensors
-from trainkit.checkpoint.misfit import misfits, unfit
+from trainkit.checkpoint.mismatch import mismatches, unfit
 from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import Pieces, resolve, table_of
 from trainkit.errors import CheckpointError
@@ -231,7 +231,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
             for name, tensor in model.state_dict().items()
             if isinstance(tensor, Tensor)
         }
-        lines = misfits({name: tensor.shape for name, tensor in state.items()}, here)
+        lines = mismatches({name: tensor.shape for name, tensor in state.items()}, here)
         raise unfit(folder, lines or str(error).splitlines()) from None  # torch lists every name
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint.find import fetched
 from trainkit.checkpoint.format import Snapshot, find_aliases, load_training, open_weights
-from trainkit.checkpoint.misfit import misfits, unfit
+from trainkit.checkpoint.mismatch import mismatches, unfit
 from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import MODEL, StoredPieces, split_tree
 from trainkit.checkpoint.writer import Writer
@@ -115,7 +115,7 @@ def fill_weights(folder: Path, engine: Engine, task: nn.Module) -> None:
     """
     state = engine.model_state(task)
     stored = open_weights(folder).stored_weights()
-    lines = misfits(
+    lines = mismatches(
         {name: one.shape for name, one in stored.items()},
         {name: tensor.shape for name, tensor in state.items()},
     )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_unpickler
 from trainkit.checkpoint.format import MANIFEST, STRANGE_FILE, read_safetensors, read_state, verify
-from trainkit.checkpoint.misfit import listed
+from trainkit.checkpoint.mismatch import listed
 from trainkit.device.shards import local_of
 from trainkit.errors import CheckpointError
 from trainkit.safety.foreign import check_archive

@@ -35,11 +35,11 @@ from trainkit.config.command_line import as_typed, find_conf, force, select_expe
 from trainkit.config.explain import explain
 from trainkit.config.files import explain_file
 from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, of_trial, plain_hydra
-from trainkit.config.kept import RecordedConfig, keep, refuse_masks, without_environment
 from trainkit.config.launchers import refuse_several
 from trainkit.config.moved import with_current_names
 from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first_start, primary_of
 from trainkit.config.pairs import check_batches, with_origin
+from trainkit.config.recorded import RecordedConfig, keep, refuse_masks, without_environment
 from trainkit.config.resources import conf_folders
 from trainkit.config.sweep import (
     Sweep,

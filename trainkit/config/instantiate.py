@@ -10,7 +10,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
-from trainkit.config.kept import RecordedConfig
+from trainkit.config.recorded import RecordedConfig
 from trainkit.config.schema import SAMPLE_KEYS, samples_of, with_accelerator
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import ConfigError, TrainkitError

@@ -29,9 +29,9 @@ class Microbatch(NamedTuple):
 
     Attributes:
         batch: on the device.
-        num_samples: samples in it; 0 for a ghost (plan.py).
+        num_samples: samples in it; 0 for a borrowed one (plan.py).
         is_last: whether it is this rank's last of the step.
-        ghosts_follow: whether only ghosts follow it in the step.
+        borrowed_follow: whether only borrowed batches follow it in the step.
         places: its samples' places in the epoch's order; None for streams.
         ends_batch: False for all pieces of a split batch but the last.
         skipped: the data set's indices of bad samples at these places, which are not in the batch.
@@ -43,12 +43,12 @@ class Microbatch(NamedTuple):
     places: range | None = None
     ends_batch: bool = True
     skipped: tuple[int, ...] = ()
-    ghosts_follow: bool = False
+    borrowed_follow: bool = False
 
     @property
     def ends_step(self) -> bool:
         """Whether it is this rank's last one with samples, so that the update is next."""
-        return self.num_samples > 0 and (self.is_last or self.ghosts_follow)
+        return self.num_samples > 0 and (self.is_last or self.borrowed_follow)
 
 
 class Moving(Iterator[Microbatch]):
@@ -262,7 +262,7 @@ class MapFeed(Feed):
                 len(places),
                 i == len(shares),
                 places or None,
-                ghosts_follow=i == own < len(shares),
+                borrowed_follow=i == own < len(shares),
             )
 
 
@@ -287,7 +287,7 @@ class StreamFeed(Feed):
             move: moves a batch to the device.
             skips: how bad samples are skipped; None if they raise.
             even: whether all ranks need as many microbatches in each step: a rank without data
-                repeats its last one, as a ghost (plan.py).
+                repeats its last one, as a borrowed one (plan.py).
         """
         self.stream = stream
         self._accumulate_at = accumulate_at
@@ -320,15 +320,15 @@ class StreamFeed(Feed):
                 return
             own = len(pulled)
             if self._even:
-                pulled = self._with_ghosts(pulled, self.microbatches_in(epoch))
+                pulled = self._with_borrowed(pulled, self.microbatches_in(epoch))
                 sizes += [0] * (len(pulled) - len(sizes))
             yield Step(total, Moving(self._microbatches(pulled, sizes, own), self._move))
 
     def _microbatches(self, pulled: list[Any], sizes: list[int], own: int) -> Iterator[Microbatch]:
         for i, (batch, size) in enumerate(zip(pulled, sizes, strict=True), 1):
-            yield Microbatch(batch, size, i == len(pulled), ghosts_follow=i == own < len(pulled))
+            yield Microbatch(batch, size, i == len(pulled), borrowed_follow=i == own < len(pulled))
 
-    def _with_ghosts(self, pulled: list[Any], count: int) -> list[Any]:
+    def _with_borrowed(self, pulled: list[Any], count: int) -> list[Any]:
         self._latest = pulled[-1] if pulled else self._latest
         if self._latest is None:
             raise DataError(

@@ -16,7 +16,7 @@ If ranks have joined or left since the run's beginning, a step keeps its samples
 evenly over the present ranks, in as many microbatches as needed.
 
 An engine that gathers weights in each forward needs as many forwards on all ranks: `even` deals a
-rank without samples a ghost, an empty range; it borrows a sample, and weighs nothing.
+rank without samples an empty range: it borrows a sample, which weighs nothing.
 
 Ranks of unequal speed take unequal parts of each round of microbatches, if `shares` names them: of
 64 samples of a round, ranks with shares 3 and 1 take 48 and 16. Steps keep their samples and their
@@ -80,7 +80,7 @@ class StepPlan:
 
         With `pad` a place may lie beyond the last sample; it is that of `place % num_samples`.
 
-        Ranges are never empty, but for ghosts: a rank without samples in a short last step gets an
+        Ranges are never empty, but for borrowed batches: a rank without samples in a short last step gets an
         empty list.
         """
         samples, start = self.samples_in(step), step * self.global_batch_size
@@ -111,7 +111,7 @@ class StepPlan:
 
     def reads(self, step: int, places: range) -> range:
         """Return the places of the samples in a microbatch of `step`: its own;
-        the step's first one for a ghost.
+        the step's first one for an empty range.
         """
         start = step * self.global_batch_size
         return places or range(start, start + 1)

@@ -19,7 +19,7 @@ from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
 from trainkit.engine.base import HandedOn
 from trainkit.errors import TaskError
-from trainkit.run.ghosts import backward_borrowed, forward_borrowed
+from trainkit.run.borrowed import backward_borrowed, forward_borrowed
 from trainkit.run.run import Run
 from trainkit.run.step_parts import Forwarded, ManualBatches, OpenBatch, on_this_rank
 

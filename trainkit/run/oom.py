@@ -131,7 +131,7 @@ class Halving:
                     num_samples=part.stop - part.start,
                     is_last=microbatch.is_last and ends,
                     ends_batch=ends,
-                    ghosts_follow=microbatch.ghosts_follow and ends,
+                    borrowed_follow=microbatch.borrowed_follow and ends,
                     places=None if microbatch.places is None else microbatch.places[part],
                 )
 

@@ -131,7 +131,7 @@ def test_steps_are_counted() -> None:
 
 @given(plans)
 def test_even_plans_give_all_ranks_as_many_microbatches(plan: StepPlan) -> None:
-    """A rank without samples gets ghosts: empty ranges, which read a sample of the same step.
+    """A rank without samples borrows: empty ranges, which read a sample of the same step.
     The samples stay the same.
     """
     even = replace(plan, even=True)

@@ -22,8 +22,8 @@ from trainkit.checkpoint.format import MANIFEST, verify
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import data_of, instantiate
-from trainkit.config.kept import from_manifest
 from trainkit.config.layers import make_layers, replacing_layers
+from trainkit.config.recorded import from_manifest
 from trainkit.config.users_code import named_by_user
 from trainkit.console import short
 from trainkit.data.seeding import seed_everything

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainkit.checkpoint.misfit import listed, misfits, unfit
+from trainkit.checkpoint.mismatch import listed, mismatches, unfit
 
 
 def test_each_kind_of_mismatch_has_its_line() -> None:
     """Only in the checkpoint, only in the model, and of another shape, with the shapes."""
     there, here = {"a": (2, 3), "b": (4,), "c": (1,)}, {"a": (2, 4), "c": (1,), "d": ()}
-    assert misfits(there, here) == [
+    assert mismatches(there, here) == [
         "missing in the checkpoint: d []",
         "not in the model: b [4]",
         "other shape: a is [2, 3] in the checkpoint and [2, 4] in the model",
     ]
-    assert misfits(there, there) == []
+    assert mismatches(there, there) == []
 
 
 def test_hundreds_of_mismatches_fit_on_a_screen() -> None:
     """Six are shown, the others counted; each line is short, and the last says what to do."""
     names = {f"layers.{number}.weight": (64, 64) for number in range(300)}
-    told = str(unfit(Path("runs/a/checkpoints/last"), misfits({}, names)))
+    told = str(unfit(Path("runs/a/checkpoints/last"), mismatches({}, names)))
     assert len(told.splitlines()) == 9 and "and 294 more" in told
     assert max(map(len, told.splitlines())) < 240
     assert told.endswith("init_weights=runs/a/checkpoints/last strict=false.")

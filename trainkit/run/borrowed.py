@@ -1,4 +1,4 @@
-"""Ghosts: microbatches of borrowed samples,
+"""Microbatches of borrowed samples,
 with which a rank takes part in a round that has none of its own (data/plan.py).
 """
 

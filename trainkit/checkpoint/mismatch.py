@@ -11,7 +11,7 @@ _SHOWN = 6
 Shape = Sequence[int]
 
 
-def misfits(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> list[str]:
+def mismatches(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> list[str]:
     """Return a line for each name that only one side has, and for each shape that differs.
 
     Args:
