@@ -41,6 +41,7 @@ NAMES = (
     "communication",
     "slow_link",
     "sharding",
+    "pipelines",
 )
 PACKAGES = (
     "torch",

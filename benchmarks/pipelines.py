@@ -6,8 +6,8 @@ The GPT of benchmarks/sharding.py (27 million parameters; AdamW, clipped to norm
 of 2 sequences of 64 bytes a step, by 1F1B, cut at the same block: two ranks of one start by
 torchrun, one thread each.
 
-    by hand     two PipelineStages, Schedule1F1B, the gradient of the weight that embedding and head share
-                summed over both, and a norm over both
+    by hand     two PipelineStages, Schedule1F1B, the gradient of the weight that embedding and
+                head share summed over both, and a norm over both
     trainkit    engine=fsdp engine.pipeline=2, the Task of one process
 
 Contenders take turns in the same processes, and a figure is the ratio to the schedule by hand of
@@ -190,7 +190,7 @@ def train(name: str, work: PipelineWork) -> PipelineWork:
 
 
 def steps(short: bool, rounds: int) -> dict[str, Any]:
-    """Return each contender's seconds a step, round by round; and the losses of one round of each."""
+    """Return each contender's seconds a step, round by round; and the losses of one round."""
     count = WARM + (2 if short else 10)
     losses: dict[str, list[float]] = {}
 
@@ -212,12 +212,12 @@ def worker(short: bool, rounds: int, out: Path) -> None:
     """Measure on this rank; by hand the last stage is rank 1's, in trainkit rank 0's."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = steps(short, rounds)
+    measured = steps(short, rounds)
     everyone: list[Any] = [None] * RANKS
-    dist.all_gather_object(everyone, found["losses"])
+    dist.all_gather_object(everyone, measured["losses"])
     if dist.get_rank() == 0:
-        found["losses"] = {BY_HAND: everyone[1][BY_HAND], OURS: everyone[0][OURS]}
-        out.write_text(json.dumps(found))
+        measured["losses"] = {BY_HAND: everyone[1][BY_HAND], OURS: everyone[0][OURS]}
+        out.write_text(json.dumps(measured))
     dist.barrier()
     os._exit(0)  # some contenders leave process groups of their own
 
