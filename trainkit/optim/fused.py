@@ -102,9 +102,15 @@ def _prepare(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def _lacks_momenta(optimizer: Optimizer) -> bool:
     """Return whether a parameter may have no momentum; looks up none of them, which hashes it."""
     state = optimizer.state
-    if len(state) < sum(len(group["params"]) for group in optimizer.param_groups):
+    count = 0
+    for group in optimizer.param_groups:
+        count += len(group["params"])
+    if len(state) < count:
         return True
-    return any(own.get("momentum_buffer") is None for own in state.values())
+    for own in state.values():  # noqa: SIM110 - a generator is called for each weight
+        if own.get("momentum_buffer") is None:
+            return True
+    return False
 
 
 def _add_momenta(optimizer: Optimizer, group: dict[str, Any]) -> None:

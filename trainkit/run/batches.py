@@ -9,7 +9,9 @@ train_manually      a batch of a Task that updates its weights itself
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +23,13 @@ from trainkit.engine.base import HandedOn
 from trainkit.errors import TaskError
 from trainkit.run.borrowed import backward_borrowed, forward_borrowed
 from trainkit.run.run import Run
-from trainkit.run.step_parts import Forwarded, ManualBatches, OpenBatch, on_this_rank
+from trainkit.run.step_parts import (
+    NOT_GUARDED,
+    Forwarded,
+    ManualBatches,
+    OpenBatch,
+    run_backward,
+)
 
 
 class EpochEnded(Exception):
@@ -33,49 +41,42 @@ def compute_gradients(run: Run, step: Step) -> None:
     sums over ranks start in the last one.
     """
     parts = run.step
-    state = run.state
     parts.open_batch = None
     parts.has_begun = False
     parts.num_ahead = 0
-
-    def forward(microbatch: Microbatch) -> Forwarded:
-        """Its backward follows at once, unless the engine runs other microbatches in between."""
-        batch_idx = state.batch_idx + parts.num_ahead
-        parts.num_ahead += microbatch.ends_batch
-        with parts.sync_guard:
-            if microbatch.num_samples:
-                return forward_batch(run, microbatch, batch_idx)
-            drop_old_gradients(run)  # a hook has no other moment
-            return forward_borrowed(run, microbatch, batch_idx)
-
-    def backward(forwarded: Forwarded) -> None:
-        microbatch = forwarded.microbatch
-        with parts.sync_guard:
-            if microbatch.num_samples:
-                backward_batch(run, step, forwarded)
-            else:
-                backward_borrowed(run, forwarded)
-        parts.num_ahead -= microbatch.ends_batch
-        state.batch_idx += microbatch.ends_batch
-
+    forward, backward = partial(forward_batch, run), partial(backward_batch, run, step)
+    if parts.sync_guard is not NOT_GUARDED:  # entered for nothing it would cost each microbatch
+        forward = partial(_guarded, parts.sync_guard, forward)
+        backward = partial(_guarded, parts.sync_guard, backward)
     run.engine.run_microbatches(step.microbatches, forward, backward)
     drop_old_gradients(run)
 
 
+def _guarded(guard: AbstractContextManager[None], call: Callable[[Any], Any], given: Any) -> Any:
+    with guard:
+        return call(given)
+
+
 def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     """Run forward and backward of one microbatch."""
-    backward_batch(run, step, forward_batch(run, microbatch, run.state.batch_idx))
+    backward_batch(run, step, forward_batch(run, microbatch))
 
 
-def forward_batch(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
-    """Call the hook before a batch, and run its forward."""
-    task = run.task
-    batch = microbatch.batch
-    _log_to_step(run, microbatch)
-    start_batch(run, batch, batch_idx, first=not run.step.has_begun)
-    run.step.has_begun = True
-    with on_this_rank(run.engine, microbatch), run.precision.autocast():
-        outputs = call_step(task, "training_step", batch, batch_idx)
+def forward_batch(run: Run, microbatch: Microbatch) -> Forwarded:
+    """Call the hook before a batch, and run its forward. Its backward follows at once, unless the
+    engine runs other microbatches in between.
+    """
+    parts, task = run.step, run.task
+    batch_idx = run.state.batch_idx + parts.num_ahead
+    parts.num_ahead += microbatch.ends_batch
+    if not microbatch.num_samples:
+        drop_old_gradients(run)  # a hook has no other moment
+        return forward_borrowed(run, microbatch, batch_idx)
+    task._log_to(LogTarget(parts.log, microbatch.num_samples, on_step=True, on_epoch=False))
+    start_batch(run, microbatch.batch, batch_idx, first=not parts.has_begun)
+    parts.has_begun = True
+    with run.precision.autocast():
+        outputs = call_step(task, "training_step", microbatch.batch, batch_idx)
     return Forwarded(microbatch, outputs, batch_idx)
 
 
@@ -83,46 +84,44 @@ def backward_batch(run: Run, step: Step, forwarded: Forwarded) -> None:
     """Run backward of a microbatch, its loss weighted by its share of the step's samples, and the
     hooks around it; all but a rank's last keep their gradients on the rank.
     """
-    task = run.task
+    parts, task = run.step, run.task
     microbatch, outputs, batch_idx = forwarded
-    if run.step.num_ahead > microbatch.ends_batch:  # another one's forward was after this one's
-        _log_to_step(run, microbatch)
+    if not microbatch.num_samples:
+        backward_borrowed(run, forwarded)
+        parts.num_ahead -= microbatch.ends_batch
+        run.state.batch_idx += microbatch.ends_batch
+        return
+    if parts.num_ahead > microbatch.ends_batch:  # another one's forward was after this one's
+        task._log_to(LogTarget(parts.log, microbatch.num_samples, on_step=True, on_epoch=False))
     if outputs is None:
         drop_old_gradients(run)
-        run.step.weights.skip(microbatch.num_samples)
-        if not run.step.has_skipped:
+        parts.weights.skip(microbatch.num_samples)
+        if not parts.has_skipped:
             run.say(
                 f"{type(task).__name__}.training_step returned None: the batch is skipped."
                 " Return the loss to train on it."
             )
-            run.step.has_skipped = True
+            parts.has_skipped = True
         leave_batch(run, microbatch, None, None, batch_idx)
         return
     if isinstance(outputs, HandedOn):
         drop_old_gradients(run)
-        with on_this_rank(run.engine, microbatch):
-            run.engine.backward(outputs)
+        run_backward(run.engine, microbatch, outputs)
         run.hooks("on_after_backward")
         leave_batch(run, microbatch, None, None, batch_idx)
         return
     loss = loss_of(outputs, task)
-    run.step.watch.look(loss)
+    parts.watch.look(loss)
     drop_old_gradients(run)
-    if run.step.finite is not None:
-        run.step.finite.look(loss, microbatch)
+    if parts.finite is not None:
+        parts.finite.look(loss, microbatch)
     run.hooks("on_before_backward", loss)
-    weighted = run.step.weights.weighted(
+    weighted = parts.weights.weighted(
         loss, outputs, microbatch.num_samples, step.num_samples, microbatch.batch
     )
-    with on_this_rank(run.engine, microbatch):
-        run.engine.backward(run.precision.scale(weighted))
+    run_backward(run.engine, microbatch, run.precision.scale(weighted))
     run.hooks("on_after_backward")
     leave_batch(run, microbatch, outputs, loss, batch_idx)
-
-
-def _log_to_step(run: Run, microbatch: Microbatch) -> None:
-    target = LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False)
-    run.task._log_to(target)
 
 
 def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:
@@ -160,16 +159,17 @@ def leave_batch(
         loss: of `outputs`; None if the Task has skipped the batch.
     """
     run.task._log_to(None)
-    if not run.hooks.has("on_train_batch_end"):
-        return  # and the batch is not held until the update
-    shown = dict(outputs) if isinstance(outputs, Mapping) else {}
-    if loss is not None:
-        shown["loss"] = loss.detach()
-    ended = OpenBatch(microbatch.num_samples, shown, microbatch.batch, batch_idx)
-    if microbatch.ends_step:
-        run.step.open_batch = ended
-    else:
-        end_batch(run, ended)
+    if run.hooks.has("on_train_batch_end"):  # else the batch is not held until the update
+        shown = dict(outputs) if isinstance(outputs, Mapping) else {}
+        if loss is not None:
+            shown["loss"] = loss.detach()
+        ended = OpenBatch(microbatch.num_samples, shown, microbatch.batch, batch_idx)
+        if microbatch.ends_step:
+            run.step.open_batch = ended
+        else:
+            end_batch(run, ended)
+    run.step.num_ahead -= microbatch.ends_batch
+    run.state.batch_idx += microbatch.ends_batch
 
 
 def end_batch(run: Run, ended: OpenBatch) -> None:

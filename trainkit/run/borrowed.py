@@ -10,25 +10,19 @@ from trainkit.data.feed import Microbatch
 from trainkit.engine.base import HandedOn
 from trainkit.run.evaluator import uncounted
 from trainkit.run.run import Run
-from trainkit.run.step_parts import Forwarded, on_this_rank
+from trainkit.run.step_parts import Forwarded, run_backward
 
 
 def forward_borrowed(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
     """Run forward of borrowed samples; no hook sees it."""
-    with (
-        on_this_rank(run.engine, microbatch),
-        uncounted(run.task),
-        run.precision.autocast(),
-    ):
+    with uncounted(run.task), run.precision.autocast():
         outputs = call_step(run.task, "training_step", microbatch.batch, batch_idx)
     return Forwarded(microbatch, outputs, batch_idx)
 
 
 def backward_borrowed(run: Run, forwarded: Forwarded) -> None:
     """Run backward of borrowed samples: their loss weighs 0."""
-    outputs = forwarded.outputs
-    with on_this_rank(run.engine, forwarded.microbatch):
-        if isinstance(outputs, HandedOn):
-            run.engine.backward(outputs)
-        else:
-            run.engine.backward(run.precision.scale(loss_of(outputs, run.task) * 0))
+    microbatch, outputs, _ = forwarded
+    if not isinstance(outputs, HandedOn):
+        outputs = run.precision.scale(loss_of(outputs, run.task) * 0)
+    run_backward(run.engine, microbatch, outputs)

@@ -10,7 +10,6 @@ What depends on an option asks the features (feature.py): here are no branches f
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -49,7 +48,7 @@ from trainkit.run.run import FitParts, Run
 from trainkit.run.setup import Stage
 from trainkit.run.split_weights import check_split, check_split_optimizers
 from trainkit.run.stage_feeds import Feeds
-from trainkit.run.step_parts import StepParts
+from trainkit.run.step_parts import NOT_GUARDED, StepParts
 from trainkit.run.step_settings import step_settings
 from trainkit.run.stopping import Stopping
 
@@ -169,9 +168,7 @@ def _parts(
         ),
         clears_late=run.hooks.has("on_before_zero_grad"),
         sync_guard=(
-            SyncGuard(engine.device)
-            if run.options.numerics.assert_no_sync
-            else contextlib.nullcontext()
+            SyncGuard(engine.device) if run.options.numerics.assert_no_sync else NOT_GUARDED
         ),
         **features.in_step(run, optimizers),
     )

@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from torch import Tensor
+
 from trainkit.data.feed import Microbatch, Step
-from trainkit.engine.base import Engine
+from trainkit.engine.base import Engine, HandedOn
 from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.sample_weights import SampleWeights
@@ -26,7 +28,7 @@ class ManualBatches(Protocol):
     def batch(self, num_samples: int, num_in_step: int) -> AbstractContextManager[None]: ...  # noqa: D102
 
 
-_NOTHING = contextlib.nullcontext()
+NOT_GUARDED = contextlib.nullcontext()
 
 
 class Forwarded(NamedTuple):
@@ -42,11 +44,13 @@ class Forwarded(NamedTuple):
     batch_idx: int
 
 
-def on_this_rank(engine: Engine, microbatch: Microbatch) -> AbstractContextManager[None]:
-    """Return a context in which gradients stay on this rank,
-    unless the microbatch is its last of the step.
-    """
-    return _NOTHING if microbatch.is_last else engine.no_sync()
+def run_backward(engine: Engine, microbatch: Microbatch, loss: Tensor | HandedOn) -> None:
+    """Run backward; gradients stay on this rank, unless the microbatch is its last of the step."""
+    if microbatch.is_last:
+        engine.backward(loss)
+    else:
+        with engine.no_sync():
+            engine.backward(loss)
 
 
 class WeightSwitch:
@@ -105,7 +109,7 @@ class StepParts:
     num_ahead: int = 0
     open_batch: OpenBatch | None = None
     log: MetricLog = field(default_factory=MetricLog)
-    sync_guard: AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
+    sync_guard: AbstractContextManager[None] = NOT_GUARDED
     finite: FiniteLosses | None = None
     halving: Halving | None = None
     manual: ManualBatches | None = None
