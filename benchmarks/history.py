@@ -30,6 +30,7 @@ from trainkit.extensions.reports.page import Section, figure, write_page
 HISTORY = Path(__file__).with_name("history.jsonl")
 BARE, GUARDED = "bare loop", ("trainkit", "trainkit, all on")
 MORE = 0.1  # of the instructions that were added in the last run
+NOISE = 6000  # by which counts of one commit differ, where addresses do (in 940,000 of a step)
 Line = dict[str, Any]
 
 
@@ -146,7 +147,7 @@ def limits(lines: Sequence[Line], torch_version: str) -> dict[str, float]:
                 for name in GUARDED
                 if title(name) in line["figures"]
             }
-    return {name: value * (1 + MORE) for name, value in latest.items()}
+    return {name: value * (1 + MORE) + NOISE for name, value in latest.items()}
 
 
 def check(torch_version: str) -> list[str]:

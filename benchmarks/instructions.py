@@ -9,6 +9,7 @@ step here, where a second has some thirty of them. What a step costs beside the 
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -72,11 +73,16 @@ class Counted:
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the cross entropy."""
         if self._calls == WARM:
+            # a full collection costs as much as 10,000 instructions in each of these steps, and
+            # comes or does not come within them
+            gc.collect()
+            gc.disable()
             self._control("-i", "on")
         elif self._calls == WARM + COUNTED:
             # a number alone would be taken for a process
             self._control("-d", f"contender{self._number}")
             self._control("-i", "off")
+            gc.enable()
         self._calls += 1
         return nn.functional.cross_entropy(outputs, labels)
 
