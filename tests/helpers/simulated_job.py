@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from trainkit.extensions.elastic.client import RankAssignment
@@ -20,6 +22,7 @@ class Simulated:
         starts: all that were started.
         sent: signals by worker.
         said: messages for the user.
+        is_together: whether events come at once now.
 
     Args:
         replica_size: what the workers say of it.
@@ -37,7 +40,17 @@ class Simulated:
         self.sent: dict[str, list[signal.Signals]] = {}
         self.said: list[str] = []
         self._formed = 0
+        self.is_together = False
         self.hosts(hosts if hosts is not None else {"node1": 2})
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Events within the context come at once."""
+        self.is_together = True
+        with self.state_machine.together(self.now) as decisions:
+            yield
+        self.is_together = False
+        self._obey(decisions)
 
     # ---- events
 
@@ -138,6 +151,9 @@ class Simulated:
         )
 
     def _obey(self, decisions: list[Decision]) -> None:
+        if self.is_together:
+            assert not decisions
+            return
         for decision in decisions:
             if isinstance(decision, Start):
                 assert decision.worker not in {start.worker for start in self.starts}, (

@@ -4,6 +4,8 @@ its promises hold after each, and every job ends (helpers/simulated_job.py).
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +28,7 @@ EVENTS = [
     "hosts",
     "term",
     "stale",
+    "together",
 ]
 
 often = settings(deadline=None, max_examples=400)
@@ -55,34 +58,45 @@ def play(
         start_s=40.0,
     )
     step = 0
-    for event, number in sequence:
-        if event == "hosts":
-            job.hosts(HOSTS[number])
-        elif event == "term":
-            if number == 0:
-                job.signal()
-        elif event in ("wait", "doze"):
-            job.wait(number) if event == "wait" else job.sleep(number * 100)
-        elif job.alive:
-            name = job.alive[number % len(job.alive)]
-            if event == "join":
-                job.join(name, commit=step)
-            elif event == "stale":
-                job.join(
-                    name,
-                    commit=step - number,
-                    generation=max(0, job.state_machine.job.generation - number),
-                )
-            elif event == "answer":
-                job.state_machine.answer(name)
-            elif event == "beat":
-                step += number
-                job.beat(name, step=step, waiting="grads" if number % 2 else "", stall_s=5.0)
-            else:
-                job.exit(
-                    name, code={"crash": -9, "lost": None, "75": 75, "0": 0, "error": 4}[event]
-                )
+    events = iter(sequence)
+    for event, number in events:
+        if event == "together":
+            with job.together():
+                for one, own in itertools.islice(events, number):
+                    step = happen(job, one, own, step)
+        else:
+            step = happen(job, event, number, step)
     return job
+
+
+def happen(job: Simulated, event: str, number: int, step: int) -> int:
+    """Let an event happen; return the step that workers report."""
+    if event == "hosts":
+        job.hosts(HOSTS[number])
+    elif event == "term":
+        if number == 0:
+            job.signal()
+    elif event in ("wait", "doze"):
+        if not job.is_together:
+            job.wait(number) if event == "wait" else job.sleep(number * 100)
+    elif job.alive and event != "together":
+        name = job.alive[number % len(job.alive)]
+        if event == "join":
+            job.join(name, commit=step)
+        elif event == "stale":
+            job.join(
+                name,
+                commit=step - number,
+                generation=max(0, job.state_machine.job.generation - number),
+            )
+        elif event == "answer":
+            job.state_machine.answer(name)
+        elif event == "beat":
+            step += number
+            job.beat(name, step=step, waiting="grads" if number % 2 else "", stall_s=5.0)
+        else:
+            job.exit(name, code={"crash": -9, "lost": None, "75": 75, "0": 0, "error": 4}[event])
+    return step
 
 
 @often

@@ -266,7 +266,7 @@ def test_beats_go_on_after_the_driver_hung_up(
     m = driver.member()
     m.join(0)
     wait(lambda: len(driver.beats) > 2)
-    for connection in list(driver.server._http._open):
+    for connection in list(driver.server._http._known):
         connection.shutdown(socket.SHUT_RDWR)
     before = len(driver.beats)
     wait(lambda: len(driver.beats) > before + 5)
@@ -278,3 +278,23 @@ def test_a_wrong_secret_is_told(driver: Driver) -> None:
     """403 is no reason to ask for a minute."""
     with pytest.raises(JobEnded, match="403 Forbidden"):
         driver.member(secret="cd" * 32).join(0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stall_s", "seconds"),
+    [(0, None, 0.5), (256, None, 0.5), (1024, None, 2.0), (4096, 300.0, 8.0), (4096, 4.0, 1.0)],
+)
+def test_workers_of_a_large_job_beat_less_often(
+    ranks: int, stall_s: float | None, seconds: float
+) -> None:
+    """The driver answers as many heartbeats a second as of 256 ranks; none counts as frozen."""
+    assert membership.beat_s(ranks, stall_s) == seconds
+
+
+def test_a_worker_that_is_to_join_again_beats_often(driver: Driver) -> None:
+    """Also one of a large job, since its main thread may wait for ranks that are gone."""
+    member = driver.member()
+    member.ranks = 10**9  # its next heartbeat would be in hours
+    driver.reply["wanted"] = 1
+    member.beat()
+    wait(lambda: len(driver.beats) > 2)

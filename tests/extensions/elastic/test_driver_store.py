@@ -33,6 +33,8 @@ class Ended:
 class Workers:
     """A backend that starts no process; the test joins in the workers' names."""
 
+    driver: Driver
+
     def __init__(self) -> None:
         self.started: dict[str, Ended] = {}
         self.given: dict[str, Mapping[str, str]] = {}
@@ -65,6 +67,7 @@ def workers() -> Iterator[Workers]:
     driver = Driver(
         Settings(rules, ("true",), {}), network, WorkerOutput(None, with_time=False), backend
     )
+    backend.driver = driver
     loop = threading.Thread(target=driver.run, args=({"node1": 1, "node2": 1}, None))
     loop.start()
     yield backend
@@ -93,3 +96,19 @@ def test_the_end_of_another_worker_leaves_the_meeting_of_a_generation_alone(
         store.wait(["the address of rank 1"])
     store.close()
     assert "rank 0 (node1, slot 0) was killed by SIGKILL" in capfd.readouterr().err
+
+
+def test_a_worker_is_told_once_to_write_its_stacks(workers: Workers) -> None:
+    """Its heartbeats are answered beside the loop, which hears of them later."""
+    workers.await_start("node1/0#1")
+    rank = Membership.of(workers.given["node1/0#1"])
+    dumps: list[int] = []
+    rank.on_dump = lambda: dumps.append(rank.step)
+    rank.join(-1)
+    known = workers.driver.state_machine.job.workers["node1/0#1"]
+    workers.driver.post(lambda now: setattr(known, "dump", "wanted"))
+    wait_for(lambda: bool(dumps), "the request", timeout_s=30)
+    wait_for(lambda: not known.dump, "the heartbeat after it", timeout_s=30)
+    rank.step = 5
+    wait_for(lambda: known.step == 5, "another heartbeat", timeout_s=30)
+    assert dumps == [0]

@@ -226,3 +226,21 @@ def test_a_mistake_in_a_request_is_printed(capfd: pytest.CaptureFixture[str]) ->
     connection.close()
     server.close()
     assert "KeyError: 'no such worker'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /a/b\r\n",
+        b"GET /a/b HTTP/2\r\n",
+        b"GET /a/b HTTP/1.1\r\nno colon\r\n",
+        b"GET /a/b HTTP/1.1\r\n" + b"x: y\r\n" * 100,
+        b"GET /a/b HTTP/1.1\r\nx: " + b"y" * 70000 + b"\r\n",
+    ],
+)
+def test_a_head_that_is_none_is_refused(server: Server, head: bytes) -> None:
+    """400, and the connection is closed."""
+    with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+        connection.sendall(head + b"\r\n")
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 400 ")

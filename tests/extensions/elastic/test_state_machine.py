@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.simulated_job import Simulated
-from trainkit.extensions.elastic.messages import Words
+from trainkit.extensions.elastic import state_machine
+from trainkit.extensions.elastic.job import Job
+from trainkit.extensions.elastic.messages import Decision, Words
+from trainkit.extensions.elastic.transitions import settle
 
 A, B = "node1/0#1", "node1/1#1"
 
@@ -935,3 +938,22 @@ def test_a_job_that_has_seats_is_not_passed_on() -> None:
     job = started()
     job.unseated()
     assert job.seats() == [A, B] and job.state_machine.job.over is None
+
+
+def test_events_at_once_share_their_consequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand workers that join cost one look at all, and heartbeats alone none."""
+    looks: list[float] = []
+
+    def counted(job: Job, now: float) -> list[Decision]:
+        looks.append(now)
+        return settle(job, now)
+
+    job = Simulated({"node1": 8}, np=2)
+    monkeypatch.setattr(state_machine, "settle", counted)
+    with job.together():
+        job.join(*job.alive)
+    assert (len(looks), len(job.seats())) == (1, 8)  # one by one, the first two would train
+    with job.together():
+        job.beat(*job.alive, step=3)
+    assert len(looks) == 1
+    assert job.state_machine.job.workers[job.alive[0]].step == 3

@@ -2,7 +2,7 @@
 (driver.py) and sends heartbeats.
 
     Membership.current() -> join(commit) -> RankAssignment        requests a seat until it gets one, or the job ends
-                        a thread, every 0.5 s       reports step, progress and what the main thread waits for;
+                        a thread, every 0.5 s (beat_s)      reports step, progress and what the main thread waits for;
                                                     receives whether the driver wants to form a new
                                                     generation
 
@@ -33,9 +33,22 @@ from trainkit.safety.threads import printed, start_thread
 
 BEAT_S = 0.5  # seconds between two heartbeats
 UNREACHABLE_S = 60.0  # a driver silent for longer counts as gone, and the job as over
+_RANKS_AT_ONCE = 256  # of a larger job each one beats less often
 _POLL_S = 30.0  # a join is answered within 10 s
 _PAUSE_S = 0.2  # between two attempts to reach the driver
 _PARTING_S = 60.0  # time limit for a process's exit, during which no Python thread runs
+
+
+def beat_s(ranks: int, stall_s: float | None = None) -> float:
+    """Return the seconds between two heartbeats of a worker, so that those of a large job take no
+    more of the driver than those of `_RANKS_AT_ONCE` do, and none counts as frozen for it.
+
+    Args:
+        ranks: of its generation; 0 before its first.
+        stall_s: seconds after which a silent worker counts as frozen; None: never.
+    """
+    longest = float("inf") if stall_s is None else stall_s / 4
+    return max(BEAT_S, min(BEAT_S * ranks / _RANKS_AT_ONCE, longest))
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,7 @@ class Membership:
     def __init__(self, worker: str, address: tuple[str, int], secret: str) -> None:
         self.worker = worker  # this process's name at the driver: "node1/0#3" is host, slot, count
         self.generation = 0  # generation of the last seat, 0 before the first
+        self.ranks = 0  # of that generation
         self.step = 0  # the loop's current optimizer step
         self.progress = 0  # a counter that increases while the main thread makes progress
         self.waiting = ""  # the collective in which the main thread waits, "" if it is in none
@@ -189,7 +203,7 @@ class Membership:
                         for field in dataclasses.fields(RankAssignment)
                     }
                 )
-                self.generation = seat.generation
+                self.generation, self.ranks = seat.generation, seat.size
                 self.why = ""
                 return seat
             if answer["answer"] == "leave":
@@ -227,7 +241,8 @@ class Membership:
                     connection.close()  # the next request reopens it
                 else:
                     self._obey(answer)
-                self._parting.wait(BEAT_S)
+                is_calm = self._asked <= self.generation and not self._is_stuck
+                self._parting.wait(beat_s(self.ranks, self.stall_s) if is_calm else BEAT_S)
 
     def _obey(self, answer: dict[str, Any]) -> None:
         # the driver's loop is busy, as with the start of many workers

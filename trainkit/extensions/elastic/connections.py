@@ -65,36 +65,43 @@ class Connections(socketserver.ThreadingTCPServer):
     request_queue_size = 256  # all workers connect at once
 
     def __init__(self, *args: Any) -> None:
-        # whether it has brought a signed request; the oldest first
-        self._open: dict[socket.socket, bool] = {}
+        self._known: set[socket.socket] = set()  # those that have brought a signed request
+        self._strangers: dict[socket.socket, None] = {}  # the others, the oldest first
         self._lock = threading.Lock()
         super().__init__(*args)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Record a connection, and serve it."""
         with self._lock:
-            self._open[request] = False
-            strangers = [one for one, is_known in self._open.items() if not is_known]
-        for one in strangers[:-MOST_STRANGERS]:
-            _shut(one)
+            self._strangers[request] = None
+            is_full = len(self._strangers) > MOST_STRANGERS
+            oldest = next(iter(self._strangers)) if is_full else None
+            if oldest is not None:
+                del self._strangers[oldest]
+        if oldest is not None:
+            _shut(oldest)
         super().process_request(request, client_address)
 
     def know(self, request: Any) -> None:
         """Note that a connection has brought a signed request."""
+        if request in self._known:
+            return
         with self._lock:
-            self._open[request] = True
+            self._strangers.pop(request, None)
+            self._known.add(request)
 
     def shutdown_request(self, request: Any) -> None:
         """Forget a closed connection."""
         with self._lock:
-            self._open.pop(request, None)
+            self._strangers.pop(request, None)
+            self._known.discard(request)
         super().shutdown_request(request)
 
     def server_close(self) -> None:
         """Stop listening, and close all connections."""
         super().server_close()
         with self._lock:
-            left = list(self._open)
+            left = [*self._known, *self._strangers]
         for one in left:
             _shut(one)
 

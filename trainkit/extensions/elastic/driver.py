@@ -25,6 +25,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
@@ -42,9 +43,12 @@ from trainkit.extensions.elastic.upstream import run_upstream
 from trainkit.launch.network import is_local
 
 TICK_S = 0.2
+# So many times as long as consequences took the loop waits for more events that will share the next
+# ones: what a thousand workers do at once costs in proportion to them, and not to their square.
+_REST = 3.0
 _DRAIN_S = 2.0
 
-Event = Callable[[float], list[Decision]]
+Event = Callable[[float], object]  # its decisions are those of the state machine, for all together
 
 
 def run_elastic(args: argparse.Namespace) -> int:
@@ -144,6 +148,10 @@ class Driver:
         self._started = time.strftime("%Y-%m-%d_%H-%M-%S")
         self._refused: set[str] = set()
         self.state_machine = StateMachine(settings.rules, time.monotonic())
+        self._news = self.state_machine.news()
+        self._heartbeats: deque[Event] = deque()
+        self._rests_until = 0.0
+        self._dumping: set[str] = set()  # workers that were told to write their stacks
         self._server = Server(
             network.address, self._secret, self._on_join, self._on_beat, self._on_unseated
         )
@@ -159,13 +167,20 @@ class Driver:
         self._on_hosts(hosts)
         if source is not None:
             source.watch(hosts, self._on_hosts, self._output.say)
+        ticks_at = time.monotonic() + TICK_S
         while not self.state_machine.finished:
-            try:
-                event = self._inbox.get(timeout=TICK_S)
-            except queue.Empty:
-                event = self.state_machine.tick
-            decisions = event(time.monotonic())
+            events = self._next(ticks_at)
+            now = time.monotonic()
+            with self.state_machine.together(now) as decisions:
+                for event in events:
+                    event(now)
+                if now >= ticks_at:
+                    self.state_machine.tick(now)
+                    ticks_at = now + TICK_S
+            self._news = self.state_machine.news()
+            self._dumping -= self._dumping - self._news.dumps
             self._answer()  # before starting anything: waiting workers continue
+            self._rests_until = time.monotonic() + min(_REST * (time.monotonic() - now), TICK_S)
             for decision in decisions:
                 self._do(decision)
         over = self.state_machine.job.over
@@ -175,6 +190,17 @@ class Driver:
             over.why if not over.code else f"the job ends with exit code {over.code}: {over.why}"
         )
         return over.code
+
+    def _next(self, until: float) -> list[Event]:
+        """Return the events that have come, at the latest at `until`, with all heartbeats."""
+        events: list[Event] = []
+        with contextlib.suppress(queue.Empty):
+            events.append(self._inbox.get(timeout=max(0.0, until - time.monotonic())))
+            time.sleep(max(0.0, self._rests_until - time.monotonic()))
+            while True:
+                events.append(self._inbox.get_nowait())
+        heartbeats = [self._heartbeats.popleft() for _ in range(len(self._heartbeats))]
+        return heartbeats + events
 
     def close(self) -> None:
         """Kill remaining processes (there are some only if `run` raised) and close the server."""
@@ -202,11 +228,11 @@ class Driver:
     def _on_join(self, request: Request) -> None:
         content = request.content
 
-        def event(now: float) -> list[Decision]:
+        def event(now: float) -> None:
             self._asking[content["worker"]] = request
             if content["generation"] == self._generation:
                 self._server.give_up(self._generation)
-            return self.state_machine.joined(
+            self.state_machine.joined(
                 now,
                 content["worker"],
                 content["commit"],
@@ -222,22 +248,29 @@ class Driver:
             self.post(self.state_machine.unseated)
 
     def _on_beat(self, request: Request) -> None:
-        content = request.content
+        """Answer a heartbeat in its own thread; the loop hears of it with the next event."""
+        content, at = request.content, time.monotonic()
+        name = content["worker"]
+        reply = self._news.reply(name)
+        reply["dump"] = dumps = reply["dump"] and name not in self._dumping
+        if dumps:
+            self._dumping.add(name)
 
-        def event(now: float) -> list[Decision]:
-            decisions = self.state_machine.beat(now, content["worker"], content)
-            request.answer(self.state_machine.reply(content["worker"]))
-            return decisions
+        def event(_: float) -> None:
+            self.state_machine.beat(at, name, content)
+            if dumps:
+                self.state_machine.requested(name)
 
-        self.post(event)
+        self._heartbeats.append(event)
+        request.answer(reply)
 
     def _on_exit(self, worker: str, code: int | None) -> None:
-        def event(now: float) -> list[Decision]:
+        def event(now: float) -> None:
             self._processes.pop(worker, None)
             # a worker without a rank in the newest generation does not meet with the others
             if code != 0 and worker in self.state_machine.job.members:
                 self._server.give_up(self._generation)
-            return self.state_machine.exited(now, worker, code)
+            self.state_machine.exited(now, worker, code)
 
         self.post(event)
 

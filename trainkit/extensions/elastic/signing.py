@@ -39,7 +39,7 @@ def answer_to(status: int) -> str:
 def sign(secret: str, method: str, target: str, nonce: str, body: bytes = b"") -> str:
     """Return the value of the header HEADER for a request or an answer."""
     head = f"{method}\n{target}\n{nonce}\n".encode()
-    return hmac.new(secret.encode("ascii"), head + body, "sha256").hexdigest()
+    return hmac.digest(secret.encode("ascii"), head + body, "sha256").hex()
 
 
 def is_signed(

@@ -5,20 +5,24 @@ nor starts anything.
     workers waiting for a seat
 
 Every event ends in transitions.settle: it ends workers that must leave, forms a generation if none
-runs and enough wait, and fills free slots. A worker is starting -> waiting -> running -> waiting
+runs and enough wait, and fills free slots. It looks at all workers, so events that come at once may
+share one (`together`). A worker is starting -> waiting -> running -> waiting
 ...; "ending" once it was asked to end or was killed. job.py holds the state, workers.py workers and
 slots, stalls.py finds blocked workers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 from trainkit.console import plural
 from trainkit.extensions.elastic.job import Job
 from trainkit.extensions.elastic.messages import Decision, Over, Rules
+from trainkit.extensions.elastic.news import News, news_of
 from trainkit.extensions.elastic.transitions import settle
 from trainkit.extensions.elastic.upstream import CHOICE
 from trainkit.extensions.elastic.workers import PREEMPTED, Slot, Worker, describe, shell_code
@@ -30,11 +34,37 @@ class StateMachine:
     def __init__(self, rules: Rules, now: float) -> None:
         self.job = Job(rules, now)
         self._came = 0
+        self._is_together = self._is_due = False
+        self._news: News | None = None
 
     @property
     def finished(self) -> bool:
         """Whether the job is over and no process is left."""
         return self.job.over is not None and not self.job.workers
+
+    @contextlib.contextmanager
+    def together(self, now: float) -> Iterator[list[Decision]]:
+        """Within the context events have no consequences; at its end they have theirs together. Of
+        heartbeats alone there are none: the next tick looks at what they said.
+
+        Returns:
+            The decisions, once the context has ended.
+        """
+        decisions: list[Decision] = []
+        self._is_together, self._is_due = True, False
+        try:
+            yield decisions
+        finally:
+            self._is_together = False
+        if self._is_due:
+            decisions += self._settle(now)
+
+    def _settle(self, now: float) -> list[Decision]:
+        if self._is_together:
+            self._is_due = True
+            return []
+        self._news = None
+        return settle(self.job, now)
 
     # ---- events
 
@@ -68,7 +98,7 @@ class StateMachine:
                 self.job.changes = [
                     change for change in self.job.changes if not change[0].startswith(f"{w} ")
                 ]
-        return settle(self.job, now)
+        return self._settle(now)
 
     def _take_away(self, now: float, w: Worker) -> None:
         w.unwanted = f"slot {w.slot} of {w.host} was removed"
@@ -106,7 +136,7 @@ class StateMachine:
             elif w.phase == "running" and w.seat is not None and generation >= w.seat.generation:
                 w.phase = "waiting"
                 w.joined = now
-        return settle(self.job, now)
+        return self._settle(now)
 
     def unseated(self, now: float) -> list[Decision]:
         """A worker calls hvd.init() without a seat.
@@ -114,7 +144,7 @@ class StateMachine:
         """
         if not self.job.generation and self.job.stop is None:
             self.job.end(None, self.job.rules.words.unseated)
-        return settle(self.job, now)
+        return self._settle(now)
 
     def beat(self, now: float, name: str, said: dict[str, Any]) -> list[Decision]:
         """A worker's heartbeat: generation, step, progress, waiting, stall_s,
@@ -139,7 +169,7 @@ class StateMachine:
                 and w.got_on
             ):
                 self.job.slots[w.host, w.slot].crashes = 0
-        return settle(self.job, now)
+        return [] if self._is_together else self._settle(now)
 
     def _reached(self, w: Worker) -> None:
         if self.job.away.pop(w.host, None) is not None:
@@ -186,7 +216,7 @@ class StateMachine:
             job.count_crash(w, w.fate or how)
         else:
             job.end(code, f"{w} {how}: see its output")
-        return settle(job, now)
+        return self._settle(now)
 
     def _is_of_its_own(self, w: Worker) -> bool:
         """Return whether a failed worker was new among others that train:
@@ -214,11 +244,11 @@ class StateMachine:
             )
             job.stop = number
         job.forward(number, now)
-        return settle(job, now)
+        return self._settle(now)
 
     def tick(self, now: float) -> list[Decision]:
         """Time has passed. Called several times a second."""
-        return settle(self.job, now)
+        return self._settle(now)
 
     # ---- answers to workers
 
@@ -239,29 +269,20 @@ class StateMachine:
         return None
 
     def reply(self, name: str) -> dict[str, Any]:
-        """Return the answer to a worker's heartbeat; stacks are requested only once.
+        """Return the answer to a worker's heartbeat; stacks are requested only once."""
+        reply = self.news().reply(name)
+        self.requested(name)
+        return reply
 
-        A worker writes them before its next heartbeat.
-        """
+    def requested(self, name: str) -> None:
+        """Note that a worker was told to write its stacks, which it does before its next heartbeat."""
         w = self.job.workers.get(name)
-        why = "the driver saw this worker end" if w is None else self._wanted(w)
-        dump = w is not None and w.dump == "wanted"
-        if w is not None and dump:
+        if w is not None and w.dump == "wanted":
             w.dump = "requested"
-        return {
-            "wanted": self.job.generation + 1 if why else self.job.generation,
-            "dump": dump,
-            "why": why,
-            "broken": self.job.has_lost_members,
-        }
+            self._news = None
 
-    def _wanted(self, w: Worker) -> str:
-        """Return why a worker should join again, or an empty text."""
-        job = self.job
-        if job.over is not None:
-            return f"the job is over: {job.over.why}"
-        if w.unwanted:
-            return w.unwanted
-        if job.stop is not None or not (job.is_broken or job.can_grow):
-            return ""
-        return "; ".join(text for text, _ in job.changes) or "the others form a new generation"
+    def news(self) -> News:
+        """Return what the answers to heartbeats say, as of the last consequences."""
+        if self._news is None:
+            self._news = news_of(self.job)
+        return self._news

@@ -194,6 +194,7 @@ def _fill(job: Job) -> None:
         for n in range(slots)
         if (host, n) not in taken
     ]
+    started = sum(slot.count for slot in job.slots.values())
     for host, n in sorted(free, key=lambda key: job.slots.setdefault(key, Slot()).crashes):
         slot, away = job.slots[host, n], job.away.get(host)
         if room < 1:
@@ -209,7 +210,7 @@ def _fill(job: Job) -> None:
         room -= 1
         slot.count += 1
         slot.left = False
-        started = sum(s.count for s in job.slots.values())
+        started += 1
         w = Worker(f"{host}/{n}#{slot.count}", host, n, born=job.now)
         job.workers[w.name] = w
         job.out.append(Start(w.name, host, n, started - 1 if started <= job.rules.np else None))
