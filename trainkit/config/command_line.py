@@ -17,6 +17,7 @@ from hydra.errors import OverrideParseException
 from trainkit.config.explain import options_of
 from trainkit.config.of_run import read_config
 from trainkit.config.resources import conf_folders
+from trainkit.config.schema import full_key
 from trainkit.errors import ConfigError, did_you_mean
 
 _FLAGS = (
@@ -29,6 +30,9 @@ _FLAGS = (
     "experimental-rerun",
     "info",
 )
+# Hydra's that take no value, and the short ones.
+_SWITCHES = ("help", "hydra-help", "version", "resolve", "run", "multirun")
+_SHORT = ("h", "c", "p", "r", "m", "sc", "cp", "cn", "cd", "i")
 _NO_NAME = "{0} is {1}, and {0} {2}. A single value is set as {3}{4}"
 _NO_DELETION = (
     "{0}={1} takes back a choice; give it alone, {0}, or with the name that was chosen, {0}=NAME."
@@ -61,16 +65,13 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
     conf = None
     overrides = []
     flags = []
-    for argument in arguments:
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
         if argument.startswith("conf="):
             conf = argument.removeprefix("conf=")
         elif argument.startswith("-"):
-            name, sign, _ = argument.lstrip("-").partition("=")
-            if sign and name not in _FLAGS:
-                raise ConfigError(
-                    f"'{argument}' is no flag. A setting is key=value, without dashes, as"
-                    " trainer.max_epochs=3."
-                )
+            name, sign, value = argument.lstrip("-").partition("=")
+            if name not in (_FLAGS if sign else (*_FLAGS, *_SWITCHES, *_SHORT)):
+                raise ConfigError(_no_flag(argument, name, value if sign else following))
             flags.append(argument)
         elif ("=" in argument or argument.startswith("~")) and argument.lstrip("+~").partition("=")[
             0
@@ -89,6 +90,15 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
                 f"{near}"
             )
     return conf, overrides, flags
+
+
+def _no_flag(argument: str, name: str, value: str) -> str:
+    """Return the sentence for argparse's way to give a setting: the one that is meant, if known."""
+    own = name.replace("-", "_")
+    key = own if "." in own else full_key(own)
+    is_value = value and "=" not in value and not value.startswith("--")
+    meant = f": {key}={value if is_value else '...'}" if key else ", as trainer.max_epochs=3"
+    return f"'{argument}' is not a flag. A setting is key=value, without dashes{meant}"
 
 
 def find_conf(conf: str | None, folders: Sequence[Path]) -> str:

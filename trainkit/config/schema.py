@@ -68,6 +68,16 @@ _NO_SETTING = {
     ),
     "hydra": "hydra's own settings are given at the command line.",
 }
+# What users type -> the key, for the usual names of settings of any config.
+_USUAL = {
+    "batch_size": "data.batch_size",
+    "config": "conf",
+    "epochs": "trainer.max_epochs",
+    "learning_rate": "optimizer.lr",
+    "lr": "optimizer.lr",
+    "num_workers": "data.num_workers",
+    "steps": "trainer.max_steps",
+}
 _SPECIAL = ("_target_", "_partial_")
 # The Trainer's arguments about samples: settings of any data, so `data.` takes them too, before its
 # own constructor's.
@@ -95,6 +105,8 @@ def check(
     """
     for key, value in config.items():
         if key not in KEYS:
+            if full := full_key(key):
+                raise ConfigError(f"{key} is not a setting of its own. Write {full}=...")
             raise ConfigError(unknown(key, key, list(KEYS), _NO_SETTING))
         legal = problem(PLAIN_KEYS[key], value) if key in PLAIN_KEYS else None
         if legal is not None:
@@ -138,6 +150,17 @@ def check(
         require(read_launcher().engine if engine == "auto" else engine)
     if not runs_elsewhere(config):
         _check_run_dir(str(config["run_dir"]))
+
+
+def full_key(name: str) -> str | None:
+    """Return the whole key of a setting by its last name: "trainer.max_epochs" for "max_epochs".
+
+    Those of the top, of the Trainer, and the usual ones of data and optimizers are known.
+    """
+    if name in _USUAL or name in KEYS:
+        return _USUAL.get(name, name)
+    is_trainers = name in read_signature("trainkit.trainer.Trainer", "trainer").parameters
+    return f"trainer.{name}" if is_trainers else None
 
 
 def samples_of(config: dict[str, Any]) -> dict[str, Any]:

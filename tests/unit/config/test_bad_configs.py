@@ -29,10 +29,15 @@ MISTAKES = {
     "trainer.precision=bf17": ["trainer.precision is 'bf17'", "Did you mean 'bf16'?"],
     "optimizer.params=1": ["optimizer.params is not a setting", "nesterov, weight_decay"],
     "lr.total=1": ["lr.total is not a setting. Known here: end."],
+    "max_epochs=2": ["max_epochs is not a setting of its own. Write trainer.max_epochs=..."],
+    "batch_size=2": ["batch_size is not a setting of its own. Write data.batch_size=..."],
     "--max_epochs=2": [
-        "'--max_epochs=2' is no flag",
-        "key=value, without dashes, as trainer.max_epochs=3",
+        "'--max_epochs=2' is not a flag",
+        "key=value, without dashes: trainer.max_epochs=2",
     ],
+    "--max-epochs 2": ["'--max-epochs' is not a flag", "without dashes: trainer.max_epochs=2"],
+    "--learning-rate seed=1": ["without dashes: optimizer.lr=..."],
+    "--fast": ["'--fast' is not a flag", "key=value, without dashes, as trainer.max_epochs=3"],
     "lr=0.1,0.2": ["lr is 0.1,0.2, and lr names a config: constant, cosine, polynomial, step, wsd"],
     "lr=0.1": [
         "lr is 0.1, and lr names a config: constant, cosine, polynomial, step, wsd",
