@@ -22,8 +22,14 @@ from __future__ import annotations
 from functools import partial
 
 from trainkit.data.feed import Step
-from trainkit.errors import DataError, TaskError
-from trainkit.run.batches import EpochEnded, compute_gradients, end_last_batch, train_manually
+from trainkit.errors import TaskError
+from trainkit.run.batches import (
+    EpochEnded,
+    check_epoch,
+    compute_gradients,
+    end_last_batch,
+    train_manually,
+)
 from trainkit.run.evaluator import steps_between
 from trainkit.run.logged import keep_values
 from trainkit.run.oom import NO_OBJECTS
@@ -68,11 +74,8 @@ def train_epoch(run: Run) -> None:
         state.epoch_done = not stopped or state.step_in_epoch == run.train_feed.num_steps_in(
             state.current_epoch
         )
-        if state.epoch_done and state.step_in_epoch == 0:
-            raise DataError(
-                "The training data yielded no batch in this epoch. An iterable must be able to"
-                " restart each epoch."
-            )
+        if state.epoch_done:
+            check_epoch(run)
         _report_epoch(run)
         due = stopped or (validates and not run.evaluator.interval)
         state.end_open = due and state.validated_at != state.global_step

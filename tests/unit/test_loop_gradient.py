@@ -189,6 +189,28 @@ def test_a_batch_that_is_skipped_weighs_nothing(
     assert said.count("Skips.training_step returned None: the batch is skipped.") == 1
 
 
+def test_an_epoch_without_a_loss_is_an_error(tmp_path: Path) -> None:
+    """A training_step without its return ends the fit at the end of its first epoch;
+    one that skips the batches of a part of it does not, nor of the part after a resume.
+    """
+
+    class Forgets(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) if batch_idx < self.first else None
+
+    task = Forgets()
+    task.first = 0
+    with pytest.raises(TaskError, match="Forgets.training_step returned None for all 6 batches of"):
+        quiet(tmp_path / "all", max_epochs=2).fit(task, loader(23))
+    task.first = 4
+    beginning = quiet(tmp_path / "some", max_steps=4)
+    beginning.fit(task, loader(23))
+    beginning.save_checkpoint(tmp_path / "after 4")
+    quiet(tmp_path / "rest", max_epochs=1).fit(
+        task, loader(23), ckpt_path=str(tmp_path / "after 4")
+    )
+
+
 def test_one_rank_alone_cannot_skip_a_batch(tmp_path: Path) -> None:
     """The others have its samples in their mean; a Task that weighs its batches can."""
 

@@ -4,6 +4,7 @@ compute_gradients   all microbatches of a step on this rank
   forward_batch     forward of one; its backward follows, unless the engine runs others in between
   backward_batch    backward of one, weighted by its share of the step's samples
 end_last_batch      after the update: the hook of the last one, which sees the new weights
+check_epoch         at the end of an epoch: whether it has trained
 train_manually      a batch of a Task that updates its weights itself
 """
 
@@ -20,7 +21,7 @@ from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
 from trainkit.engine.base import HandedOn
-from trainkit.errors import TaskError
+from trainkit.errors import DataError, TaskError
 from trainkit.run.borrowed import backward_borrowed, forward_borrowed
 from trainkit.run.run import Run
 from trainkit.run.step_parts import (
@@ -102,6 +103,7 @@ def backward_batch(run: Run, step: Step, forwarded: Forwarded) -> None:
                 " Return the loss to train on it."
             )
             parts.has_skipped = True
+        parts.num_skipped += microbatch.ends_batch
         leave_batch(run, microbatch, None, None, batch_idx)
         return
     if isinstance(outputs, HandedOn):
@@ -210,6 +212,27 @@ def drop_old_gradients(run: Run) -> None:
         for optimizer in run.optimizers:
             run.hooks("on_before_zero_grad", optimizer)
         run.engine.clear_gradients()
+
+
+def check_epoch(run: Run) -> None:
+    """Check that a complete epoch has trained on a batch.
+
+    Raises:
+        DataError: there was none.
+        TaskError: the Task has skipped all. Of several ranks, one alone may have skipped its own.
+    """
+    if run.state.step_in_epoch == 0:
+        raise DataError(
+            "The training data yielded no batch in this epoch. An iterable must be able to"
+            " restart each epoch."
+        )
+    skipped, run.step.num_skipped = run.step.num_skipped, 0
+    if run.world_size == 1 and skipped == run.state.batch_idx:
+        raise TaskError(
+            f"{type(run.task).__name__}.training_step returned None for all {skipped} batches of"
+            " an epoch, so no weight has changed. Return the loss: a tensor, or a dict with"
+            " 'loss'."
+        )
 
 
 def train_manually(run: Run, step: Step, manual: ManualBatches) -> bool:

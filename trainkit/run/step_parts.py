@@ -90,6 +90,7 @@ class StepParts:
             take memory.
         has_old: whether a backward must first drop them.
         has_skipped: whether the Task has skipped a batch of this run.
+        num_skipped: batches of this epoch that the Task has skipped, since the start or a resume.
         has_begun: whether a batch of this step has begun.
         num_ahead: batches that have begun, and whose backward is not done; more than one if the
             engine runs several forwards first.
@@ -106,6 +107,7 @@ class StepParts:
     has_old: bool = False
     has_begun: bool = False
     has_skipped: bool = False
+    num_skipped: int = 0
     num_ahead: int = 0
     open_batch: OpenBatch | None = None
     log: MetricLog = field(default_factory=MetricLog)
