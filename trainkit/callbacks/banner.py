@@ -66,6 +66,9 @@ class Banner(Callback):
         rows += trainer.batch_plan.describe(
             trainer.rates.user_lrs, trainer.total_steps, "data rank" if groups else "rank"
         )
+        names = {type(optimizer).__name__ for optimizer in trainer.optimizers}
+        if advice := trainer.batch_plan.not_for_adaptive(names):
+            rows.append(("advice", advice))
         if words := engine.approximation.shown:
             rows.append(("gradients", words))
         rows.append(("run", _plan(trainer)))

@@ -15,7 +15,7 @@ global batch, so the same problem is solved on any number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
@@ -23,6 +23,24 @@ from trainkit.console import plural
 from trainkit.errors import ConfigError
 
 Scaling = Literal["linear", "sqrt", "none"]
+# Adaptive methods divide by the gradient's own size: a batch k times larger does not need k times
+# the rate.
+_ADAPTIVE = (
+    "Adam",
+    "AdamW",
+    "NAdam",
+    "RAdam",
+    "Adamax",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Adafactor",
+    "AdEMAMix",
+    "SOAP",
+    "AdamWScheduleFree",
+    "LAMB",
+    "Muon",
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +102,26 @@ class BatchPlan:
         if self.lr_reference_batch_size is not None and self.global_batch_size is not None:
             ratio = self.global_batch_size / self.lr_reference_batch_size
         return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.lr_scaling]
+
+    @property
+    def largest_factor(self) -> float:
+        """The largest factor of all epochs."""
+        return max(self.at(epoch).lr_factor for epoch in (0, *(first for first, _ in self.later)))
+
+    def not_for_adaptive(self, optimizers: Collection[str]) -> str | None:
+        """Return a sentence if the linear rule, which is SGD's, raises the rate of an adaptive
+        optimizer; else None.
+
+        Args:
+            optimizers: names of their classes.
+        """
+        adaptive = sorted({*optimizers}.intersection(_ADAPTIVE))
+        if not adaptive or self.lr_scaling != "linear" or self.largest_factor <= 1:
+            return None
+        return (
+            f"trainer.lr_scaling is linear and multiplies the rate of {', '.join(adaptive)} by"
+            f" {self.largest_factor:g}: that rule is SGD's. Use trainer.lr_scaling=sqrt or none."
+        )
 
     def warmup(self, step: int) -> float:
         """Return the multiplier of the scaled rate for the step after `step` steps."""

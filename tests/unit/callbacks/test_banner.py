@@ -97,6 +97,30 @@ def test_what_changes_the_sum_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     assert banner(tmp_path, capsys)["engine"].endswith("precision 32-true")
 
 
+@pytest.mark.parametrize(
+    ("reference", "scaling", "advice"),
+    [
+        (2, "linear", "trainer.lr_scaling is linear and multiplies the rate of AdamW by 2: that"),
+        (2, "sqrt", ""),
+        (4, "linear", ""),
+    ],
+)
+def test_the_rule_of_sgd_for_an_adaptive_optimizer_is_said(
+    reference: int, scaling: str, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The linear rule is SGD's: where it raises AdamW's rate, the settings to choose are named."""
+
+    class Adaptive(Line):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters())
+
+    settings = {"max_epochs": 1, "lr_reference_batch_size": reference, "lr_scaling": scaling}
+    rows = banner(tmp_path, capsys, Adaptive(), **settings)
+    shown = rows.get("advice", "")
+    assert shown.startswith(advice) and bool(shown) == bool(advice)
+    assert not advice or shown.endswith("Use trainer.lr_scaling=sqrt or none.")
+
+
 def test_a_warmup_longer_than_the_run_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,24 +18,6 @@ from trainkit.run.run import Run
 
 _SMALL = 8
 _RARELY_S = 50  # steps between two writes of rank 0 that do not slow the others
-# Adaptive methods divide by the gradient's own size: a batch k times larger does not need k times
-# the rate.
-_ADAPTIVE = (
-    "Adam",
-    "AdamW",
-    "NAdam",
-    "RAdam",
-    "Adamax",
-    "Adagrad",
-    "Adadelta",
-    "RMSprop",
-    "Adafactor",
-    "AdEMAMix",
-    "SOAP",
-    "AdamWScheduleFree",
-    "LAMB",
-    "Muon",
-)
 _RANK_KEYS = re.compile(
     r"^(global_|node_)?(rank|local_rank|world_size|num_nodes|num_gpus|n_gpus|gpus?|gpu_ids?|device_ids?|devices)$"
 )
@@ -89,15 +71,9 @@ def _batch(run: Run) -> Iterator[str]:
 
 def _rate(run: Run) -> Iterator[str]:
     contract, names = run.batch_plan, {type(optimizer).__name__ for optimizer in run.optimizers}
-    factor = max(
-        contract.at(epoch).lr_factor for epoch in (0, *(first for first, _ in contract.later))
-    )
-    adaptive = sorted(names & set(_ADAPTIVE))
-    if adaptive and contract.lr_scaling == "linear" and factor > 1:
-        yield (
-            f"trainer.lr_scaling is linear and multiplies the rate of {', '.join(adaptive)} by"
-            f" {factor:g}: that rule is SGD's. Use trainer.lr_scaling=sqrt or none."
-        )
+    factor = contract.largest_factor
+    if not_for_adaptive := contract.not_for_adaptive(names):
+        yield not_for_adaptive
     if "LARS" in names and contract.lr_scaling == "linear" and factor > 1:
         yield (
             f"trainer.lr_scaling is linear and multiplies the rate of LARS by {factor:g}; its rates"
