@@ -139,11 +139,14 @@ def _plan(trainer: RunView) -> str:
     per_epoch, total = trainer.train_feed.num_steps_in(trainer.current_epoch), trainer.total_steps
     epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"
-    end = "" if total is None else f"{', ' if epochs else ''}{plural(total, 'step')} in all"
-    plan = (
-        f"{epochs}{steps if epochs else ''}{end}"
-        or f"epochs{steps}, without a limit on their number"
-    )
+    ends = [type(callback).__name__ for callback in trainer.callbacks if callback.ends_run]
+    limit = f"until {' or '.join(ends)} ends the run" if ends else "without a limit on their number"
+    if total is None:
+        plan = f"{epochs}{steps}" if epochs else f"epochs{steps}, {limit}"
+    elif epochs and per_epoch and total < per_epoch * (trainer.max_epochs or 0):
+        plan = f"{plural(total, 'step')} in all, before the end of {epochs}{steps}"
+    else:
+        plan = f"{epochs}{f'{steps}, ' if epochs else ''}{plural(total, 'step')} in all"
     return plan + _left_out(trainer.train_feed, trainer.current_epoch)
 
 

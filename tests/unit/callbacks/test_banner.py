@@ -144,6 +144,25 @@ def test_a_run_without_a_limit_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows["run"] == "epochs of 6 steps, without a limit on their number"
 
 
+@pytest.mark.parametrize(
+    ("limits", "shown"),
+    [
+        (
+            {"max_epochs": 3, "max_steps": 8},
+            "8 steps in all, before the end of 3 epochs of 6 steps",
+        ),
+        ({"max_epochs": 1, "max_steps": 8}, "1 epoch of 6 steps, 6 steps in all"),
+        ({"max_steps": 8}, "8 steps in all"),
+        ({"max_time": 0.001}, "epochs of 6 steps, until Timer ends the run"),
+    ],
+)
+def test_the_limit_that_ends_a_run_is_said(
+    limits: dict[str, Any], shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two limits the one that comes first has the word."""
+    assert banner(tmp_path, capsys, **({"max_epochs": None} | limits))["run"] == shown
+
+
 class Scheduled(Line):
     """A line under a cosine, or one that is stepped by steps."""
 
