@@ -52,6 +52,7 @@ class LossWatch:
         self._steps_alone = steps_alone
         self._last: Tensor | None = None
         self._reported = False
+        self._finite_at: int | None = None  # the last step whose loss was seen to be finite
 
     def look(self, loss: Tensor) -> None:
         """Remember the latest loss; does not wait for the device."""
@@ -64,18 +65,18 @@ class LossWatch:
         """
         last, self._last = self._last, None
         speaks = self._ranks.is_main or self._steps_alone()
-        if (
-            not speaks
-            or self._reported
-            or last is None
-            or math.isfinite(loss := float(last.detach()))
-        ):
+        if not speaks or self._reported or last is None:
+            return
+        step = self._state.global_step
+        if math.isfinite(loss := float(last.detach())):
+            self._finite_at = step
             return
         self._reported = True
+        at = "at" if step - (self._finite_at or 0) <= 1 else "at or before"
         whose = f" of rank {self._ranks.rank}" if self._steps_alone() else ""
         say = self._say if self._ranks.is_main else functools.partial(print, flush=True)
         say(
-            f"WARNING: the loss{whose} is {loss} at step {self._state.global_step} (epoch"
+            f"WARNING: the loss{whose} is {loss} {at} step {step} (epoch"
             f" {self._state.current_epoch}), so the weights are probably not finite now. Training"
             " continues. trainer.stop_on_nonfinite=true ends a run before such an update and names"
             " the samples; a lower rate, warm-up or trainer.gradient_clip_val may prevent it."

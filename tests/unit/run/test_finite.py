@@ -101,9 +101,17 @@ def test_by_default_a_loss_that_is_not_finite_is_reported_once(
         Line(), loader(poisoned(float("nan"), 5))
     )
     said = capsys.readouterr().out
-    assert said.count("WARNING: the loss is nan at step 4 (epoch 0)") == 1
+    assert said.count("WARNING: the loss is nan at or before step 4 (epoch 0)") == 1
     assert said.count("WARNING") == 1
     assert "trainer.stop_on_nonfinite=true" in said
+
+
+def test_the_step_is_exact_if_the_one_before_was_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where each step is logged, the step that is named is that of the first such loss."""
+    quiet(tmp_path, log_every_n_steps=1).fit(Line(), loader(poisoned(float("nan"), 5)))
+    assert "WARNING: the loss is nan at step" in capsys.readouterr().out
 
 
 def test_a_short_run_reports_at_the_epochs_end(
@@ -119,10 +127,10 @@ def test_a_short_run_reports_at_the_epochs_end(
 @pytest.mark.parametrize(
     ("rank", "alone", "text"),
     [
-        (0, False, "WARNING: the loss is nan at step 7 (epoch 2)"),
+        (0, False, "WARNING: the loss is nan at or before step 7 (epoch 2)"),
         (1, False, ""),  # rank 0 has it at the next step
-        (0, True, "WARNING: the loss of rank 0 is nan at step 7 (epoch 2)"),
-        (1, True, "WARNING: the loss of rank 1 is nan at step 7 (epoch 2)"),
+        (0, True, "WARNING: the loss of rank 0 is nan at or before step 7 (epoch 2)"),
+        (1, True, "WARNING: the loss of rank 1 is nan at or before step 7 (epoch 2)"),
     ],
 )
 def test_a_rank_that_steps_alone_reports_its_own_loss(
