@@ -260,9 +260,10 @@ def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | N
 
 def not_logged(monitor: str, values: Iterable[str]) -> str:
     """Return the end of a sentence about a monitored value that was not logged."""
+    names = sorted(values)
     return (
         f"'{monitor}', which was not logged for an epoch; there are"
-        f" {', '.join(sorted(values)) or 'none'}. training_step logs a step's value, unless it"
+        f" {', '.join(names) or 'none'}.{did_you_mean(monitor, names)} training_step logs a step's value, unless it"
         " calls self.log(..., on_epoch=True)."
     )
 
