@@ -104,6 +104,7 @@ _OF_LIGHTNING = {
         "It is the command `python -m trainkit fit conf=NAME`, configured by files in conf/."
     ),
 }
+_ROOMS = ("callbacks", "loggers")
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605
@@ -111,8 +112,11 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        advice = f" {_OF_LIGHTNING[name]}" if name in _OF_LIGHTNING else ""
-        raise AttributeError(f"module 'trainkit' has no attribute '{name}'.{advice}")
+        if name in _ROOMS:
+            return importlib.import_module(f"trainkit.{name}")
+        # Python ends a sentence without advice: ". Did you mean: ...?"
+        advice = f". {_OF_LIGHTNING[name]}" if name in _OF_LIGHTNING else ""
+        raise AttributeError(f"module 'trainkit' has no attribute '{name}'{advice}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -102,6 +102,13 @@ def summary(error: BaseException | None) -> str:
     return str(error) if isinstance(error, TrainkitError) else f"{type(error).__name__}: {error}"
 
 
+def clause(reason: object) -> str:
+    """Return an error's message, or a user's reason, for the middle of a sentence:
+    without a full stop at its end.
+    """
+    return str(reason).rstrip().removesuffix(".")
+
+
 # What users type -> the usual name, where another one is nearer by its letters, or none is.
 _USUAL = {"epochs": "max_epochs", "steps": "max_steps", "learning_rate": "lr"}
 

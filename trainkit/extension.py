@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, clause
 
 GROUP = "trainkit.extensions"  # of entry points, and the package of trainkit's own
 
@@ -289,7 +289,7 @@ def broken_note() -> str:
     for an error about an unknown name; else "".
     """
     notes = [
-        f" The extension {each.name} (of {each.source}) could not be read: {each.error}."
+        f" The extension {each.name} (of {each.source}) could not be read: {clause(each.error)}."
         for each in broken()
     ]
     return "".join(notes)

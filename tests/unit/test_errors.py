@@ -12,6 +12,12 @@ def test_every_error_is_a_trainkit_error() -> None:
     assert [e.__name__ for e in tree if e.exit_code == 2] == ["ConfigError"]
 
 
+def test_a_reason_within_a_sentence_has_no_full_stop() -> None:
+    """Of an error of others that ends with one, one full stop is left: the sentence's own."""
+    reasons = (ValueError("It is broken."), "it is broken\n")
+    assert [errors.clause(reason) for reason in reasons] == ["It is broken", "it is broken"]
+
+
 def test_only_a_near_name_is_suggested() -> None:
     """A suggestion is made if a name is near, and none otherwise."""
     assert (

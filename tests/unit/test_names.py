@@ -33,6 +33,23 @@ def test_a_function_with_the_name_of_its_module_can_be_called(
     assert found.count(f"{name}() missing") == 2, found
 
 
+@pytest.mark.parametrize("room", ["callbacks", "loggers"])
+def test_the_rooms_of_callbacks_and_loggers_are_there(
+    room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Lightning's: `trainkit.callbacks.EarlyStopping` needs no import of its own."""
+    monkeypatch.delattr(trainkit, room, raising=False)
+    assert getattr(trainkit, room).__name__ == f"trainkit.{room}"
+
+
+def test_a_sentence_about_a_missing_name_ends_once() -> None:
+    """Python adds ". Did you mean: ...?" to what has no dot of its own."""
+    with pytest.raises(AttributeError, match=r"module 'trainkit' has no attribute 'Callbak'$"):
+        trainkit.Callbak  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'LightningModule'\. It is trainkit\.Task"):
+        trainkit.LightningModule  # noqa: B018
+
+
 def test_all_names_are_there() -> None:
     """Each can be imported, and none twice."""
     assert all(getattr(trainkit, name) is not None for name in trainkit.__all__)

@@ -26,7 +26,7 @@ from trainkit.checkpoint.format import (
 )
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import Store
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, clause
 
 OTHER = "Take another one: ckpt_path=PATH."
 Difference = Callable[[Any], str]
@@ -101,7 +101,7 @@ def _readable(ckpt_path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {error}."
+            f"ckpt_path is '{ckpt_path}', which cannot be read: {type(error).__name__}: {clause(error)}."
         ) from error
 
 

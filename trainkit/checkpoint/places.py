@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainkit.checkpoint.store import LocalStore, Store
-from trainkit.errors import CheckpointError, ConfigError
+from trainkit.errors import CheckpointError, ConfigError, clause
 from trainkit.extension import url_store
 
 
@@ -46,7 +46,7 @@ def local_copy(path: str) -> Iterator[str]:
             folder = stack.enter_context(make_store(place).fetch(name))
         except OSError as error:
             raise CheckpointError(
-                f"'{path}' cannot be read: {type(error).__name__}: {error}. Check its spelling,"
+                f"'{path}' cannot be read: {type(error).__name__}: {clause(error)}. Check its spelling,"
                 " that this machine reaches it, and its credentials; or copy it to a folder, and"
                 " give that one's path."
             ) from error

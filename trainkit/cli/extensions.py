@@ -11,7 +11,7 @@ from rich.text import Text
 from trainkit.cli.guard import main_alone
 from trainkit.cli.usage import usage_of
 from trainkit.console import console_of, is_a_terminal, wrapped_for
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, clause
 from trainkit.extension import BrokenExtension, Extension, broken, extensions
 
 _FLAGS = ("--json",)
@@ -68,4 +68,4 @@ def _rows(extension: Extension) -> Iterator[tuple[str, str]]:
 
 
 def _refusal(extension: BrokenExtension) -> str:
-    return f"cannot be used: {extension.error}. Repair or uninstall {extension.source}."
+    return f"cannot be used: {clause(extension.error)}. Repair or uninstall {extension.source}."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit import extension
 from trainkit.arguments import show
 from trainkit.engine.options import refusals
-from trainkit.errors import ConfigError, EngineError
+from trainkit.errors import ConfigError, EngineError, clause
 from trainkit.extension import EngineEntry
 from trainkit.launch.environment import read_launcher
 
@@ -98,7 +98,7 @@ def make_engine(name: str, **options: Any) -> Engine:
         engine: Engine = extension.resolve(entry.target)(**options)
     except ImportError as error:
         raise EngineError(
-            f"engine={name} cannot be imported: {error}. {entry.install}".rstrip()
+            f"engine={name} cannot be imported: {clause(error)}. {entry.install}".rstrip()
         ) from error
     return engine
 

@@ -10,6 +10,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.checkpoint.store import LINKS, Store
 from trainkit.console import warning
+from trainkit.errors import clause
 from trainkit.loggers.base import Logger
 
 LogModel = bool | Literal["all"]
@@ -76,7 +77,7 @@ class CheckpointLogger(Logger):
             if name in store.names():
                 reason = f"{type(error).__name__}: {error}"
                 warning(
-                    f"{type(self).__name__} did NOT upload the checkpoint {name}: {reason}."
+                    f"{type(self).__name__} did NOT upload the checkpoint {name}: {clause(reason)}."
                     " Training continues."
                 )
 

@@ -23,7 +23,7 @@ from trainkit.checkpoint.split import fill_optimizer
 from trainkit.checkpoint.stateful import random_state, set_random_state, versions
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, clause
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
@@ -66,7 +66,7 @@ class OptimizersPart:
                     optimizer.load_state_dict(own)
             except ValueError as error:
                 raise CheckpointError(
-                    f"The checkpoint's optimizer state does not fit this task: {error}."
+                    f"The checkpoint's optimizer state does not fit this task: {clause(error)}."
                 ) from error
 
 

@@ -18,6 +18,7 @@ from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.progress.displays import Bars, Lines, Screen
 from trainkit.callbacks.progress.launched import LaunchedBar
 from trainkit.console import console_of
+from trainkit.errors import clause
 from trainkit.launch.terminal import terminal_of_launcher
 from trainkit.metrics.latest import plain_name
 
@@ -90,7 +91,7 @@ class ProgressBar(Callback):
     def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Close the screen, and print the reason if training was stopped."""
         if self._screen is not None and trainer.state.stop_reason:
-            self._screen.say(f"Stopped: {trainer.state.stop_reason}.")
+            self._screen.say(f"Stopped: {clause(trainer.state.stop_reason)}.")
         self._close()
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:

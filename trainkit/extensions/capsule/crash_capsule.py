@@ -18,7 +18,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
 from trainkit.console import short, warning
 from trainkit.device.sync_guard import allowed_read
-from trainkit.errors import DivergenceError, EngineError
+from trainkit.errors import DivergenceError, EngineError, clause
 from trainkit.extensions.capsule.async_losses import AsyncLosses
 from trainkit.extensions.capsule.folder import FOLDER, write
 from trainkit.extensions.capsule.step_record import (
@@ -252,7 +252,9 @@ class CrashCapsule(Callback):
                 reason = (
                     str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
                 )
-                warning(f"A capsule could not be written: {reason}. The run continues without it.")
+                warning(
+                    f"A capsule could not be written: {clause(reason)}. The run continues without it."
+                )
             self._failed = True
             return False
         return True

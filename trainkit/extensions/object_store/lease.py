@@ -29,7 +29,7 @@ from typing import Any
 
 from trainkit.checkpoint.store import LeaseLost
 from trainkit.console import info, warning
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, clause
 from trainkit.extensions.object_store.small_files import SmallFiles
 from trainkit.launch.environment import driver_address, job_started
 from trainkit.launch.moments import boot_id
@@ -80,7 +80,7 @@ class StoreLease:
             if not is_later_attempt:
                 raise ConfigError(
                     f"ModelCheckpoint.dirpath is '{self._store.place}', which cannot be written:"
-                    f" {error}. Give another URL or folder: callbacks.checkpoint.dirpath=..."
+                    f" {clause(error)}. Give another URL or folder: callbacks.checkpoint.dirpath=..."
                 ) from error
         effect = (
             "It is started again. If it fails for a minute, another run can take the URL, and this"

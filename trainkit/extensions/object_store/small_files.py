@@ -7,7 +7,7 @@ from typing import Any
 
 import fsspec
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, clause
 
 
 class SmallFiles:
@@ -22,7 +22,7 @@ class SmallFiles:
         try:
             self._files: Any = fsspec.filesystem(url.partition("://")[0])
         except (ValueError, ImportError) as error:
-            raise ConfigError(f"'{url}' cannot be written to: {error}.") from error
+            raise ConfigError(f"'{url}' cannot be written to: {clause(error)}.") from error
 
     def path_of(self, name: str) -> str:
         """Return a file's URL."""

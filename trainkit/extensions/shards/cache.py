@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from trainkit.console import warning
-from trainkit.errors import ConfigError, DataError
+from trainkit.errors import ConfigError, DataError, clause
 from trainkit.extensions.shards.index import Shard
 from trainkit.extensions.shards.store import ShardStore, is_local
 
@@ -239,7 +239,7 @@ class ShardCache:
     def _in_words(self, shard: Shard, error: OSError) -> DataError:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return DataError(
-                f"{shard.url} cannot be kept in data.cache_dir={self.folder}: {error}."
+                f"{shard.url} cannot be kept in data.cache_dir={self.folder}: {clause(error)}."
             )
         used = sum(
             stat.st_size

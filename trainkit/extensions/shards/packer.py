@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.console import plural
-from trainkit.errors import ConfigError, DataError
+from trainkit.errors import ConfigError, DataError, clause
 from trainkit.extensions.shards.index import INDEX, Index, Shard, find_index
 from trainkit.extensions.shards.store import ShardStore, joined
 
@@ -243,7 +243,7 @@ def _write(packing: Packing, number: int, store: ShardStore) -> Shard:
             store.put(path, url)
         except OSError as error:
             raise DataError(
-                f"{url} was not written: {error}. What is complete stays: the same command"
+                f"{url} was not written: {clause(error)}. What is complete stays: the same command"
                 " continues."
             ) from error
     return Shard(url, len(images), size, sha256.hexdigest(), len({image.label for image in images}))

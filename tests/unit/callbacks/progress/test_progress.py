@@ -71,10 +71,10 @@ def test_a_stop_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
     class Stops(Line):
         def on_train_batch_end(self, *_: Any) -> None:
-            self.trainer.request_stop("enough")
+            self.trainer.request_stop("Enough.")
 
     quiet(tmp_path, enable_progress_bar=True).fit(Stops(), loader(23))
-    assert capsys.readouterr().out.endswith("Stopped: enough.\n")
+    assert capsys.readouterr().out.endswith("Stopped: Enough.\n")
 
 
 class Screen(io.StringIO):
