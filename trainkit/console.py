@@ -228,10 +228,13 @@ class Output:
     Args:
         is_plain: the streams count as files, with no colours and no bar, although they may be
             terminals.
+        is_product: printing is all the work: it ends, without a message, once nobody reads stdout
+            (`| head`).
     """
 
-    def __init__(self, is_plain: bool = False) -> None:
+    def __init__(self, is_plain: bool = False, is_product: bool = False) -> None:
         self.is_plain = is_plain
+        self.is_product = is_product
         self._guarded: dict[str, _Stream] = {}
         self._notes: list[str] = []
         self._file: Path | None = None
@@ -313,6 +316,8 @@ class _Stream:
                 null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
                 os.dup2(null, self.stream.fileno())
                 os.close(null)
+            if self.output.is_product and isinstance(error, BrokenPipeError):
+                raise SystemExit(0) from None
             self.output.lost(self._name, error)
 
     def __getattr__(self, name: str) -> Any:

@@ -105,6 +105,17 @@ def test_a_failure_is_reported_once_on_the_other_stream_and_in_a_file(tmp_path: 
     assert (tmp_path / "logs/rank-0.txt").read_text().count("stdout cannot be written") == 1
 
 
+def test_a_command_that_only_prints_ends_with_its_reader() -> None:
+    """As `runs | head`: it ends at once, as done, and no message says so."""
+    out, err = Broken(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with pytest.raises(SystemExit) as ended, Output(is_product=True):
+            print("first, which is too long")
+            print("never", file=sys.stderr)
+        assert sys.stdout is out
+    assert ended.value.code == 0 and not err.getvalue()
+
+
 def test_both_streams_may_be_lost(tmp_path: Path) -> None:
     """Nothing is raised, and the file has both."""
     out, err = Broken(), Broken()

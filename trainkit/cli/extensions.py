@@ -19,7 +19,7 @@ _FLAGS = ("--json",)
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return main_alone(arguments, usage_of(command), lambda: _work(arguments))
+    return main_alone(arguments, usage_of(command), lambda: _work(arguments), only_prints=True)
 
 
 def _work(arguments: Sequence[str]) -> None:

@@ -27,8 +27,13 @@ from trainkit.launch.terminal import output_of_rank
 from trainkit.safety.tracebacks import text_of
 
 
-def main_alone(arguments: Sequence[str], usage: str, work: Callable[[], object]) -> int:
-    """Run a command without Hydra on rank 0; return the exit code."""
+def main_alone(
+    arguments: Sequence[str], usage: str, work: Callable[[], object], only_prints: bool = False
+) -> int:
+    """Run a command without Hydra on rank 0; return the exit code.
+
+    One that `only_prints` ends once nobody reads it (`| head`).
+    """
     launcher = read_launcher()
     if not launcher.is_main:
         return 0
@@ -36,14 +41,14 @@ def main_alone(arguments: Sequence[str], usage: str, work: Callable[[], object])
         print(usage)
         return 0
     make_importable(Path.cwd())
-    return guarded(work, launcher)
+    return guarded(work, launcher, only_prints)
 
 
-def guarded(work: Callable[[], object], launcher: Launcher) -> int:
+def guarded(work: Callable[[], object], launcher: Launcher, only_prints: bool = False) -> int:
     """Call `work`; return the exit code, with errors reported by `fail`.
-    Output that cannot be written ends nothing.
+    Output that cannot be written ends nothing, unless it is all.
     """
-    with output_of_rank():
+    with output_of_rank(only_prints):
         return _guarded(work, launcher)
 
 

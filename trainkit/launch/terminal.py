@@ -124,13 +124,13 @@ def columns_of_launcher() -> int | None:
     return max(width, _FEWEST_COLUMNS)
 
 
-def output_of_rank() -> Output:
+def output_of_rank(is_product: bool = False) -> Output:
     """Return the guard of this process's standard output and errors: plain text, if their terminal
-    only leads to a file.
+    only leads to a file; `is_product` as in Output.
 
     Entered within another one, it is the outer one.
     """
-    return Output(is_plain=is_terminal_of_no_one())
+    return Output(is_terminal_of_no_one(), is_product)
 
 
 def is_terminal_of_no_one(launcher: Launcher | None = None, stdout: int = 1) -> bool:

@@ -19,7 +19,9 @@ from trainkit.extensions.reports.usage import RUNS
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return main_alone(arguments, help_text(command, RUNS), lambda: _work(arguments))
+    return main_alone(
+        arguments, help_text(command, RUNS), lambda: _work(arguments), only_prints=True
+    )
 
 
 def _work(arguments: Sequence[str]) -> None:

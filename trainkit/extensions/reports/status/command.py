@@ -24,7 +24,12 @@ _EVERY_S = "5"
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return main_alone(arguments or ["--help"], help_text(command, STATUS), lambda: _work(arguments))
+    return main_alone(
+        arguments or ["--help"],
+        help_text(command, STATUS),
+        lambda: _work(arguments),
+        only_prints=True,
+    )
 
 
 def _work(arguments: Sequence[str]) -> None:
