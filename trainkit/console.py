@@ -228,7 +228,7 @@ class Output:
     Args:
         is_plain: the streams count as files, with no colours and no bar, although they may be
             terminals.
-        is_product: printing is all the work: it ends, without a message, once nobody reads stdout
+        is_product: printing is all the work: it ends, without a message, once stdout has no reader
             (`| head`).
     """
 

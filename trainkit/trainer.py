@@ -30,6 +30,7 @@ from trainkit.arguments import (
     ShortPrecision,
     checked,
 )
+from trainkit.console import short
 from trainkit.engine.base import Engine
 from trainkit.engine.step_settings import Communication
 from trainkit.errors import ConfigError
@@ -313,16 +314,11 @@ class Trainer(LastRun):
         """Evaluate on the validation data; return the logged values, exact over all samples, on all
         ranks.
 
-        Without a task: that of the last fit, with the weights of its best checkpoint. `verbose` has
-        no effect.
+        Without a task: that of the last fit, with the weights of its best checkpoint. `verbose`
+        prints the values on rank 0.
         """
-        task, ckpt_path = self._model(task, ckpt_path)
-        check_overrides(task, ("validation_step",))
-        with self._open("validate", task, DataSources({"val": dataloaders}, datamodule)) as stage:
-            if not stage.engine.ranks.takes_part:
-                return EvaluationValues()
-            evaluator, feeds = build_evaluator(stage, "val", ckpt_path)
-            return EvaluationValues(evaluator.evaluate("validation", feeds))
+        data = DataSources({"val": dataloaders}, datamodule)
+        return self._evaluate("validate", task, data, ckpt_path, verbose)
 
     def test(
         self,
@@ -335,13 +331,31 @@ class Trainer(LastRun):
         """Evaluate on the test data; return the logged values, exact over all samples,
         on all ranks. See `validate`.
         """
+        data = DataSources({"test": dataloaders}, datamodule)
+        return self._evaluate("test", task, data, ckpt_path, verbose)
+
+    def _evaluate(
+        self,
+        kind: Literal["validate", "test"],
+        task: Task | None,
+        data: DataSources,
+        ckpt_path: Any,
+        verbose: bool,
+    ) -> EvaluationValues:
         task, ckpt_path = self._model(task, ckpt_path)
-        check_overrides(task, ())
-        with self._open("test", task, DataSources({"test": dataloaders}, datamodule)) as stage:
+        check_overrides(task, ("validation_step",) if kind == "validate" else ())
+        with self._open(kind, task, data) as stage:
             if not stage.engine.ranks.takes_part:
                 return EvaluationValues()
-            evaluator, feeds = build_evaluator(stage, "test", ckpt_path)
-            return EvaluationValues(evaluator.evaluate("test", feeds))
+            evaluator, feeds = build_evaluator(
+                stage, "test" if kind == "test" else "val", ckpt_path
+            )
+            name: Literal["test", "validation"] = "test" if kind == "test" else "validation"
+            values = EvaluationValues(evaluator.evaluate(name, feeds))
+            if values and verbose and stage.engine.ranks.is_main:
+                source = stage.checkpoints.resumed_from
+                values.show(f"{name}, {short(source) if source else 'the weights of the task'}")
+            return values
 
     def predict(
         self,

@@ -13,9 +13,8 @@ from trainkit.arguments import check_call
 
 _Class = TypeVar("_Class", bound=type)
 _OTHER_NAMES = {"model": "task"}  # Lightning's, with ours
-# Lightning's without effect here: a checkpoint is always read without running code from it, and
-# values are returned.
-_IGNORED = ("weights_only", "verbose")
+# Lightning's without effect here: a checkpoint is always read without running code from it.
+_IGNORED = ("weights_only",)
 
 
 def checked_calls(*methods: str) -> Callable[[_Class], _Class]:

@@ -8,8 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.table import Table
-
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
@@ -112,13 +110,7 @@ def execute(job: ComposedJob) -> dict[str, float]:
                 console_of().print(f"table  {short(table)}", soft_wrap=True)
     else:
         run = trainer.validate if job.command == "validate" else trainer.test
-        metrics = run(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
-        if trainer.is_global_zero:
-            source = trainer.run.checkpoints.resumed_from
-            _show_metrics(
-                metrics,
-                short(source) if source else "the weights as the task builds them (no ckpt_path)",
-            )
+        run(task, datamodule=built.datamodule, ckpt_path=ckpt_path)
     return dict(trainer.callback_metrics)  # none on a rank that takes no part
 
 
@@ -132,12 +124,3 @@ def _show_files(run_dir: Path) -> None:
             console.print(f"metrics          {short(run_dir / metrics)}", soft_wrap=True)
     if (run_dir / "tensorboard").exists():
         console.print(f"curves           tensorboard --logdir {short(run_dir)}", soft_wrap=True)
-
-
-def _show_metrics(metrics: dict[str, float], of: str) -> None:
-    table = Table(show_header=False)
-    for name, value in metrics.items():
-        table.add_row(name, f"{value:.6g}")
-    console = console_of()
-    console.print(of, soft_wrap=True)  # do not wrap a path
-    console.print(table)

@@ -32,7 +32,7 @@ def main_alone(
 ) -> int:
     """Run a command without Hydra on rank 0; return the exit code.
 
-    One that `only_prints` ends once nobody reads it (`| head`).
+    One that `only_prints` ends once its output has no reader (`| head`).
     """
     launcher = read_launcher()
     if not launcher.is_main:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.table import Table
+
 from trainkit.arguments import not_logged
+from trainkit.console import show_table
 
 
 class Number(float):
@@ -29,6 +32,14 @@ class EvaluationValues(dict[str, float]):
 
     def __getitem__(self, name: Any) -> Any:
         return self if name == 0 else super().__getitem__(name)
+
+    def show(self, of: str) -> None:
+        """Print a table of them, below a line that says of what they are."""
+        table = Table(show_header=False)
+        for name, value in self.items():
+            table.add_row(name, f"{value:.6g}")
+        show_table(of, soft_wrap=True)  # a path is not wrapped
+        show_table(table)
 
 
 class LatestMetrics(dict[str, float]):

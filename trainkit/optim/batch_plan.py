@@ -25,21 +25,9 @@ from trainkit.errors import ConfigError
 Scaling = Literal["linear", "sqrt", "none"]
 # Adaptive methods divide by the gradient's own size: a batch k times larger does not need k times
 # the rate.
-_ADAPTIVE = (
-    "Adam",
-    "AdamW",
-    "NAdam",
-    "RAdam",
-    "Adamax",
-    "Adagrad",
-    "Adadelta",
-    "RMSprop",
-    "Adafactor",
-    "AdEMAMix",
-    "SOAP",
-    "AdamWScheduleFree",
-    "LAMB",
-    "Muon",
+_ADAPTIVE = frozenset(
+    "Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Adafactor AdEMAMix SOAP"
+    " AdamWScheduleFree LAMB Muon".split()
 )
 
 
@@ -115,7 +103,7 @@ class BatchPlan:
         Args:
             optimizers: names of their classes.
         """
-        adaptive = sorted({*optimizers}.intersection(_ADAPTIVE))
+        adaptive = sorted(_ADAPTIVE.intersection(optimizers))
         if not adaptive or self.lr_scaling != "linear" or self.largest_factor <= 1:
             return None
         return (

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from trainkit.metrics.latest import LatestMetrics
+from tests.helpers.toy import Line, loader, quiet
+from trainkit.metrics.latest import EvaluationValues, LatestMetrics
 
 
 def test_a_name_that_was_not_logged_for_an_epoch_is_explained() -> None:
@@ -18,3 +21,24 @@ def test_a_name_that_was_not_logged_for_an_epoch_is_explained() -> None:
     with pytest.raises(KeyError, match=r"there are val_loss\. Did you mean 'val_loss'\?"):
         values["val/loss"]
     assert values.get("train_acc") is None and "train_acc" not in values
+
+
+def test_the_values_of_an_evaluation_are_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """validate() and test() print them, as Lightning's do; verbose=False prints nothing."""
+    trainer = quiet(tmp_path, max_epochs=1)
+    trainer.fit(Line(), loader(8), loader(4))
+    capsys.readouterr()
+    (value,) = trainer.validate(Line(), loader(4)).values()
+    told = capsys.readouterr().out
+    assert "validation, the weights of the task" in told and f"val/loss │ {value:.6g} │" in told
+    trainer.validate(Line(), loader(4), verbose=False)
+    assert not capsys.readouterr().out
+
+
+def test_the_path_of_a_checkpoint_is_shown_in_one_piece(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is there to be copied."""
+    path = "runs/job/checkpoints/" + 9 * "epoch=3-step=158/"
+    EvaluationValues({"val/acc": 0.5}).show(path)
+    assert path in capsys.readouterr().out
