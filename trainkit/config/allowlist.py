@@ -12,11 +12,18 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from trainkit import extension
-from trainkit.config.users_code import folder_without_init, is_shipped, is_users_own, module_of
-from trainkit.errors import ConfigError
+from trainkit.config.users_code import (
+    folder_without_init,
+    is_shipped,
+    is_there,
+    is_users_own,
+    module_of,
+)
+from trainkit.errors import ConfigError, did_you_mean
 
 ALLOWED = (
     "trainkit.callbacks",
@@ -142,6 +149,12 @@ def _is_below(path: str, prefixes: Sequence[str]) -> bool:
 
 def _refusal(target: str, key: str) -> str:
     folder = folder_without_init(target)
+    if not is_there(root := target.partition(".")[0]):
+        near = did_you_mean(root, (file.stem for file in Path.cwd().glob("*.py")))
+        return (
+            f"{key} is '{target}', and there is no module {root}.{near} Run the command in the"
+            f" folder of {root}.py (this is {Path.cwd()}), or correct the name."
+        )
     hint = (
         f" ({folder} has no __init__.py, and only packages that have one count as yours.)"
         if folder

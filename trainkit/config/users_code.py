@@ -35,6 +35,14 @@ def is_users_own(target: str) -> bool:
     )
 
 
+def is_there(name: str) -> bool:
+    """Return whether Python finds a module or a folder of this name; imports nothing."""
+    return (
+        name in sys.builtin_module_names
+        or PathFinder.find_spec(name, [str(Path.cwd()), *sys.path]) is not None
+    )
+
+
 def is_shipped(target: str) -> bool:
     """Return whether `recipes.X` is one of trainkit's;
     a folder recipes/ of the current folder comes before it.

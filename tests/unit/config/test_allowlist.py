@@ -82,3 +82,18 @@ def test_trust_opens_the_list_for_a_named_module() -> None:
     with pytest.raises(ConfigError, match=r"trust=\[fractions\]"):
         check_name("fractions.Fraction", "task._target_", [])
     check_name("fractions.Fraction", "task._target_", ["fractions"])
+
+
+def test_a_module_that_is_not_there_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that configs may not call it: the folder may be wrong, or the name."""
+    (tmp_path / "mine_here.py").touch()
+    monkeypatch.chdir(tmp_path)
+    there_is = (
+        r"task is 'mine_her\.Task', and there is no module mine_her\. Did you mean 'mine_here'\?"
+    )
+    with pytest.raises(
+        ConfigError, match=rf"{there_is} Run the command in the folder of mine_her\.py"
+    ):
+        check_name("mine_her.Task", "task", [])
