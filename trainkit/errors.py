@@ -19,6 +19,7 @@ Every message names the key, the value given, the legal values, and the next ste
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -97,8 +98,14 @@ class Dismissed(_Ended):
     exit_code = 0
 
 
+# What torch raises for an error of a DataLoader's worker: the worker, and the lines of its traceback.
+WORKERS_ERROR = re.compile(r"Caught \w+ in (.+)\.\nOriginal (Traceback .*)", re.DOTALL)
+
+
 def summary(error: BaseException | None) -> str:
     """Return an error's message; of one that trainkit does not raise on purpose, its type too."""
+    if found := WORKERS_ERROR.match(str(error)):
+        return f"{found[2].strip().splitlines()[-1]} (in {found[1]})"
     return str(error) if isinstance(error, TrainkitError) else f"{type(error).__name__}: {error}"
 
 

@@ -22,7 +22,7 @@ from trainkit.console import wrapped, wrapped_for
 from trainkit.errors import JobEnded, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.launch.terminal import columns_of_launcher
-from trainkit.safety.tracebacks import text_of
+from trainkit.safety.tracebacks import FULL, text_of
 
 _FRESH_S = 60.0
 # How long another rank waits before it prints an error. If rank 0 has one too, it has mostly
@@ -90,10 +90,10 @@ def print_once(text: str, launcher: Launcher, is_prose: bool = False) -> None:
 
 
 def report_uncaught_once() -> None:
-    """Let one rank of several print the error that ends a script;
-    a hook of the script's own stays.
+    """Print the error that ends a script as a command's: trainkit's own without its traceback,
+    others with the user's frames; of several ranks, one does. A hook of the script's own stays.
     """
-    if read_launcher().world_size > 1 and sys.excepthook is sys.__excepthook__:
+    if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _report
 
 
@@ -101,11 +101,21 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if isinstance(error, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    text = text_of(error)
-    if isinstance(error, TrainkitError):
-        frames = traceback.extract_tb(trace)
-        own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
-        text = str(error) + (
-            f"\n{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""
-        )
-    print_once("" if isinstance(error, JobEnded) and error.is_told else text, read_launcher())
+    is_prose = isinstance(error, TrainkitError) and os.environ.get(FULL) != "full"
+    text = _sentence(error, trace) if is_prose else text_of(error)
+    launcher = read_launcher()
+    if isinstance(error, JobEnded) and error.is_told:
+        return
+    if launcher.world_size > 1:
+        print_once(text, launcher)
+    else:
+        print(wrapped_for(sys.stderr, f"Error: {text}") if is_prose else text, file=sys.stderr)
+
+
+def _sentence(error: BaseException, trace: TracebackType | None) -> str:
+    """Return an error of trainkit, and the last line of the script before it."""
+    frames = traceback.extract_tb(trace)
+    own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    return str(error) + (
+        f"\n{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""
+    )

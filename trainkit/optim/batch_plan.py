@@ -26,8 +26,22 @@ Scaling = Literal["linear", "sqrt", "none"]
 # Adaptive methods divide by the gradient's own size: a batch k times larger does not need k times
 # the rate.
 _ADAPTIVE = frozenset(
-    "Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Adafactor AdEMAMix SOAP"
-    " AdamWScheduleFree LAMB Muon".split()
+    [
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "Adamax",
+        "Adagrad",
+        "Adadelta",
+        "RMSprop",
+        "Adafactor",
+        "AdEMAMix",
+        "SOAP",
+        "AdamWScheduleFree",
+        "LAMB",
+        "Muon",
+    ]
 )
 
 

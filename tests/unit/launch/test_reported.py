@@ -108,11 +108,28 @@ def test_lines_of_an_error_fit_the_launchers_terminal(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_script_of_one_process_ends_as_python_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a hook of the script's own stays, on any number of ranks."""
+@pytest.mark.parametrize("full", [False, True])
+def test_a_script_of_one_process_ends_as_a_command(
+    full: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error of trainkit is a sentence and the script's line; TRAINKIT_TRACEBACK=full shows the
+    frames.
+    """
+    monkeypatch.setenv("TRAINKIT_TRACEBACK", "full" * full)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     report_uncaught_once()
-    assert sys.excepthook is sys.__excepthook__
+    for error in (ConfigError("key is 1."), KeyError("mine")):
+        try:
+            raise error
+        except Exception as raised:
+            sys.excepthook(type(raised), raised, raised.__traceback__)
+    sentence, _, rest = capsys.readouterr().err.partition("Traceback" if full else "\n")
+    assert sentence == ("" if full else "Error: key is 1.")
+    assert "raise error" in rest and rest.endswith("KeyError: 'mine'\n")
+
+
+def test_a_hook_of_the_script_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any number of ranks."""
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     monkeypatch.setattr(sys, "excepthook", print)
