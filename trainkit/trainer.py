@@ -282,6 +282,7 @@ class Trainer(LastRun):
             with run.stopping, writing_progress(run):
                 loop.fit(run)
                 run.checkpoints.finish()
+                run.checkpoints.require_one()
             run.hooks("on_fit_end")
 
     def _open(

@@ -32,7 +32,7 @@ from trainkit.checkpoint.writer import Writer
 from trainkit.console import warning
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
-from trainkit.errors import CheckpointError, TrainkitError
+from trainkit.errors import CheckpointError, TrainkitError, clause
 
 MEMORY = "memory"  # the source of a run that resumes from host memory after its ranks changed
 
@@ -235,11 +235,13 @@ class CheckpointManager:
             raise
         except Exception as error:
             self.writer.unwritten.append(store.path_of(name))
+            self.writer.failure = f"{store.path_of(name)}: {clause(_describe(error))}"
             warning(
-                f"The checkpoint {store.path_of(name)} was NOT written: {_describe(error)}."
-                " Training continues."
+                f"The checkpoint {store.path_of(name)} was NOT written:"
+                f" {clause(_describe(error))}. Training continues."
             )
             return False
+        self.writer.num_written += 1
         for link, target in changes.links.items():
             try:
                 store.point(link, target)
@@ -264,6 +266,24 @@ class CheckpointManager:
         if self.writer.unwritten:
             warning(f"Checkpoints that were NOT written: {', '.join(self.writer.unwritten)}.")
             self.writer.unwritten.clear()
+
+    def require_one(self) -> None:
+        """After a fit, raise if it should have written checkpoints and could write none. Call it on
+        all ranks.
+
+        Raises:
+            CheckpointError: on all ranks; names the reason.
+        """
+        if self.stores:
+            self._engine.comm.run_on_main(self._require_one)
+
+    def _require_one(self) -> None:
+        if self.writer.failure and not self.writer.num_written:
+            raise CheckpointError(
+                "Training has ended, and not one checkpoint of it could be written, so its weights"
+                f" are lost. The last: {self.writer.failure}. Make room there, or choose another"
+                " folder (run_dir=..., or callbacks.checkpoint.dirpath=...)."
+            )
 
     def find(self, read: Callable[[], tuple[str, dict[str, Any]] | None]) -> dict[str, Any] | None:
         """Load on rank 0 the weights that the run resumes from; return what was saved beside them,

@@ -73,12 +73,16 @@ class Writer:
     Attributes:
         on_wait: called each second while a caller waits: a slow disk is no stall.
         unwritten: paths of checkpoints that could not be written.
+        num_written: checkpoints that were.
+        failure: why the last of the others could not be; "" if there are none.
     """
 
     def __init__(self) -> None:
         self.host = HostCopy()
         self.on_wait: Callable[[], None] = lambda: None
         self.unwritten: list[str] = []
+        self.num_written = 0
+        self.failure = ""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 

@@ -21,6 +21,7 @@ from trainkit.callbacks import EMA, ModelCheckpoint
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.store import LocalStore, Take, nothing_left
 from trainkit.checkpoint.writer import HostCopy, Writer
+from trainkit.errors import CheckpointError
 
 PATIENCE_S = 20
 
@@ -320,14 +321,20 @@ def test_an_unexpected_error_comes_out_of_the_next_call(next_call: str) -> None:
 def test_an_unexpected_error_costs_that_checkpoint_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any error of writing is reported with its type, and the run continues to its end."""
+    """Any error of writing is reported with its type, and the run continues to its end; one that
+    could write no checkpoint at all ends as failed.
+    """
 
     def fail(*_: Any) -> None:
         raise ValueError("a strange tensor")
 
     monkeypatch.setattr("trainkit.checkpoint.store.write", fail)
     trainer = quiet(tmp_path, max_steps=2, enable_checkpointing=True)
-    trainer.fit(Line(), loader(8))
+    with pytest.raises(
+        CheckpointError,
+        match=r"not one checkpoint of it could be written.*: ValueError: a strange tensor\. Make",
+    ):
+        trainer.fit(Line(), loader(8))
     assert trainer.global_step == 2
     assert (
         "was NOT written: ValueError: a strange tensor. Training continues."
