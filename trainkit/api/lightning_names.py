@@ -1,6 +1,10 @@
-"""Names of Lightning that trainkit does not have, each with its replacement."""
+"""Names of Lightning that trainkit does not have, each with its replacement, and the sentence for an
+object of Lightning where one of trainkit is needed.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 _LAUNCHER_DECIDES = (
     "trainkit has no such setting: the launcher decides where a run runs. Start N processes with"
@@ -66,3 +70,41 @@ TASK_METHODS: dict[str, str] = {
         " configure_optimizers."
     ),
 }
+
+
+def of_another_class(
+    place: str, value: object, kind: str, has: Callable[[str], bool] = lambda name: False
+) -> str:
+    """Return the sentence for an object that is not of a class of trainkit.
+
+    Args:
+        place: the start of the sentence, as "trainer.callbacks has".
+        value: the object, of Lightning or any other.
+        kind: the name of the class of trainkit that it must have, as "Callback".
+        has: whether trainkit has a class with this name of Lightning's too.
+    """
+    if isinstance(value, type):
+        return f"{place} the class {value.__name__}; give an object of it: {value.__name__}(...)."
+    own = type(value).__name__
+    base = next(
+        (
+            each.__name__
+            for each in type(value).__mro__
+            if each.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+        ),
+        None,
+    )
+    ours = f"trainkit.{base if base and has(base) else kind}"
+    if base is None:
+        return f"{place} a {own}; it must be a {ours}."
+    if base != own:
+        return (
+            f"{place} a {own}, whose base is Lightning's {base}. Make {ours} its base class:"
+            " methods and hooks have the same names (docs/lightning.md)."
+        )
+    if has(base):
+        return f"{place} Lightning's {own}. Use {ours}: its arguments have the same names."
+    return (
+        f"{place} Lightning's {own}, which trainkit does not have. docs/lightning.md names what"
+        f" it has in its place; or write your own as a {ours}: the hooks have the same names."
+    )

@@ -16,7 +16,7 @@ from trainkit.api.fixed_hooks import FixedHooks
 from trainkit.api.from_checkpoint import build_from
 from trainkit.api.hyperparameters import Configured
 from trainkit.api.in_run import InRun
-from trainkit.api.lightning_names import LOG_ARGUMENTS, LOG_IGNORES
+from trainkit.api.lightning_names import LOG_ARGUMENTS, LOG_IGNORES, of_another_class
 from trainkit.api.manual import ManualOptimization
 from trainkit.api.media_logging import LogsMedia
 from trainkit.api.step_call import call_step, has_step
@@ -318,10 +318,7 @@ def check_overrides(task: object, methods: tuple[str, ...]) -> Task:
         TaskError: it is none, or a method is missing.
     """
     if not isinstance(task, Task):
-        raise TaskError(
-            f"The task is of type {type(task).__name__}; it must be a trainkit.Task (a subclass of"
-            " nn.Module)."
-        )
+        raise TaskError(of_another_class("The task is", task, "Task"))
     if not hasattr(task, "_modules"):
         raise TaskError(f"{type(task).__name__}.__init__ does not call super().__init__().")
     for method in methods:

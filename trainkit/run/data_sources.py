@@ -56,7 +56,7 @@ class DataSources:
         if (
             self.datamodule is None
             and len(given) == 1
-            and isinstance(module := next(iter(given.values())), DataModule)
+            and hasattr(module := next(iter(given.values())), "train_dataloader")
         ):
             object.__setattr__(self, "given", {})  # in the place of a loader, as Lightning takes it
             object.__setattr__(self, "datamodule", module)

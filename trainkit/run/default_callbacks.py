@@ -4,10 +4,15 @@ The only list of concrete callbacks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import ModuleType
 from typing import Any
 
+from trainkit import callbacks
+from trainkit import loggers as named_loggers
 from trainkit.api.callback import Callback, in_order
+from trainkit.api.lightning_names import of_another_class
 from trainkit.callbacks.banner import Banner
 from trainkit.callbacks.checkpoint import ModelCheckpoint
 from trainkit.callbacks.divergence_guard import DivergenceGuard
@@ -34,7 +39,7 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     given, loggers, profiler = arguments["callbacks"], arguments["logger"], arguments["profiler"]
     quick = bool(arguments["fast_dev_run"])  # leaves no files
     found: list[Callback] = [Banner()] if arguments["enable_model_summary"] else []
-    found += [given] if isinstance(given, Callback) else list(given or [])
+    found += _list_of(given, Callback, "trainer.callbacks has", "Callback", callbacks)
     if not any(isinstance(callback, DivergenceGuard) for callback in found):
         found.append(DivergenceGuard(every_n_steps=None, action="warn"))
     if arguments["max_time"] is not None and not quick:
@@ -43,9 +48,10 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
         if not isinstance(profiler, Callback) and (
             not isinstance(profiler, str) or profiler not in _PROFILERS
         ):
+            shown = profiler if isinstance(profiler, str) else f"a {type(profiler).__name__}"
             raise ConfigError(
-                f"trainer.profiler is {profiler}; it must be one of {', '.join(_PROFILERS)}, or a"
-                " callback."
+                f"trainer.profiler is {shown}; it must be one of {', '.join(_PROFILERS)}, or a"
+                " trainkit.Callback."
             )
         found.append(
             profiler
@@ -56,7 +62,9 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     if isinstance(loggers, bool):
         found += [CSVLogger(), TensorBoardLogger()] if loggers and not quick else []
     else:
-        found += [loggers] if isinstance(loggers, Logger) else list(loggers)
+        found += _list_of(
+            loggers, Logger, "trainer.logger is", "loggers.base.Logger", named_loggers
+        )
     found = _one_or_none(found, ModelCheckpoint, arguments["enable_checkpointing"] and not quick)
     if quick:
         found = [
@@ -65,6 +73,26 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     if any(callback.uses_step_clock for callback in found):
         found.append(StepClock())
     return in_order(found)
+
+
+def _list_of(
+    given: Any, kind: type[Callback], place: str, name: str, room: ModuleType
+) -> list[Callback]:
+    """Return one object or several as a list.
+
+    Args:
+        place: the start of a sentence, as "trainer.callbacks has".
+        name: of `kind`, after "trainkit.".
+        room: has the classes of this kind by their names.
+
+    Raises:
+        ConfigError: one is not of this kind; names it, and its class of trainkit.
+    """
+    several = list(given) if isinstance(given, Iterable) else [] if given is None else [given]
+    for each in several:
+        if not isinstance(each, kind):
+            raise ConfigError(of_another_class(place, each, name, partial(hasattr, room)))
+    return several
 
 
 def callbacks_with(callbacks: Sequence[Callback], of_task: Any) -> list[Callback]:

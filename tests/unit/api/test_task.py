@@ -178,8 +178,8 @@ class NoInit(Line):
                 r" differently\)"
             ),
         ),
-        (torch.nn.Linear(1, 1), r"The task is of type Linear; it must be a trainkit\.Task"),
-        (Line, r"The task is of type type; it must be a trainkit\.Task"),
+        (torch.nn.Linear(1, 1), r"The task is a Linear; it must be a trainkit\.Task"),
+        (Line, r"The task is the class Line; give an object of it: Line\(\.\.\.\)"),
         (NoInit(), r"NoInit\.__init__ does not call super\(\).__init__\(\)"),
     ],
 )
