@@ -131,7 +131,7 @@ class ImageFolder(trainkit.DataModule):
         if not folder.is_dir():
             raise DataError(
                 f"data.root is '{self.root}', which has no folder {part}/; it must hold train/ and"
-                " val/."
+                f" val/, and each a folder for each class.{_if_texts(self.root)}"
             )
         try:
             dataset = TorchvisionImageFolder(str(folder), transform, loader=load_image)
@@ -139,6 +139,7 @@ class ImageFolder(trainkit.DataModule):
             # torchvision's words: no class folders, or which of them are empty
             raise DataError(
                 f"{folder}: {str(error).rstrip('.')}. Each class needs one image at least."
+                f"{_if_texts(folder)}"
             ) from error
         self._check(part, dataset.classes)
         return dataset
@@ -177,3 +178,15 @@ class ImageFolder(trainkit.DataModule):
             "persistent_workers": workers > 0,
             "pin_memory": torch.cuda.is_available(),
         }
+
+
+def _if_texts(folder: Path) -> str:
+    """Return a sentence for a folder that holds texts, else ""."""
+    suffixes = (".txt", ".jsonl", ".md")
+    texts = (path for path in folder.rglob("*") if path.suffix in suffixes)
+    if (first := next(texts, None)) is None:
+        return ""
+    return (
+        f" It holds texts ({first.name}): conf=gpt data.root={folder} trains on bytes;"
+        " conf=hf_causal_lm and conf=sft fine-tune a model of transformers (docs/language_models.md)."
+    )

@@ -140,3 +140,15 @@ def test_a_missing_class_folder_is_named(
         ImageFolder(
             str(tmp_path), batch_size=2, num_classes=num_classes, image_size=16, num_workers=0
         ).setup("fit")
+
+
+@pytest.mark.parametrize("place", [".", "train/cat"])
+def test_a_folder_of_texts_is_said_to_be_one(place: str, tmp_path: Path) -> None:
+    """With the recipes that read it; a folder without texts has no such sentence."""
+    (tmp_path / "texts" / place).mkdir(parents=True)
+    (tmp_path / "texts" / place / "a.txt").write_text("Once")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match=r"It holds texts \(a\.txt\): conf=gpt data\.root="):
+        ImageFolder(str(tmp_path / "texts"), num_workers=0).setup("fit")
+    with pytest.raises(DataError, match=r"and each a folder for each class\.$"):
+        ImageFolder(str(tmp_path / "none"), num_workers=0).setup("fit")
