@@ -138,6 +138,9 @@ NEEDS_TORCH = {
     "cli.execute",  # the half of `fit` that starts once the config was found good
     "extensions.elastic.attempts",  # of a fit
     "extensions.elastic.callback",
+    "extensions.elastic.copies.layout",  # of a rank
+    "extensions.elastic.copies.policy",
+    "extensions.elastic.copies.store",
     "extensions.elastic.rehearsal",
     "extensions.elastic.store",  # of torch's groups
 }

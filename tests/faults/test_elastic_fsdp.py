@@ -33,6 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 def start(tmp_path: Path, launch: str, **wish: Any) -> Ended:
     """Run a job to its end."""
+    tmp_path.mkdir(exist_ok=True)
     text = json.dumps({"epochs": EPOCHS, "width": 128, "optimizer": "AdamW"} | wish)
     line = f"{launch} {sys.executable} {JOB} {tmp_path / 'run'} '{text}'"
     done = run_command(line, tmp_path, 300, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
@@ -73,3 +74,22 @@ def test_a_replica_that_loses_a_rank_comes_back_while_the_other_trains(
         assert end["seen"] == pytest.approx([EPOCHS] * SAMPLES, abs=1e-9), "each sample counts once"
         assert end["weights"] == pytest.approx(undisturbed["weights"], rel=0, abs=1e-12)
     assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_lost_host_resumes_from_the_memory_of_another_one(tmp_path: Path) -> None:
+    """All processes of one of two hosts are killed in a backward: the ranks start again and resume from
+    the copies, though all checkpoints are spoilt, and end with the bits of a run without the loss.
+    """
+    hosts = "-np 2 -H localhost:1,127.0.0.1:1"
+    launch = f"{sys.executable} -m trainkit launch {hosts} --"
+    wish = {"options": {"replicas": 1}, "copies": 1, "commit": 3, "waits_for": 2, "pace_s": 0.0}
+    (end, *_) = start(tmp_path / "undisturbed", launch, **wish).ends.values()
+    ended = start(tmp_path / "lost", launch, dies=[1, 20], host_dies=True, **wish)
+    assert ended.code == 0, ended.text
+    assert ended.sizes == [2, 2], ended.text
+    resumed = "Resumed from the memory of peers at step 18: "
+    assert resumed in ended.text and ", 0 bytes of checkpoints." in ended.text
+    assert "is damaged" not in ended.text and "no whole checkpoint" not in ended.text
+    for own in ended.ends.values():
+        assert own == end, "bit for bit"
+        assert own["seen"] == pytest.approx([EPOCHS] * SAMPLES, abs=1e-9), "each sample counts once"

@@ -87,10 +87,13 @@ def locate(
         return None if found is None else found[0]
 
 
-def fetched(path: str) -> AbstractContextManager[Path]:
-    """Return a context that yields the folder, on this machine,
-    of the checkpoint at a path or URL that `locate` returned.
+def fetched(path: str, stores: Sequence[Store] = ()) -> AbstractContextManager[Path]:
+    """Return a context that yields the folder, on this machine, of the checkpoint at a path or URL
+    that `locate` returned for these stores.
     """
+    for store in stores:
+        if path == store.path_of(name := path.rpartition("/")[2]):
+            return store.fetch(name)
     store, name = _named(path)
     return store.fetch(name)
 
@@ -158,10 +161,9 @@ def _newest(
     """Return the newest complete checkpoint as (path or URL, its
     folder on this machine), or None.
     """
-    there = [(written(store, name), store, name) for store in stores for name in store.names()]
     weights_alone = ""
     damaged = ""
-    for _, store, name in sorted(there, key=lambda entry: entry[0], reverse=True):
+    for store, name in _in_order(stores):
         try:
             folder = reader.open(store, name, stack)
         except CheckpointError as error:
@@ -184,6 +186,15 @@ def _newest(
             f" and tested, and a new run can start from its weights: init_weights={weights_alone}"
         )
     raise CheckpointError(f"{_nothing('last', stores)} {damaged}".rstrip())
+
+
+def _in_order(stores: Sequence[Store]) -> Iterator[tuple[Store, str]]:
+    """Yield all checkpoints, the newest first."""
+    first = [store for store in stores if store.comes_first]
+    for group in (first, [store for store in stores if store not in first]):
+        there = [(written(store, name), store, name) for store in group for name in store.names()]
+        for _, store, name in sorted(there, key=lambda entry: entry[0], reverse=True):
+            yield store, name
 
 
 def written(store: Store, name: str) -> str:

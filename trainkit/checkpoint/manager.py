@@ -340,7 +340,8 @@ class CheckpointManager:
         )
         if found is None:
             return None
-        self.resumed_from, self.opened = found, split.Opened(self._engine, found, resume)
+        self.resumed_from = found
+        self.opened = split.Opened(self._engine, found, resume, self.stores)
         return self.opened.training
 
     def restore(self, saved: Mapping[str, Any]) -> list[str]:

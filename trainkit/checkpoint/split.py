@@ -9,7 +9,7 @@ fill_optimizer  the same for an optimizer's state
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from trainkit.checkpoint.format import Snapshot, find_aliases, load_training, op
 from trainkit.checkpoint.mismatch import mismatches, unfit
 from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import MODEL, StoredPieces, split_tree
+from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
 from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.base import Engine
@@ -70,6 +71,7 @@ class Opened:
 
     Args:
         path: its path or URL; verified.
+        stores: one of them has it, unless it is another run's.
         resume: whether to read what was saved beside the weights.
 
     Attributes:
@@ -80,11 +82,13 @@ class Opened:
         CheckpointError: a rank cannot read it; on all ranks.
     """
 
-    def __init__(self, engine: Engine, path: str, resume: bool) -> None:
+    def __init__(
+        self, engine: Engine, path: str, resume: bool, stores: Sequence[Store] = ()
+    ) -> None:
         self._engine, self._stack, error = engine, contextlib.ExitStack(), ""
         self.training: dict[str, Any] = {}
         try:
-            self._folder = self._stack.enter_context(fetched(path))
+            self._folder = self._stack.enter_context(fetched(path, stores))
             self.training = load_training(self._folder, mapped=True) if resume else {}
         except (CheckpointError, ConfigError, OSError) as failed:
             error = str(failed)

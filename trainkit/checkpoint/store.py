@@ -49,10 +49,16 @@ class Store(ABC):
     Attributes:
         place: its folder or URL, as text.
         compares: whether `fetch` has compared a checkpoint's files with their hashes.
+        comes_first: whether its newest checkpoint is newer than those of other stores.
     """
 
     place: str
     compares = False
+
+    @property
+    def comes_first(self) -> bool:
+        """See the attributes."""
+        return False
 
     def held(
         self, run_dir: Path, on_main: OnMain, is_later_attempt: bool

@@ -44,6 +44,8 @@ class Ranks:
         pipeline_size: stages that share the layers (FSDPEngine's `pipeline`).
         replica_size: ranks of an elastic job that hold the weights together, and so are lost and
             replaced together (FSDPEngine's `replicas`).
+        copies: hosts whose memory holds a copy of each rank's state (callbacks.elastic.copies), so that
+            all ranks may be replaced together.
         committed_step: the newest step that this process can resume from in memory, -1 for none; an
             elastic driver makes the process with the newest one rank 0.
         watcher: how a launcher watches this process; None if it does not.
@@ -55,6 +57,12 @@ class Ranks:
     pipeline_size = 1
     replica_size = 1
     committed_step = -1
+
+    @property
+    def copies(self) -> int:
+        """See the attributes."""
+        return 0
+
     watcher: Watcher | None = None
 
     def __init__(self, launcher: Launcher) -> None:

@@ -76,14 +76,18 @@ class ElasticState:
         self._holds = run.engine.comm.outlives_ranks
         self._gathering = Gathering(run.engine.comm)
 
-    def begin(self) -> None:
+    def begin(self, commits: bool = True) -> None:
         """Handle signals from here on, until the fit is done, and commit:
         a rank that has just joined can resume from here.
+
+        Args:
+            commits: false if what a lost rank needs is held elsewhere.
         """
         if not self._is_handling:
             self._handling.enter_context(self.signals)
             self._is_handling = True
-        self.commit()
+        if commits:
+            self.commit()
 
     def commit(self) -> None:
         """Copy a checkpoint's contents to host memory. Call it on all ranks.

@@ -115,7 +115,7 @@ def test_join_asks_until_there_is_a_seat(driver: Driver) -> None:
     driver.answers = [{"answer": "wait"}, {"answer": "wait"}, {"answer": "seat"} | vars(SEAT)]
     m = driver.member()
     assert m.join(7) == SEAT and m.generation == 3
-    alone = {"replica_size": 1, "is_whole": True}
+    alone = {"replica_size": 1, "is_whole": True, "copies": 0}
     asked = {"worker": "node1/0#1", "commit": 7, "generation": 0} | alone
     assert driver.joins == [asked] * 3
     driver.answers = [{"answer": "seat"} | vars(SEAT) | {"generation": 4}]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from signal import Signals
 
 import pytest
@@ -50,6 +50,9 @@ class Workers:
         self.given[start.worker] = given
         self.started[start.worker] = Ended(on_exit)
         return self.started[start.worker]
+
+    def of_command(self, command: Sequence[str]) -> None:
+        """See Backend: there are no copies."""
 
     def close(self) -> None:
         """See Backend."""

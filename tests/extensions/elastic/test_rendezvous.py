@@ -161,7 +161,7 @@ def test_who_is_not_answered_in_time_asks_again(
     """ "wait"."""
     monkeypatch.setattr(module, "POLL_S", 0.05)
     content = {"worker": "a/0#1", "generation": 0, "commit": -1}
-    body = json.dumps(content | {"replica_size": 1, "is_whole": True}).encode()
+    body = json.dumps(content | {"replica_size": 1, "is_whole": True, "copies": 0}).encode()
     assert ask(server, "POST", "/elastic/join", body) == (200, b'{"answer": "wait"}')
 
 

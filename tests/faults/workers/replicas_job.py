@@ -5,17 +5,20 @@ replicas_job.py RUN_DIR JSON       of what is not as in _DEFAULTS
 The model is split (engine=single: it is not). A parameter counts the samples: its gradient is minus
 each sample's share of a step, and its rate is the step's number of samples, so that a step adds one
 to each of its samples. While there are fewer ranks than "waits_for" steps take longer, so that a new
-replica can join in time. "dies" is [rank, step]: it is killed in the midst of that step's backward.
+replica can join in time. "dies" is [rank, step]: it is killed in the midst of that step's backward;
+with "host_dies" it kills all processes of its host, the copy server's too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,15 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
-from trainkit.api.view import RunView
+from trainkit.api.view import RunView, elastic_of
 from trainkit.callbacks import EMA, Elastic, FaultInjection, Goodput, ModelCheckpoint, Watchdog
 from trainkit.cli.guard import fail
 from trainkit.device.shards import whole_of
 from trainkit.engine.select import make_engine
 from trainkit.errors import JobEnded, TrainkitError
+from trainkit.extensions.elastic.copies.store import name_of
 from trainkit.launch.environment import read_launcher
+from trainkit.launch.network import SECRET
 from trainkit.loggers import CSVLogger
 from trainkit.trainer import Trainer
 
@@ -56,6 +61,8 @@ _DEFAULTS: dict[str, Any] = {
     "stall_s": 60,
     "dtype": "float64",
     "dies": None,
+    "host_dies": False,
+    "copies": 0,
     "checkpoints": True,
 }
 
@@ -67,7 +74,7 @@ class Counted(Task):
         self, optimizer: str, width: int, dtype: torch.dtype, dies: list[int] | None
     ) -> None:
         super().__init__()
-        self.optimizer, self.dies = optimizer, dies
+        self.optimizer, self.dies, self.kill = optimizer, dies, kill_rank
         with torch.random.fork_rng():
             torch.manual_seed(3)
             layers = [nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width)]
@@ -81,7 +88,7 @@ class Counted(Task):
         x = x.to(self.model[0].weight.dtype)
         hidden = self.model[:2](x)
         if [self.trainer.global_rank, self.trainer.global_step] == self.dies:
-            hidden.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+            hidden.register_hook(lambda _: self.kill(self.trainer))
         loss = functional.mse_loss(self.model[2:](hidden).to(y.dtype), y)
         self.log("train/loss", loss)
         self.log("train/x", x.mean(), on_step=False, on_epoch=True)
@@ -98,6 +105,36 @@ class Counted(Task):
             ]
             return torch.optim.SGD(groups, lr=0.05)
         return torch.optim.AdamW(weights, lr=0.01), torch.optim.SGD(counts, lr=float(STEP))
+
+
+def kill_rank(trainer: RunView) -> None:
+    """Kill this process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_host(trainer: RunView, every: int) -> None:
+    """Kill all processes of this host at once, in the first generation of ranks, as soon as the last
+    copy has come to all hosts; and spoil all checkpoints.
+    """
+    if os.environ["HOROVOD_RENDEZVOUS_SCOPE"] != "g1.":
+        return
+    elastic: Any = elastic_of(trainer.callbacks)
+    last = name_of(trainer.global_step // every * every, 1)
+    while not all(
+        "manifest.json" in sets.get(last, ())
+        for sets in elastic._copies.store.peers.look().values()
+    ):
+        time.sleep(0.01)
+    for manifest in trainer.run_dir.glob("checkpoints/*/manifest.json"):
+        manifest.write_text("{}")
+    own = [f"{name}={os.environ[name]}" for name in ("HOROVOD_HOSTNAME", SECRET)]
+    there = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if set(own) <= set(environ.read_text(errors="replace").split("\0")):
+                there.append(int(environ.parent.name))
+    for pid in sorted(there, key=os.getpid().__eq__):  # itself last
+        os.kill(pid, signal.SIGKILL)
 
 
 class Journal(Callback):
@@ -133,12 +170,14 @@ def main() -> None:
     torch.set_num_threads(1)
     dtype, is_elastic = _DTYPES[wish["dtype"]], wish["engine"] != "single"
     task = Counted(wish["optimizer"], wish["width"], dtype, wish["dies"])
+    if wish["host_dies"]:
+        task.kill = partial(kill_host, every=wish["commit"])
     callbacks: list[Callback] = [FaultInjection(wish["faults"])] if wish["faults"] else []
     callbacks += [Goodput(), Journal(run_dir, wish["pace_s"], wish["waits_for"])]
     callbacks += [EMA(decay=0.9)] * wish["ema"]
     if is_elastic:
         callbacks += [
-            Elastic(commit_every_n_steps=wish["commit"]),
+            Elastic(commit_every_n_steps=wish["commit"], copies=wish["copies"]),
             Watchdog(stall_timeout_s=wish["stall_s"]),
         ]
         callbacks += [ModelCheckpoint(every_n_epochs=1)] * wish["checkpoints"]

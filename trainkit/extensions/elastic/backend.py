@@ -7,7 +7,8 @@ HostSource              names the hosts: a discovery script (hosts.py), or Ray's
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from trainkit.extensions.elastic.messages import Start
@@ -43,6 +44,11 @@ class Backend(Protocol):
             OSError: it cannot be started.
         """
 
+    def of_command(self, command: Sequence[str]) -> Backend | None:
+        """Return a backend that starts another command on the same hosts, and ends with this one;
+        None if there is none.
+        """
+
     def close(self) -> None:
         """Release what the backend holds; all workers have ended."""
 
@@ -64,9 +70,9 @@ class HostSource(Protocol):
 class HostBackend:
     """Workers as processes of this host, or, by ssh, of another one."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, reaper: Reaper | None = None) -> None:
         self._settings = settings
-        self._reaper = Reaper()
+        self._reaper = reaper or Reaper()
 
     def start(
         self, start: Start, given: Mapping[str, str], output: WorkerOutput, on_exit: OnExit
@@ -81,6 +87,10 @@ class HostBackend:
             process = RemoteProcess(start.host, *ssh, settings.command, environ)
         process.follow(start.worker, output, self._reaper, on_exit)
         return process
+
+    def of_command(self, command: Sequence[str]) -> Backend:
+        """See Backend."""
+        return HostBackend(replace(self._settings, command=tuple(command)), self._reaper)
 
     def close(self) -> None:
         """See Backend."""

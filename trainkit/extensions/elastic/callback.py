@@ -8,8 +8,9 @@ from functools import partial
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
-from trainkit.arguments import PositiveInt, checked
+from trainkit.arguments import NonNegativeInt, PositiveInt, checked
 from trainkit.extensions.elastic.attempts import ElasticRun
+from trainkit.extensions.elastic.copies.policy import Copies, announce
 from trainkit.extensions.elastic.rehearsal import rehearse
 from trainkit.loop import warm_up
 from trainkit.run.elastic import ElasticState
@@ -47,25 +48,39 @@ class Elastic(Callback):
         commit_every_n_steps: steps between two commits; the loss of a rank costs at most as many. A
             commit copies weights and optimizer state to host memory, and gathers each rank's random
             numbers and epoch means.
+        copies: hosts that hold a copy of each rank's part of weights and optimizer state (engine=fsdp
+            without replicas) in their memory, sent to them in place of a commit: if ranks are lost, all
+            are replaced, and resume from there. 0 for none.
     """
 
     role = "elastic"
     needs_of_engine = frozenset({"whole_state"})
     runs_last = True  # a commit includes the effects of the other callbacks' and the Task's hooks
 
-    def __init__(self, commit_every_n_steps: PositiveInt = 10) -> None:
+    def __init__(self, commit_every_n_steps: PositiveInt = 10, copies: NonNegativeInt = 0) -> None:
         self.commit_every_n_steps = commit_every_n_steps
+        self.copies = copies
         self._committed = 0
+        self._copies: Copies | None = None
 
     def fit(self, fit_once: Callable[[ElasticState], None]) -> None:
         """Fit, and again after each change of ranks; `fit_once` runs one attempt."""
+        if self.copies:
+            announce(self.copies)
         ElasticRun(partial(rehearse, first_step=warm_up)).go(fit_once)
+
+    def setup(self, trainer: RunView, task: Task, stage: str) -> None:
+        """Find the copies that the run may resume from, and who holds those to come."""
+        if self.copies and trainer.elastic is not None:
+            self._copies = Copies(trainer, self.copies, self.commit_every_n_steps)
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Commit: also a rank that has just joined can resume from here."""
         trainer.engine.heartbeat.step = self._committed = trainer.global_step
         if trainer.elastic is not None:
-            trainer.elastic.begin()
+            trainer.elastic.begin(commits=self._copies is None)
+        if self._copies is not None:
+            self._copies.begin()
         if trainer.engine.launcher.name == "mpirun":
             trainer.say(
                 "Elastic is off: ranks of MPI cannot be replaced. If one is lost, the job ends;"
@@ -79,7 +94,9 @@ class Elastic(Callback):
         here.step = trainer.global_step
         here.progress += 1
         step, every = trainer.global_step, self.commit_every_n_steps
-        if (
+        if self._copies is not None:
+            self._copies.copy_if_due()
+        elif (
             trainer.elastic is not None
             and step // every > self._committed // every
             and trainer.engine.approximation.has_met
@@ -88,3 +105,14 @@ class Elastic(Callback):
             trainer.elastic.commit()
         elif trainer.elastic is not None:
             trainer.elastic.hold()
+
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
+        """Wait for the last copy: the copy servers end with the job."""
+        if self._copies is not None:
+            self._copies.wait()
+
+    def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
+        """Free what the run resumed from."""
+        if self._copies is not None:
+            self._copies.store.release()
+            self._copies = None

@@ -179,13 +179,16 @@ class Membership:
             )
             atexit.register(self._part, os.getpid())
 
-    def join(self, commit: int, replica_size: int = 1, is_whole: bool = True) -> RankAssignment:
+    def join(
+        self, commit: int, replica_size: int = 1, is_whole: bool = True, copies: int = 0
+    ) -> RankAssignment:
         """Request a seat in the next generation, and wait for it.
 
         Args:
             commit: the newest step with its state in this worker's memory, -1 for none.
             replica_size: ranks that hold the weights together; they get seats together.
             is_whole: whether this worker's can still work together.
+            copies: hosts whose memory holds a copy of this worker's state.
 
         Raises:
             Dismissed: the driver does not need this worker any more.
@@ -193,7 +196,7 @@ class Membership:
         """
         self.beat()
         request = {"worker": self.worker, "commit": commit, "generation": self.generation}
-        request |= {"replica_size": replica_size, "is_whole": is_whole}
+        request |= {"replica_size": replica_size, "is_whole": is_whole, "copies": copies}
         while True:
             answer = self._ask(request)
             if answer["answer"] == "seat":

@@ -6,6 +6,7 @@ workers.
     network.py, rendezvous.py       the server for the workers; their requests become events
     hosts.py                        hosts that appear or vanish: events too
     backend.py, processes.py        starts workers here and by ssh; their ends are events (extensions/ray has another backend)
+    copies/                         copies of ranks' state in other hosts' memory, if ranks ask for them
     upstream.py                     Horovod's own driver, for scripts that call hvd.init() themselves
     Driver.run                      one loop: event -> state_machine.py -> decisions -> processes
 
@@ -31,6 +32,8 @@ from types import FrameType
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.elastic.backend import Backend, HostBackend, HostSource, Started
+from trainkit.extensions.elastic.copies.server import REGISTER
+from trainkit.extensions.elastic.copies.started import CopyServers, host_of, server_command
 from trainkit.extensions.elastic.hosts import EVERY_S, Discovery
 from trainkit.extensions.elastic.messages import Decision, Say, Send, Start
 from trainkit.extensions.elastic.network import Network, check_names, choose
@@ -151,10 +154,14 @@ class Driver:
         self._news = self.state_machine.news()
         self._heartbeats: deque[Event] = deque()
         self._rests_until = 0.0
-        self._dumping: set[str] = set()  # workers that were told to write their stacks
+        self._dumping: set[str] = set()  # workers that were asked for their stacks
         self._server = Server(
             network.address, self._secret, self._on_join, self._on_beat, self._on_unseated
         )
+        starter = backend.of_command(server_command(settings.command))
+        self._copies = None if starter is None else CopyServers(starter, self._given, output)
+        if self._copies is not None:
+            self._server.posts[REGISTER] = self._copies.answer
 
     def post(self, event: Event) -> None:
         """Queue an event for the loop; called from any thread, and from signal handlers."""
@@ -206,6 +213,8 @@ class Driver:
         """Kill remaining processes (there are some only if `run` raised) and close the server."""
         for process in self._processes.values():
             process.send(signal.SIGKILL)
+        if self._copies is not None:
+            self._copies.close()
         self._server.close()
         self._backend.close()
 
@@ -227,6 +236,8 @@ class Driver:
 
     def _on_join(self, request: Request) -> None:
         content = request.content
+        if content["copies"] and self._copies is not None:
+            self._copies.ensure(host_of(content["worker"]))
 
         def event(now: float) -> None:
             self._asking[content["worker"]] = request
@@ -239,6 +250,7 @@ class Driver:
                 content["generation"],
                 content["replica_size"],
                 content["is_whole"],
+                content["copies"],
             )
 
         self.post(event)
@@ -255,6 +267,8 @@ class Driver:
         reply["dump"] = dumps = reply["dump"] and name not in self._dumping
         if dumps:
             self._dumping.add(name)
+        if self._copies is not None:
+            self._copies.step = max(self._copies.step, content["step"])
 
         def event(_: float) -> None:
             self.state_machine.beat(at, name, content)
@@ -336,6 +350,7 @@ class Driver:
             "PYTHONUNBUFFERED": "1",
             "TRAINKIT_WORKER": start.worker,
             "TRAINKIT_SLOT": str(start.slot),
+            "TRAINKIT_HOLDS_COPIES": "" if self._copies is None else "1",
             "TRAINKIT_JOB_STARTED": self._started,
             "TRAINKIT_LATE": "" if start.first is not None else "1",
             "TRAINKIT_NP": str(np),

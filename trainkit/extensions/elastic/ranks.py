@@ -26,10 +26,15 @@ def elastic_ranks(launcher: Launcher) -> ElasticRanks:
 
 
 class ElasticRanks(Ranks):
-    """Ranks that change."""
+    """Ranks that change.
+
+    Attributes:
+        requested_copies: see `copies`.
+    """
 
     is_elastic = True
     _is_whole: ClassVar[bool] = True  # of this process's replica
+    requested_copies: ClassVar[int] = 0  # of this process's fit; before it joins
 
     def __init__(self, launcher: Launcher, membership: Membership) -> None:
         super().__init__(launcher)
@@ -51,7 +56,7 @@ class ElasticRanks(Ranks):
             )
         os.environ |= worker_interface(os.environ)
         os.environ |= self._membership.join(
-            self.committed_step, self.replica_size, self._is_whole
+            self.committed_step, self.replica_size, self._is_whole, self.copies
         ).environment()
 
     @property
@@ -59,6 +64,11 @@ class ElasticRanks(Ranks):
         """This process's GPU: local ranks change, but a process keeps its GPU."""
         own = own_gpu()
         return int(os.environ["TRAINKIT_SLOT"]) if own is None else own
+
+    @property
+    def copies(self) -> int:
+        """See Ranks."""
+        return ElasticRanks.requested_copies
 
     @property
     def first_world_size(self) -> int:

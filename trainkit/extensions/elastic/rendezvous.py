@@ -3,6 +3,7 @@ requests.
 
     GET, PUT, DELETE /scope/key         values are bytes; 410 for a value that will never be stored
     POST /elastic/join, /elastic/beat   JSON; passed to the driver's loop, which answers now or later
+    POST /elastic/copies                JSON; where copies of ranks' state are held (copies/started.py)
     POST /elastic/store                 JSON; the store of torch's groups (store.py), answered here (torch_store.py)
 
 Unsigned and repeated requests (signing.py) get 403 and no information. The server listens at one
@@ -284,7 +285,11 @@ def _checked(path: str, content: Any) -> dict[str, Any]:
             "commit": int(content["commit"]),
             "replica_size": int(content["replica_size"]),
             "is_whole": bool(content["is_whole"]),
+            "copies": int(content["copies"]),
         }
+    if path == "/elastic/copies":
+        address = content["address"]
+        return checked | {"address": address and [str(address[0]), int(address[1])]}
     stall_s = content["stall_s"]
     return checked | {
         "step": int(content["step"]),

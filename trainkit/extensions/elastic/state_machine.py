@@ -114,12 +114,16 @@ class StateMachine:
         generation: int,
         replica_size: int = 1,
         is_whole: bool = True,
+        copies: int = 0,
     ) -> list[Decision]:
         """A worker requests a seat; `generation` is that of its last one. See also
         Membership.join.
         """
-        if replica_size != self.job.rules.replica_size:
-            self.job.rules = dataclasses.replace(self.job.rules, replica_size=replica_size)
+        rules = self.job.rules
+        if replica_size != rules.replica_size:
+            self.job.rules = dataclasses.replace(rules, replica_size=replica_size)
+        if copies:  # the weights are in as many parts: further slots are those of spare hosts
+            self.job.rules = dataclasses.replace(self.job.rules, max_np=rules.np)
         w = self.job.workers.get(name)
         if w is not None:
             w.heard = now
@@ -275,7 +279,7 @@ class StateMachine:
         return reply
 
     def requested(self, name: str) -> None:
-        """Note that a worker was told to write its stacks, which it does before its next heartbeat."""
+        """Note that a worker was asked for its stacks, which it writes before its next heartbeat."""
         w = self.job.workers.get(name)
         if w is not None and w.dump == "wanted":
             w.dump = "requested"

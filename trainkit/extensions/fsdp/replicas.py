@@ -320,13 +320,26 @@ def take_seat(ranks: Ranks, comm: ReplicaCollectives, sizes: tuple[int, int, int
     """
     replicas, tensor, pipeline = sizes
     first = ranks.first_world_size
-    if replicas == 1:
+    if replicas == 1 and not ranks.copies:
         raise ConfigError(
             "engine is fsdp, engine.replicas is 1, and the job is elastic: the part of a rank that is"
             " lost would be lost too. Set engine.replicas=2 or more, which divides the"
             f" {first} ranks of the start (-np): the ranks of a replica are lost and replaced"
-            " together. Or start with torchrun --max-restarts 3, and let all ranks resume from the"
-            " checkpoint: resume=auto run_dir=runs/mine."
+            " together. Or callbacks.elastic.copies=1: if a rank is lost, all are replaced, and resume"
+            " from the memory of the other hosts. Or start with torchrun --max-restarts 3, and let all"
+            " ranks resume from the checkpoint: resume=auto run_dir=runs/mine."
+        )
+    if replicas > 1 and ranks.copies:
+        raise ConfigError(
+            f"callbacks.elastic.copies is {ranks.copies}, and engine.replicas is {replicas}: another"
+            " replica holds the state of each rank already, and copies would have no effect. Set"
+            " callbacks.elastic.copies=0, or engine.replicas=1."
+        )
+    if ranks.copies and ranks.max_world_size not in (0, first):
+        raise ConfigError(
+            f"--max-np is {ranks.max_world_size}, and callbacks.elastic.copies is {ranks.copies}: the"
+            f" weights are in {first} parts (-np), one of each rank. Leave --max-np out; further slots"
+            " of -H are spares, for the ranks of a host that is lost."
         )
     if pipeline > 1:
         raise ConfigError(

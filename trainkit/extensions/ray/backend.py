@@ -141,6 +141,9 @@ class RayBackend:
         process.follow(stream, output, lambda content: self.results.update({start.worker: content}))
         return process
 
+    def of_command(self, command: Sequence[str]) -> None:
+        """See Backend: slots start workers alone."""
+
     def close(self) -> None:
         """See Backend."""
         for keeper in () if self._slots.is_head_lost else self._keepers.values():

@@ -1,0 +1,221 @@
+"""The copy server of a host: a process of its own that holds the state of ranks, of this host and of
+others, in its memory. It outlives the ranks, and ends with the job. No torch.
+
+A set of files is a checkpoint, its manifest the last one of it: with the manifest of a new set, all
+other sets are dropped. So at most two sets are held: the last whole one, and what has come of the next.
+
+`python -m trainkit.extensions.elastic.copies.server`, with the environment of a worker; the driver
+starts it (started.py) and ends it. A server that does not reach its driver ends by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import http.client
+import json
+import os
+import re
+import sys
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from trainkit.errors import JobEnded, TrainkitError
+from trainkit.extensions.elastic.client import UNREACHABLE_S, Membership
+from trainkit.extensions.elastic.connections import Connections
+from trainkit.extensions.elastic.copies.client import HASH, ROOT, signed_target
+from trainkit.extensions.elastic.network import worker_interface
+from trainkit.extensions.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
+from trainkit.launch.network import address_of
+from trainkit.safety.threads import printed, start_thread
+
+REGISTER = "/elastic/copies"  # of the driver's server
+LAST = "manifest.json"  # of a set
+_EVERY_S = 1.0  # between two messages to the driver
+_IDLE_S = 120.0  # a connection idle for this long is closed
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9=._-]{0,199}")
+_BLOCK = 1 << 20
+
+
+class Sets:
+    """Files in memory, by set."""
+
+    def __init__(self) -> None:
+        self._sets: dict[str, dict[str, bytearray]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, name: str, file: str, data: bytearray) -> None:
+        """Store a file; drop what the module says."""
+        with self._lock:
+            if name not in self._sets:
+                self._sets = {old: files for old, files in self._sets.items() if LAST in files}
+            self._sets.setdefault(name, {})[file] = data
+            if file == LAST:
+                self._sets = {name: self._sets[name]}
+
+    def get(self, name: str, file: str) -> bytearray | None:
+        """Return a file; None if there is none."""
+        with self._lock:
+            return self._sets.get(name, {}).get(file)
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Return the size of each file in bytes, by set."""
+        with self._lock:
+            return {
+                name: {file: len(data) for file, data in files.items()}
+                for name, files in self._sets.items()
+            }
+
+
+class CopyServer:
+    """Serves in its own threads until it is closed.
+
+    Args:
+        address: address to listen at; the system chooses the port.
+        secret: the job's secret.
+    """
+
+    def __init__(self, address: str, secret: str) -> None:
+        self.secret, self.sets, self.nonces = secret, Sets(), Nonces()
+        self._http = Connections((address, 0), type("Handler", (_Handler,), {"owner": self}))
+        self.address: tuple[str, int] = self._http.server_address[:2]  # type: ignore[assignment]
+        serve = functools.partial(self._http.serve_forever, 0.1)
+        start_thread("copies", serve, printed("The copy server listens again.", retry_s=0.1))
+
+    def close(self) -> None:
+        """Stop listening, and close all connections."""
+        self._http.shutdown()
+        self._http.server_close()
+
+
+def memory_available() -> int:
+    """Return the bytes that this host can still give to processes."""
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return sys.maxsize
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = _IDLE_S
+    disable_nagle_algorithm = True
+    owner: CopyServer
+    server: Connections
+    _nonce = ""
+
+    def do_PUT(self) -> None:
+        """Store a file."""
+        if not self._is_ours() or (place := self._place()) is None:
+            return
+        name, file, query = place
+        length = int(self.headers["Content-Length"])
+        if length > (free := memory_available()):
+            text = f"{length} bytes are to be stored, and this host has {free} bytes of memory free"
+            self._refuse(HTTPStatus.INSUFFICIENT_STORAGE, text)
+            return
+        data = bytearray(length)
+        view, at = memoryview(data), 0
+        while at < length:
+            if not (count := self.rfile.readinto(view[at : at + _BLOCK])):
+                self.close_connection = True  # the rank has ended
+                return
+            at += count
+        if hashlib.sha256(data).hexdigest() != query.get("sha256"):
+            self._refuse(HTTPStatus.BAD_REQUEST, "the body is not what was sent")
+            return
+        self.owner.sets.put(name, file, data)
+        self._send(b"")
+
+    def do_GET(self) -> None:
+        """Answer with a part of a file, or with all sizes."""
+        if not self._is_ours():
+            return
+        if self.path == ROOT:
+            self._send(json.dumps(self.owner.sets.sizes()).encode())
+            return
+        if (place := self._place()) is None:
+            return
+        name, file, query = place
+        data = self.owner.sets.get(name, file)
+        if data is None:
+            self._refuse(HTTPStatus.NOT_FOUND, f"{name}/{file} is not here")
+            return
+        start, end = int(query["from"]), int(query["to"])
+        self._send(memoryview(data)[start:end])
+
+    def _is_ours(self) -> bool:
+        """Return whether the request is signed, and has a length; otherwise answer."""
+        nonce, given, length = (self.headers.get(key) for key in (NONCE, HEADER, "Content-Length"))
+        is_ours = is_signed(self.owner.secret, self.command, self.path, nonce, b"", given)
+        if nonce is None or not is_ours or not self.owner.nonces.take(nonce):
+            self._refuse(HTTPStatus.FORBIDDEN, "")
+            return False
+        self._nonce = nonce
+        self.server.know(self.connection)
+        if self.command == "PUT" and re.fullmatch("[0-9]{1,15}", length or "") is None:
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "a file has a length")
+            return False
+        return True
+
+    def _place(self) -> tuple[str, str, dict[str, str]] | None:
+        split = urlsplit(self.path)
+        parts = split.path.removeprefix(f"{ROOT}/").split("/")
+        if len(parts) != 2 or not all(map(_NAME.fullmatch, parts)):
+            self._refuse(HTTPStatus.BAD_REQUEST, f"the path must be {ROOT}/SET/FILE")
+            return None
+        query = {key: values[0] for key, values in parse_qs(split.query).items()}
+        return parts[0], parts[1], query
+
+    def _refuse(self, status: HTTPStatus, text: str) -> None:
+        self.close_connection = True  # the body is not read
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: {len(text)}\r\n"
+        self.wfile.write(f"{head}Connection: close\r\n\r\n{text}".encode())
+
+    def _send(self, body: bytes | memoryview) -> None:
+        sha256, status = hashlib.sha256(body).hexdigest(), HTTPStatus.OK
+        signed = signed_target(self.path, sha256)
+        own = sign(self.owner.secret, answer_to(status), signed, self._nonce)
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: {len(body)}\r\n"
+        self.wfile.write(f"{head}{HASH}: {sha256}\r\n{HEADER}: {own}\r\n\r\n".encode())
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
+        """Log nothing."""
+
+
+def main() -> None:
+    """Serve until the driver ends this process, or cannot be reached any more.
+
+    Raises:
+        TrainkitError: this host has no interface to the driver.
+    """
+    environ = dict(os.environ)
+    environ |= worker_interface(environ)
+    driver = Membership.of(environ)
+    server = CopyServer(address_of(environ["HOROVOD_GLOO_IFACE"]), driver.link.secret)
+    message = {"worker": driver.worker, "generation": 0, "address": list(server.address)}
+    heard = time.monotonic()
+    with contextlib.closing(driver.link.connect()) as connection:
+        while time.monotonic() - heard < UNREACHABLE_S:
+            try:
+                driver.link.ask(connection, REGISTER, message)
+                heard = time.monotonic()
+            except (OSError, http.client.HTTPException):
+                connection.close()  # the next request opens it again
+            except JobEnded:
+                return
+            time.sleep(_EVERY_S)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TrainkitError as error:
+        sys.exit(str(error))
