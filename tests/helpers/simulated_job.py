@@ -64,12 +64,13 @@ class Simulated:
         commit: int = -1,
         generation: int | None = None,
         is_whole: bool = True,
+        copies: int = 0,
     ) -> None:
         """Workers come to join."""
         for name in names:
             seat = self.seat(name)
             own = (seat.generation if seat else 0) if generation is None else generation
-            of_replica = self.replica_size, is_whole
+            of_replica = self.replica_size, is_whole, copies
             self._obey(self.state_machine.joined(self.now, name, commit, own, *of_replica))
 
     def beat(

@@ -147,3 +147,29 @@ def test_ranks_that_are_done_end_one_after_the_other() -> None:
     assert not job.sent
     job.exit(B, C, D, code=0)
     assert job.code == 0
+
+
+def test_ranks_with_copies_are_replaced_on_a_spare_host() -> None:
+    """Weights in as many parts as ranks: all leave with a lost one, spare slots are used once a host is
+    lost, and no second replica forms.
+    """
+    job = Simulated({"a": 2, "b": 2, "c": 2}, replica_size=4, np=4, min_np=4, max_np=4)
+    job.join("a/0#1", "a/1#1", "b/0#1", "b/1#1", copies=1)
+    assert job.seats() == ["a/0#1", "a/1#1", "b/0#1", "b/1#1"]
+    job.exit("b/0#1", "b/1#1", code=None)
+    assert job.sent.keys() >= {"a/0#1", "a/1#1"}
+    job.exit("a/0#1", "a/1#1")
+    for name in ("b/0#2", "b/1#2"):  # their host cannot be reached
+        if name in job.alive:
+            job.exit(name, code=None)
+    assert sorted(job.alive) == ["a/0#2", "a/1#2", "c/0#1", "c/1#1"]
+    job.join(*job.alive, copies=1)
+    assert len(job.seats()) == 4
+
+
+def test_further_slots_are_spares_where_ranks_have_copies() -> None:
+    """Without --max-np too: a second set of ranks would have no weights of its own."""
+    job = Simulated({"a": 4}, replica_size=2, np=2, min_np=2)
+    job.join("a/0#1", "a/1#1", "a/2#1", "a/3#1", copies=1)
+    (reply,) = job.beat("a/0#1")
+    assert len(job.seats()) == 2 and not reply["why"], "no other generation is asked for"

@@ -221,3 +221,23 @@ def test_a_fork_holds_no_connection_open() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "the peer has read b''\n"
+
+
+def test_threads_share_a_connection(stores: Stores) -> None:
+    """A checkpoint's thread and that of copies leave and take reports at the same time."""
+    store, failed = stores.of(), list[BaseException]()
+
+    def use(name: str) -> None:
+        try:
+            for i in range(50):
+                store.set(f"{name}/{i}", str(i))
+                assert store.get(f"{name}/{i}") == str(i).encode()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []

@@ -39,6 +39,12 @@ def test_a_replica_has_the_ranks_of_the_start_divided_by_replicas(replicas: int,
     assert (ranks.replica_size, ranks.joined) == (size, 1)
 
 
+def test_with_copies_all_ranks_are_one_replica() -> None:
+    """They are lost, and replaced, together."""
+    ranks = seat(1, copies=1, min_world_size=8)
+    assert (ranks.replica_size, ranks.joined) == (8, 1)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -58,6 +64,12 @@ def test_a_replica_has_the_ranks_of_the_start_divided_by_replicas(replicas: int,
         ),
         ({"replicas": 2, "min_world_size": 1}, "--min-np is 1, .* a multiple of 4, as 4\\."),
         ({"replicas": 4, "max_world_size": 9}, "--max-np is 9, and a replica has 2.*8 or 10"),
+        ({"replicas": 2, "copies": 1}, "copies is 1, and engine.replicas is 2.*no effect"),
+        (
+            {"replicas": 1, "copies": 1, "min_world_size": 8, "max_world_size": 16},
+            "--max-np is 16, and callbacks.elastic.copies is 1: the weights are in 8 parts",
+        ),
+        ({"replicas": 1, "copies": 1}, "--min-np is 4, and a replica has 8 ranks"),
     ],
 )
 def test_numbers_that_make_no_whole_replicas_are_refused(given: dict[str, int], said: str) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet
 from trainkit.api.callback import Callback
-from trainkit.callbacks import Balance, ModelCheckpoint
+from trainkit.callbacks import Balance, Elastic, ModelCheckpoint
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.extensions.plan import plan
 from trainkit.extensions.plan.advice import advise
@@ -316,3 +316,17 @@ def test_ranks_that_split_the_weights_hold_a_part() -> None:
     assert dict(plan.size_rows(sizes, 16))["memory of a rank"].startswith(
         "32.0 MiB: weights 8.0 MiB"
     )
+
+
+def test_copies_in_other_hosts_memory_are_planned() -> None:
+    """What a rank sends, and what a host holds: its own part, that of another, twice while one comes."""
+    sizes = plan.Sizes(weights=4 << 20, gradients=0, optimizer=8 << 20, payload=0, tensors=1)
+    elastic = Elastic(commit_every_n_steps=6, copies=1)
+    rows = dict(plan.copy_rows([elastic], sizes, "fsdp", 4))
+    assert rows["copies"].startswith(
+        "each 6 steps 3.0 MiB of a rank to another host, 512.0 KiB a step"
+    )
+    assert rows["memory of a host"].startswith("9.0 MiB for each of its ranks")
+    assert "15.0 MiB while" in rows["memory of a host"]
+    assert "refused" in dict(plan.copy_rows([elastic], sizes, "ddp", 1))["copies"]
+    assert plan.copy_rows([Elastic()], sizes, "fsdp", 4) == []

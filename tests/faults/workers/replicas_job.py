@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 import traceback
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from trainkit.cli.guard import fail
 from trainkit.device.shards import whole_of
 from trainkit.engine.select import make_engine
 from trainkit.errors import JobEnded, TrainkitError
-from trainkit.extensions.elastic.copies.store import name_of
 from trainkit.launch.environment import read_launcher
 from trainkit.launch.network import SECRET
 from trainkit.loggers import CSVLogger
@@ -112,19 +110,12 @@ def kill_rank(trainer: RunView) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_host(trainer: RunView, every: int) -> None:
-    """Kill all processes of this host at once, in the first generation of ranks, as soon as the last
-    copy has come to all hosts; and spoil all checkpoints.
+def kill_host(trainer: RunView) -> None:
+    """Kill all processes of this host at once, in the first generation of ranks; and spoil all
+    checkpoints.
     """
     if os.environ["HOROVOD_RENDEZVOUS_SCOPE"] != "g1.":
         return
-    elastic: Any = elastic_of(trainer.callbacks)
-    last = name_of(trainer.global_step // every * every, 1)
-    while not all(
-        "manifest.json" in sets.get(last, ())
-        for sets in elastic._copies.store.peers.look().values()
-    ):
-        time.sleep(0.01)
     for manifest in trainer.run_dir.glob("checkpoints/*/manifest.json"):
         manifest.write_text("{}")
     own = [f"{name}={os.environ[name]}" for name in ("HOROVOD_HOSTNAME", SECRET)]
@@ -147,6 +138,9 @@ class Journal(Callback):
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Write it down before it counts."""
+        elastic: Any = elastic_of(trainer.callbacks)
+        if elastic is not None and elastic.copies:
+            elastic._copies.wait()  # so that the next is made when it is due
         line = {"step": trainer.global_step, "rank": trainer.global_rank}
         line |= {"ranks": trainer.world_size, "t": time.monotonic()}
         line |= {"generation": int(os.environ.get("HOROVOD_RENDEZVOUS_SCOPE", "g0.")[1:-1])}
@@ -171,7 +165,7 @@ def main() -> None:
     dtype, is_elastic = _DTYPES[wish["dtype"]], wish["engine"] != "single"
     task = Counted(wish["optimizer"], wish["width"], dtype, wish["dies"])
     if wish["host_dies"]:
-        task.kill = partial(kill_host, every=wish["commit"])
+        task.kill = kill_host
     callbacks: list[Callback] = [FaultInjection(wish["faults"])] if wish["faults"] else []
     callbacks += [Goodput(), Journal(run_dir, wish["pace_s"], wish["waits_for"])]
     callbacks += [EMA(decay=0.9)] * wish["ema"]

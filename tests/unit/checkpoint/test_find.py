@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.checkpoints import fill, line, snapshot, store_of, written
 from trainkit.checkpoint.find import load
 from trainkit.checkpoint.places import make_store
+from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import CheckpointError
 
 
@@ -22,6 +23,28 @@ def test_last_is_the_newest(tmp_path: Path) -> None:
     loaded = load("last", [store], line(), resume=True)
     assert loaded is not None
     assert loaded == (store.path_of("a"), {"step": 2})
+
+
+class First(LocalStore):
+    """A store whose checkpoints are the newest."""
+
+    comes_first = True  # type: ignore[assignment]
+
+
+def test_of_a_store_that_comes_first_others_are_not_read(tmp_path: Path) -> None:
+    """They are if what it has is damaged."""
+    first, other, said = First(tmp_path / "first"), store_of(tmp_path), list[str]()
+    fill(first, "a")
+    fill(other, "b")
+    manifest = other.folder / "b" / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text("{}")
+    loaded = load("auto", [other, first], line(), resume=True, say=said.append)
+    assert loaded is not None and loaded[0] == first.path_of("a") and said == []
+    (first.folder / "a" / "training.pt").unlink()
+    manifest.write_text(text)
+    loaded = load("auto", [other, first], line(), resume=True, say=said.append)
+    assert loaded is not None and loaded[0] == other.path_of("b") and len(said) == 1
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "training.pt", "weights.safetensors"])

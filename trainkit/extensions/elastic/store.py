@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -34,7 +35,7 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
     def __init__(self, membership: Membership) -> None:
         super().__init__()
         self._link = membership.link
-        self._connection = self._link.connect()
+        self._connection, self._lock = self._link.connect(), threading.Lock()
         self._about = {"worker": membership.worker, "generation": membership.generation}
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -76,7 +77,7 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
         other = DriverStore.__new__(DriverStore)
         dist.Store.__init__(other)  # type: ignore[attr-defined]
         other._link, other._about = self._link, self._about
-        other._connection = self._link.connect()
+        other._connection, other._lock = self._link.connect(), threading.Lock()
         return other
 
     def close(self) -> None:
@@ -85,11 +86,9 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
 
     def _do(self, action: str, keys: list[str], value: str = "") -> dict[str, Any]:
         try:
-            answer = self._link.ask(
-                self._connection,
-                STORE,
-                self._about | {"action": action, "keys": keys, "value": value},
-            )
+            request = self._about | {"action": action, "keys": keys, "value": value}
+            with self._lock:  # checkpoints and copies are written in threads of their own
+                answer = self._link.ask(self._connection, STORE, request)
         except (OSError, http.client.HTTPException) as error:
             raise PeerError(f"The elastic driver's store did not answer: {error}") from error
         if answer["answer"] == "given up":

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
-from trainkit.callbacks import Balance, ModelCheckpoint
+from trainkit.callbacks import Balance, Elastic, ModelCheckpoint
 from trainkit.console import plural
 from trainkit.data.feed import MapFeed
 from trainkit.data.shares import samples_of
@@ -340,6 +340,40 @@ def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Ro
             ("checkpoints", f"{', '.join([*when, 'at the end'])}: {human(size)} each, {kept}{by}")
         )
     return rows or [("checkpoints", "none")]
+
+
+def copy_rows(callbacks: Sequence[Callback], sizes: Sizes, engine: str, parts: int) -> Rows:
+    """Return what copies in other hosts' memory cost (callbacks.elastic.copies).
+
+    Args:
+        engine: its name.
+        parts: ranks that split weights and optimizer state.
+    """
+    elastic = next((c for c in callbacks if isinstance(c, Elastic) and c.copies), None)
+    if elastic is None:
+        return []
+    if engine != "fsdp":
+        return [("copies", f"refused: each rank of engine={engine} holds all state")]
+    every, copies = elastic.commit_every_n_steps, elastic.copies
+    part = (sizes.weights + sizes.optimizer) // parts
+    sent, held = part * copies, part * (1 + copies)
+    return [
+        (
+            "copies",
+            (
+                f"each {plural(every, 'step')} {human(sent)} of a rank to"
+                f" {'another host' if copies == 1 else f'{copies} other hosts'},"
+                f" {human(sent // every)} a step on average"
+            ),
+        ),
+        (
+            "memory of a host",
+            (
+                f"{human(part + held)} for each of its ranks: {human(part)} to copy from, and"
+                f" {human(held)} held; {human(part + 2 * held)} while a copy is under way"
+            ),
+        ),
+    ]
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

@@ -87,6 +87,7 @@ def make_plan(subject: Subject, run_dir: str, cores: int, memory_gb: float | Non
                 *plan.size_rows(sizes, ranks, parts, engine.name == "deepspeed", tensor, stages),
                 *traffic_rows(run, sizes.payload),
                 *plan.checkpoint_rows(run, callbacks, sizes),
+                *plan.copy_rows(callbacks, sizes, engine.name, parts),
             ],
         )
         fits = None

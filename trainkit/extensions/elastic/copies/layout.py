@@ -29,7 +29,7 @@ def as_file(tensors: Mapping[str, Tensor]) -> list[memoryview]:
     """Return a file's content, piece by piece; it shares the memory of contiguous tensors, which must
     be on the host.
     """
-    # by size, so that each begins at a multiple of it
+    # as safetensors writes them: each begins at a multiple of its elements' size
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     views, at = list[memoryview](), 0

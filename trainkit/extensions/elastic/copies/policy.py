@@ -72,7 +72,7 @@ class Copies:
         assert membership is not None, "announce() has seen it"
         self._membership = membership
         rank, ranks = engine.ranks.rank, engine.ranks.world_size
-        peers = Peers(self._servers, membership.link.secret, _holders(hosts, rank, copies))
+        peers = Peers(self._servers, membership.link.secret, holders_of(hosts, rank, copies))
         if len(peers.holders.others) < copies:
             self._too_few(sorted(set(hosts)), copies)
         is_late, own = engine.ranks.joins_late, file_of(rank, ranks)
@@ -114,7 +114,7 @@ class Copies:
         trainer, step, every = self._trainer, self._trainer.global_step, self._every
         if step // every == self._last // every:
             return
-        if not trainer.engine.comm.sum_number(int(self._writer.is_busy)):
+        if not trainer.engine.comm.sum_number(int(self.is_sending)):
             self.copy()
         elif not self._is_slow and step >= self._last + 2 * every:
             self._is_slow = True
@@ -123,6 +123,11 @@ class Copies:
                 " next one begins after it, so that a lost host costs more steps than"
                 f" commit_every_n_steps={every}."
             )
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether this rank's last copy is still under way."""
+        return self._writer.is_busy
 
     def copy(self) -> None:
         """Copy the state to host memory, and send it beside training. Call it on all ranks."""
@@ -155,7 +160,7 @@ class Copies:
             connection.close()
 
 
-def _holders(hosts: list[str], rank: int, copies: int) -> Holders:
+def holders_of(hosts: list[str], rank: int, copies: int) -> Holders:
     """Return who holds a rank's copies: the hosts after its own, in the order of ranks, as many as
     there are.
     """
