@@ -20,7 +20,7 @@ from tests.unit.checkpoint.test_pieces import WEIGHT, Left, part, snapshot_of
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.parts import file_of
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.extensions.elastic.client import Membership
+from trainkit.extensions.elastic.client import Membership, RankAssignment
 from trainkit.extensions.elastic.copies import policy, server
 from trainkit.extensions.elastic.copies.client import Address, CopyConnection
 from trainkit.extensions.elastic.copies.layout import as_file
@@ -29,8 +29,10 @@ from trainkit.extensions.elastic.copies.server import CopyServer
 from trainkit.extensions.elastic.copies.started import CopyServers, server_command
 from trainkit.extensions.elastic.copies.store import PeerStore, name_of
 from trainkit.extensions.elastic.messages import Start
+from trainkit.extensions.elastic.ranks import elastic_ranks
 from trainkit.extensions.elastic.rendezvous import Request
 from trainkit.extensions.elastic.signing import Client
+from trainkit.launch.environment import read_launcher
 
 SECRET = "ab" * 32
 SETS = name_of(10, 1), name_of(20, 1)
@@ -331,6 +333,13 @@ def test_a_server_runs_by_the_workers_python() -> None:
 # ---- when, and where to
 
 
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is a worker of host a."""
+    monkeypatch.setattr(Membership, "_current", Membership("a/0#1", ("127.0.0.1", 1), SECRET))
+    monkeypatch.setenv("HOROVOD_HOSTNAME", "a")
+
+
 def test_copies_go_to_the_next_hosts() -> None:
     """In the order of ranks, the last one's to the first; as many as there are other hosts."""
     ranks = ["a", "a", "b", "c"]
@@ -353,6 +362,25 @@ def test_without_a_driver_that_holds_copies_they_are_refused(
         policy.announce(1)
 
 
+@pytest.mark.parametrize(("generation", "was_late"), [(1, "1"), (2, "")])
+def test_a_spare_that_gets_its_first_rank_later_resumes(
+    member: None, monkeypatch: pytest.MonkeyPatch, generation: int, was_late: str
+) -> None:
+    """Started with the first ranks, it would begin the run again as a new rank 0; and one that was
+    started after them, and is of the first ranks, has nothing to resume from.
+    """
+    seat = RankAssignment(generation, 0, 2, 0, 1, 0, 2)
+    monkeypatch.setattr(Membership, "join", lambda *_: seat)
+    monkeypatch.setenv("TRAINKIT_LATE", was_late)
+    monkeypatch.setenv("TRAINKIT_WORKER", "a/0#1")
+    for name in seat.environment():
+        monkeypatch.setenv(name, "")
+    ranks = elastic_ranks(read_launcher({}))
+    assert ranks.joins_late is bool(was_late)
+    ranks.join(None)
+    assert ranks.joins_late is elastic_ranks(read_launcher({})).joins_late is (generation > 1)
+
+
 class Run:
     """A run of one rank, as copies see it."""
 
@@ -364,13 +392,6 @@ class Run:
         self.checkpoints = SimpleNamespace(stores=[], contents=None, resumed_from=None)
         self.global_step, self.said = 0, list[str]()
         self.say = self.said.append
-
-
-@pytest.fixture
-def member(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is a worker of host a."""
-    monkeypatch.setattr(Membership, "_current", Membership("a/0#1", ("127.0.0.1", 1), SECRET))
-    monkeypatch.setenv("HOROVOD_HOSTNAME", "a")
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,14 @@ class ElasticRanks(Ranks):
                 " Leave one out."
             )
         os.environ |= worker_interface(os.environ)
-        os.environ |= self._membership.join(
+        is_first = not self._membership.generation
+        seat = self._membership.join(
             self.committed_step, self.replica_size, self._is_whole, self.copies
-        ).environment()
+        )
+        os.environ |= seat.environment()
+        if is_first:  # a spare may have been started with the first ranks, and get a rank later
+            self.joins_late = seat.generation > 1
+            os.environ["TRAINKIT_LATE"] = "1" if self.joins_late else ""
 
     @property
     def gpu_index(self) -> int:
