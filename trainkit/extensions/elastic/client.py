@@ -102,6 +102,15 @@ class Link:
         answer: dict[str, Any] = json.loads(text)
         return answer
 
+    def silent(self, worker: str, error: Exception) -> str:
+        """Return what a worker says that cannot reach the driver any more."""
+        host, port = self.address
+        return (
+            f"The elastic driver at {host}:{port} could not be reached for {UNREACHABLE_S:g} s"
+            f" ({error}): it was killed, or its host is gone. Worker {worker} ends;"
+            " start the job again to resume from its newest checkpoint."
+        )
+
 
 class Membership:
     """One worker's link to its driver."""
@@ -222,7 +231,7 @@ class Membership:
             except (OSError, http.client.HTTPException) as error:
                 self._note_silence()
                 if self._is_lost():
-                    raise JobEnded(self._lost(error)) from None
+                    raise JobEnded(self.link.silent(self.worker, error)) from None
             finally:
                 connection.close()
             time.sleep(_PAUSE_S)
@@ -305,11 +314,3 @@ class Membership:
     def _is_lost(self) -> bool:
         since = self._silent  # the other thread may clear it at any time
         return since is not None and time.monotonic() - since > UNREACHABLE_S
-
-    def _lost(self, error: Exception) -> str:
-        host, port = self.link.address
-        return (
-            f"The elastic driver at {host}:{port} could not be reached for {UNREACHABLE_S:g} s"
-            f" ({error}): it was killed, or its host is gone. Worker {self.worker} ends;"
-            " start the job again to resume from its newest checkpoint."
-        )
