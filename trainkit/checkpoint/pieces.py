@@ -175,16 +175,9 @@ class Pieces:
         """
         with torch.no_grad():
             for box in self._entries[key][2]:
-                low = [max(a, b) for a, b in zip(piece.at, box.at, strict=True)]
-                ends = zip(piece.at, piece.local.shape, box.at, box.size, strict=True)
-                high = [min(a + n, b + m) for a, n, b, m in ends]
-                if all(lo < hi for lo, hi in zip(low, high, strict=True)):
-                    theirs = tuple(
-                        slice(lo - b, hi - b) for lo, hi, b in zip(low, high, box.at, strict=True)
-                    )
-                    ours = tuple(
-                        slice(lo - a, hi - a) for lo, hi, a in zip(low, high, piece.at, strict=True)
-                    )
+                overlap = _overlap(piece, box)
+                if overlap is not None:
+                    ours, theirs = overlap
                     piece.local[ours].copy_(self._read(key, box, theirs))
 
     def _read(self, key: str, box: Box, part: tuple[slice, ...]) -> Tensor:
@@ -202,6 +195,21 @@ class Pieces:
             raise CheckpointError(
                 f"{self._folder} is damaged: '{key}' cannot be read from {box.file} ({error})."
             ) from error
+
+
+def _overlap(piece: Piece, box: Box) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Return what a part of a tensor and a box share, as slices of each; None if it is nothing."""
+    ours: list[slice] = []
+    theirs: list[slice] = []
+    extents = zip(piece.at, piece.local.shape, box.at, box.size, strict=True)
+    for start, length, box_start, box_length in extents:
+        low = max(start, box_start)
+        high = min(start + length, box_start + box_length)
+        if low >= high:
+            return None
+        ours.append(slice(low - start, high - start))
+        theirs.append(slice(low - box_start, high - box_start))
+    return tuple(ours), tuple(theirs)
 
 
 class StoredPieces:

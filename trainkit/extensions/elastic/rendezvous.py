@@ -12,24 +12,19 @@ address, that of the job's interface.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from trainkit.extensions.elastic.connections import Connections
-from trainkit.extensions.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
+from trainkit.extensions.elastic.handler import SignedHandler, hang_up, listen
+from trainkit.extensions.elastic.signing import HEADER, Nonces, answer_to, sign
 from trainkit.extensions.elastic.torch_store import STORE, Asked, TorchStore
-from trainkit.safety.threads import printed, start_thread
 
 LARGEST = 2**20  # maximum bytes of a body; Gloo writes an address for each rank
 POLL_S = 10.0  # maximum time for an answer
-_IDLE_S = 60.0  # a connection idle for this long is closed
-_MOST_FIELDS, _LONGEST_LINE = 100, 65536  # of a request's head
 
 
 class Request:
@@ -76,19 +71,15 @@ class Server:
         self._given_up = 0
         self.torch_store = TorchStore(POLL_S)
         self._on_unseated = on_unseated
-        handler = type("Handler", (_Handler,), {"owner": self})
         self.secret = secret
         self.posts = {"/elastic/join": on_join, "/elastic/beat": on_beat}
-        self._http = Connections((address, 0), handler)
         self.nonces = Nonces()
+        self._http = listen(address, self, _Handler, "rendezvous")
         self.port: int = self._http.server_address[1]
-        serve = functools.partial(self._http.serve_forever, 0.1)
-        start_thread("rendezvous", serve, printed("The driver listens again.", retry_s=0.1))
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
-        self._http.shutdown()
-        self._http.server_close()
+        hang_up(self._http)
 
     def get(self, scope: str, key: str) -> bytes | None:
         """Return a value from the store."""
@@ -140,44 +131,9 @@ def generation_of(scope: str) -> int | None:
     return int(head[1:]) if dot and head[:1] == "g" and head[1:].isdecimal() else None
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = _IDLE_S
-    disable_nagle_algorithm = True
+class _Handler(SignedHandler):
+    timeout = 60.0  # a connection idle for this long is closed
     owner: Server
-    server: Connections
-    # of the present request, if it is signed; then its answer is signed too
-    _nonce: str | None = None
-    raw_requestline: bytes
-    _fields: dict[str, str]  # of the present request, by their names in lower case
-
-    def parse_request(self) -> bool:
-        """Read the head of a request; return whether it is one, else answer.
-
-        The parent's is a parser of e-mail, and cost half of a job's driver.
-        """
-        self.command, self.requestline, self.close_connection = "", "", True
-        first = self.raw_requestline.decode("latin-1").split()
-        self._fields = {}
-        for _ in range(_MOST_FIELDS):
-            line = self.rfile.readline(_LONGEST_LINE)
-            if not line.strip():
-                break
-            name, colon, value = line.decode("latin-1").partition(":")
-            if not colon or not line.endswith(b"\n"):
-                first = []
-                break
-            self._fields[name.strip().lower()] = value.strip()
-        else:
-            first = []
-        if len(first) != 3 or first[2] not in ("HTTP/1.0", "HTTP/1.1"):
-            self._nonce = None
-            self._send(HTTPStatus.BAD_REQUEST)
-            return False
-        self.command, self.path, self.request_version = first
-        keeps = first[2] == "HTTP/1.1" and self._fields.get("connection", "").lower() != "close"
-        self.close_connection = not keeps
-        return True
 
     def do_GET(self) -> None:
         """Answer with a value, or 404; with 410 if it will never come."""
@@ -232,19 +188,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read(self) -> bytes | None:
         """Return the body of a signed request; otherwise answer with an error and return None."""
-        self._nonce = None
-        length = self._fields.get("content-length", "0")
+        length = self.fields.get("content-length", "0")
         if re.fullmatch("[0-9]{1,15}", length) is None or int(length) > LARGEST:
             self.close_connection = True  # the body is not read
             self._send(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
             return None
         body = self.rfile.read(int(length))
-        nonce, given = self._fields.get(NONCE.lower()), self._fields.get(HEADER.lower())
-        secret = self.owner.secret
-        is_ours = is_signed(secret, self.command, self.path, nonce, body, given)
-        if nonce is not None and is_ours and self.owner.nonces.take(nonce):
-            self._nonce = nonce
-            self.server.know(self.connection)
+        if self.is_ours(body):
             return body
         self.close_connection = True
         self._send(HTTPStatus.FORBIDDEN)
@@ -259,18 +209,12 @@ class _Handler(BaseHTTPRequestHandler):
         return parts[1], parts[2]
 
     def _send(self, status: HTTPStatus, body: bytes = b"") -> None:
-        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: {len(body)}\r\n"
-        head += "Connection: close\r\n" if self.close_connection else ""
-        if self._nonce is not None:
-            head += (
-                f"{HEADER}:"
-                f" {sign(self.owner.secret, answer_to(status), self.path, self._nonce, body)}\r\n"
-            )
+        head = self.head(status, len(body))
+        if self.nonce is not None:
+            own = sign(self.owner.secret, answer_to(status), self.path, self.nonce, body)
+            head += f"{HEADER}: {own}\r\n"
         # one write: a second would wait for the first one's ACK
         self.wfile.write(head.encode() + b"\r\n" + body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
-        """Log nothing: Gloo polls a hundred times a second."""
 
 
 def _checked(path: str, content: Any) -> dict[str, Any]:

@@ -182,40 +182,43 @@ def _fill(job: Job) -> None:
     """Start processes in free slots, those with the fewest crashes first."""
     if job.is_ending or (job.generation and not job.may_form):
         return
-    room = job.rules.most - sum(
-        w.phase != "ending" and not w.unwanted for w in job.workers.values()
-    )
-    taken = {(w.host, w.slot) for w in job.workers.values()}
+    wanted = [w for w in job.workers.values() if w.phase != "ending" and not w.unwanted]
+    room = job.rules.most - len(wanted)
     # of a host that is away, one worker shows whether it is back
     probed = {w.host for w in job.workers.values()}
-    free = [
-        (host, n)
-        for host, slots in job.hosts.items()
-        for n in range(slots)
-        if (host, n) not in taken
-    ]
     started = sum(slot.count for slot in job.slots.values())
-    for host, n in sorted(free, key=lambda key: job.slots.setdefault(key, Slot()).crashes):
-        slot, away = job.slots[host, n], job.away.get(host)
+    for host, n in _free(job):
         if room < 1:
             break
-        if (
-            slot.given_up
-            or slot.ready_at > job.now
-            or (away is not None and (away.ready_at > job.now or host in probed))
-        ):
+        slot = job.slots[host, n]
+        if slot.given_up or slot.ready_at > job.now:
             continue
+        away = job.away.get(host)
         if away is not None:
+            if away.ready_at > job.now or host in probed:
+                continue
             probed.add(host)
         room -= 1
+        started += 1
         slot.count += 1
         slot.left = False
-        started += 1
         w = Worker(f"{host}/{n}#{slot.count}", host, n, born=job.now)
         job.workers[w.name] = w
         job.out.append(Start(w.name, host, n, started - 1 if started <= job.rules.np else None))
         if slot.count > 1 and away is None:
             job.say(f"{w} is started")
+
+
+def _free(job: Job) -> list[tuple[str, int]]:
+    """Return the slots without a process, those with the fewest crashes first."""
+    taken = {(w.host, w.slot) for w in job.workers.values()}
+    free = []
+    for host, slots in job.hosts.items():
+        for n in range(slots):
+            if (host, n) not in taken:
+                job.slots.setdefault((host, n), Slot())
+                free.append((host, n))
+    return sorted(free, key=lambda key: job.slots[key].crashes)
 
 
 def _cancel_starts(job: Job) -> None:

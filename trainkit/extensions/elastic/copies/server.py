@@ -11,7 +11,6 @@ starts it (started.py) and ends it. A server that does not reach its driver ends
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import http.client
 import json
@@ -21,23 +20,19 @@ import sys
 import threading
 import time
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from trainkit.errors import JobEnded, TrainkitError
 from trainkit.extensions.elastic.client import UNREACHABLE_S, Membership
-from trainkit.extensions.elastic.connections import Connections
 from trainkit.extensions.elastic.copies.client import HASH, ROOT, signed_target
+from trainkit.extensions.elastic.handler import SignedHandler, hang_up, listen
 from trainkit.extensions.elastic.network import worker_interface
-from trainkit.extensions.elastic.signing import HEADER, NONCE, Nonces, answer_to, is_signed, sign
+from trainkit.extensions.elastic.signing import HEADER, Nonces, answer_to, sign
 from trainkit.launch.network import address_of
-from trainkit.safety.threads import printed, start_thread
 
 REGISTER = "/elastic/copies"  # of the driver's server
 LAST = "manifest.json"  # of a set
 _EVERY_S = 1.0  # between two messages to the driver
-_IDLE_S = 120.0  # a connection idle for this long is closed
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9=._-]{0,199}")
 _BLOCK = 1 << 20
 
@@ -82,15 +77,12 @@ class CopyServer:
 
     def __init__(self, address: str, secret: str) -> None:
         self.secret, self.sets, self.nonces = secret, Sets(), Nonces()
-        self._http = Connections((address, 0), type("Handler", (_Handler,), {"owner": self}))
+        self._http = listen(address, self, _Handler, "copies")
         self.address: tuple[str, int] = self._http.server_address[:2]  # type: ignore[assignment]
-        serve = functools.partial(self._http.serve_forever, 0.1)
-        start_thread("copies", serve, printed("The copy server listens again.", retry_s=0.1))
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
-        self._http.shutdown()
-        self._http.server_close()
+        hang_up(self._http)
 
 
 def memory_available() -> int:
@@ -102,20 +94,16 @@ def memory_available() -> int:
     return sys.maxsize
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    timeout = _IDLE_S
-    disable_nagle_algorithm = True
+class _Handler(SignedHandler):
+    timeout = 120.0  # a connection idle for this long is closed
     owner: CopyServer
-    server: Connections
-    _nonce = ""
 
     def do_PUT(self) -> None:
         """Store a file."""
-        if not self._is_ours() or (place := self._place()) is None:
+        if not self._may() or (place := self._place()) is None:
             return
         name, file, query = place
-        length = int(self.headers["Content-Length"])
+        length = int(self.fields["content-length"])
         if length > (free := memory_available()):
             text = f"{length} bytes are to be stored, and this host has {free} bytes of memory free"
             self._refuse(HTTPStatus.INSUFFICIENT_STORAGE, text)
@@ -135,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a part of a file, or with all sizes."""
-        if not self._is_ours():
+        if not self._may():
             return
         if self.path == ROOT:
             self._send(json.dumps(self.owner.sets.sizes()).encode())
@@ -150,16 +138,13 @@ class _Handler(BaseHTTPRequestHandler):
         start, end = int(query["from"]), int(query["to"])
         self._send(memoryview(data)[start:end])
 
-    def _is_ours(self) -> bool:
+    def _may(self) -> bool:
         """Return whether the request is signed, and has a length; otherwise answer."""
-        nonce, given, length = (self.headers.get(key) for key in (NONCE, HEADER, "Content-Length"))
-        is_ours = is_signed(self.owner.secret, self.command, self.path, nonce, b"", given)
-        if nonce is None or not is_ours or not self.owner.nonces.take(nonce):
+        if not self.is_ours():
             self._refuse(HTTPStatus.FORBIDDEN, "")
             return False
-        self._nonce = nonce
-        self.server.know(self.connection)
-        if self.command == "PUT" and re.fullmatch("[0-9]{1,15}", length or "") is None:
+        length = self.fields.get("content-length", "")
+        if self.command == "PUT" and re.fullmatch("[0-9]{1,15}", length) is None:
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "a file has a length")
             return False
         return True
@@ -175,19 +160,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: HTTPStatus, text: str) -> None:
         self.close_connection = True  # the body is not read
-        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: {len(text)}\r\n"
-        self.wfile.write(f"{head}Connection: close\r\n\r\n{text}".encode())
+        self.wfile.write(f"{self.head(status, len(text))}\r\n{text}".encode())
 
     def _send(self, body: bytes | memoryview) -> None:
-        sha256, status = hashlib.sha256(body).hexdigest(), HTTPStatus.OK
+        assert self.nonce is not None
+        sha256 = hashlib.sha256(body).hexdigest()
         signed = signed_target(self.path, sha256)
-        own = sign(self.owner.secret, answer_to(status), signed, self._nonce)
-        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Length: {len(body)}\r\n"
+        own = sign(self.owner.secret, answer_to(HTTPStatus.OK), signed, self.nonce)
+        head = self.head(HTTPStatus.OK, len(body))
         self.wfile.write(f"{head}{HASH}: {sha256}\r\n{HEADER}: {own}\r\n\r\n".encode())
         self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parent's name
-        """Log nothing."""
 
 
 def main() -> None:
