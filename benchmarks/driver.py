@@ -59,6 +59,9 @@ class NoProcesses:
         self.on_exit[start.worker], self.given = on_exit, given
         return self
 
+    def of_command(self, command: Any) -> None:
+        """See Backend: there are no copies."""
+
     def send(self, number: int) -> None:
         """See Started."""
 
@@ -111,7 +114,8 @@ class Worker:
     def join(self) -> None:
         """Request a seat."""
         commit = 1 if self.generation else -1
-        self.send("/elastic/join", {"commit": commit, "replica_size": 1, "is_whole": True})
+        asked = {"commit": commit, "replica_size": 1, "is_whole": True, "copies": 0}
+        self.send("/elastic/join", asked)
 
     def beat(self) -> None:
         """Send a heartbeat."""
