@@ -48,7 +48,8 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
         if not isinstance(profiler, Callback) and (
             not isinstance(profiler, str) or profiler not in _PROFILERS
         ):
-            shown = profiler if isinstance(profiler, str) else f"a {type(profiler).__name__}"
+            is_of_config = isinstance(profiler, (str, int, float, Mapping, Sequence))
+            shown = profiler if is_of_config else f"a {type(profiler).__name__}"
             raise ConfigError(
                 f"trainer.profiler is {shown}; it must be one of {', '.join(_PROFILERS)}, or a"
                 " trainkit.Callback."
