@@ -189,10 +189,14 @@ def test_a_part_that_has_changed_is_refused(hosts: Hosts) -> None:
 def test_a_host_that_does_not_take_its_copy_is_an_error_of_the_copy(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too little memory: the rank reports it, with numbers."""
+    """Too little memory: the rank reports it, with numbers. It has sent nothing: the answer to a
+    body of many megabytes would be lost with the connection.
+    """
     monkeypatch.setattr(server, "memory_available", lambda: 100)
-    with pytest.raises(OSError, match=r"507.*bytes are to be stored, .* 100 bytes of memory free"):
-        hosts.store(1).write_part(SETS[0], part(1))
+    large = part(1)._replace(tensors={"model/w": torch.zeros(1 << 24)})
+    for content in (part(1), large):
+        with pytest.raises(OSError, match=r"507.*are to be stored, .* 100 bytes of memory free"):
+            hosts.store(1).write_part(SETS[0], content)
 
 
 # ---- the servers

@@ -5,8 +5,9 @@
     GET /copies                             JSON: the sizes of all files, by set
 
 SET is a checkpoint's name. A request is signed as all of a job are (signing.py), but without its
-body: the target has the body's hash. So a server refuses the large body of a stranger unread. An answer
-has the hash of its own body in a header, which is signed with the target.
+body: the target has the body's hash. So a server refuses the large body of a stranger unread: a rank sends
+it once the server has said that it goes on (HTTP's "Expect: 100-continue"). An answer has the hash of
+its own body in a header, which is signed with the target.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,7 @@ from trainkit.extensions.elastic.connections import NotSigned
 from trainkit.extensions.elastic.signing import HEADER, NONCE, Client, answer_to, is_signed
 
 HASH = "X-Trainkit-SHA256"
+GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 ROOT = "/copies"
 _CONNECT_S = 5.0
 _TIMEOUT_S = 30.0  # without a byte
@@ -66,13 +69,8 @@ class CopyConnection:
 
     def _ask(self, method: str, target: str, body: Sequence[memoryview] = ()) -> bytes:
         headers = self._client.headers(method, target)
-        length = {"Content-Length": str(sum(len(piece) for piece in body))} if body else {}
         try:
-            if self._http.sock is None:
-                self._http.connect()
-                socket: Any = self._http.sock
-                socket.settimeout(_TIMEOUT_S)
-            self._http.request(method, target, body or None, headers | length)
+            self._send(method, target, headers, body)
             response = self._http.getresponse()
             content = response.read()
         except http.client.HTTPException as error:
@@ -88,3 +86,32 @@ class CopyConnection:
         if not is_signed(self._secret, status, expected, headers[NONCE], b"", given):
             raise OSError(str(NotSigned(f"what {self._shown} answers lacks this job's signature")))
         return content
+
+    def _send(
+        self, method: str, target: str, headers: Mapping[str, str], body: Sequence[memoryview]
+    ) -> None:
+        if self._http.sock is None:
+            self._http.connect()
+            connected: Any = self._http.sock
+            connected.settimeout(_TIMEOUT_S)
+        self._http.putrequest(method, target)
+        for name, value in headers.items():
+            self._http.putheader(name, value)
+        if body:
+            self._http.putheader("Content-Length", str(sum(len(piece) for piece in body)))
+            self._http.putheader("Expect", "100-continue")
+        self._http.endheaders()
+        if body and _goes_on(self._http.sock):
+            for piece in body:
+                self._http.send(piece)
+
+
+def _goes_on(connection: socket.socket) -> bool:
+    """Return whether the server asks for the body; its answer is left to be read otherwise."""
+    head = b""
+    while head != GO_ON:
+        head = connection.recv(len(GO_ON), socket.MSG_PEEK)
+        if not head or not GO_ON.startswith(head):
+            return False
+    connection.recv(len(GO_ON))
+    return True
