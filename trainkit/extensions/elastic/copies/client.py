@@ -6,7 +6,7 @@
 
 SET is a checkpoint's name. A request is signed as all of a job are (signing.py), but without its
 body: the target has the body's hash. So a server refuses the large body of a stranger unread: a rank sends
-it once the server has said that it goes on (HTTP's "Expect: 100-continue"). An answer has the hash of
+it once the server has asked for it (HTTP's "Expect: 100-continue"). An answer has the hash of
 its own body in a header, which is signed with the target.
 """
 
@@ -23,7 +23,7 @@ from trainkit.extensions.elastic.connections import NotSigned
 from trainkit.extensions.elastic.signing import HEADER, NONCE, Client, answer_to, is_signed
 
 HASH = "X-Trainkit-SHA256"
-GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 ROOT = "/copies"
 _CONNECT_S = 5.0
 _TIMEOUT_S = 30.0  # without a byte
@@ -101,17 +101,17 @@ class CopyConnection:
             self._http.putheader("Content-Length", str(sum(len(piece) for piece in body)))
             self._http.putheader("Expect", "100-continue")
         self._http.endheaders()
-        if body and _goes_on(self._http.sock):
+        if body and _is_asked(self._http.sock):
             for piece in body:
                 self._http.send(piece)
 
 
-def _goes_on(connection: socket.socket) -> bool:
+def _is_asked(connection: socket.socket) -> bool:
     """Return whether the server asks for the body; its answer is left to be read otherwise."""
     head = b""
-    while head != GO_ON:
-        head = connection.recv(len(GO_ON), socket.MSG_PEEK)
-        if not head or not GO_ON.startswith(head):
+    while head != CONTINUE:
+        head = connection.recv(len(CONTINUE), socket.MSG_PEEK)
+        if not head or not CONTINUE.startswith(head):
             return False
-    connection.recv(len(GO_ON))
+    connection.recv(len(CONTINUE))
     return True

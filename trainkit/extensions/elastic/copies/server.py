@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from trainkit.errors import JobEnded, TrainkitError
 from trainkit.extensions.elastic.client import UNREACHABLE_S, Membership
-from trainkit.extensions.elastic.copies.client import GO_ON, HASH, ROOT, signed_target
+from trainkit.extensions.elastic.copies.client import CONTINUE, HASH, ROOT, signed_target
 from trainkit.extensions.elastic.handler import SignedHandler, hang_up, listen
 from trainkit.extensions.elastic.network import worker_interface
 from trainkit.extensions.elastic.signing import HEADER, Nonces, answer_to, sign
@@ -109,7 +109,7 @@ class _Handler(SignedHandler):
             self._refuse(HTTPStatus.INSUFFICIENT_STORAGE, text)
             return
         if self.fields.get("expect") == "100-continue":
-            self.wfile.write(GO_ON)
+            self.wfile.write(CONTINUE)
         data = bytearray(length)
         view, at = memoryview(data), 0
         while at < length:
