@@ -41,7 +41,7 @@ from trainkit.extensions.elastic.options import Settings
 from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.signing import SECRET, Client
 
-RANKS, ON_HOST, STEADY_S = (64, 256, 1024, 4096), 8, 10.0
+RANKS, ON_HOST, STEADY_S = (64, 256, 1024), 8, 10.0
 
 
 class NoProcesses:
@@ -100,7 +100,7 @@ class Worker:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._read = b""
         self.beat()  # as real ones do, which prepare themselves before they request a seat
-        while self.answer() is None:
+        while not self.answers():
             pass
 
     def send(self, target: str, content: dict[str, Any]) -> None:
@@ -122,18 +122,19 @@ class Worker:
         state = {"step": 1, "progress": 1, "waiting": "", "stall_s": 300.0, "raised": False}
         self.send("/elastic/beat", state)
 
-    def answer(self) -> dict[str, Any] | None:
-        """Return the answer, if it is there: call it once the socket can be read."""
+    def answers(self) -> list[dict[str, Any]]:
+        """Return the answers that are there: call it once the socket can be read."""
         self._read += self.socket.recv(65536)
-        head, end, body = self._read.partition(b"\r\n\r\n")
-        if not end:
-            return None
-        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-        if len(body) < length:
-            return None
-        self._read = body[length:]
-        answer: dict[str, Any] = json.loads(body)
-        return answer
+        answers = []
+        while True:
+            head, end, body = self._read.partition(b"\r\n\r\n")
+            if not end:
+                return answers
+            length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            if len(body) < length:
+                return answers
+            answers.append(json.loads(body[:length]))
+            self._read = body[length:]
 
 
 class Simulation:
@@ -172,7 +173,7 @@ class Simulation:
     def answers(self, timeout_s: float) -> Iterable[tuple[Worker, dict[str, Any]]]:
         """Yield what has been answered."""
         for key, _ in self.selector.select(timeout_s):
-            if (answer := key.data.answer()) is not None:
+            for answer in key.data.answers():
                 yield key.data, answer
 
     def seat(self, workers: Iterable[Worker]) -> float:
@@ -183,8 +184,9 @@ class Simulation:
             worker.join()
         while waiting:
             for worker, answer in self.answers(60.0):
-                if answer["answer"] == "wait":
+                if answer.get("answer") == "wait":
                     worker.join()
+                if answer.get("answer", "wait") == "wait":  # or a heartbeat's
                     continue
                 assert answer["answer"] == "seat", answer
                 worker.generation = answer["generation"]

@@ -42,6 +42,7 @@ NAMES = (
     "slow_link",
     "sharding",
     "pipelines",
+    "driver",
 )
 PACKAGES = (
     "torch",
