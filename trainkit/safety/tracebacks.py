@@ -78,8 +78,8 @@ def _advice(name: str) -> str:
         return f"{root} is {file}, and has no {name}: look for another {root}, or correct the name."
     places = [*Path.cwd().glob(f"*/{root}.py"), *Path.cwd().glob(f"*/{root}/__init__.py")]
     if places:
-        found = places[0].relative_to(Path.cwd())
-        return f"It is {found}: set PYTHONPATH={found.parts[0]}, or run the command in that folder."
+        here = places[0].relative_to(Path.cwd())
+        return f"It is {here}: set PYTHONPATH={here.parts[0]}, or run the command in that folder."
     return (
         f"There is no module {root} in this folder, in PYTHONPATH or in an installed package. If it"
         " is your own file, run the command in its folder, or set PYTHONPATH to that folder; else"

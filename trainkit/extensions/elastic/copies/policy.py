@@ -139,8 +139,8 @@ class Copies:
         self._writer.wait()
 
     def _servers(self) -> dict[str, Address]:
-        found = self._ask()["copies"]
-        return {host: (str(where[0]), int(where[1])) for host, where in found.items()}
+        addresses = self._ask()["copies"]
+        return {host: (str(where[0]), int(where[1])) for host, where in addresses.items()}
 
     def _is_fresh(self, step: int) -> bool:
         """Return whether a copy is not older than two intervals, by the newest step that a rank has
