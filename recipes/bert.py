@@ -135,29 +135,29 @@ class BERT(nn.Module):
         if self.types is None:  # transformers adds the first kind to all tokens
             places, types = (f"{_LAYERS[layer]}.weight" for layer in ("places", "types"))
             there[places] = there[places] + there.pop(types)[0]
-        names, found = {theirs: ours for ours, theirs in self._layers().items()}, {}
+        names, translated = {theirs: ours for ours, theirs in self._layers().items()}, {}
         for name, tensor in there.items():
             layer, _, kind = name.rpartition(".")
             if not name.startswith(_LEFT_OUT):
-                found[f"{names.get(layer, layer)}.{kind}"] = tensor
-        return found
+                translated[f"{names.get(layer, layer)}.{kind}"] = tensor
+        return translated
 
     def to_huggingface(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the config and the weights of a BertForMaskedLM."""
-        names, found = self._layers(), {}
+        names, translated = self._layers(), {}
         for name, tensor in self.state_dict().items():
             layer, _, kind = name.rpartition(".")
             if layer.endswith(".qkv"):
                 parts = zip(_QKV, by_kinds(tensor, self.heads).chunk(3), strict=True)
-                found |= {
+                translated |= {
                     f"{names[layer]}.{part}.{kind}": rows.contiguous() for part, rows in parts
                 }
             else:
-                found[f"{names[layer]}.{kind}"] = tensor
-        found["cls.predictions.bias"] = found.pop("cls.predictions.decoder.bias")
-        del found["cls.predictions.decoder.weight"]  # tied
+                translated[f"{names[layer]}.{kind}"] = tensor
+        translated["cls.predictions.bias"] = translated.pop("cls.predictions.decoder.bias")
+        del translated["cls.predictions.decoder.weight"]  # tied
         if self.types is None:  # transformers always adds some
-            found["bert.embeddings.token_type_embeddings.weight"] = torch.zeros(1, self.width)
+            translated["bert.embeddings.token_type_embeddings.weight"] = torch.zeros(1, self.width)
         config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_act": "gelu"}
         config |= {
             "vocab_size": self.vocab_size,
@@ -177,4 +177,4 @@ class BERT(nn.Module):
         config |= dict.fromkeys(
             ("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout.p
         )
-        return config | {"pad_token_id": None}, found
+        return config | {"pad_token_id": None}, translated

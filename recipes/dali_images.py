@@ -135,7 +135,7 @@ class DaliDecoder:
         pipe.feed_input("shape", [np.array(one.window[2:], np.int32) for one in batch])
         pipe.feed_input("mirror", [np.array(one.mirror, np.int32) for one in batch])
         try:
-            (found,) = pipe.run()
+            (output,) = pipe.run()
         except RuntimeError as error:
             self._pipeline = None  # it cannot be used after an error
             for one in batch:
@@ -146,9 +146,9 @@ class DaliDecoder:
                 f"DALI cannot decode one of {listed}: {reason}. Train with data.decode=torchvision."
             ) from error
         images = (
-            torch.from_dlpack(found.as_tensor()).clone()
+            torch.from_dlpack(output.as_tensor()).clone()
             if self.gpu
-            else torch.from_numpy(found.as_array().copy())
+            else torch.from_numpy(output.as_array().copy())
         )
         return images, torch.tensor([one.label for one in batch], device=images.device)
 

@@ -83,24 +83,24 @@ class GPT2(nn.Module):
         }
         if "wte.weight" not in there:
             return None
-        names, found = {theirs: ours for ours, theirs in self._layers().items()}, {}
+        names, translated = {theirs: ours for ours, theirs in self._layers().items()}, {}
         for name, tensor in there.items():
             layer, _, kind = name.rpartition(".")
             tensor = tensor.T if layer.endswith(_TRANSPOSED) and kind == "weight" else tensor
             tensor = by_heads(tensor, self.heads) if layer.endswith("c_attn") else tensor
-            found[f"{names.get(layer, layer)}.{kind}"] = tensor
-        return found
+            translated[f"{names.get(layer, layer)}.{kind}"] = tensor
+        return translated
 
     def to_huggingface(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the config and the weights of a GPT2LMHeadModel."""
-        names, found = self._layers(), {}
+        names, translated = self._layers(), {}
         for name, tensor in self.state_dict().items():
             layer, _, kind = name.rpartition(".")
             theirs = names[layer]
             tensor = by_kinds(tensor, self.heads) if theirs.endswith("c_attn") else tensor
             tensor = tensor.T if theirs.endswith(_TRANSPOSED) and kind == "weight" else tensor
-            found[f"transformer.{theirs}.{kind}"] = tensor.contiguous()
-        del found["transformer.lm_head.weight"]  # tied
+            translated[f"transformer.{theirs}.{kind}"] = tensor.contiguous()
+        del translated["transformer.lm_head.weight"]  # tied
         config = {
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],
@@ -118,4 +118,4 @@ class GPT2(nn.Module):
             "tie_word_embeddings": True,
         }
         config |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), self.dropout.p)
-        return config | {"bos_token_id": None, "eos_token_id": None}, found
+        return config | {"bos_token_id": None, "eos_token_id": None}, translated

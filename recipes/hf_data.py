@@ -36,10 +36,10 @@ def sentences() -> list[Row]:
     )
     good = ("delightful", "great", "lovely", "excellent", "fine")
     bad = ("awful", "dull", "poor", "dreadful", "sad")
-    begun = [" ".join(words) for words in itertools.product(*parts)]
+    begun = [" ".join(start) for start in itertools.product(*parts)]
     rows = [
-        (f"{words} {end}.", label)
-        for words in begun
+        (f"{start} {end}.", label)
+        for start in begun
         for label, ends in (("good", good), ("bad", bad))
         for end in ends
     ]

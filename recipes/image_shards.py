@@ -77,9 +77,9 @@ class ImageShards(trainkit.DataModule):
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         if (root is None) == (urls is None):
-            found = "are both null" if root is None else "are both set"
+            problem = "are both null" if root is None else "are both set"
             raise ConfigError(
-                f"data.root and data.urls {found}; set one: data.root=s3://bucket/imagenet (train/"
+                f"data.root and data.urls {problem}; set one: data.root=s3://bucket/imagenet (train/"
                 " and val/ in it)."
             )
         self.root, self.urls, self.val_urls = root, {"train": urls, "val": val_urls}, val_urls
@@ -190,9 +190,9 @@ class ImageShards(trainkit.DataModule):
             return None
         if patterns is None:
             place = joined(str(self.root), part)
-            found = find_index(place, store)
-            if found is not None:
-                return found
+            index = find_index(place, store)
+            if index is not None:
+                return index
             if store.exists(joined(place, "packing.json")):
                 raise DataError(
                     f"{place} is not complete: `data pack` was interrupted. The same command"

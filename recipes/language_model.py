@@ -111,11 +111,11 @@ class TextTask(trainkit.Task):
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return weights of transformers by this Task's names; others as they are."""
         translate = getattr(self.model, "from_huggingface", None)
-        found = translate(weights) if translate else None
+        translated = translate(weights) if translate else None
         return (
             weights
-            if found is None
-            else {f"model.{name}": tensor for name, tensor in found.items()}
+            if translated is None
+            else {f"model.{name}": tensor for name, tensor in translated.items()}
         )
 
     def export_huggingface(self, folder: Path) -> None:

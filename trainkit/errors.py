@@ -104,8 +104,8 @@ WORKERS_ERROR = re.compile(r"Caught \w+ in (.+)\.\nOriginal (Traceback .*)", re.
 
 def summary(error: BaseException | None) -> str:
     """Return an error's message; of one that trainkit does not raise on purpose, its type too."""
-    if found := WORKERS_ERROR.match(str(error)):
-        return f"{found[2].strip().splitlines()[-1]} (in {found[1]})"
+    if match := WORKERS_ERROR.match(str(error)):
+        return f"{match[2].strip().splitlines()[-1]} (in {match[1]})"
     return str(error) if isinstance(error, TrainkitError) else f"{type(error).__name__}: {error}"
 
 

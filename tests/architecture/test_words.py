@@ -28,6 +28,8 @@ INSTEAD = {
     r"whereabouts": "heartbeat",
     r"for ever": "forever",
 }
+# Names that say how a value was had, not what it is.
+EMPTY_NAMES = {"found", "kept", "mend"}
 PLACES = [
     *sorted(ROOT.rglob("*.py")),
     *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
@@ -80,3 +82,24 @@ def test_the_package_speaks_plainly(word: str) -> None:
     assert [entry for path in PLACES for entry in found_in(path, word)] == [], (
         f"say: {INSTEAD[word]}"
     )
+
+
+def empty_names(text: str) -> list[str]:
+    """Return the variables and arguments whose name says nothing, each with its line."""
+    return [
+        f"{node.lineno}: {name}"
+        for node in ast.walk(ast.parse(text))
+        if (name := getattr(node, "id", getattr(node, "arg", None))) in EMPTY_NAMES
+    ]
+
+
+def test_a_variable_is_named_for_what_it_holds() -> None:
+    """Samples that were found are `samples`; a keyword of another library's is its own."""
+    assert empty_names("def f(found): return [kept for kept in a.found]") == [
+        "1: found",
+        "1: kept",
+        "1: kept",
+    ]
+    recipes = sorted((ROOT.parent / "recipes").rglob("*.py"))
+    files = [path for path in [*PLACES, *recipes] if path.suffix == ".py"]
+    assert {str(path): names for path in files if (names := empty_names(path.read_text()))} == {}

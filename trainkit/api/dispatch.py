@@ -124,11 +124,11 @@ class Hooks:
         """Return the class names of the objects that implement the hook `name`,
         in order of the calls.
         """
-        found = (
+        methods = (
             getattr(implementation, "func", implementation)
             for implementation in self._table.get(name, ())
         )
-        return [type(getattr(method, "__self__", method)).__name__ for method in found]
+        return [type(getattr(method, "__self__", method)).__name__ for method in methods]
 
     def __call__(self, name: str, *args: Any) -> None:
         """Call the hook `name`."""

@@ -81,16 +81,16 @@ class Configured:
                     f"{own}.save_hyperparameters: {names[0]!r} cannot be saved; give a mapping with"
                     " texts as keys, or a namespace."
                 )
-            found = dict(given)
+            arguments = dict(given)
             names = ()
         else:
-            found = _arguments_of(self, inspect.currentframe())
-        if strange := [name for name in (*names, *left_out) if name not in found]:
+            arguments = _arguments_of(self, inspect.currentframe())
+        if strange := [name for name in (*names, *left_out) if name not in arguments]:
             raise TaskError(
                 f"{own}.save_hyperparameters: '{strange[0]}' is no argument of its"
-                f" __init__.{did_you_mean(strange[0], found)} It has {', '.join(found) or 'none'}."
+                f" __init__.{did_you_mean(strange[0], arguments)} It has {', '.join(arguments) or 'none'}."
             )
-        chosen = {name: found[name] for name in names or found if name not in left_out}
+        chosen = {name: arguments[name] for name in names or arguments if name not in left_out}
         self.hparams.update(chosen)
         if not logger:
             self._not_logged = self._not_logged | chosen.keys()
@@ -116,7 +116,7 @@ def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
     Raises:
         TaskError: there is none.
     """
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     calls = 0
     while frame is not None:
         code = frame.f_code
@@ -124,12 +124,12 @@ def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
         first = code.co_varnames[0] if code.co_argcount else None  # usually, not always, "self"
         if code.co_name == "__init__" and first is not None and values.get(first) is owner:
             num_named = code.co_argcount + code.co_kwonlyargcount
-            found |= {
+            arguments |= {
                 name: values[name] for name in code.co_varnames[1:num_named] if name in values
             }
             if code.co_flags & inspect.CO_VARKEYWORDS:
                 place = num_named + bool(code.co_flags & inspect.CO_VARARGS)
-                found |= values.get(code.co_varnames[place], {})
+                arguments |= values.get(code.co_varnames[place], {})
             calls += 1
         frame = frame.f_back
     if not calls:
@@ -138,4 +138,4 @@ def _arguments_of(owner: object, frame: FrameType | None) -> dict[str, Any]:
             f"{own}.save_hyperparameters() is called outside of {own}.__init__, so nothing is"
             " saved."
         )
-    return found
+    return arguments

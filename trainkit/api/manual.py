@@ -104,8 +104,8 @@ class ManualOptimization:
         def schedule(place: int) -> Schedule:
             return Schedule(lambda metric: manual.move_schedule(place, metric))
 
-        found = [schedule(place) for place in range(manual.num_schedules)]
-        return found[0] if len(found) == 1 else found or None
+        schedulers = [schedule(place) for place in range(manual.num_schedules)]
+        return schedulers[0] if len(schedulers) == 1 else schedulers or None
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only the parameters of this optimizer require a gradient,

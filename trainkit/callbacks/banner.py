@@ -69,8 +69,8 @@ class Banner(Callback):
         names = {type(optimizer).__name__ for optimizer in trainer.optimizers}
         if advice := trainer.batch_plan.not_for_adaptive(names):
             rows.append(("advice", advice))
-        if words := engine.approximation.shown:
-            rows.append(("gradients", words))
+        if approximation := engine.approximation.shown:
+            rows.append(("gradients", approximation))
         rows.append(("run", _plan(trainer)))
         rows += [("schedule", text) for text in _rising(trainer)]
         if counted := _counted(trainer):

@@ -123,13 +123,13 @@ class DivergenceGuard(Callback):
             ]
             for name in names
         }
-        found = [text for name, hashes in held.items() if (text := _difference(name, hashes))]
-        if not found:
+        differences = [text for name, hashes in held.items() if (text := _difference(name, hashes))]
+        if not differences:
             return
-        more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
+        more = f" (and {len(differences) - _SHOWN} more)" if len(differences) > _SHOWN else ""
         what = (
             f"At step {trainer.global_step} ranks no longer hold the same model:"
-            f" {'; '.join(found[:_SHOWN])}{more}."
+            f" {'; '.join(differences[:_SHOWN])}{more}."
         )
         if self.action == "stop":
             raise DivergenceError(

@@ -75,10 +75,8 @@ def tensors_in(batch: Any, place: str = "batch") -> list[tuple[str, Tensor]]:
         return [(place, batch)]
     if isinstance(batch, Mapping):
         return [
-            found for key, item in batch.items() for found in tensors_in(item, f"{place}[{key!r}]")
+            pair for key, item in batch.items() for pair in tensors_in(item, f"{place}[{key!r}]")
         ]
     if isinstance(batch, (list, tuple)):
-        return [
-            found for i, item in enumerate(batch) for found in tensors_in(item, f"{place}[{i}]")
-        ]
+        return [pair for i, item in enumerate(batch) for pair in tensors_in(item, f"{place}[{i}]")]
     return []

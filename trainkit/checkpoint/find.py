@@ -66,10 +66,13 @@ def load(
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.
     """
-    with _readable(ckpt_path), _find(ckpt_path, stores, say, _Finder(resume, difference)) as found:
-        if found is None:
+    with (
+        _readable(ckpt_path),
+        _find(ckpt_path, stores, say, _Finder(resume, difference)) as checkpoint,
+    ):
+        if checkpoint is None:
             return None
-        path, folder = found
+        path, folder = checkpoint
         training = load_training(folder) if resume else {}
         load_weights(folder, model)
         return path, training
@@ -83,8 +86,11 @@ def locate(
     difference: Difference = as_any,
 ) -> str | None:
     """Find a checkpoint and verify it; return its path or URL. See `load`."""
-    with _readable(ckpt_path), _find(ckpt_path, stores, say, _Finder(resume, difference)) as found:
-        return None if found is None else found[0]
+    with (
+        _readable(ckpt_path),
+        _find(ckpt_path, stores, say, _Finder(resume, difference)) as checkpoint,
+    ):
+        return None if checkpoint is None else checkpoint[0]
 
 
 def fetched(path: str, stores: Sequence[Store] = ()) -> AbstractContextManager[Path]:
@@ -233,11 +239,11 @@ def _named(ckpt_path: str) -> tuple[Store, str]:
 
 def _nothing(requested: str, stores: Sequence[Store]) -> str:
     there = sorted(name for store in stores for name in store.names())
-    found = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
+    available = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
     hint = "" if there else _newest_run_hint(Path(stores[-1].place).parent)
     return (
         f"ckpt_path is '{requested}', and {stores[0].place} has no complete '{requested}';"
-        f" {found}.{hint}"
+        f" {available}.{hint}"
     )
 
 

@@ -213,13 +213,13 @@ class CheckpointManager:
         Raises:
             TaskError: an object is among them that is no tensor or plain value; names it.
         """
-        found = {name: part.state_dict() for name, part in self.contents.parts.items()}
-        found |= {
+        content = {name: part.state_dict() for name, part in self.contents.parts.items()}
+        content |= {
             name: [own[name] for own in ranks if name in own] for name in self.contents.rank_parts
         }
-        found["extra"] = extra
-        require_plain(found)
-        return found
+        content["extra"] = extra
+        require_plain(content)
+        return content
 
     def _write(self, store: Store, name: str, snapshot: Snapshot, changes: Changes) -> bool:
         """Write, in the writing thread.
@@ -302,18 +302,18 @@ class CheckpointManager:
         states: list[dict[str, Any]] = []
 
         def read_on_rank_0() -> tuple[str, dict[str, Any]] | None:
-            found = read()
-            if found is None:
+            checkpoint = read()
+            if checkpoint is None:
                 return None
-            path, training = found
+            path, training = checkpoint
             states.extend(training["optimizers"])
             settings = [{"state": {}, "param_groups": state["param_groups"]} for state in states]
             return path, training | {"optimizers": settings}
 
-        found = self._engine.comm.run_on_main(read_on_rank_0)
-        if found is None:
+        checkpoint = self._engine.comm.run_on_main(read_on_rank_0)
+        if checkpoint is None:
             return None
-        self.resumed_from, saved = found
+        self.resumed_from, saved = checkpoint
         return saved | {"optimizers": states} if states else saved  # type: ignore[no-any-return]
 
     def read(
@@ -335,13 +335,13 @@ class CheckpointManager:
         Raises:
             CheckpointError: there is none, it is damaged, or a rank cannot read it.
         """
-        found = self._engine.comm.run_on_main(
+        path = self._engine.comm.run_on_main(
             lambda: locate(ckpt_path, self.stores, resume, self._say, self._difference)
         )
-        if found is None:
+        if path is None:
             return None
-        self.resumed_from = found
-        self.opened = split.Opened(self._engine, found, resume, self.stores)
+        self.resumed_from = path
+        self.opened = split.Opened(self._engine, path, resume, self.stores)
         return self.opened.training
 
     def restore(self, saved: Mapping[str, Any]) -> list[str]:

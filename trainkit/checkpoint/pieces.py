@@ -52,17 +52,19 @@ def split_tree(
     if isinstance(tree, Tensor):
         key = place.rstrip("/")
         return ({_REFERENCE: key}, {key: tree}) if is_split(tree) else (tree, {})
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     if isinstance(tree, Mapping):
         items = {key: split_tree(value, is_split, f"{place}{key}/") for key, value in tree.items()}
         for _, inner in items.values():
-            found |= inner
-        return ({key: value for key, (value, _) in items.items()}, found) if found else (tree, {})
+            tensors |= inner
+        return (
+            ({key: value for key, (value, _) in items.items()}, tensors) if tensors else (tree, {})
+        )
     if type(tree) in (list, tuple):
         parts = [split_tree(value, is_split, f"{place}{i}/") for i, value in enumerate(tree)]
         for _, inner in parts:
-            found |= inner
-        return (type(tree)(value for value, _ in parts), found) if found else (tree, {})
+            tensors |= inner
+        return (type(tree)(value for value, _ in parts), tensors) if tensors else (tree, {})
     return tree, {}
 
 
@@ -105,17 +107,17 @@ class Pieces:
         Raises:
             CheckpointError: it cannot be read.
         """
-        found = cls(path.parent, {"pieces": {}, "files": {}})
+        pieces = cls(path.parent, {"pieces": {}, "files": {}})
         try:
             file: Any = safe_open(path, framework="pt", device="cpu")
-            found._open[path.name] = file
+            pieces._open[path.name] = file
             aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
-            found.aliases = {str(alias): str(name) for alias, name in aliases.items()}
+            pieces.aliases = {str(alias): str(name) for alias, name in aliases.items()}
             for name in file.keys():  # noqa: SIM118 - it is no dict
                 held = file.get_slice(name)
                 shape = tuple(held.get_shape())
                 dtype = (held[0:0] if shape else file.get_tensor(name)).dtype
-                found._entries[MODEL + name] = (
+                pieces._entries[MODEL + name] = (
                     shape,
                     dtype,
                     [Box(path.name, name, (0,) * len(shape), shape)],
@@ -124,7 +126,7 @@ class Pieces:
             raise CheckpointError(
                 f"{path} is no safetensors file, or a damaged one ({error})."
             ) from error
-        return found
+        return pieces
 
     def names(self, prefix: str = MODEL) -> Iterator[str]:
         """Yield the keys that begin with a prefix, without it; further names of a tensor too."""
@@ -162,10 +164,10 @@ class Pieces:
 
     def weights(self) -> dict[str, Tensor]:
         """Return all weights, whole, under all their names."""
-        found = {
+        by_name = {
             name: self.whole(MODEL + name) for name in self.names() if name not in self.aliases
         }
-        return found | {alias: found[name] for alias, name in self.aliases.items()}
+        return by_name | {alias: by_name[name] for alias, name in self.aliases.items()}
 
     def fill(self, key: str, piece: Piece) -> None:
         """Fill a rank's part of a tensor from the boxes that overlap it.
@@ -189,8 +191,8 @@ class Pieces:
             held = self._open[box.file].get_slice(box.key)
             if tuple(held.get_shape()) != box.size:
                 raise ValueError(f"it has the shape {held.get_shape()} there, not {list(box.size)}")
-            found: Tensor = held[part] if part else self._open[box.file].get_tensor(box.key)
-            return found
+            values: Tensor = held[part] if part else self._open[box.file].get_tensor(box.key)
+            return values
         except (OSError, SafetensorError, ValueError, LookupError) as error:
             raise CheckpointError(
                 f"{self._folder} is damaged: '{key}' cannot be read from {box.file} ({error})."
@@ -266,7 +268,7 @@ def _entry(
 
 
 def _sizes(values: Any) -> tuple[int, ...]:
-    found = tuple(values)
-    if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in found):
+    sizes = tuple(values)
+    if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in sizes):
         raise ValueError(f"{values} are no sizes")
-    return found
+    return sizes

@@ -186,12 +186,12 @@ class LocalStore(Store):
         a rank may have written into one after it had failed on rank 0.
         """
         for path in self.folder.iterdir() if part is not None else ():
-            found = _LEFT.fullmatch(path.name)
+            leftover = _LEFT.fullmatch(path.name)
             if (
                 part is not None
-                and found is not None
-                and found["kind"] == "draft"
-                and _PID < int(found["number"]) < part.token
+                and leftover is not None
+                and leftover["kind"] == "draft"
+                and _PID < int(leftover["number"]) < part.token
             ):
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -238,13 +238,13 @@ class LocalStore(Store):
         if not self.folder.is_dir():
             return
         for path in list(self.folder.iterdir()):
-            found = _LEFT.fullmatch(path.name)
-            if found is None:
+            leftover = _LEFT.fullmatch(path.name)
+            if leftover is None:
                 continue  # another program's file
             if path.is_symlink():
                 path.unlink(missing_ok=True)
-            elif found["kind"] == "before" and not (self.folder / found["name"]).exists():
-                path.rename(self.folder / found["name"])
+            elif leftover["kind"] == "before" and not (self.folder / leftover["name"]).exists():
+                path.rename(self.folder / leftover["name"])
             else:
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -157,9 +157,11 @@ def _state_dict(content: Any, path: str) -> dict[str, Tensor]:
             f"{path} holds one object ({kind}); it must hold a state_dict:"
             " torch.save(model.state_dict(), ...)."
         )
-    found = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), dict)), content)
+    by_name = next(
+        (content[key] for key in _WRAPPERS if isinstance(content.get(key), dict)), content
+    )
     state = {}
-    for name, value in dict.items(found):
+    for name, value in dict.items(by_name):
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.is_meta:
             keys = ", ".join(sorted(str(key) for key in content)[:_SHOWN])
             raise CheckpointError(

@@ -57,9 +57,11 @@ def answers(line: str, folder: Path) -> list[str]:
     or of the part after its last "=".
     """
     *before, word = _words(line)
-    found = sorted({text for text in _candidates(before, word, folder) if text.startswith(word)})
+    candidates = sorted(
+        {text for text in _candidates(before, word, folder) if text.startswith(word)}
+    )
     start = _BREAK.match(word)
-    return [text[start.end() if start else 0 :] for text in found]
+    return [text[start.end() if start else 0 :] for text in candidates]
 
 
 def _words(line: str) -> list[str]:
@@ -169,10 +171,10 @@ def _folders(word: str, folder: Path) -> list[str]:
     """Return the folders that a path may continue with; of none, those that hold runs."""
     if not word:
         return [f"{name}/" for name in ("runs",) if (folder / name).is_dir()]
-    found = (folder / word.rpartition("/")[0]).glob(f"{word.rpartition('/')[2]}*/")
+    folders = (folder / word.rpartition("/")[0]).glob(f"{word.rpartition('/')[2]}*/")
     parent = f"{word.rpartition('/')[0]}/" if "/" in word else ""
     return [
         f"{parent}{path.name}{'' if (path / 'config.yaml').is_file() else '/'}"
-        for path in found
+        for path in folders
         if path.is_dir()
     ]

@@ -74,8 +74,8 @@ class RunFiles(Callback):
 
 def execute(job: ComposedJob) -> dict[str, float]:
     """Run one job; return the latest logged values."""
-    files = RunFiles(job.files, job.kept.values if job.kept else ())
-    built = build(job.config, [files], job.kept)
+    files = RunFiles(job.files, job.recorded.values if job.recorded else ())
+    built = build(job.config, [files], job.recorded)
     trainer = built.trainer
     task = built.task
     if job.notes and read_launcher().is_main:

@@ -90,48 +90,48 @@ def locate(target: str, key: str, trusted: Sequence[str]) -> Any:
         ConfigError: it is not on the list, does not exist, or may not be called by a config.
     """
     check_name(target, key, trusted)
-    found = _import(target.split("."))
-    if found is None:
+    target_object = _import(target.split("."))
+    if target_object is None:
         raise ConfigError(f"{key} is '{target}', which does not exist.")
-    if not (inspect.isclass(found) or inspect.isroutine(found)):
+    if not (inspect.isclass(target_object) or inspect.isroutine(target_object)):
         raise ConfigError(f"{key} is '{target}', which is no class or function.")
-    real = f"{found.__module__}.{found.__qualname__}"
-    if not _listed(real, trusted) or not _fits(found, real, trusted):
+    real = f"{target_object.__module__}.{target_object.__qualname__}"
+    if not _listed(real, trusted) or not _fits(target_object, real, trusted):
         raise ConfigError(_refusal(target, key) + (f" (It is {real}.)" if real != target else ""))
-    return found
+    return target_object
 
 
 def _import(parts: list[str]) -> Any:
     for i in range(len(parts) - 1, 0, -1):
         name = ".".join(parts[:i])
         try:
-            found: Any = importlib.import_module(name)
+            value: Any = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
                 continue
             raise
         for part in parts[i:]:
-            found = getattr(found, part, None)
-        return found
+            value = getattr(value, part, None)
+        return value
     return None
 
 
-def _fits(found: Any, real: str, trusted: Sequence[str]) -> bool:
+def _fits(value: Any, real: str, trusted: Sequence[str]) -> bool:
     """Return whether the object is of the kind that its package is on the list for.
 
     torch and torchvision contain functions that load pickles or fetch from a URL; only their
     optimizers, schedulers, modules, transforms and registered models may be called. trainkit.launch
     runs commands; only its launchers may be called. A function inside a class may never be called.
     """
-    if not inspect.isclass(found) and ("." in found.__qualname__ or not inspect.isfunction(found)):
+    if not inspect.isclass(value) and ("." in value.__qualname__ or not inspect.isfunction(value)):
         return False
     limited = ("torch.", "torchvision.", "trainkit.launch.")
     if any(real.startswith(prefix + ".") for prefix in trusted) or not real.startswith(limited):
         return True
-    if inspect.isfunction(found) and real.startswith("torch"):
+    if inspect.isfunction(value) and real.startswith("torch"):
         models = importlib.import_module("torchvision.models")
-        return any(models.get_model_builder(name) is found for name in models.list_models())
-    names = {f"{base.__module__}.{base.__qualname__}" for base in getattr(found, "__mro__", ())}
+        return any(models.get_model_builder(name) is value for name in models.list_models())
+    names = {f"{base.__module__}.{base.__qualname__}" for base in getattr(value, "__mro__", ())}
     if real.startswith("trainkit.launch."):
         return _LAUNCHER in names
     return bool(names & _KINDS) or real.startswith("torchvision.transforms.")

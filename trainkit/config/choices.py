@@ -138,8 +138,8 @@ def in_force(choices: Mapping[str, Any]) -> Iterator[None]:
 def choices_of(name: str | None, overrides: list[str]) -> dict[str, Any]:
     """Return group -> name of a config that Hydra, which is initialized, would compose."""
     loader = GlobalHydra.instance().config_loader()
-    found = loader.compute_defaults_list(name, overrides, RunMode.RUN)
-    return dict(found.overrides.known_choices)
+    defaults = loader.compute_defaults_list(name, overrides, RunMode.RUN)
+    return dict(defaults.overrides.known_choices)
 
 
 def _with_sections(config: DictConfig, file: Path) -> DictConfig:

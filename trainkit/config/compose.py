@@ -79,7 +79,7 @@ class ComposedJob:
         command: "fit", "validate", "test" or "predict".
         config: resolved and checked.
         files: files for the run's folder: file name -> text.
-        kept: the config for manifests and loggers.
+        recorded: the config for manifests and loggers.
         notes: differences from the config of the run in `run_dir`, if that is evaluated.
     """
 
@@ -87,7 +87,7 @@ class ComposedJob:
     config: dict[str, Any]
     files: dict[str, str]
     notes: tuple[str, ...] = ()
-    kept: RecordedConfig | None = None
+    recorded: RecordedConfig | None = None
 
 
 def run(
@@ -326,14 +326,14 @@ def _job(
     except ConfigError as error:
         raise ConfigError(with_origin(str(error), choices, conf_folders(Path.cwd()))) from error
     typed = of_first_start([as_typed(override) for override in overrides], Path(plain["run_dir"]))
-    shown, kept = masked_arguments(joined(primary.typed, typed)), keep(own, plain)
-    files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(kept.config))}
+    shown, recorded = masked_arguments(joined(primary.typed, typed)), keep(own, plain)
+    files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(recorded.config))}
     files |= {
         ".hydra/config.yaml": masked_lines(text),
         OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown)),
     }
     plain |= {"launcher": launcher} if launcher else {}
-    return ComposedJob(command, plain, files, changes(primary.saved, kept.config), kept)
+    return ComposedJob(command, plain, files, changes(primary.saved, recorded.config), recorded)
 
 
 def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:

@@ -118,21 +118,21 @@ def _explain_defaults(text: str, error: Exception) -> None:
     """Reword Hydra's errors about `override` in a config's defaults list."""
     text = " ".join(text.split())
     explained = ""
-    if found := re.search(
+    if match := re.search(
         r"Multiple values for (\S+)\. To override a value use 'override [^:]+: ([^']+)'", text
     ):
-        explained = _TWICE.format(*found.groups())
-    elif found := re.match(r"(\S+) appears more than once in the final defaults list", text):
-        explained = _TWICE.format(found[1], "NAME")
-    elif found := re.search(
+        explained = _TWICE.format(*match.groups())
+    elif match := re.match(r"(\S+) appears more than once in the final defaults list", text):
+        explained = _TWICE.format(match[1], "NAME")
+    elif match := re.search(
         r"In '([^']+)/[^/']+': Could not override '\1/([^'@]+)\S*'\. No match", text
     ):
-        explained = _RELATIVE.format(*found.groups(), "NAME")
-    elif found := re.search(r"In '([^']+)': Could not override '([^'@]+)\S*'\. No match", text):
-        explained = _NOT_CHOSEN.format(*found.groups())
-    elif found := re.search(
+        explained = _RELATIVE.format(*match.groups(), "NAME")
+    elif match := re.search(r"In '([^']+)': Could not override '([^'@]+)\S*'\. No match", text):
+        explained = _NOT_CHOSEN.format(*match.groups())
+    elif match := re.search(
         r"In (\S+): Override '(\S+) ?: [^']+' is defined before '([^']+)'", text
     ):
-        explained = _NOT_LAST.format(*found.groups())
+        explained = _NOT_LAST.format(*match.groups())
     if explained:
         raise ConfigError(explained) from error

@@ -27,9 +27,9 @@ def explain_file(error: MarkedYAMLError | RecursionError, name: str) -> NoReturn
 
 
 def _frames(error: BaseException) -> list[str]:
-    found = []
+    files = []
     trace = error.__traceback__
     while trace is not None:
-        found.append(trace.tb_frame.f_code.co_filename)
+        files.append(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next
-    return found[-50:]
+    return files[-50:]

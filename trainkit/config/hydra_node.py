@@ -77,9 +77,9 @@ def check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
     any check. They must be those of an empty config, except for overrides on the command line.
     """
     plain = plain_hydra(folder, typed)
-    found = _hydra_parts(config)
+    parts = _hydra_parts(config)
     HydraConfig.instance().set_config(config)
-    for key, value in found.items():
+    for key, value in parts.items():
         if value != plain[key]:
             raise ConfigError(
                 f"A config file sets hydra.{key}, which decides what Hydra runs. Give it at the"

@@ -43,7 +43,7 @@ class Factory:
 
 
 def build(
-    config: dict[str, Any], callbacks: Sequence[Callback], kept: RecordedConfig | None = None
+    config: dict[str, Any], callbacks: Sequence[Callback], recorded: RecordedConfig | None = None
 ) -> Built:
     """Build trainer, task and data from a config that schema.check has passed; `callbacks` come
     before those of the config.
@@ -80,8 +80,10 @@ def build(
         run_dir=config["run_dir"],
         seed=config["seed"],
     )
-    kept = kept or RecordedConfig(masked(config))
-    trainer.options = replace(trainer.options, config=kept.config, masked_values=kept.values)
+    recorded = recorded or RecordedConfig(masked(config))
+    trainer.options = replace(
+        trainer.options, config=recorded.config, masked_values=recorded.values
+    )
     data = data_of(config)
     return Built(trainer, instantiate(config["task"], "task", trusted), data)
 

@@ -101,11 +101,11 @@ def primary_of(
     unresolved = run_dir / ".hydra" / "config.yaml"
     text = read_config(unresolved) if unresolved.is_file() else saved
     replaced = [key for key in given if any((folder / key).is_dir() for folder in folders)]
-    kept = {
+    saved_config = {
         key: value for key, value in text.items() if key not in _NOT_TAKEN and key not in replaced
     }
-    kept["defaults"] = ["_self_", *({group: None} for group in replaced)]
-    (scratch / f"{_NAME}.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(kept)))
+    saved_config["defaults"] = ["_self_", *({group: None} for group in replaced)]
+    (scratch / f"{_NAME}.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(saved_config)))
     return Primary(scratch, _NAME, name, overrides, saved, _typed_for(run_dir), is_of_a_run=True)
 
 
@@ -211,14 +211,14 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     check_yaml(path)
     try:
-        found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(
             f"{unreadable(path, error)} Correct the file, or name another config."
         ) from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError(
-            f"{path} is no config: it holds a {type(found).__name__}. Give conf=NAME and another"
+            f"{path} is no config: it holds a {type(content).__name__}. Give conf=NAME and another"
             " run_dir."
         )
-    return {str(key): value for key, value in with_current_names(found).items()}
+    return {str(key): value for key, value in with_current_names(content).items()}

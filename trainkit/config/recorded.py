@@ -44,10 +44,10 @@ def keep(config: DictConfig, resolved: Mapping[str, Any]) -> RecordedConfig:
     """
     raw, values = OmegaConf.to_container(config, resolve=False), list(_secrets_in(resolved))
     with _marked():
-        found = _with_text(raw, resolved, OmegaConf.create(raw), values)
+        recorded = _with_text(raw, resolved, OmegaConf.create(raw), values)
     if "run_dir" in resolved:
-        found["run_dir"] = resolved["run_dir"]  # this job's own folder
-    return RecordedConfig(masked(found), tuple(dict.fromkeys(values)))
+        recorded["run_dir"] = resolved["run_dir"]  # this job's own folder
+    return RecordedConfig(masked(recorded), tuple(dict.fromkeys(values)))
 
 
 def refuse_masks(tree: Any, key: str = "") -> None:
@@ -83,13 +83,13 @@ def from_manifest(config: dict[str, Any], trusted: bool) -> dict[str, Any]:
                 " trust=[...]."
             )
     try:
-        found = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+        content = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"The config of the file cannot be resolved: {str(error).splitlines()[0]}."
         ) from error
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in with_current_names(found).items()}
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in with_current_names(content).items()}
 
 
 @contextlib.contextmanager

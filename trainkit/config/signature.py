@@ -55,8 +55,8 @@ def read_signature(target: str, key: str) -> Signature:
     module, names = _find_module(target, key)
     if module is None or not names:
         return Signature(accepts_any=True)
-    found = _find(module, names[0], 0)
-    if found is None:
+    definition = _find(module, names[0], 0)
+    if definition is None:
         tree, own = _parse(module), _own_name(module)
         if own is None and any(
             isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in tree.body
@@ -67,7 +67,7 @@ def read_signature(target: str, key: str) -> Signature:
         raise ConfigError(
             f"{key} is '{target}', but {owner} has no '{names[0]}'.{did_you_mean(names[0], known)}"
         )
-    home, node = found
+    home, node = definition
     for name in names[1:]:
         inner = [
             n
@@ -84,8 +84,8 @@ def source_of(target: str) -> ast.AST | None:
     """Return the definition of a dotted path, or None if its source cannot be found."""
     target = current_name(target)
     module, names = _find_module(target, target)
-    found = _find(module, names[0], 0) if module is not None and names else None
-    return None if found is None else found[1]
+    definition = _find(module, names[0], 0) if module is not None and names else None
+    return None if definition is None else definition[1]
 
 
 def class_attribute(target: str, name: str) -> Any:
@@ -96,8 +96,8 @@ def class_attribute(target: str, name: str) -> Any:
     """
     try:
         module, names = _find_module(target, target)
-        found = _find(module, names[0], 0) if module is not None and len(names) == 1 else None
-        value = None if found is None else _attribute(*found, name, 0)
+        definition = _find(module, names[0], 0) if module is not None and len(names) == 1 else None
+        value = None if definition is None else _attribute(*definition, name, 0)
         return None if value is None else ast.literal_eval(value)
     except (ConfigError, ValueError):
         return None
@@ -113,8 +113,8 @@ def _attribute(file: Path, node: ast.AST, name: str, depth: int) -> ast.expr | N
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return item.value
     for base in node.bases:
-        found = _base(file, base)
-        value = _attribute(*found, name, depth + 1) if found is not None else None
+        definition = _base(file, base)
+        value = _attribute(*definition, name, depth + 1) if definition is not None else None
         if value is not None:
             return value
     return None
@@ -238,9 +238,9 @@ def _find(file: Path, name: str, depth: int) -> tuple[Path, ast.AST] | None:
                     return _find(source, alias.name, depth + 1) if source else (file, ast.Pass())
     for node in stars:
         source = _imported_file(file, node)
-        found = _find(source, name, depth + 1) if source else None
-        if found is not None:
-            return found
+        definition = _find(source, name, depth + 1) if source else None
+        if definition is not None:
+            return definition
     return _find_brought(file, name, depth)
 
 
@@ -266,10 +266,10 @@ def _own_name(file: Path) -> str | None:
 def _imported_file(file: Path, node: ast.ImportFrom) -> Path | None:
     if node.level == 0:
         try:
-            found, rest = _find_module(node.module or "", "import")
+            path, rest = _find_module(node.module or "", "import")
         except ConfigError:
             return None
-        return found if not rest else None
+        return path if not rest else None
     folder = file.parent
     for _ in range(node.level - 1):
         folder = folder.parent
@@ -292,10 +292,10 @@ def _signature_of(file: Path, node: ast.AST, depth: int) -> Signature:
     for base in node.bases:
         if not isinstance(base, ast.Name):
             return Signature(accepts_any=True)
-        found = _find(file, base.id, 0)
-        if found is None:
+        definition = _find(file, base.id, 0)
+        if definition is None:
             return Signature(accepts_any=base.id != "object")
-        return _signature_of(*found, depth + 1)
+        return _signature_of(*definition, depth + 1)
     decorated = [d.id if isinstance(d, ast.Name) else "" for d in node.decorator_list]
     # as a dataclass: its __init__ is written at run time
     return Signature(accepts_any=bool(decorated))

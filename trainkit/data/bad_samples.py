@@ -161,15 +161,15 @@ class BadSamples:
         Raises:
             DataError: more samples than the limit are bad; on all ranks.
         """
-        for found, loses in self._gather((list(own), lost)):
+        for samples, loses in self._gather((list(own), lost)):
             if loses and self.needs_every_microbatch:
                 raise DataError(
                     f"{name}: all samples of a rank's microbatch are bad, and"
                     " trainer.sync_batchnorm needs each rank in each microbatch. The last:"
-                    f" {found[-1].describe().rstrip('.')}. Remove the bad samples, or leave"
+                    f" {samples[-1].describe().rstrip('.')}. Remove the bad samples, or leave"
                     " sync_batchnorm out."
                 )
-            for bad in found:
+            for bad in samples:
                 key = (name, bad.index, bad.file or bad.error)
                 if key not in self._seen:
                     self._seen.add(key)

@@ -199,7 +199,7 @@ def fingerprint(data: Any, seed: int) -> str | None:
 
 
 def _digest(samples: Sequence[Any]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
 
     def add(item: Any) -> None:
         if isinstance(item, torch.Tensor):
@@ -209,7 +209,7 @@ def _digest(samples: Sequence[Any]) -> str:
                 else str(item)
             )
         elif isinstance(item, np.ndarray) and item.dtype != object:
-            found.update(f"{item.dtype}{item.shape}".encode() + item.tobytes())
+            digest.update(f"{item.dtype}{item.shape}".encode() + item.tobytes())
         elif isinstance(item, Mapping):
             add([part for pair in item.items() for part in pair])
         elif isinstance(item, (list, tuple)):
@@ -217,7 +217,7 @@ def _digest(samples: Sequence[Any]) -> str:
                 add(part)
         else:
             plain = isinstance(item, (bool, int, float, complex, str, bytes, np.generic))
-            found.update(repr(item if plain else type(item)).encode())
+            digest.update(repr(item if plain else type(item)).encode())
 
     add(samples)
-    return found.hexdigest()
+    return digest.hexdigest()

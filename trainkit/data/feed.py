@@ -108,7 +108,7 @@ class Skips:
             planned: samples of the step with the bad ones, if known: then one sum shows whether
                 there are any.
         """
-        found = []
+        microbatches = []
         lost = False
         for batch, places in pulled:
             rest = rest_of(batch)
@@ -118,9 +118,9 @@ class Skips:
                 continue
             size = count_samples(rest.batch) if places is None else len(places) - len(rest.bad)
             skipped = tuple(bad.index for bad in rest.bad if bad.index is not None)
-            found.append(Microbatch(rest.batch, size, False, places, skipped=skipped))
-        found[-1:] = [microbatch._replace(is_last=True) for microbatch in found[-1:]]
-        total = sum(microbatch.num_samples for microbatch in found)
+            microbatches.append(Microbatch(rest.batch, size, False, places, skipped=skipped))
+        microbatches[-1:] = [microbatch._replace(is_last=True) for microbatch in microbatches[-1:]]
+        total = sum(microbatch.num_samples for microbatch in microbatches)
         if self._each_step:
             total = self._bad.sum_over_ranks(total)
             self._has_good = self._has_good or total > 0
@@ -129,7 +129,7 @@ class Skips:
                 self._own.clear()
         else:
             self._bad.check(self._name, self._own)
-        return Step(total, Moving(iter(found), move))
+        return Step(total, Moving(iter(microbatches), move))
 
     def end(self) -> None:
         """End a pass, on all ranks.
@@ -218,11 +218,11 @@ class MapFeed(Feed):
     def indices(self, epoch: int, microbatch: Microbatch) -> list[int] | None:
         if microbatch.places is None:
             return None
-        found = self._loader.indices(epoch, microbatch.places)
+        indices = self._loader.indices(epoch, microbatch.places)
         return (
-            [index for index in found if index not in microbatch.skipped]
+            [index for index in indices if index not in microbatch.skipped]
             if microbatch.skipped
-            else found
+            else indices
         )
 
     def deal(self, shares: tuple[int, ...] | None) -> None:

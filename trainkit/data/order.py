@@ -264,7 +264,7 @@ class SeededDataset(Dataset[Any]):
             witness = self._witness = self._witness or Witness()
             witness.begin()
             try:
-                found = self._read(keys)
+                batch = self._read(keys)
             except BaseException as error:
                 self._draws = witness.end()
                 if not self._draws or not isinstance(error, Exception):
@@ -272,7 +272,7 @@ class SeededDataset(Dataset[Any]):
             else:
                 self._draws = witness.end()
                 if not self._draws:
-                    return found
+                    return batch
         samples, seeded = [], _mixed(_EMPTY, self.seed)
         begun = {epoch: _mixed(seeded, epoch) for epoch in {epoch for epoch, _ in keys}}
         with apart():

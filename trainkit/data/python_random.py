@@ -48,8 +48,8 @@ class _Portable:
 def is_plain_memory() -> bool:
     """Return whether the bytes of a generator are its state, found by trying."""
     try:
-        words = random.Random.__base__.__basicsize__ - object.__basicsize__  # type: ignore[union-attr]
-        if not 4 * 625 <= words <= 4 * 625 + 8:
+        num_bytes = random.Random.__base__.__basicsize__ - object.__basicsize__  # type: ignore[union-attr]
+        if not 4 * 625 <= num_bytes <= 4 * 625 + 8:
             return False
         one = random.Random(1)
         memory = _Memory(one)

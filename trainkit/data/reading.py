@@ -72,7 +72,7 @@ def readings(loaders: Sequence[tuple[str, Any]], num_workers: int | None) -> lis
             DataLoaders, or None).
         num_workers: processes for a loader that has none. Default: the cores of this process.
     """
-    found = []
+    result = []
     seen = set()
     for name, data in loaders:
         data = data.iterables if isinstance(data, CombinedLoader) else data
@@ -95,8 +95,8 @@ def readings(loaders: Sequence[tuple[str, Any]], num_workers: int | None) -> lis
             workers = (item.num_workers if isinstance(item, DataLoader) else 0) or num_workers
             workers = len(os.sched_getaffinity(0)) if workers is None else workers
             label = f"{name}[{i}]" if several else name
-            found.append(Reading(label, item, len(dataset) if has_indices else None, workers))  # type: ignore[arg-type]
-    return found
+            result.append(Reading(label, item, len(dataset) if has_indices else None, workers))  # type: ignore[arg-type]
+    return result
 
 
 def _only_bad(samples: list[Any]) -> tuple[int, list[BadSample]]:

@@ -16,9 +16,9 @@ def words_of(shares: Sequence[int] | None) -> str:
     return ":".join(map(str, shares)) if shares is not None and len(set(shares)) > 1 else "even"
 
 
-def read_words(words: str) -> Shares | None:
+def read_words(text: str) -> Shares | None:
     """Return the shares that `words_of` has written, None for even ones."""
-    return None if words == "even" else tuple(map(int, words.split(":")))
+    return None if text == "even" else tuple(map(int, text.split(":")))
 
 
 def samples_of(shares: Sequence[int] | None, total: int, ranks: int) -> Shares:

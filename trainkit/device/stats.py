@@ -64,7 +64,7 @@ class DeviceStats:
     def _of_nvml(self) -> dict[str, float]:
         if self._nvml is None or self._handle is None:
             return {}
-        nvml, handle, found = self._nvml, self._handle, dict[str, float]()
+        nvml, handle, values = self._nvml, self._handle, dict[str, float]()
         readers: list[Callable[[], dict[str, float]]] = [
             lambda: _memory(nvml.nvmlDeviceGetMemoryInfo(handle)),
             lambda: {"gpu_utilization_ratio": nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100},
@@ -78,8 +78,8 @@ class DeviceStats:
         for read in readers:
             # a card or a container may report only some of them
             with contextlib.suppress(nvml.NVMLError):
-                found |= read()
-        return found
+                values |= read()
+        return values
 
     def _of_torch(self) -> dict[str, float]:
         if self._device.type != "cuda" or not (

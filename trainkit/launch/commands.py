@@ -254,12 +254,14 @@ def first_error(lines: Sequence[str]) -> list[str]:
     start = next((i for i, line in enumerate(lines) if _ERROR.search(line)), None)
     if start is None:
         return []
-    found = [
+    error_lines = [
         line.rstrip()
         for line in lines[start : start + 4 * _MOST_LINES]
         if line.strip() and not _ECHO.match(line)
     ]
-    return [line[:_WIDEST] for line in textwrap.dedent("\n".join(found[:_MOST_LINES])).split("\n")]
+    return [
+        line[:_WIDEST] for line in textwrap.dedent("\n".join(error_lines[:_MOST_LINES])).split("\n")
+    ]
 
 
 def job_error(what: str, code: int, log: Path) -> ConfigError | EngineError:

@@ -63,8 +63,8 @@ def is_first(text: str) -> bool:
     with os.fdopen(file, "r+") as notes:
         fcntl.flock(notes, fcntl.LOCK_EX)
         now = time.time()
-        found = re.findall(r"^(\d{1,12}) (\w{64})$", notes.read(), re.MULTILINE)
-        fresh = [(at, other) for at, other in found if abs(now - int(at)) < _FRESH_S]
+        reports = re.findall(r"^(\d{1,12}) (\w{64})$", notes.read(), re.MULTILINE)
+        fresh = [(at, other) for at, other in reports if abs(now - int(at)) < _FRESH_S]
         if any(other == key for _, other in fresh):
             return False
         notes.seek(0)

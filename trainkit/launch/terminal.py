@@ -145,11 +145,11 @@ def is_terminal_of_no_one(launcher: Launcher | None = None, stdout: int = 1) -> 
     own, process = os.ttyname(stdout), os.getppid()
     for _ in range(_MOST_ANCESTORS):
         try:
-            found = os.readlink(f"/proc/{process}/fd/1")
+            target = os.readlink(f"/proc/{process}/fd/1")
         except OSError:  # another user's, or the end of the line
             return False
-        if found != own:  # not a shell in between
-            return not found.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
+        if target != own:  # not a shell in between
+            return not target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
         stat = read_stat(process)
         if stat is None:
             return False
@@ -160,10 +160,10 @@ def is_terminal_of_no_one(launcher: Launcher | None = None, stdout: int = 1) -> 
 def read_stat(process: int) -> Stat | None:
     """Return what /proc says of a process, None if it has ended."""
     try:
-        words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        parts = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return Stat(*map(int, words[1:6]))
+    return Stat(*map(int, parts[1:6]))
 
 
 def _starter() -> int | None:

@@ -116,7 +116,7 @@ def flatten(settings: Mapping[str, Any]) -> dict[str, Plain]:
     flat: dict[str, Plain] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            flat |= {f"{name}.{inner}": found for inner, found in flatten(value).items()}
+            flat |= {f"{name}.{inner}": leaf for inner, leaf in flatten(value).items()}
         elif isinstance(value, (bool, int, float, str)):
             flat[str(name)] = value
         else:

@@ -179,13 +179,15 @@ class Board:
         plain = self.numbers | {
             f"trainkit_{name}": value for name, value in self.host.of_host().items()
         }
-        found: dict[str, dict[tuple[str, ...], float]] = {
+        series: dict[str, dict[tuple[str, ...], float]] = {
             name: {(): plain[name]} for name in SERIES if name in plain
         }
-        found["trainkit_info"] = {tuple(self.about.values()): 1.0}
-        found["trainkit_step_share_ratio"] = {(part,): share for part, share in self.shares.items()}
+        series["trainkit_info"] = {tuple(self.about.values()): 1.0}
+        series["trainkit_step_share_ratio"] = {
+            (part,): share for part, share in self.shares.items()
+        }
         for number, stats in self.gpus.items():
             for name, value in stats.of_gpu().items():
-                found.setdefault(f"trainkit_{name}", {})[number,] = value
-        found["trainkit_metric"] = {(name,): value for name, value in self.metrics.items()}
-        return found
+                series.setdefault(f"trainkit_{name}", {})[number,] = value
+        series["trainkit_metric"] = {(name,): value for name, value in self.metrics.items()}
+        return series

@@ -155,11 +155,11 @@ class TensorBoardLogger(Placed, Logger):
             # Into the run's own events: SummaryWriter.add_hparams would create a run below it.
             # TensorBoard uses the first "experiment" record, which lists settings and metrics, for
             # all runs; without one it reads each run's own.
-            words = {
+            texts = {
                 name: str(value).lower() if isinstance(value, bool) else value
                 for name, value in flatten(params).items()
             }
-            _, begun, self._ended = self._hparam_summaries(words, {})
+            _, begun, self._ended = self._hparam_summaries(texts, {})
             self._writer.file_writer.add_summary(begun)
 
     def native(self) -> Any:

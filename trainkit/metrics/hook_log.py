@@ -72,11 +72,11 @@ class HookLog:
         own = {name: (float(value), reduction) for name, (value, reduction) in self.values.items()}
         self.values.clear()
         ranks: list[dict[str, tuple[float, Reduction | None]]] = self._gather(own)
-        self.latest = found = dict[str, float]()
+        self.latest = combined = dict[str, float]()
         for name in dict.fromkeys(name for rank in ranks for name in rank):
             parts = [rank[name] for rank in ranks if name in rank]
             value, reduction = parts[0]
-            found[name] = (
+            combined[name] = (
                 value
                 if reduction is None
                 else combine([(reduction, value * 1.0, 1.0) for value, _ in parts])
@@ -87,13 +87,13 @@ class HookLog:
             for metric in self._logged:
                 metric.reset()
             self._logged.clear()
-        if found:
-            self._put(found)
+        if combined:
+            self._put(combined)
 
     def take_step(self) -> dict[str, float]:
         """Return this rank's values, logged within a step, and forget them.
         Waits for the device.
         """
-        found = {name: float(value) for name, (value, _) in self.values.items()}
+        values_of_step = {name: float(value) for name, (value, _) in self.values.items()}
         self.values.clear()
-        return found
+        return values_of_step

@@ -278,9 +278,9 @@ class MetricLog:
         own = [ranks[rank]] if len(ranks) == world_size else ranks if rank == 0 else []
         for state in own:
             self.prog_bar |= set(state["prog_bar"])
-            for name, kept in state["epoch"].items():
-                held = Accumulator(kept["reduction"])
-                held.load_state_dict(kept, device)
+            for name, saved in state["epoch"].items():
+                held = Accumulator(saved["reduction"])
+                held.load_state_dict(saved, device)
                 if name in self._epoch:
                     self._epoch[name].absorb(held)
                 else:

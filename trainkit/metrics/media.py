@@ -100,9 +100,9 @@ def histogram(name: str, values: Any) -> Media:
 
 
 def _numbers(values: Any) -> Any:
-    found = (
+    numbers = (
         values.detach().float().cpu().numpy()
         if isinstance(values, torch.Tensor)
         else np.asarray(values)
     )
-    return found.reshape(-1).astype(np.float32)
+    return numbers.reshape(-1).astype(np.float32)

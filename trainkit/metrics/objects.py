@@ -181,14 +181,14 @@ class EpochMetrics:
         """Return this rank's updated metrics by place;
         by "name:" and the logged name if they are no part of the model.
         """
-        places, found, inside = dict[int, str](), dict[str, Any](), set[int]()
+        places, by_place, inside = dict[int, str](), dict[str, Any](), set[int]()
         for place, module in self._model.named_modules():
             if is_metric(module) and id(module) not in inside:
                 inside |= {id(one) for one in _inner(module)}
                 places[id(module)] = place
                 if module._update_count not in (0, self._before.get(place, 0)):
-                    found[place] = module
-        return found | {places.get(id(m), f"name:{name}"): m for name, m in logged.items()}
+                    by_place[place] = module
+        return by_place | {places.get(id(m), f"name:{name}"): m for name, m in logged.items()}
 
     def combine(
         self,

@@ -110,14 +110,14 @@ class WeightAverage:
         """Return the state outside of the model: the weights set aside, or the average;
         and the rounding of a dtype cast.
         """
-        kept = {
+        average = {
             n: a
             for n, a in self._average.items()
             if not self.shown or a.dtype != self._live[n].dtype
         }
         return {
             "num_updates": self.num_updates,
-            "average": kept,
+            "average": average,
             "aside": dict(self._aside) if self._aside else None,
         }
 

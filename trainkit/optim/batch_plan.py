@@ -189,12 +189,12 @@ class BatchPlan:
 
     def differences(self, other: BatchPlan) -> list[str]:
         """Return the differences to `other` in words."""
-        words = {
+        labels = {
             "accumulate": "accumulate_grad_batches",
             "later": "accumulate_grad_batches by epoch",
         }
         pairs = [
-            (words.get(f.name, f.name), getattr(self, f.name), getattr(other, f.name))
+            (labels.get(f.name, f.name), getattr(self, f.name), getattr(other, f.name))
             for f in fields(self)
         ]
         pairs = [

@@ -99,13 +99,13 @@ def restore(
         The changes in words; and the parameter groups whose rate is now that of another curve, with
         the rate.
     """
-    words, curves = list[str](), list[tuple[dict[str, Any], float]]()
+    descriptions, curves = list[str](), list[tuple[dict[str, Any], float]]()
     owners = [config.scheduler.optimizer for config in schedules]
     for config, saved, before, own in zip(schedules, states, made_before, made, strict=True):
         scheduler = config.scheduler
         restored, changes = with_changes(saved, before, own)
         scheduler.load_state_dict(filled(restored, scheduler.state_dict()))
-        words += [
+        descriptions += [
             f"{type(scheduler).__name__}.{key} {old} -> {new}"
             for key, (old, new) in changes.items()
         ]
@@ -118,4 +118,4 @@ def restore(
         # not those added since its last step
         moved = scheduler.optimizer.param_groups[: len(scheduler._last_lr)]
         curves += zip(moved, rates or (), strict=False)
-    return words, curves
+    return descriptions, curves

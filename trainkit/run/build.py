@@ -38,12 +38,12 @@ from trainkit.run.feeds import make_feeds
 from trainkit.run.finite import LossWatch
 from trainkit.run.first_weights import StartFrom as StartFrom
 from trainkit.run.first_weights import load_to_evaluate, load_weights, place_weights, shard_weights
-from trainkit.run.kept import Made
 from trainkit.run.parts import contents_of
 from trainkit.run.placement import check_parameters
 from trainkit.run.replicas import optimizers_of
 from trainkit.run.rescue import Rescue
 from trainkit.run.resume import declared_ranks, find_saved, first_shares, restore
+from trainkit.run.reused import Made
 from trainkit.run.run import FitParts, Run
 from trainkit.run.setup import Stage
 from trainkit.run.split_weights import check_split, check_split_optimizers
@@ -111,7 +111,7 @@ def _optimizers(stage: Stage) -> Made:
     """Return the optimizers and schedules of a Task, whose gradients are cleared."""
     task, run, make = stage.task, stage.run, partial(_make_optimizers, stage.task)
     optimizers, schedules = (
-        make() if stage.kept is None else stage.kept.optimizers(task, run.batch_plan, make)
+        make() if stage.reused is None else stage.reused.optimizers(task, run.batch_plan, make)
     )
     check_parameters(task, optimizers)
     check_split_optimizers(stage.engine, optimizers)

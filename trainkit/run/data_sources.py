@@ -111,16 +111,16 @@ def read_training_data(
         ConfigError: there is none.
         DivergenceError: ranks have different data.
     """
-    found = data.find("train", task)
-    if found is None:
+    loaders = data.find("train", task)
+    if loaders is None:
         raise ConfigError(
             "There is no training data: pass train_dataloaders or a datamodule, or give the task a"
             " train_dataloader()."
         )
-    found = joined(found, "train_dataloaders")
-    source = read_source(found, "train_dataloaders", training=True)
-    replicas.compare("data", lambda: data_of("train_dataloaders", found, source))
-    return TrainingData(found, source, batch_size_of(found, source, engine))
+    loaders = joined(loaders, "train_dataloaders")
+    source = read_source(loaders, "train_dataloaders", training=True)
+    replicas.compare("data", lambda: data_of("train_dataloaders", loaders, source))
+    return TrainingData(loaders, source, batch_size_of(loaders, source, engine))
 
 
 def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | None:

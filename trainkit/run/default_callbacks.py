@@ -38,12 +38,12 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     """
     given, loggers, profiler = arguments["callbacks"], arguments["logger"], arguments["profiler"]
     quick = bool(arguments["fast_dev_run"])  # leaves no files
-    found: list[Callback] = [Banner()] if arguments["enable_model_summary"] else []
-    found += _list_of(given, Callback, "trainer.callbacks has", "Callback", callbacks)
-    if not any(isinstance(callback, DivergenceGuard) for callback in found):
-        found.append(DivergenceGuard(every_n_steps=None, action="warn"))
+    result: list[Callback] = [Banner()] if arguments["enable_model_summary"] else []
+    result += _list_of(given, Callback, "trainer.callbacks has", "Callback", callbacks)
+    if not any(isinstance(callback, DivergenceGuard) for callback in result):
+        result.append(DivergenceGuard(every_n_steps=None, action="warn"))
     if arguments["max_time"] is not None and not quick:
-        found.append(Timer(arguments["max_time"]))
+        result.append(Timer(arguments["max_time"]))
     if profiler is not None:
         if not isinstance(profiler, Callback) and (
             not isinstance(profiler, str) or profiler not in _PROFILERS
@@ -54,26 +54,26 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
                 f"trainer.profiler is {shown}; it must be one of {', '.join(_PROFILERS)}, or a"
                 " trainkit.Callback."
             )
-        found.append(
+        result.append(
             profiler
             if isinstance(profiler, Callback)
             else public("trainkit.callbacks", _PROFILERS[profiler])()
         )
-    found = _one_or_none(found, ProgressBar, arguments["enable_progress_bar"])
+    result = _one_or_none(result, ProgressBar, arguments["enable_progress_bar"])
     if isinstance(loggers, bool):
-        found += [CSVLogger(), TensorBoardLogger()] if loggers and not quick else []
+        result += [CSVLogger(), TensorBoardLogger()] if loggers and not quick else []
     else:
-        found += _list_of(
+        result += _list_of(
             loggers, Logger, "trainer.logger is", "loggers.base.Logger", named_loggers
         )
-    found = _one_or_none(found, ModelCheckpoint, arguments["enable_checkpointing"] and not quick)
+    result = _one_or_none(result, ModelCheckpoint, arguments["enable_checkpointing"] and not quick)
     if quick:
-        found = [
-            callback for callback in found if not isinstance(callback, (ModelCheckpoint, Logger))
+        result = [
+            callback for callback in result if not isinstance(callback, (ModelCheckpoint, Logger))
         ]
-    if any(callback.uses_step_clock for callback in found):
-        found.append(StepClock())
-    return in_order(found)
+    if any(callback.uses_step_clock for callback in result):
+        result.append(StepClock())
+    return in_order(result)
 
 
 def _list_of(

@@ -17,7 +17,7 @@ from trainkit.checkpoint.writer import Writer
 from trainkit.engine.base import Engine
 from trainkit.engine.gathering import Gathering
 from trainkit.run.feature import Feature
-from trainkit.run.kept import ReusedParts
+from trainkit.run.reused import ReusedParts
 from trainkit.run.signals import Signals
 
 
@@ -59,7 +59,7 @@ class ElasticState:
         self.attempt: Attempt | None = None
         self.facts: dict[str, dict[str, str]] = {}
         self.has_begun = self.is_rehearsed = False
-        self.kept = ReusedParts()
+        self.reused = ReusedParts()
         self._handling = contextlib.ExitStack()
         self._is_handling = False
         self._run: RunView | None = None
@@ -138,7 +138,7 @@ class ElasticState:
     def close(self) -> None:
         """End the handling of signals, and free the memory."""
         self._handling.close()
-        self.kept.close()
+        self.reused.close()
         self.memory.forget()
 
 

@@ -134,14 +134,14 @@ class FiniteLosses:
         if total == 0:
             return
         ranks = self._run.engine.ranks
-        found = [
+        non_finite = [
             f"{loss} on rank {rank * ranks.model_size}{_samples(indices)}"
             for rank, losses_of_rank in enumerate(self._run.engine.data.all_gather_object(bad))
             for loss, indices in losses_of_rank
         ]
         raise DivergenceError(
             f"The loss is not finite at step {self._run.state.global_step} (epoch"
-            f" {self._run.state.current_epoch}): {'; '.join(found[:8])}. The weights were not"
+            f" {self._run.state.current_epoch}): {'; '.join(non_finite[:8])}. The weights were not"
             " updated. Look at these samples; if they are sound, try a lower rate, warm-up or"
             " trainer.gradient_clip_val. trainer.detect_anomaly=true names the operation."
         )

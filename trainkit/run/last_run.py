@@ -145,8 +145,8 @@ class LastRun:
         global_step, world_size, request_stop(reason), ...
         """
         if name in ("logger", "loggers") and self._run is None:  # of the run to come
-            found = loggers_of(self.callbacks)
-            return found if name == "loggers" else next(iter(found), None)
+            loggers = loggers_of(self.callbacks)
+            return loggers if name == "loggers" else next(iter(loggers), None)
         if name.startswith("_") or not (
             hasattr(Run, name) or name in (*Run.__annotations__, "datamodule")
         ):

@@ -259,7 +259,7 @@ def describe_self() -> dict[str, Any]:
 
 def is_alive(process: dict[str, Any]) -> bool:
     """Return whether a process of this host, described by its "pid" and "birth", has not ended."""
-    return (found := birth(process["pid"])) is not None and found == process.get("birth")
+    return (born := birth(process["pid"])) is not None and born == process.get("birth")
 
 
 def birth(pid: int) -> str | None:
@@ -298,10 +298,10 @@ def described(content: bytes) -> dict[str, Any] | None:
     if not content.strip(b"\0"):  # a crash of the host can leave zeros
         return None
     try:
-        found = json.loads(content)
+        holder = json.loads(content)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("pid"), int) else {}
+    return holder if isinstance(holder, dict) and isinstance(holder.get("pid"), int) else {}
 
 
 def _write(file: int, about: dict[str, Any]) -> None:

@@ -129,10 +129,10 @@ class ManualRun:
         """
         if isinstance(self._run.train_feed, MapFeed) or self._run.world_size == 1:
             return step.microbatches
-        found = list(step.microbatches)
+        microbatches = list(step.microbatches)
         return (
-            found
-            if self._run.engine.comm.sum_number(int(bool(found))) == self._run.world_size
+            microbatches
+            if self._run.engine.comm.sum_number(int(bool(microbatches))) == self._run.world_size
             else []
         )
 
@@ -255,15 +255,15 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.optimizer, name)
-        if not (name.endswith("step") and callable(found)):
-            return found
+        value = getattr(self.optimizer, name)
+        if not (name.endswith("step") and callable(value)):
+            return value
 
         # as SAM's first_step and second_step
         def with_all_gradients(*args: Any, **kwargs: Any) -> Any:
             self._manual.reduce(self.optimizer)
             self._manual.steps_otherwise = True
-            return found(*args, **kwargs)
+            return value(*args, **kwargs)
 
         return with_all_gradients
 

@@ -132,7 +132,7 @@ class CallbacksPart:
 
 def _describe(remaining: Mapping[str, Any]) -> list[str]:
     """Name callbacks of unused states; a ModelCheckpoint or a logger is not needed to resume."""
-    found = []
+    unused = []
     for key, state in remaining.items():
         name = key.partition(".")[0]
         if not state or name == "ModelCheckpoint" or name.endswith("Logger"):
@@ -140,8 +140,8 @@ def _describe(remaining: Mapping[str, Any]) -> list[str]:
         average = state.get("average") if isinstance(state, Mapping) else None
         averages = isinstance(average, Mapping) and average.get("aside") is not None
         hint = " (the saved weights are its averages: add it to resume from the trained ones)"
-        found.append(f"the state of {name}{hint * averages}")
-    return found
+        unused.append(f"the state of {name}{hint * averages}")
+    return unused
 
 
 @dataclass
@@ -239,11 +239,11 @@ def contents_of(run: Run, features: Features) -> Contents:
                 run.hooks("on_save_checkpoint_end")
 
     def about() -> dict[str, Any]:
-        found: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
-        found |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
+        content: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
+        content |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
         if hparams := plain(run.task.hparams):
-            found["hparams"] = masked(hparams, run.options.masked_values)
-        return found | {"versions": versions(), "config": run.options.config}
+            content["hparams"] = masked(hparams, run.options.masked_values)
+        return content | {"versions": versions(), "config": run.options.config}
 
     data = run.datamodule
     of_data: dict[str, Part] = {}

@@ -146,18 +146,18 @@ def columns_of(outputs: Any, classes: Sequence[str] | None) -> dict[str, Sequenc
     one value of each sample, scores of classes, or a mapping of both.
     """
     if isinstance(outputs, Mapping):
-        found: dict[str, Sequence[Any]] = {}
+        columns: dict[str, Sequence[Any]] = {}
         for name, value in outputs.items():
             if isinstance(value, Tensor) and value.dim() == 2 and value.shape[1] > 1:
-                found |= columns_of(value, classes) if value.is_floating_point() else {}
+                columns |= columns_of(value, classes) if value.is_floating_point() else {}
             elif isinstance(value, (Tensor, list, tuple)) and not (
                 isinstance(value, Tensor) and value.numel() != len(value)
             ):
-                found[str(name)] = (
+                columns[str(name)] = (
                     value.flatten().tolist() if isinstance(value, Tensor) else list(value)
                 )
-        sizes = [len(column) for column in found.values()]
-        return found if len(set(sizes)) == 1 else {}
+        sizes = [len(column) for column in columns.values()]
+        return columns if len(set(sizes)) == 1 else {}
     if not isinstance(outputs, Tensor) or outputs.dim() == 0:
         return {}
     if outputs.numel() == len(outputs):
@@ -173,7 +173,7 @@ def _scores(outputs_BC: Tensor, classes: Sequence[str] | None) -> dict[str, Sequ
     )
     probabilities_BC = outputs_BC if are_probabilities else outputs_BC.softmax(1)
     best_B, places_B = probabilities_BC.max(1)
-    found: dict[str, Sequence[Any]] = {
+    columns: dict[str, Sequence[Any]] = {
         "prediction": _named(places_B, classes),
         "probability": _rounded(best_B),
     }
@@ -182,8 +182,8 @@ def _scores(outputs_BC: Tensor, classes: Sequence[str] | None) -> dict[str, Sequ
         names = (
             classes if classes is not None and len(classes) == num_classes else range(num_classes)
         )
-        found |= {f"p:{name}": _rounded(probabilities_BC[:, i]) for i, name in enumerate(names)}
-    return found
+        columns |= {f"p:{name}": _rounded(probabilities_BC[:, i]) for i, name in enumerate(names)}
+    return columns
 
 
 def labels_of(batch: Any, count: int) -> Tensor | None:

@@ -116,9 +116,11 @@ def read_progress(run_dir: Path) -> Progress | None:
     or if another version of trainkit wrote one that cannot be read.
     """
     try:
-        found: dict[str, Any] = json.loads((run_dir / FILE).read_text())
+        content: dict[str, Any] = json.loads((run_dir / FILE).read_text())
         known = {
-            key: value for key, value in found.items() if key in {f.name for f in fields(Progress)}
+            key: value
+            for key, value in content.items()
+            if key in {f.name for f in fields(Progress)}
         }
         known["written"] = Moment(**known["written"])
         known["starts"] = [FitStart(**start) for start in known.get("starts", [])]

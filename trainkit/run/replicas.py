@@ -76,9 +76,9 @@ class Replicas:
             ranks that join later have new ones.
     """
 
-    def __init__(self, comm: Collectives, kept: dict[str, Facts] | None = None) -> None:
+    def __init__(self, comm: Collectives, facts: dict[str, Facts] | None = None) -> None:
         self._comm = comm
-        self._kept = kept
+        self._kept = facts
 
     def compare(self, name: str, collect: Callable[[], Facts]) -> None:
         """Compare the facts that `collect` returns. Call it on all ranks; one process compares
@@ -89,10 +89,10 @@ class Replicas:
         """
         if self._comm.ranks.world_size == 1 and self._kept is None:
             return
-        kept = self._kept if self._kept is not None else {}
-        if name not in kept:
-            kept[name] = collect()
-        facts = kept[name]
+        collected = self._kept if self._kept is not None else {}
+        if name not in collected:
+            collected[name] = collect()
+        facts = collected[name]
         digest = hashlib.sha256(
             json.dumps(facts, sort_keys=True).encode(errors="replace")
         ).hexdigest()
@@ -100,14 +100,14 @@ class Replicas:
             return
         everyone: list[Facts] = self._comm.all_gather_object(facts)
         keys = list(dict.fromkeys(key for own in everyone for key in own))
-        found = [
+        differences = [
             text
             for key in keys
             if (text := _difference(key, [own.get(key, _NOT_THERE) for own in everyone]))
         ]
-        more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
+        more = f" (and {len(differences) - _SHOWN} more)" if len(differences) > _SHOWN else ""
         raise DivergenceError(
-            f"Ranks differ in what must be equal on all: {'; '.join(found[:_SHOWN])}{more}. They"
+            f"Ranks differ in what must be equal on all: {'; '.join(differences[:_SHOWN])}{more}. They"
             " would train different models. Start all ranks with the same command, code and"
             " packages. If each rank reads data of its own, declare it: trainkit.sharded(...)."
         )
@@ -214,10 +214,10 @@ def data_of(name: str, data: Any, source: Source | None) -> Facts:
         "batch_size": source.batch_size,
         "shuffle": source.shuffle,
     }
-    found = flat(
+    described = flat(
         {name: {**facts, "drop_last": source.drop_last, "dataset": type(dataset).__qualname__}}
     )
-    return found | sources([dataset])
+    return described | sources([dataset])
 
 
 def model_of(task: nn.Module) -> Facts:
@@ -266,7 +266,7 @@ def sources(objects: Iterable[Any], names: Iterable[str] = ()) -> Facts:
     modules = {
         kind.__module__ for item in objects if item is not None for kind in type(item).__mro__
     } | set(names)
-    found: Facts = {}
+    hashes: Facts = {}
     for name in sorted(name for name in modules if name.partition(".")[0] not in _FOREIGN):
         file = getattr(sys.modules.get(name), "__file__", None)
         try:
@@ -276,8 +276,8 @@ def sources(objects: Iterable[Any], names: Iterable[str] = ()) -> Facts:
         except (OSError, TypeError):  # compiled, or of a notebook
             continue
         if text:
-            found[f"the source of {name}"] = hashlib.sha256(text).hexdigest()[:12]
-    return found
+            hashes[f"the source of {name}"] = hashlib.sha256(text).hexdigest()[:12]
+    return hashes
 
 
 def flat(tree: Any, prefix: str = "") -> Facts:

@@ -64,11 +64,11 @@ def _read(stage: Stage, ckpt_path: str | None) -> Found:
             return MEMORY, stage.elastic.memory.load_into(stage.task)
         # No rank holds a commit: if rank 0 joined late, all earlier workers were lost; otherwise
         # the job is new.
-        found = (
+        checkpoint = (
             stage.checkpoints.read("auto", stage.task) if stage.engine.ranks.joins_late else None
         )
-        if found is not None or ckpt_path is None:
-            return found
+        if checkpoint is not None or ckpt_path is None:
+            return checkpoint
     assert ckpt_path is not None
     return stage.checkpoints.read(ckpt_path, stage.task)
 

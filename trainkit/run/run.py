@@ -230,9 +230,9 @@ class Run(LightningNames):
         as trainer.rank_shares. Call it on all ranks.
         """
         assert isinstance(self.train_feed, MapFeed), "a stream's batches are dealt as they come"
-        words = words_of(shares)
-        self.train_feed.deal(read_words(words))
-        self.batch_plan = replace(self.batch_plan, rank_shares=words)
+        text = words_of(shares)
+        self.train_feed.deal(read_words(text))
+        self.batch_plan = replace(self.batch_plan, rank_shares=text)
 
     def request_stop(self, reason: str, at_once: bool = False) -> None:
         """End training after the current step, but not before min_epochs and min_steps, unless

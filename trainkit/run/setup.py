@@ -33,10 +33,10 @@ from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources
 from trainkit.run.elastic import ElasticState
 from trainkit.run.folder import agreed_run_dir
-from trainkit.run.kept import ReusedParts
 from trainkit.run.lock import RunLock
 from trainkit.run.model import make_model
 from trainkit.run.replicas import Replicas, settings_of
+from trainkit.run.reused import ReusedParts
 from trainkit.run.run import Run
 from trainkit.run.signals import Signals
 from trainkit.run.stage_feeds import StageFeeds
@@ -88,10 +88,10 @@ class Stage:
         self.is_set_up = self._continues = False
         self._stack = contextlib.ExitStack()
         self.elastic = elastic
-        self.kept: ReusedParts | None = None
+        self.reused: ReusedParts | None = None
         if elastic is not None:
             elastic.attempt = self
-            self.kept = elastic.kept
+            self.reused = elastic.reused
             self.engine.ranks.committed_step = elastic.memory.step
         elif kind == "fit" and self.engine.ranks.is_elastic:
             raise ConfigError(
@@ -253,7 +253,7 @@ class Stage:
 
     def enter_once(self, context: contextlib.AbstractContextManager[None]) -> None:
         """Enter a context until the stage ends, in an elastic run until all attempts have."""
-        (self.enter if self.kept is None else self.kept.enter_once)(context)
+        (self.enter if self.reused is None else self.reused.enter_once)(context)
 
     def __exit__(
         self,
@@ -317,4 +317,4 @@ class Stage:
 
 
 def _is_rehearsal(stage: Stage) -> bool:
-    return stage.kept is not None and stage.elastic is None
+    return stage.reused is not None and stage.elastic is None

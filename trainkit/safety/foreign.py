@@ -63,8 +63,8 @@ def read_bounded(path: Path) -> bytes:
         OSError: it cannot be read.
         ValueError: it is too large, or no plain file.
     """
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_OF_MANIFEST:
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_OF_MANIFEST:
         raise ValueError(f"it is no plain file, or larger than {MOST_OF_MANIFEST >> 20} MiB")
     return path.read_bytes()
 

@@ -77,10 +77,10 @@ def masked_lines(text: str) -> str:
 
 
 def _masked_line(line: str) -> str:
-    found = re.match(r"(\s*(?:- )?)([\w.-]+):\s+(.+)$", line)
+    match = re.match(r"(\s*(?:- )?)([\w.-]+):\s+(.+)$", line)
     return (
-        f"{found[1]}{found[2]}: '{MASK}'"
-        if found and is_secret(found[2]) and _is_text(found[3])
+        f"{match[1]}{match[2]}: '{MASK}'"
+        if match and is_secret(match[2]) and _is_text(match[3])
         else line
     )
 

@@ -160,5 +160,5 @@ def _bytes(task: Task) -> int:
 
 
 def _describe(args: tuple[Any, ...]) -> str:
-    found = [f"{type(tensor).__name__} {list(tensor.shape)}" for _, tensor in tensors_in(args)]
-    return ", ".join(found[:3]) if found else f"a {type(args[0]).__name__}"
+    tensors = [f"{type(tensor).__name__} {list(tensor.shape)}" for _, tensor in tensors_in(args)]
+    return ", ".join(tensors[:3]) if tensors else f"a {type(args[0]).__name__}"

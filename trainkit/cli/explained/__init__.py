@@ -24,13 +24,13 @@ class Explained(NamedTuple):
 @functools.cache
 def explained() -> dict[str, Explained]:
     """Return the page's parts by name."""
-    found = {}
+    by_name = {}
     for part in _PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
         name, _, text = part.partition("\n")
         comment = re.search(r"<!-- message: (.*) -->\n+", text)
         assert comment is not None, name
-        found[name] = Explained(re.compile(comment[1]), text.replace(comment[0], "").strip())
-    return found
+        by_name[name] = Explained(re.compile(comment[1]), text.replace(comment[0], "").strip())
+    return by_name
 
 
 def name_of(message: str) -> str | None:

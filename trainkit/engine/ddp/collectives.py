@@ -305,7 +305,7 @@ def _leave() -> None:
     groups = list(dist.distributed_c10d._world.pg_map)
     dist.destroy_process_group()
     # torch's caches keep them to the end
-    for mesh in [kept for kept in gc.get_objects() if type(kept) is DeviceMesh]:
+    for mesh in [item for item in gc.get_objects() if type(item) is DeviceMesh]:
         vars(mesh).get("_pg_registry", {}).clear()
     while groups:
         _let_go(groups.pop())

@@ -239,10 +239,12 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             schema.name in _OVERWRITE and written[0].num_bytes == self.sizes[written[0].block]
         )
         read = before - {written[0].block} if overwrites else before
-        kept: Any = tree_map(lambda value: handles.get(id(value), value), (args, kwargs))
+        arguments: Any = tree_map(lambda value: handles.get(id(value), value), (args, kwargs))
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.operations.append(
-            RecordedCall(func, kept[0], kept[1], made, written, read, is_random, overwrites)
+            RecordedCall(
+                func, arguments[0], arguments[1], made, written, read, is_random, overwrites
+            )
         )
 
 

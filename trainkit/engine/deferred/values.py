@@ -27,7 +27,7 @@ class Deferred:
             for name, parameter in model.named_parameters()
             if parameter.is_meta
         }
-        kept = [
+        tensors = [
             (table, name, tensor)
             for module in model.modules()
             for table in (module._buffers, vars(module))
@@ -35,9 +35,9 @@ class Deferred:
             if isinstance(tensor, Tensor) and tensor.is_meta
         ]
         values = dict(
-            self._run({str(i): record.handle(tensor) for i, (_, _, tensor) in enumerate(kept)})
+            self._run({str(i): record.handle(tensor) for i, (_, _, tensor) in enumerate(tensors)})
         )
-        for i, (table, name, _) in enumerate(kept):
+        for i, (table, name, _) in enumerate(tensors):
             table[name] = values[str(i)]
 
     def values(self) -> Iterator[tuple[str, Tensor]]:
@@ -74,21 +74,21 @@ def _needed(record: Record, wanted: set[int]) -> list[RecordedCall]:
     """Return the operations that lead to the wanted blocks,
     and those that draw random numbers, in their order.
     """
-    live, found = wanted | {*record.given}, []
+    live, needed = wanted | {*record.given}, []
     for operation in reversed(record.operations):
         written = {handle.block for handle in operation.written}
         made = {handle.block for handle in operation.made}
         if not live & (written | made):
             if operation.is_random:
-                found.append(operation)
+                needed.append(operation)
                 if operation.overwrites or not operation.read:
-                    operation = found[-1] = _for_numbers(operation)
+                    operation = needed[-1] = _for_numbers(operation)
                 live |= operation.read
             continue
         live -= made | (written if operation.overwrites else set())
         live |= operation.read
-        found.append(operation)
-    return found[::-1]
+        needed.append(operation)
+    return needed[::-1]
 
 
 def _for_numbers(operation: RecordedCall) -> RecordedCall:

@@ -44,17 +44,17 @@ def find_sparse(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
     dense before it is summed: a rank that has none in a step could not know that it should take
     part with rows.
     """
-    found: set[Tensor] = set()
+    sparse: set[Tensor] = set()
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if getattr(module, "sparse", None) is True and isinstance(weight, nn.Parameter):
-            found.add(weight)
+            sparse.add(weight)
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.SparseAdam):
-            found.update(
+            sparse.update(
                 parameter for group in optimizer.param_groups for parameter in group["params"]
             )
-    return found
+    return sparse
 
 
 def by_size(

@@ -114,24 +114,24 @@ class Balance(Callback):
         if any(pace.samples == 0 or pace.compute_s <= 0 for pace in paces):
             return  # a rank had no sample in these steps
         now = _samples(_plan(trainer))
-        found = deal(paces, now, self._limits, self.damping)
-        if found.gain > self.min_gain and found.samples != now:
-            self._deal(trainer, paces, now, found)
+        proposed = deal(paces, now, self._limits, self.damping)
+        if proposed.gain > self.min_gain and proposed.samples != now:
+            self._deal(trainer, paces, now, proposed)
 
-    def _deal(self, trainer: RunView, paces: list[Pace], now: Shares, found: Deal) -> None:
-        divisor = math.gcd(*found.samples)
-        trainer.deal_in_shares([part // divisor for part in found.samples])
-        self.deals.append((trainer.global_step, found.samples))
+    def _deal(self, trainer: RunView, paces: list[Pace], now: Shares, proposed: Deal) -> None:
+        divisor = math.gcd(*proposed.samples)
+        trainer.deal_in_shares([part // divisor for part in proposed.samples])
+        self.deals.append((trainer.global_step, proposed.samples))
         self._begin(_WARM_STEPS)
         slow, fast = (
             choose(range(len(paces)), key=lambda rank: paces[rank].sample_s)
             for choose in (max, min)
         )
         trainer.say(
-            f"Balance: after step {trainer.global_step} samples are dealt {words_of(found.samples)}"
+            f"Balance: after step {trainer.global_step} samples are dealt {words_of(proposed.samples)}"
             f" ({words_of(now)} before); a sample takes rank {slow}"
             f" {1000 * paces[slow].sample_s:.3g} ms and rank {fast}"
-            f" {1000 * paces[fast].sample_s:.3g} ms; the best shares promise {100 * found.gain:.0f}"
+            f" {1000 * paces[fast].sample_s:.3g} ms; the best shares promise {100 * proposed.gain:.0f}"
             " % more samples per second."
         )
 

@@ -22,9 +22,9 @@ _PARTS = ("task", "trainer", "seed")  # parts of the config that may be overridd
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Replay a step: CAPSULE [key=value ...]; return the exit code."""
-    words, as_json = split_json(arguments)
+    argv, as_json = split_json(arguments)
     with facts_printed(as_json) as facts:
-        return main_alone(words, help_text(command, USAGE), lambda: _work(words, facts))
+        return main_alone(argv, help_text(command, USAGE), lambda: _work(argv, facts))
 
 
 def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:

@@ -51,14 +51,14 @@ def merged(config: Any, overrides: Mapping[str, Any]) -> Any:
     """Return a config with other values merged in, at any depth."""
     if not isinstance(config, dict):
         return dict(overrides)
-    found = dict(config)
+    result = dict(config)
     for key, value in overrides.items():
-        found[key] = (
-            merged(found.get(key), value)
-            if isinstance(value, dict) and isinstance(found.get(key), dict)
+        result[key] = (
+            merged(result.get(key), value)
+            if isinstance(value, dict) and isinstance(result.get(key), dict)
             else value
         )
-    return found
+    return result
 
 
 def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[str]) -> Task:
@@ -110,7 +110,7 @@ def trainer_of(capsule: Capsule, changes: Mapping[str, Any], watch: Watch, run_d
     if strange := [name for name in changes if name not in (*TAKEN, *MORE)]:
         raise ConfigError(unknown(f"trainer.{strange[0]}", strange[0], [*TAKEN, *MORE]))
     settings = {name: capsule.about["settings"].get(name) for name in TAKEN}
-    kept = {name: value for name, value in settings.items() if value is not None}
+    recorded = {name: value for name, value in settings.items() if value is not None}
     quiet: dict[str, Any] = {
         "enable_progress_bar": False,
         "enable_checkpointing": False,
@@ -127,7 +127,7 @@ def trainer_of(capsule: Capsule, changes: Mapping[str, Any], watch: Watch, run_d
         "run_dir": run_dir,
         "seed": seed,
     }
-    return Trainer(**own, **quiet, **{**kept, **changes})
+    return Trainer(**own, **quiet, **{**recorded, **changes})
 
 
 @contextlib.contextmanager
@@ -174,10 +174,10 @@ def load_weights(
     Raises:
         CheckpointError: there are none, or they do not fit.
     """
-    found = _load_weights(run, capsule, requested, trusted)
+    source = _load_weights(run, capsule, requested, trusted)
     if run.task._layers_of is not None:
         run.task._layers_of.check_base(run.task)
-    return found
+    return source
 
 
 def _load_weights(
@@ -243,5 +243,5 @@ def _steps_older(folder: Path, capsule: Capsule) -> int | None:
 def _set_groups(run: Run, capsule: Capsule) -> None:
     """Set rates, momenta and other optimizer settings to those of the step."""
     for optimizer, groups in zip(run.optimizers, capsule.step["groups"], strict=False):
-        for group, kept in zip(optimizer.param_groups, groups, strict=False):
-            group.update(kept)
+        for group, recorded in zip(optimizer.param_groups, groups, strict=False):
+            group.update(recorded)

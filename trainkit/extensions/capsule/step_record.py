@@ -217,13 +217,13 @@ class BufferCopies:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        kept = model.state_dict()
+        state = model.state_dict()
         places = {
             f"{path}.{name}" if path else name: (m, name)
             for path, m in model.named_modules()
             for name in m._buffers
         }
-        self._places = {name: place for name, place in places.items() if name in kept}
+        self._places = {name: place for name, place in places.items() if name in state}
         self.copies: dict[str, Tensor] = {}
         self.update()
 

@@ -97,7 +97,7 @@ def _extent(value: Any) -> tuple[bool, float]:
 
 def bad_inputs(batch: Any, samples: list[int] | None) -> list[str]:
     """Describe non-finite values in a batch, by rows, and by samples of the data set if known."""
-    found = []
+    descriptions = []
     for place, tensor in tensors_in(batch):
         if not tensor.is_floating_point() or tensor.dim() == 0 or bool(tensor.isfinite().all()):
             continue
@@ -108,11 +108,11 @@ def bad_inputs(batch: Any, samples: list[int] | None) -> list[str]:
             else None
         )
         text = f"{place} is not finite in row{'s' * (len(rows) > 1)} {_listed(rows)}"
-        found.append(
+        descriptions.append(
             text
             + (f": sample{'s' * (len(rows) > 1)} {_listed(own)} of the data set" if own else "")
         )
-    return found
+    return descriptions
 
 
 def _listed(numbers: list[int], most: int = 8) -> str:

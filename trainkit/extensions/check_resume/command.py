@@ -122,8 +122,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
         print(help_text(command, USAGE))
         return 0
     started = read_launcher()
-    words, as_json = split_json(before)
-    own, left = split_own(words, _OWN)
+    argv, as_json = split_json(before)
+    own, left = split_own(argv, _OWN)
     try:
         refuse_launcher(command, started, f"ranks={started.world_size}")
         if script is not None:

@@ -198,8 +198,8 @@ def _unlike(a: Any, b: Any, bounds: Bounds) -> str | None:
         )
         return None if same else f"{a!r} and {b!r}"
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
-        found = [text for x, y in zip(a, b, strict=True) if (text := _first(x, y, bounds))]
-        return f"{len(found)} of {len(a)} numbers differ, the first: {found[0]}" if found else None
+        texts = [text for x, y in zip(a, b, strict=True) if (text := _first(x, y, bounds))]
+        return f"{len(texts)} of {len(a)} numbers differ, the first: {texts[0]}" if texts else None
     return None if type(a) is type(b) and a == b else f"{_shown(a)} and {_shown(b)}"
 
 
@@ -288,18 +288,18 @@ def _optimizers(
     states: Sequence[Mapping[str, Any]], names: Names | None, ignored: Collection[str]
 ) -> dict[str, Any]:
     """Return "optimizer 0, exp_avg of model.0.weight" -> value."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for i, saved in enumerate(states):
         called = names.optimizers[i] if names is not None and i < len(names.optimizers) else []
         for number, state in saved["state"].items():
             name = called[number] if number < len(called) else f"parameter {number}"
-            found |= {f"optimizer {i}, {key} of {name}": value for key, value in state.items()}
+            values |= {f"optimizer {i}, {key} of {name}": value for key, value in state.items()}
         for number, group in enumerate(saved["param_groups"]):
-            kept = {key: value for key, value in group.items() if key not in ignored}
-            found |= {
-                f"optimizer {i}, {key} of group {number}": value for key, value in kept.items()
+            settings = {key: value for key, value in group.items() if key not in ignored}
+            values |= {
+                f"optimizer {i}, {key} of group {number}": value for key, value in settings.items()
             }
-    return found
+    return values
 
 
 def _by_rank(values: Sequence[Mapping[str, Any]], one: str) -> dict[str, Any]:

@@ -93,8 +93,8 @@ def report(runs: Runs, facts: dict[str, Any]) -> bool:
     """
     facts |= {"equal": False, "kill_at": runs.kill_at, "save_at": runs.save_at}
     facts |= {"ranks": list(runs.ranks), "before_the_kill": None, "parts": []}
-    found = json.loads((runs.notes / "whole" / "names.json").read_text())
-    names = Names(frozenset(found["parameters"]), found["optimizers"])
+    recorded = json.loads((runs.notes / "whole" / "names.json").read_text())
+    names = Names(frozenset(recorded["parameters"]), recorded["optimizers"])
     saved = [
         run / "checkpoints" / f"check-resume-step={runs.save_at}"
         for run in (runs.whole, runs.killed)
@@ -246,12 +246,12 @@ def _unlike(key: str, a: Sequence[Any], b: Sequence[Any]) -> str:
 
 def _before(saved: Sequence[Path], names: Names | None) -> str | None:
     """Describe the first difference of two runs before the kill, or return None."""
-    found = [
+    texts = [
         part.first
         for part in differences(*saved, names=names)
         if part.what not in ("callbacks", "kept by hooks")
     ]
-    return f"{found[0]}." if found else None
+    return f"{texts[0]}." if texts else None
 
 
 def _table_of(run: Path) -> list[Row]:

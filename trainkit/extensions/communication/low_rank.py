@@ -167,8 +167,8 @@ class PowerSGDSums(LowRank):
             basis, own = factors.bases[name], factors.own[name]
             q = total[at_q : at_q + own.numel()].view_as(own)
             at_q += own.numel()
-            found = basis @ q.T
-            self._write(parameter, found if _is_wide(parameter) else found.T)
+            gradient = basis @ q.T
+            self._write(parameter, gradient if _is_wide(parameter) else gradient.T)
             self._error[name] = factors.matrices[name].sub_(basis @ own.T)
             # By its size: a factor's scale is that of the gradient, and it would square from step
             # to step.
@@ -253,7 +253,7 @@ class PowerSGDSums(LowRank):
         def fitting(
             held: dict[str, Tensor], shape_of: Callable[[Tensor], tuple[int, ...]]
         ) -> dict[str, Tensor]:
-            kept = {
+            restored = {
                 name: held[name]
                 for name, p in places.items()
                 if name in held and held[name].shape == shape_of(p)
@@ -262,7 +262,7 @@ class PowerSGDSums(LowRank):
                 name: t.to(
                     places[name].device, torch.promote_types(places[name].dtype, torch.float32)
                 )
-                for name, t in kept.items()
+                for name, t in restored.items()
             }
 
         self._error = fitting(self._error, lambda p: tuple(_wide(p).shape))

@@ -262,9 +262,11 @@ class Rounds(Approximation):
         states = self._restored
         shares = [sum(state["shares"]) or 1.0 for state in states]
         for name, p in self._named:
-            found = [state["weights"].get(name) for state in states]
-            if all(weights is not None and weights.shape == p.shape for weights in found):
-                p.copy_(mean_of(found, shares).to(p.device))
+            weights_of_ranks = [state["weights"].get(name) for state in states]
+            if all(
+                weights is not None and weights.shape == p.shape for weights in weights_of_ranks
+            ):
+                p.copy_(mean_of(weights_of_ranks, shares).to(p.device))
         for i, optimizer in enumerate(self._optimizers):
             own = mean_of([state["optimizers"][i] for state in states], [1.0] * len(states))
             optimizer.load_state_dict(optimizer.state_dict() | {"state": own})
@@ -287,10 +289,10 @@ def mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
         pairs = list(zip(values, weights, strict=True))
         # a rank without samples has no moments yet
         keys = dict.fromkeys(key for value in values for key in value)
-        found = {
+        by_key = {
             key: [(value[key], weight) for value, weight in pairs if key in value] for key in keys
         }
-        return {key: mean_of(*map(list, zip(*there, strict=True))) for key, there in found.items()}
+        return {key: mean_of(*map(list, zip(*there, strict=True))) for key, there in by_key.items()}
     if isinstance(first, Tensor) and first.is_floating_point():
         total = sum(
             (value.double() * weight for value, weight in zip(values, weights, strict=True)),

@@ -108,10 +108,10 @@ def _about(log: Path) -> dict[str, Any]:
         log=log,
         timeout_s=_TIMEOUT_S,
     )
-    found: dict[str, Any] = next(
+    about: dict[str, Any] = next(
         json.loads(line) for line in reversed(lines) if line.startswith("{")
     )
-    return found
+    return about
 
 
 def _state(folder: Path, part: str, can_build: dict[str, bool], wanted: bool, log: Path) -> str:
@@ -161,18 +161,18 @@ def _prove(log: Path) -> list[dict[str, Any]]:
         if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     }
     lines = run(command, what="The test of two ranks", log=log, env=env, timeout_s=_TIMEOUT_S)
-    found = [json.loads(line) for line in lines if line.startswith('{"kind"')]
+    proofs = [json.loads(line) for line in lines if line.startswith('{"kind"')]
     _say(
         f"Proof: torchrun --nproc-per-node 2, {time.monotonic() - started:.0f} s; weights compared"
         " with one process's"
     )
-    for one in found:
+    for one in proofs:
         is_good = one.get("difference", 1.0) < 1e-5
         text = f"differs by {one['difference']:.0e}" if "difference" in one else one["error"]
         _row(f"{'runs ' if is_good else 'FAILS'}", f"{one['kind']}: {text}")
-    if not found or any(one.get("difference", 1.0) >= 1e-5 for one in found):
+    if not proofs or any(one.get("difference", 1.0) >= 1e-5 for one in proofs):
         raise EngineError(f"DeepSpeed does not do all of this here. The whole output is in {log}")
-    return found
+    return proofs
 
 
 def _row(name: str, value: str) -> None:

@@ -120,7 +120,7 @@ def read_config(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return json.loads(json.dumps(given))  # type: ignore[no-any-return] # plain, and a copy
     try:
-        found = json.loads(Path(given).read_text())
+        config = json.loads(Path(given).read_text())
     except OSError as error:
         raise ConfigError(
             f"engine.config is '{given}', which cannot be read: {error.strerror}. Give a file of"
@@ -128,12 +128,12 @@ def read_config(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise ConfigError(f"engine.config is '{given}', which is not JSON: {error}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise ConfigError(
-            f"engine.config is '{given}', which holds a {type(found).__name__}; it must hold a"
+            f"engine.config is '{given}', which holds a {type(config).__name__}; it must hold a"
             " mapping."
         )
-    return found
+    return config
 
 
 def write_config(
@@ -187,7 +187,7 @@ def _ours(
     if micro is None:  # DeepSpeed needs a number, and only prints with it
         micro = _given(user, "train_micro_batch_size_per_gpu", 1)
     precision = "trainer.precision (its weights stay float32)"
-    found = {
+    values = {
         "train_micro_batch_size_per_gpu": (micro, "the batch size of the data (data.batch_size)"),
         "gradient_accumulation_steps": (steps, "trainer.accumulate_grad_batches"),
         "train_batch_size": (
@@ -205,10 +205,10 @@ def _ours(
     for name in ("offload_optimizer", "offload_param"):
         place, key = getattr(options, name), f"zero_optimization.{name}"
         if place != "none" or name in _section(user, "zero_optimization"):
-            found[f"{key}.device"] = (place, f"engine.{name}")
+            values[f"{key}.device"] = (place, f"engine.{name}")
         if place == "nvme":
-            found[f"{key}.nvme_path"] = (options.nvme_path, "engine.nvme_path")
-    return found
+            values[f"{key}.nvme_path"] = (options.nvme_path, "engine.nvme_path")
+    return values
 
 
 def _put(
@@ -235,12 +235,14 @@ def _put(
 
 
 def _section(node: Mapping[str, Any], name: str, above: str = "") -> Mapping[str, Any]:
-    found = node.get(name)
-    if found is None or found == "auto":
+    section = node.get(name)
+    if section is None or section == "auto":
         return {}
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"engine.config's {above}{name} is {show(found)}; it must be a mapping.")
-    return found
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            f"engine.config's {above}{name} is {show(section)}; it must be a mapping."
+        )
+    return section
 
 
 def _given(section: Mapping[str, Any], name: str, default: Any) -> Any:

@@ -50,10 +50,8 @@ def _version(name: str) -> str:
 
 def _torch() -> str:
     """Return torch's whole version, as 2.15.0+cu132, without loading it."""
-    found = importlib.util.find_spec("torch")
-    file = (
-        Path(found.origin).with_name("version.py") if found is not None and found.origin else None
-    )
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec is not None and spec.origin else None
     match = (
         re.search(r"__version__ = ['\"]([^'\"]+)", file.read_text())
         if file is not None and file.is_file()

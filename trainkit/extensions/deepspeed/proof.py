@@ -105,11 +105,11 @@ def main() -> None:
 def _try_all(kinds: dict[str, dict[str, Any]]) -> None:
     for name, options in kinds.items():
         try:
-            found: dict[str, Any] = {"kind": name, "difference": difference(options)}
+            outcome: dict[str, Any] = {"kind": name, "difference": difference(options)}
         except Exception as error:  # the kinds after it may run
-            found = {"kind": name, "error": f"{type(error).__name__}: {error}"}
+            outcome = {"kind": name, "error": f"{type(error).__name__}: {error}"}
         if read_launcher().is_main:
-            print(json.dumps(found), flush=True)
+            print(json.dumps(outcome), flush=True)
 
 
 if __name__ == "__main__":

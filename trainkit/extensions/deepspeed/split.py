@@ -40,14 +40,14 @@ class Layout:
         """Return the parameters that the optimizer updates: index, group, parameter.
         Frozen ones only have an index.
         """
-        found = []
+        parameters_of_groups = []
         index = 0
         for number, group in enumerate(self._groups):
             for parameter in group:
                 if parameter.requires_grad:
-                    found.append((index, number, parameter))
+                    parameters_of_groups.append((index, number, parameter))
                 index += 1
-        return found
+        return parameters_of_groups
 
     # -- state of the optimizer -------------------------------------------------------------------------------------
 
@@ -96,14 +96,14 @@ class Layout:
 
     def _settings(self) -> list[dict[str, Any]]:
         first = 0
-        found = []
+        groups = []
         for group, keys, parameters in zip(
             self._optimizer.param_groups, self._keys, self._groups, strict=True
         ):
             settings = {key: group[key] for key in keys}
-            found.append(settings | {"params": list(range(first, first + len(parameters)))})
+            groups.append(settings | {"params": list(range(first, first + len(parameters)))})
             first += len(parameters)
-        return found
+        return groups
 
     # -- weights ----------------------------------------------------------------------------------------------------
 

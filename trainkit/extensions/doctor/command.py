@@ -36,17 +36,17 @@ def main(command: str, arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return ConfigError.exit_code
-    found: list[Finding] = []
+    findings: list[Finding] = []
     console, as_json = console_of(), "--json" in arguments
     for finding in examine(allreduce="--no-allreduce" not in arguments):
         if not as_json:
-            _show(console, finding, is_first=not found or found[-1].area != finding.area)
-        found.append(finding)
+            _show(console, finding, is_first=not findings or findings[-1].area != finding.area)
+        findings.append(finding)
     if as_json:
-        print(json.dumps([dataclasses.asdict(finding) for finding in found], indent=1))
+        print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=1))
     else:
-        _conclude(console, found)
-    return int(any(finding.status == "wrong" for finding in found))
+        _conclude(console, findings)
+    return int(any(finding.status == "wrong" for finding in findings))
 
 
 def examine(allreduce: bool) -> Iterator[Finding]:
@@ -110,9 +110,9 @@ def _show(console: Console, finding: Finding, is_first: bool) -> None:
     console.print(line, soft_wrap=not is_a_terminal(console.file))
 
 
-def _conclude(console: Console, found: Sequence[Finding]) -> None:
+def _conclude(console: Console, findings: Sequence[Finding]) -> None:
     console.print()
-    troubles = [finding for finding in found if finding.status != "ok"]
+    troubles = [finding for finding in findings if finding.status != "ok"]
     if not troubles:
         console.print(Text("Nothing is wrong.", style="green"))
         return

@@ -63,11 +63,11 @@ def _cpu_quota() -> float | None:
 
 
 def _memory() -> str:
-    found = {}
+    sizes = {}
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, _, rest = line.partition(":")
-        found[name] = int(rest.split()[0]) / 2**20
-    text = f"{found['MemTotal']:.0f} GiB, {found['MemAvailable']:.0f} GiB available"
+        sizes[name] = int(rest.split()[0]) / 2**20
+    text = f"{sizes['MemTotal']:.0f} GiB, {sizes['MemAvailable']:.0f} GiB available"
     limit = _memory_limit()
     return text if limit is None else f"{text}; this container may use {limit:.0f} GiB"
 

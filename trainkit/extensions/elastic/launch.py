@@ -126,10 +126,10 @@ def _hosts_in(file: Path) -> str:
     except OSError as error:
         raise ConfigError(f"--hostfile {file} cannot be read: {error.strerror}.") from None
     hosts = []
-    for words in filter(None, lines):
-        if len(words) != 2 or not words[1].startswith("slots="):
+    for parts in filter(None, lines):
+        if len(parts) != 2 or not parts[1].startswith("slots="):
             raise ConfigError(
-                f"--hostfile {file} has the line '{' '.join(words)}'; it must be 'HOST slots=N'."
+                f"--hostfile {file} has the line '{' '.join(parts)}'; it must be 'HOST slots=N'."
             )
-        hosts.append(f"{words[0]}:{words[1].removeprefix('slots=')}")
+        hosts.append(f"{parts[0]}:{parts[1].removeprefix('slots=')}")
     return ",".join(hosts)

@@ -43,7 +43,7 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
     nowhere = Path(tempfile.gettempdir(), f"trainkit-rehearsal-{os.getpid()}")
     options = replace(stage.options, engine=alone, run_dir=str(nowhere))
     rehearsal = Stage(stage.kind, task, stage.data, (), options)
-    rehearsal.kept = stage.kept
+    rehearsal.reused = stage.reused
     with contextlib.ExitStack() as stack:
         # processes of this host one after the other
         with one_at_a_time(f"prepare-{job_started()}"):

@@ -78,9 +78,9 @@ class Nonces:
 
     def take(self, nonce: str) -> bool:
         """Return whether a nonce is newer than all of its client's before, and remember it."""
-        found = _NONCE.fullmatch(nonce)
-        assert found is not None
-        client, count = found[1], int(found[2])
+        match = _NONCE.fullmatch(nonce)
+        assert match is not None
+        client, count = match[1], int(match[2])
         with self._lock:
             if count <= self._counts.get(client, -1):
                 return False

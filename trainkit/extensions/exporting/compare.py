@@ -22,13 +22,13 @@ def tensors_of(output: Any, name: str) -> list[Tensor]:
     Raises:
         TaskError: it holds something else, or no tensor.
     """
-    found = list(_walk(output, name))
-    if not found:
+    tensors = list(_walk(output, name))
+    if not tensors:
         raise TaskError(
             f"{name} returned no tensor; an exported forward must return one, or a tuple, list or"
             " dict of them."
         )
-    return found
+    return tensors
 
 
 def _walk(output: Any, name: str) -> Iterator[Tensor]:
@@ -44,9 +44,9 @@ def _walk(output: Any, name: str) -> Iterator[Tensor]:
         )
 
 
-def difference_of(expected: Any, found: Any, name: str) -> float:
+def difference_of(expected: Any, actual: Any, name: str) -> float:
     """Return the largest difference of two outputs; infinity if their shapes or NaNs differ."""
-    a, b = tensors_of(expected, name), tensors_of(found, name)
+    a, b = tensors_of(expected, name), tensors_of(actual, name)
     if [tensor.shape for tensor in a] != [tensor.shape for tensor in b]:
         return math.inf
     return max(_difference(x, y) for x, y in zip(a, b, strict=True))
@@ -66,6 +66,6 @@ def tolerance_of(expected: Any) -> float:
     """Return the difference explained by the order of additions:
     the last digits of the largest number.
     """
-    found = [tensor for tensor in tensors_of(expected, "forward") if tensor.dtype in _RELATIVE]
-    largest = [float(tensor.abs().nan_to_num(0, 0, 0).max()) for tensor in found if tensor.numel()]
-    return max((_RELATIVE[tensor.dtype] for tensor in found), default=0.0) * max([1.0, *largest])
+    floats = [tensor for tensor in tensors_of(expected, "forward") if tensor.dtype in _RELATIVE]
+    largest = [float(tensor.abs().nan_to_num(0, 0, 0).max()) for tensor in floats if tensor.numel()]
+    return max((_RELATIVE[tensor.dtype] for tensor in floats), default=0.0) * max([1.0, *largest])

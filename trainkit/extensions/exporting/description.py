@@ -135,13 +135,13 @@ def read_description(exported: Path) -> Description:
             f" {again}"
         )
     try:
-        found = json.loads(path.read_text())
-        image = found["image"]
+        content = json.loads(path.read_text())
+        image = content["image"]
         return Description(
             tuple(
-                InputTensor(tuple(i["shape"]), i["dtype"], i["has_rows"]) for i in found["inputs"]
+                InputTensor(tuple(i["shape"]), i["dtype"], i["has_rows"]) for i in content["inputs"]
             ),
-            found["batch_size"],
+            content["batch_size"],
             (
                 None
                 if image is None
@@ -149,7 +149,7 @@ def read_description(exported: Path) -> Description:
                     image["resize"], image["crop"], tuple(image["mean"]), tuple(image["std"])
                 )
             ),
-            None if found["classes"] is None else tuple(found["classes"]),
+            None if content["classes"] is None else tuple(content["classes"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(

@@ -33,8 +33,8 @@ def writer_of(task: Task) -> Callable[[Path], None]:
             " model.safetensors, as recipes.language_model.LanguageModel has; or use"
             " format=safetensors."
         )
-    found: Callable[[Path], None] = export
-    return found
+    writer: Callable[[Path], None] = export
+    return writer
 
 
 def write(task: Task, args: tuple[Tensor, ...], path: Path) -> bool:

@@ -241,9 +241,9 @@ def _flip(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
 
 def flipped(tensor: Tensor, bit: int) -> Tensor:
     """Return a copy of a tensor with one bit of its first element flipped."""
-    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-    flat = copy.view(-1).view(words[tensor.element_size()])
+    flat = copy.view(-1).view(integers[tensor.element_size()])
     flat[0] ^= torch.ones((), dtype=flat.dtype, device=flat.device) << bit
     return copy
 

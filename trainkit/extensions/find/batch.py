@@ -168,11 +168,11 @@ def _try_built(asked: RequestedFit, size: int, memory_gb: float | None, looks_on
             return trial
         limit = None if memory_gb is None else round(memory_gb * _GB)
         failed, peak = _train(run, limit)
-        found = run.engine.comm.all_gather_object((failed, peak))
+        outcomes = run.engine.comm.all_gather_object((failed, peak))
     tried = Tried(
         size,
-        tuple(rank for rank, (failed, _) in enumerate(found) if failed),
-        max(peak for _, peak in found),
+        tuple(rank for rank, (failed, _) in enumerate(outcomes) if failed),
+        max(peak for _, peak in outcomes),
     )
     return _Trial(tried, trial.room, trial.global_batch, ranks)
 

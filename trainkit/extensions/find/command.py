@@ -59,8 +59,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
         if started.is_main:
             print(help_text(command, USAGE))
         return 0
-    words, as_json = split_json(before)
-    what, *rest = words or [""]
+    argv, as_json = split_json(before)
+    what, *rest = argv or [""]
     try:
         if what not in _OWN:
             raise ConfigError(
@@ -257,15 +257,15 @@ def _find_workers(subject: Subject, settings: dict[str, Any]) -> Found:
     )
     console.print(Grid(title, ("workers", "prefetch", "samples/s", "waits for data"), rows).rich())
     best = loading.enough(loadings)
-    words = f"{subject.workers_key}={best.workers}"
+    settings_text = f"{subject.workers_key}={best.workers}"
     if best.prefetch > 2:  # torch's default; the shipped data has no setting for it
-        words += f", and prefetch_factor={best.prefetch} of the DataLoader"
+        settings_text += f", and prefetch_factor={best.prefetch} of the DataLoader"
     why = (
         "no setting is faster by more than a twentieth"
         if best.is_fed
         else "within a twentieth of the fastest"
     )
-    console.print(f"enough    {words}: {why}", soft_wrap=True, markup=False)
+    console.print(f"enough    {settings_text}: {why}", soft_wrap=True, markup=False)
     return {
         "of": subject.of,
         "ranks": ranks,

@@ -128,7 +128,7 @@ def sweep(
             " maybe at several rates, so there is no one rate to find. Try rates by a sweep:"
             " python -m trainkit fit -m conf=NAME optimizer.lr=0.01,0.1"
         )
-    losses, ends, found = _Losses(), Divergence(threshold), LRCurve([], [])
+    losses, ends, curve = _Losses(), Divergence(threshold), LRCurve([], [])
     with trial_run(task, data, options, [losses]) as run:
         base = max(run.rates.user_lrs, default=0.0)
         if base <= 0:
@@ -137,7 +137,7 @@ def sweep(
                 " there is none to scale. Give each parameter group its rate relative to the"
                 " others, as lr=0.1."
             )
-        found = replace(found, factor=run.rates.factor)
+        curve = replace(curve, factor=run.rates.factor)
         run.hooks("on_fit_start")
         run.hooks("on_train_start")
         for rate, step in zip(rates_between(min_lr, max_lr, steps), steps_of(run), strict=False):
@@ -145,13 +145,13 @@ def sweep(
             train(run, step, losses.watched)
             loss = losses.mean(run)
             if why := ends.look(loss):
-                found = replace(found, stopped=f"at a rate of {rate:.3g} {why}")
+                curve = replace(curve, stopped=f"at a rate of {rate:.3g} {why}")
             if math.isfinite(loss):
-                found.lrs.append(rate)
-                found.losses.append(loss)
-            if found.stopped:
+                curve.lrs.append(rate)
+                curve.losses.append(loss)
+            if curve.stopped:
                 break
-    return found
+    return curve
 
 
 def _check(min_lr: float, max_lr: float, steps: int, threshold: float | None) -> None:

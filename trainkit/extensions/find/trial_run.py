@@ -112,8 +112,8 @@ def _generators_kept(run: Run) -> Iterator[None]:
             " train_dataloaders=DataLoader(samples, batch_size)."
         )
     source = run.train_feed.source
-    found = [source.options.get("generator"), getattr(source.sampler, "generator", None)]
-    held = [(own, own.get_state()) for own in found if isinstance(own, torch.Generator)]
+    generators = [source.options.get("generator"), getattr(source.sampler, "generator", None)]
+    held = [(own, own.get_state()) for own in generators if isinstance(own, torch.Generator)]
     try:
         yield
     finally:

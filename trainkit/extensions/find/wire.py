@@ -106,13 +106,15 @@ class WireSettings:
         best = min((one for one in self.tried if one.is_exact), key=lambda one: one.step_s)
         if exact:
             return best if best.options and self.tried[0].step_s > _GAIN * best.step_s else None
-        found = min(
+        fastest = min(
             (one for one in self.tried if not one.is_exact),
             key=lambda one: one.step_s,
             default=None,
         )
-        kept = self.faster(exact=True) or self.tried[0]
-        return found if found is not None and kept.step_s > _GAIN * found.step_s else None
+        exact_best = self.faster(exact=True) or self.tried[0]
+        return (
+            fastest if fastest is not None and exact_best.step_s > _GAIN * fastest.step_s else None
+        )
 
 
 def find_settings(subject: Subject, steps: int = 20) -> WireSettings:
@@ -128,26 +130,26 @@ def find_settings(subject: Subject, steps: int = 20) -> WireSettings:
     Raises:
         ConfigError: one rank, an engine without such settings, or approximate communication.
     """
-    engine, found = dict(subject.engine), _look(subject)
-    for option, values in _EXACT[found.engine]:
+    engine, settings = dict(subject.engine), _look(subject)
+    for option, values in _EXACT[settings.engine]:
         if why := _without(option, engine):
-            found.skipped.append(why)
+            settings.skipped.append(why)
             continue
-        best = found.faster(exact=True) or Setting({})
+        best = settings.faster(exact=True) or Setting({})
         values = tuple(
-            value for value in values if _differs(option, value, engine.get(option), found)
+            value for value in values if _differs(option, value, engine.get(option), settings)
         )
         _measure(
             subject,
-            found,
+            settings,
             [best.options, *({**best.options, option: value} for value in values)],
             steps,
         )
     if engine.get("compression", "none") == "none":
-        best = found.faster(exact=True) or Setting({})
-        rounded = [{**best.options, "compression": dtype} for dtype in _ROUNDED[found.engine]]
-        _measure(subject, found, [best.options, *rounded], steps)
-    return found
+        best = settings.faster(exact=True) or Setting({})
+        rounded = [{**best.options, "compression": dtype} for dtype in _ROUNDED[settings.engine]]
+        _measure(subject, settings, [best.options, *rounded], steps)
+    return settings
 
 
 def _look(subject: Subject) -> WireSettings:
@@ -173,11 +175,11 @@ def _look(subject: Subject) -> WireSettings:
                     "find settings measures exact gradients, and trainer.communication sends"
                     " others. Leave it out here: communication=exact."
                 )
-            found = WireSettings(
+            settings = WireSettings(
                 engine.name, engine.ranks.world_size, sum(sizes), len(sizes), on_gpu
             )
     engine.comm.disconnect()
-    return found
+    return settings
 
 
 @contextlib.contextmanager
@@ -205,20 +207,22 @@ def _without(option: str, engine: Mapping[str, Any]) -> str:
     )
 
 
-def _differs(option: str, value: Any, own: Any, found: WireSettings) -> bool:
+def _differs(option: str, value: Any, own: Any, settings: WireSettings) -> bool:
     """Whether a value makes another job than the config's own."""
     if option == "num_groups":
-        return bool(value != own and value < found.tensors)
+        return bool(value != own and value < settings.tensors)
     if option == "cycle_time_ms":
         # Horovod's, and on a GPU the engine's
-        return bool(value != (own or (0.1 if found.on_gpu else 1)))
+        return bool(value != (own or (0.1 if settings.on_gpu else 1)))
     own = own or {"bucket_cap_mb": 25.0, "fusion_threshold_mb": 128}[option]
     # What holds all gradients is the same at any size.
-    return bool(min(value * _MIB, found.gradient_bytes) != min(own * _MIB, found.gradient_bytes))
+    return bool(
+        min(value * _MIB, settings.gradient_bytes) != min(own * _MIB, settings.gradient_bytes)
+    )
 
 
 def _measure(
-    subject: Subject, found: WireSettings, choices: Sequence[Mapping[str, Any]], steps: int
+    subject: Subject, settings: WireSettings, choices: Sequence[Mapping[str, Any]], steps: int
 ) -> None:
     """Measure choices in turn; add them to what was tried,
     or replace a slower measurement of the same.
@@ -226,11 +230,13 @@ def _measure(
     for _ in range(_ROUNDS):
         for options in choices:
             now = _try(subject, options, steps)
-            place = next((i for i, one in enumerate(found.tried) if one.options == options), None)
+            place = next(
+                (i for i, one in enumerate(settings.tried) if one.options == options), None
+            )
             if place is None:
-                found.tried.append(now)
-            elif now.step_s < found.tried[place].step_s:
-                found.tried[place] = now
+                settings.tried.append(now)
+            elif now.step_s < settings.tried[place].step_s:
+                settings.tried[place] = now
 
 
 def _try(subject: Subject, options: Mapping[str, Any], steps: int) -> Setting:

@@ -124,12 +124,12 @@ def _counts(most: int) -> list[int]:
     ]
 
 
-def enough(found: Sequence[Loading]) -> Loading:
+def enough(tried: Sequence[Loading]) -> Loading:
     """Return the setting with the fewest workers, then the least prefetch,
     that is within a twentieth of the fastest.
     """
-    best = max(one.samples_per_s for one in found)
+    best = max(one.samples_per_s for one in tried)
     return min(
-        (one for one in found if one.samples_per_s >= _ENOUGH * best),
+        (one for one in tried if one.samples_per_s >= _ENOUGH * best),
         key=lambda one: (one.workers, one.prefetch),
     )

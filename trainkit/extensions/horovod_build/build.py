@@ -211,9 +211,9 @@ def build_wheel(
 
     def follow(line: str) -> None:
         nonlocal furthest
-        found = _PERCENT.match(line)
-        if found and int(found.group(1)) > furthest:
-            furthest = int(found.group(1))
+        percent = _PERCENT.match(line)
+        if percent and int(percent.group(1)) > furthest:
+            furthest = int(percent.group(1))
             on_percent(furthest)
 
     with tempfile.TemporaryDirectory(prefix="trainkit-horovod-") as name:

@@ -60,7 +60,7 @@ def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterato
         yield Finding(AREA, "MPI here", machine.mpicxx.version)
 
 
-def _launcher(found: str | None) -> Finding:
+def _launcher(path: str | None) -> Finding:
     """Check the launcher that the user's shell finds, if any."""
     own = Path(search_path({}).partition(":")[0]) / "horovodrun"
     if not own.is_file():
@@ -73,8 +73,8 @@ def _launcher(found: str | None) -> Finding:
             why,
             "python -m horovod.runner.launch instead of horovodrun",
         )
-    if found is None or Path(found).resolve() != own.resolve():
-        why = f"A shell finds {found or 'none'}, not this environment's."
+    if path is None or Path(path).resolve() != own.resolve():
+        why = f"A shell finds {path or 'none'}, not this environment's."
         return Finding(
             AREA, "horovodrun", str(own), "warning", why, f". {own.with_name('activate')}"
         )

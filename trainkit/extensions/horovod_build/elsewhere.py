@@ -80,11 +80,11 @@ def find_python(python: str | None, environ: Mapping[str, str]) -> str:
             f"--python is {python}; trainkit runs on Python {_OLDEST[0]}.{_OLDEST[1]} or later."
         )
     name = f"python{python}" if version else python
-    found = shutil.which(name, path=environ.get("PATH"))
+    path = shutil.which(name, path=environ.get("PATH"))
     # found may be pyenv's name
-    real = output_of([found, "-c", "import sys; print(sys.executable)"]).strip() if found else ""
+    real = output_of([path, "-c", "import sys; print(sys.executable)"]).strip() if path else ""
     if not real:
-        wanted = f"{found or name} {'is no Python that runs' if found else 'is not on the PATH'}"
+        wanted = f"{path or name} {'is no Python that runs' if path else 'is not on the PATH'}"
         package = name if version else "python3"
         raise ConfigError(
             f"--python is {python}, and {wanted}. Install that Python with its headers and venv"

@@ -35,13 +35,13 @@ def edits() -> dict[str, str]:
     The files are read once: the build contains the edits named by its version, even if a file
     changes meanwhile.
     """
-    found = {patch.name: patch.read_bytes().decode() for patch in sorted(_FOLDER.glob("*.patch"))}
-    if not found:
+    texts = {patch.name: patch.read_bytes().decode() for patch in sorted(_FOLDER.glob("*.patch"))}
+    if not texts:
         raise EngineError(
             f"{_FOLDER} has no .patch files: this installation of trainkit is incomplete. Install"
             " it again."
         )
-    return found
+    return texts
 
 
 def identity() -> str:
@@ -165,20 +165,20 @@ def _hunks(patch: str, name: str, body: str) -> Iterator[tuple[int, list[str]]]:
     lines = body.splitlines(keepends=True)
     at = 0
     while at < len(lines):
-        found = _HUNK.match(lines[at])
+        match = _HUNK.match(lines[at])
         at += 1
-        if found is None and not lines[at - 1].strip():
+        if match is None and not lines[at - 1].strip():
             continue  # the empty line between two files
         number += 1
-        if found is None:
+        if match is None:
             raise EngineError(
                 f"The edit {patch} is damaged: hunk {number - 1} of {name} in it ends before"
                 f" {lines[at - 1]!r}."
             )
         old, new = (
-            (int(found[2] or 1), int(found[4] or 1)) if found[1] != "0" else (0, int(found[4] or 1))
+            (int(match[2] or 1), int(match[4] or 1)) if match[1] != "0" else (0, int(match[4] or 1))
         )
-        start, first = max(int(found[1]) - 1, 0), at
+        start, first = max(int(match[1]) - 1, 0), at
         while at < len(lines) and (old > 0 or new > 0):
             old -= lines[at][0] in " -"
             new -= lines[at][0] in " +"

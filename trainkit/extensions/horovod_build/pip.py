@@ -49,8 +49,8 @@ def _is_met(need: str, machine: Machine) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    found = re.search(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
+    match = re.search(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def install_missing(missing: list[str], log: Path) -> None:
@@ -70,11 +70,11 @@ def verify(source: Path) -> None:
             f"--source is '{source}', which does not exist. Give the path of"
             f" horovod-{VERSION}.tar.gz."
         )
-    found = hashlib.sha256(source.read_bytes()).hexdigest()
-    if found != SHA256:
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    if digest != SHA256:
         raise EngineError(
             f"{source} is not the source of Horovod {VERSION}; none of it was run.\n"
-            f"  its SHA-256 is  {found}\n  it must be      {SHA256}\n"
+            f"  its SHA-256 is  {digest}\n  it must be      {SHA256}\n"
             f"Get the release with: pip download --no-deps --no-binary horovod horovod=={VERSION}"
         )
 

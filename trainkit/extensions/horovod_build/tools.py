@@ -36,27 +36,27 @@ def output_of(command: list[str]) -> str:
 
 def find_tool(name: str, path: str, ask: str = "--version") -> Tool | None:
     """Return a program of the PATH with the first line that it prints about itself, or None."""
-    found = shutil.which(name, path=path)
-    if found is None:
+    program = shutil.which(name, path=path)
+    if program is None:
         return None
-    lines = output_of([found, ask]).splitlines()
-    return Tool(found, lines[0].strip() if lines else "unknown version")
+    lines = output_of([program, ask]).splitlines()
+    return Tool(program, lines[0].strip() if lines else "unknown version")
 
 
 def find_mpirun(path: str) -> Tool | None:
     """Return the launcher of Open MPI or MPICH, its version as "Open MPI 4.1.4" or "MPICH 4.0.2";
     None: there is none.
     """
-    found = shutil.which("mpirun", path=path)
-    if found is None:
+    mpirun = shutil.which("mpirun", path=path)
+    if mpirun is None:
         return None
-    text = output_of([found, "--version"])
+    text = output_of([mpirun, "--version"])
     open_mpi = re.search(r"\(Open MPI\) (\S+)", text)
     hydra = re.search(r"HYDRA.*?\bVersion:\s+(\S+)", text, re.DOTALL)
     if open_mpi:
-        return Tool(found, f"Open MPI {open_mpi[1]}")
+        return Tool(mpirun, f"Open MPI {open_mpi[1]}")
     return Tool(
-        found,
+        mpirun,
         f"MPICH {hydra[1]}" if hydra else text.partition("\n")[0].strip() or "unknown version",
     )
 

@@ -48,10 +48,10 @@ def build_of(horovod: str) -> Build | None:
     """Return what a version says; None if trainkit did not build it,
     or did so before versions said it.
     """
-    found = _LOCAL.search(horovod)
+    match = _LOCAL.search(horovod)
     return (
-        Build(**{name: found[name] for name in ("edits", "torch", "mpi", "cuda")})
-        if found
+        Build(**{name: match[name] for name in ("edits", "torch", "mpi", "cuda")})
+        if match
         else None
     )
 

@@ -44,9 +44,9 @@ def make(arguments: argparse.Namespace) -> int:
     log = new_log("wheel")
     if arguments.python or arguments.torch:
         torch = arguments.torch or _installed_torch()
-        words = _words(arguments, source, out)
+        command = _words(arguments, source, out)
         return elsewhere.run_in(
-            words, python=arguments.python, torch=torch, environ=environ, log=log, say=say
+            command, python=arguments.python, torch=torch, environ=environ, log=log, say=say
         )
     machine = probe(environ)
     gpu = True if arguments.cuda else arguments.gpu
@@ -80,11 +80,11 @@ def _toolkit(cuda: str | None) -> dict[str, str]:
 
 
 def _require_toolkit(machine: Machine, cuda: str | None) -> None:
-    found = machine.nvcc.version if machine.nvcc else None
-    if cuda and found and found != cuda:
+    version = machine.nvcc.version if machine.nvcc else None
+    if cuda and version and version != cuda:
         raise ConfigError(
-            f"--cuda is {cuda}, but nvcc is of CUDA {found}. Set CUDA_HOME to the toolkit {cuda},"
-            f" or give --cuda {found}."
+            f"--cuda is {cuda}, but nvcc is of CUDA {version}. Set CUDA_HOME to the toolkit {cuda},"
+            f" or give --cuda {version}."
         )
 
 
@@ -107,11 +107,11 @@ def _words(arguments: argparse.Namespace, source: Path | None, out: Path) -> lis
         "--rebuild": arguments.rebuild,
     }
     values = {"--cuda": arguments.cuda, "--jobs": arguments.jobs, "--source": source, "--out": out}
-    words = [flag for flag, given in flags.items() if given]
+    command = [flag for flag, given in flags.items() if given]
     return [
         "horovod",
         "wheel",
-        *words,
+        *command,
         *(str(part) for pair in values.items() if pair[1] is not None for part in pair),
     ]
 
@@ -128,10 +128,10 @@ def wheel_for(
     """Return the wheel of a build in the cache, where it is built if it is not there."""
     cache = cache_folder(environ)
     folder = cache / "wheels" / build.wheel_key(machine, plan, environ)
-    found = None if rebuild else build.cached_wheel(folder)
-    if found is not None:
-        say(f"Found in the cache: {found}")
-        return found
+    cached = None if rebuild else build.cached_wheel(folder)
+    if cached is not None:
+        say(f"Found in the cache: {cached}")
+        return cached
     if not rebuild and any(folder.glob("*.whl")):
         say(f"The wheel in {folder} is damaged; building again.")
     require_compilers(machine, environ)

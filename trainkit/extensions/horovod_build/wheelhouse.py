@@ -49,9 +49,11 @@ def select(place: str, machine: Machine, *, mpi: bool, gpu: bool | None) -> str:
     }
     wishes = (True, False) if gpu is None and machine.torch.gpus else (bool(gpu),)
     for with_nccl in wishes:
-        found = [version for version, build in fit.items() if (build.cuda is not None) == with_nccl]
-        if found:
-            return max(found, key=lambda version: fit[version].mpi == needs)
+        fitting = [
+            version for version, build in fit.items() if (build.cuda is not None) == with_nccl
+        ]
+        if fitting:
+            return max(fitting, key=lambda version: fit[version].mpi == needs)
     raise EngineError(_missing(place, machine, versions, warnings, needs, gpu))
 
 

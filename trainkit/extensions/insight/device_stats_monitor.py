@@ -109,10 +109,10 @@ class DeviceStatsMonitor(Callback):
         with_host = device.type == "cpu" if self.cpu_stats is None else self.cpu_stats
 
         def read() -> dict[str, float]:
-            found = stats.read() | _of_allocator(device)
+            values = stats.read() | _of_allocator(device)
             return {
                 name: value
-                for name, value in found.items()
+                for name, value in values.items()
                 if with_host or not name.startswith(_OF_HOST)
             }
 

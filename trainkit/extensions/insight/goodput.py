@@ -56,10 +56,10 @@ class Ledger:
         self.ranks: list[list[int]] = []
         self.until: Moment | None = None
         try:
-            kept = json.loads(path.read_text())
-            self.seconds |= {part: float(kept["seconds"][part]) for part in PARTS}
-            self.furthest, self.ranks = int(kept["furthest_step"]), list(kept["ranks"])
-            self.until = Moment(**kept["until"])
+            earlier = json.loads(path.read_text())
+            self.seconds |= {part: float(earlier["seconds"][part]) for part in PARTS}
+            self.furthest, self.ranks = int(earlier["furthest_step"]), list(earlier["ranks"])
+            self.until = Moment(**earlier["until"])
         except (OSError, ValueError, KeyError, TypeError):
             pass
 
@@ -198,7 +198,7 @@ def show(ledger: Ledger) -> None:
     table.add_row(
         Text("goodput", style="bold"), f"{100 * ledger.goodput:.1f} %", f"of {total:.1f} s{again}"
     )
-    for part, words in PARTS.items():
+    for part, meaning in PARTS.items():
         if ledger.seconds[part] >= 0.05:
-            table.add_row("", f"{ledger.seconds[part]:.1f} s", words)
+            table.add_row("", f"{ledger.seconds[part]:.1f} s", meaning)
     show_table(table)

@@ -64,12 +64,12 @@ class GradientMonitor(Callback):
         if not due or not takes_part or optimizer is not trainer.optimizers[0]:
             return
         groups = self._groups(task)
-        found = {
+        gradients = {
             name: [_dense(p.grad) for p in own if p.grad is not None]
             for name, own in groups.items()
         }
         self._norms = self._by_group(
-            "grad_norm", {name: grads for name, grads in found.items() if grads}
+            "grad_norm", {name: grads for name, grads in gradients.items() if grads}
         )
         if self.update_ratio:
             self._before = {name: [p.detach().clone() for p in own] for name, own in groups.items()}
@@ -100,9 +100,10 @@ class GradientMonitor(Callback):
                 ).append(parameter)
         return groups
 
-    def _by_group(self, what: str, found: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+    def _by_group(self, what: str, gradients: dict[str, list[Tensor]]) -> dict[str, Tensor]:
         norms = {
-            f"{what}/{name}": norm_of(tensors, self.norm_type) for name, tensors in found.items()
+            f"{what}/{name}": norm_of(tensors, self.norm_type)
+            for name, tensors in gradients.items()
         }
         total = norm_of(list(norms.values()), self.norm_type) if norms else None
         return norms if total is None else {f"{what}/total": total} | norms

@@ -80,17 +80,17 @@ def find_stragglers(
     own = [sum(parts[part] for part in _OWN) for _, parts in ranks]
     # The lower median: of two ranks the slower one is the straggler.
     usual = statistics.median_low(own)
-    found = []
+    stragglers = []
     for rank, (host, parts) in enumerate(ranks):
         if own[rank] > factor * usual and own[rank] - usual > _LEAST_S:
             medians = {
                 part: statistics.median_low([other[part] for _, other in ranks]) for part in _OWN
             }
             part = max(_OWN, key=lambda p: parts[p] - medians[p])  # noqa: B023 - used at once
-            found.append(
+            stragglers.append(
                 Straggler(rank, host, part, parts[part], medians[part], own[rank] - usual, dealt)
             )
-    return sorted(found, key=lambda straggler: -straggler.behind)
+    return sorted(stragglers, key=lambda straggler: -straggler.behind)
 
 
 @checked

@@ -205,9 +205,9 @@ def percentiles(durations: Sequence[float]) -> dict[str, float]:
     """Return step_ms_p50, p90, p99 and max of durations in seconds; empty if there are none."""
     if not durations:
         return {}
-    found = np.percentile(np.asarray(durations) * 1000, list(_PERCENTILES.values()))
+    values = np.percentile(np.asarray(durations) * 1000, list(_PERCENTILES.values()))
     return {
-        f"step_ms_{name}": float(value) for name, value in zip(_PERCENTILES, found, strict=True)
+        f"step_ms_{name}": float(value) for name, value in zip(_PERCENTILES, values, strict=True)
     }
 
 

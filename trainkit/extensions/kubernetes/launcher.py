@@ -152,13 +152,13 @@ class KubernetesLauncher(JobLauncher):
         self.run(str(fit.config["conf"]), arguments, None if fit.stores_elsewhere else fit.run_dir)
         return 0
 
-    def run(self, config_name: str, words: Sequence[str], run_dir: str | None) -> Path | None:
+    def run(self, config_name: str, arguments: Sequence[str], run_dir: str | None) -> Path | None:
         """Create the objects of a fit, and return the file of its manifest; or print the manifest,
         and return None.
 
         Args:
             config_name: names the job, if job_name does not.
-            words: of the command, after "python -m trainkit".
+            arguments: of the command, after "python -m trainkit".
             run_dir: the run's folder in the pods; None if its checkpoints go elsewhere.
 
         Raises:
@@ -168,9 +168,9 @@ class KubernetesLauncher(JobLauncher):
         name = name_of(self.job_name or config_name, self.job_name is not None)
         if run_dir is not None:
             self._check_folder(run_dir)
-        text = manifest_of(name, words, self.options)
+        text = manifest_of(name, arguments, self.options)
         if self.dry_run:
-            why = schemas.check(objects_of(name, words, self.options))
+            why = schemas.check(objects_of(name, arguments, self.options))
             print(text, end="")
             if why is not None:
                 print(f"[kubernetes] {why}", file=sys.stderr)

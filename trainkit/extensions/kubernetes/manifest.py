@@ -25,18 +25,20 @@ _STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 _HOSTS = "/etc/mpi/hostfile"  # of the MPI operator
 
 
-def manifest_of(name: str, words: Sequence[str], options: KubernetesOptions) -> str:
+def manifest_of(name: str, arguments: Sequence[str], options: KubernetesOptions) -> str:
     """Return the manifest of a job.
 
     Args:
         name: of all objects.
-        words: of the command, after "python -m trainkit".
+        arguments: of the command, after "python -m trainkit".
         options: what the user set.
     """
-    return str(yaml.safe_dump_all(objects_of(name, words, options), sort_keys=False, width=120))
+    return str(yaml.safe_dump_all(objects_of(name, arguments, options), sort_keys=False, width=120))
 
 
-def objects_of(name: str, words: Sequence[str], options: KubernetesOptions) -> list[dict[str, Any]]:
+def objects_of(
+    name: str, arguments: Sequence[str], options: KubernetesOptions
+) -> list[dict[str, Any]]:
     """Return the objects of that manifest."""
     makers = {
         "Job": _job,
@@ -46,22 +48,22 @@ def objects_of(name: str, words: Sequence[str], options: KubernetesOptions) -> l
         "RayJob": _ray_job,
     }
     make = makers[options.kind]
-    return make(name, list(words), options)
+    return make(name, list(arguments), options)
 
 
-def _job(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
+def _job(name: str, arguments: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     objects = [
         _object(
-            "batch/v1", "Job", name, _indexed(name, f"{name}-0.{name}", words, options), options
+            "batch/v1", "Job", name, _indexed(name, f"{name}-0.{name}", arguments, options), options
         )
     ]
     return objects if options.nodes == 1 else [_service(name, options), *objects]
 
 
-def _job_set(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
+def _job_set(name: str, arguments: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     # JobSet's names: of the set, of the jobs, number of the job, of the pod
     first = f"{name}-ranks-0-0.{name}"
-    spec = _indexed(name, first, words, options)
+    spec = _indexed(name, first, arguments, options)
     spec["backoffLimit"] = 0  # the set starts all pods again, not one
     ttl = spec.pop("ttlSecondsAfterFinished", None)
     body: dict[str, Any] = {
@@ -74,13 +76,13 @@ def _job_set(name: str, words: list[str], options: KubernetesOptions) -> list[di
     return [_object("jobset.x-k8s.io/v1alpha2", "JobSet", name, body, options)]
 
 
-def _train_job(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
-    pod = _pod(name, ["torchrun", "-m", "trainkit", *words], options)
+def _train_job(name: str, arguments: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
+    pod = _pod(name, ["torchrun", "-m", "trainkit", *arguments], options)
     spec = train_job.spec_of(pod, options.runtime, options.nodes, options.ranks)
     return [_object(train_job.VERSION, "TrainJob", name, spec, options)]
 
 
-def _mpi_job(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
+def _mpi_job(name: str, arguments: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     ranks = options.nodes * options.ranks
     command = [
         "horovodrun",
@@ -91,7 +93,7 @@ def _mpi_job(name: str, words: list[str], options: KubernetesOptions) -> list[di
         "python",
         "-m",
         "trainkit",
-        *words,
+        *arguments,
     ]
     launcher = _without_training(_pod(name, command, options), options)
     worker = _pod(name, None, options)
@@ -108,7 +110,7 @@ def _mpi_job(name: str, words: list[str], options: KubernetesOptions) -> list[di
     return [_object("kubeflow.org/v2beta1", "MPIJob", name, body, options)]
 
 
-def _ray_job(name: str, words: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
+def _ray_job(name: str, arguments: list[str], options: KubernetesOptions) -> list[dict[str, Any]]:
     each = {
         key: value
         for key, value in (("CPU", options.resources.get("cpu")), ("GPU", _gpus(options)))
@@ -139,7 +141,7 @@ def _ray_job(name: str, words: list[str], options: KubernetesOptions) -> list[di
     workers = {"groupName": "ranks", "replicas": options.nodes, "minReplicas": options.nodes}
     body: dict[str, Any] = {
         "entrypoint": " ".join(
-            _quoted(word) for word in ["python", "-m", "trainkit", *words, "launcher=ray", *own]
+            _quoted(word) for word in ["python", "-m", "trainkit", *arguments, "launcher=ray", *own]
         ),
         "shutdownAfterJobFinishes": True,
         "backoffLimit": options.max_failures,
@@ -179,9 +181,11 @@ def _gpus(options: KubernetesOptions) -> str | None:
     )
 
 
-def _indexed(name: str, first: str, words: list[str], options: KubernetesOptions) -> dict[str, Any]:
+def _indexed(
+    name: str, first: str, arguments: list[str], options: KubernetesOptions
+) -> dict[str, Any]:
     """Return the spec of an Indexed Job; `first` is the host name of its pod 0."""
-    pod = _pod(name, _torchrun(first, words, options), options)
+    pod = _pod(name, _torchrun(first, arguments, options), options)
     if options.nodes > 1:
         pod["spec"]["subdomain"] = name
     spec: dict[str, Any] = {
@@ -204,8 +208,8 @@ def _indexed(name: str, first: str, words: list[str], options: KubernetesOptions
     return spec if options.ttl_s is None else spec | {"ttlSecondsAfterFinished": options.ttl_s}
 
 
-def _torchrun(first: str, words: list[str], options: KubernetesOptions) -> list[str]:
-    own = ["-m", "trainkit", *words]
+def _torchrun(first: str, arguments: list[str], options: KubernetesOptions) -> list[str]:
+    own = ["-m", "trainkit", *arguments]
     if options.nodes * options.ranks == 1:
         return ["python", *own]
     if options.nodes == 1:

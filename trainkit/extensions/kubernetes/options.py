@@ -181,10 +181,10 @@ def _check_count(name: str, value: Any, least: int, optional: bool) -> None:
 
 
 def _mapping(name: str, value: Any, example: str) -> Mapping[str, Any]:
-    found = value or {}
-    if not isinstance(found, Mapping) or not all(isinstance(key, str) and key for key in found):
+    mapping = value or {}
+    if not isinstance(mapping, Mapping) or not all(isinstance(key, str) and key for key in mapping):
         raise ConfigError(f"launcher.{name} is {show(value)}; it must be a mapping, as {example}.")
-    return found
+    return mapping
 
 
 def _nodes(given: Any, kind: str) -> tuple[int, int]:
@@ -250,15 +250,15 @@ def _texts(name: str, given: Any, example: str) -> dict[str, str]:
 
 
 def _secrets(given: Any) -> tuple[str, ...]:
-    found = [] if given is None else given
-    if not isinstance(found, (list, tuple)) or not all(
-        isinstance(name, str) and name for name in found
+    names = [] if given is None else given
+    if not isinstance(names, (list, tuple)) or not all(
+        isinstance(name, str) and name for name in names
     ):
         raise ConfigError(
             f"launcher.env_from_secrets is {show(given)}; it must be a list of Secrets' names, as"
             " [wandb]."
         )
-    return tuple(found)
+    return tuple(names)
 
 
 def _pod(given: Mapping[str, Any]) -> dict[str, Any]:

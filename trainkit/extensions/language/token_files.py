@@ -45,8 +45,8 @@ class Tokens:
         size = path.stat().st_size if path.is_file() else -1
         expected = count * DTYPES[dtype].itemsize
         if size != expected:
-            found = "is missing" if size < 0 else f"has {size:,} bytes"
-            raise DataError(f"{path} {found}; {DESCRIPTION} beside it promises {expected:,}.")
+            problem = "is missing" if size < 0 else f"has {size:,} bytes"
+            raise DataError(f"{path} {problem}; {DESCRIPTION} beside it promises {expected:,}.")
         self._mapped: Any = None
 
     def __len__(self) -> int:

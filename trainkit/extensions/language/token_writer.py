@@ -105,11 +105,11 @@ def write_tokens(
         raise ConfigError(
             f"output is '{output}', which {problem}. Give a new folder, in one that exists."
         )
-    files, words = files_of(source), open_tokenizer(tokenizer, end_of_text)
+    files, opened = files_of(source), open_tokenizer(tokenizer, end_of_text)
     draft = output.with_name(f".{output.name}-{os.getpid()}")
     try:
         draft.mkdir()
-        about = _write(files, draft, words, val, moved)
+        about = _write(files, draft, opened, val, moved)
         if tokenizer is not None:
             shutil.copyfile(tokenizer, draft / TOKENIZER)
         (draft / DESCRIPTION).write_text(
@@ -126,18 +126,18 @@ def write_tokens(
 def _write(
     files: list[Path],
     draft: Path,
-    words: Tokenizer,
+    tokenizer: Tokenizer,
     val: float,
     moved: Callable[[int, int], object],
 ) -> dict[str, Any]:
-    dtype = "uint16" if words.vocab_size <= 1 << 16 else "uint32"
+    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
     size, num_documents, num_tokens, num_before = DTYPES[dtype].itemsize, 0, 0, 0
-    ending = np.array(words.special_tokens["end_of_text"], DTYPES[dtype]).tobytes()
+    ending = np.array(tokenizer.special_tokens["end_of_text"], DTYPES[dtype]).tobytes()
     with (draft / "train.bin").open("w+b") as train, (draft / "val.bin").open("wb") as held_out:
         for file in files:
             for batch in _batches(_pieces(file)):
                 for piece, numbers in zip(
-                    batch, words.encode([piece.text for piece in batch]), strict=True
+                    batch, tokenizer.encode([piece.text for piece in batch]), strict=True
                 ):
                     train.write(
                         numbers.astype(DTYPES[dtype]).tobytes() + (ending if piece.ends else b"")
@@ -158,8 +158,8 @@ def _write(
             os.fsync(written.fileno())
     return {
         "dtype": dtype,
-        "vocab_size": words.vocab_size,
-        "special_tokens": dict(words.special_tokens),
+        "vocab_size": tokenizer.vocab_size,
+        "special_tokens": dict(tokenizer.special_tokens),
         "train_tokens": num_tokens - num_val,
         "val_tokens": num_val,
         "documents": num_documents,

@@ -112,10 +112,10 @@ class FileTokenizer:
             kind: [self._own.token_to_id(name) for name in known] for kind, known in names.items()
         }
         self.special_tokens = {
-            kind: found
+            kind: token
             for kind, all_of in numbers.items()
-            for found in all_of[::-1]
-            if found is not None
+            for token in all_of[::-1]
+            if token is not None
         }
         if "end_of_text" not in self.special_tokens:
             raise ConfigError(
@@ -126,8 +126,8 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[Numbers]:
         """See Tokenizer."""
-        found = self._own.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, np.int64) for encoding in found]
+        encodings = self._own.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
     def decode(self, tokens: Iterator[int]) -> Iterator[str]:
         """See Tokenizer."""

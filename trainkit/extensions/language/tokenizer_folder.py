@@ -48,8 +48,8 @@ def write_of_file(source: Path, folder: Path) -> None:
     vocab = content["model"].get("vocab", {})
     there = {entry["content"] for entry in content.get("added_tokens") or []}
     there |= {*vocab} if isinstance(vocab, dict) else {token for token, _ in vocab}
-    found = {role: [name for name in names if name in there] for role, names in _ROLES.items()}
-    _write_config(folder, {role: names[0] for role, names in found.items() if names})
+    by_role = {role: [name for name in names if name in there] for role, names in _ROLES.items()}
+    _write_config(folder, {role: names[0] for role, names in by_role.items() if names})
 
 
 def write_of_bytes(

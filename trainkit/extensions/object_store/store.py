@@ -117,8 +117,10 @@ class RemoteStore(SmallFiles, Store):
 
         def ask() -> dict[str, dict[str, Any]]:
             self._files.invalidate_cache()  # another host may have written
-            found: dict[str, dict[str, Any]] = self._files.glob(f"{self.place}/*/*", detail=True)
-            return found
+            manifests: dict[str, dict[str, Any]] = self._files.glob(
+                f"{self.place}/*/*", detail=True
+            )
+            return manifests
 
         files: dict[str, set[str]] = {}
         for path, about in as_os_error(ask, self.place).items():
@@ -170,9 +172,9 @@ class RemoteStore(SmallFiles, Store):
 
     def _files_in(self, there: str) -> list[str]:
         self._files.invalidate_cache()
-        found = as_os_error(lambda: self._files.ls(there, detail=True), there)
+        entries = as_os_error(lambda: self._files.ls(there, detail=True), there)
         names = [
-            str(about["name"]).rpartition("/")[2] for about in found if about["type"] == "file"
+            str(about["name"]).rpartition("/")[2] for about in entries if about["type"] == "file"
         ]
         return [name for name in names if name]  # an object that stands for a folder has none
 

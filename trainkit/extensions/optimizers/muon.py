@@ -156,12 +156,12 @@ def _split(groups: Any, adamw: Sequence[str] | None) -> list[dict[str, Any]]:
             " as trainkit.optim.Muon(trainkit.optim.decay_groups(self))."
         )
     matrices = matrices_of(groups.model, adamw)
-    found: list[dict[str, Any]] = []
+    by_method: list[dict[str, Any]] = []
     for method, is_muon in (("muon", True), ("adamw", False)):
         for group in groups:
             own = [parameter for parameter in group["params"] if (parameter in matrices) is is_muon]
-            found += [group | {"params": own, "method": method}] if own else []
-    return found
+            by_method += [group | {"params": own, "method": method}] if own else []
+    return by_method
 
 
 def matrices_of(model: nn.Module, adamw: Sequence[str] | None = None) -> set[nn.Parameter]:

@@ -76,9 +76,9 @@ class SOAP(_SOAP):
     ) -> Any:
         """Return the next bases; see above."""
         rounded = {**state, "GG": _rounded(state["GG"])}
-        found = super().get_orthogonal_matrix_qr(rounded, max_precondition_dim, merge_dims)
+        bases = super().get_orthogonal_matrix_qr(rounded, max_precondition_dim, merge_dims)
         state["exp_avg_sq"] = rounded["exp_avg_sq"]  # in the order of the new basis
-        return found
+        return bases
 
 
 def _rounded(matrices: Any) -> list[Any]:

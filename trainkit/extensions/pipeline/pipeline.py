@@ -255,8 +255,8 @@ class Pipeline:
 
 def _parameter(optimizer: Optimizer, index: int) -> nn.Parameter:
     every = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    found: nn.Parameter = every[index]
-    return found
+    at_index: nn.Parameter = every[index]
+    return at_index
 
 
 def _without_memory(entries: dict[str, Any]) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     if "-h" in before or "--help" in before:
         print(help_text(command, USAGE))
         return 0
-    words, as_json = split_json(before)
-    own, left = split_own(words, _OWN)
+    argv, as_json = split_json(before)
+    own, left = split_own(argv, _OWN)
     try:
         ranks = count("ranks", own.get("ranks", str(started.world_size)))
         local = count("ranks_per_host", own.get("ranks_per_host", str(min(ranks, 8))))

@@ -112,11 +112,11 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[F
         if hosts > 1 and ranks == hosts * ranks_per_host
         else []
     )
-    for kept, more in [(need.activations, ""), *([(again, suffix)] if suffix else [])]:
+    for activations, more in [(need.activations, ""), *([(again, suffix)] if suffix else [])]:
         layouts.append(
             FitChoice(
                 f"engine=fsdp engine.reshard_after_forward=false{more}",
-                state // ranks + weights + kept,
+                state // ranks + weights + activations,
                 0,
                 2 * weights,
             )
@@ -125,7 +125,7 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[F
             layouts.append(
                 FitChoice(
                     f"engine=fsdp{replicas}{more}",
-                    state // parts + need.gathered + kept,
+                    state // parts + need.gathered + activations,
                     0,
                     3 * weights,
                 )
@@ -207,12 +207,12 @@ def _kept(run: Run, microbatch: Microbatch) -> int:
     count = microbatch.num_samples
     one = split(microbatch.batch, count, count)[0]
     weights = {p.untyped_storage().data_ptr() for p in (*task.parameters(), *task.buffers())}
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         place = tensor.untyped_storage().data_ptr()
         if place not in weights:
-            kept[place] = tensor.untyped_storage().nbytes()
+            saved_bytes[place] = tensor.untyped_storage().nbytes()
         return tensor
 
     task._log_to(LogTarget(MetricLog(), 1, on_step=True, on_epoch=False))
@@ -222,7 +222,7 @@ def _kept(run: Run, microbatch: Microbatch) -> int:
         stack.enter_context(run.precision.autocast())
         outputs: Any = call_step(task, "training_step", one, 0)
     loss_of(outputs, task)
-    return sum(kept.values())
+    return sum(saved_bytes.values())
 
 
 def _bytes(module: nn.Module) -> int:

@@ -46,8 +46,8 @@ def batch_rows(run: Run) -> Rows:
     """Return the arithmetic of samples, steps and rates."""
     what = "data rank" if run.engine.ranks.model_size > 1 else "rank"
     rows = list(run.batch_plan.describe(run.rates.user_lrs, run.total_steps, what))
-    if words := run.engine.approximation.shown:
-        rows.append(("gradients", words))
+    if text := run.engine.approximation.shown:
+        rows.append(("gradients", text))
     feed = run.train_feed
     limits = run.options.limits
     if isinstance(feed, MapFeed):
@@ -70,11 +70,11 @@ def batch_rows(run: Run) -> Rows:
             )
         if plan.shares is not None:
             sizes = samples_of(plan.shares, plan.batch_size * plan.world_size, plan.world_size)
-            words = (
+            text = (
                 f"{max(sizes)} samples on rank {sizes.index(max(sizes))}, {min(sizes)} on rank"
                 f" {sizes.index(min(sizes))}"
             )
-            rows.append(("microbatches", f"{words}; the largest needs the most memory"))
+            rows.append(("microbatches", f"{text}; the largest needs the most memory"))
     if (
         balance := next((c for c in run.callbacks if isinstance(c, Balance)), None)
     ) and run.engine.ranks.world_size > 1:
@@ -334,10 +334,13 @@ def checkpoint_rows(run: Run, callbacks: Sequence[Callback], sizes: Sizes) -> Ro
         adapters = run.task._layers_of is not None  # they alone are saved
         weights = _bytes([*run.task.state_dict().values()]) if adapters else sizes.weights
         size = weights + (0 if keeper.save_weights_only else sizes.optimizer)
-        kept = "all retained" if keeper.save_top_k == -1 else f"{keeper.save_top_k} retained"
+        retained = "all retained" if keeper.save_top_k == -1 else f"{keeper.save_top_k} retained"
         by = f" by {keeper.monitor} ({keeper.mode})" if keeper.monitor else ""
         rows.append(
-            ("checkpoints", f"{', '.join([*when, 'at the end'])}: {human(size)} each, {kept}{by}")
+            (
+                "checkpoints",
+                f"{', '.join([*when, 'at the end'])}: {human(size)} each, {retained}{by}",
+            )
         )
     return rows or [("checkpoints", "none")]
 

@@ -206,7 +206,7 @@ class Actors:
 def seats(nodes: Sequence[str]) -> list[dict[str, str]]:
     """Return the variables of each rank, by its node; ranks of a node are consecutive."""
     hosts = list(dict.fromkeys(nodes))
-    found = []
+    result = []
     for rank, node in enumerate(nodes):
         local = nodes[:rank].count(node)
         peers = [host for host in hosts if nodes.count(host) > local]
@@ -217,11 +217,11 @@ def seats(nodes: Sequence[str]) -> list[dict[str, str]]:
             "LOCAL_SIZE": nodes.count(node),
         }
         numbers |= {"CROSS_RANK": peers.index(node), "CROSS_SIZE": len(peers)}
-        found.append(
+        result.append(
             {f"HOROVOD_{name}": str(value) for name, value in numbers.items()}
             | {"HOROVOD_HOSTNAME": node[:12]}
         )
-    return found
+    return result
 
 
 def _is_consequence(error: BaseException) -> bool:

@@ -98,7 +98,7 @@ class RayBackend:
         asked = {place: self._look(*place) for place in places}
         for place, reference in asked.items():
             try:
-                found = ray.get(reference, timeout=timeout_s)
+                facts = ray.get(reference, timeout=timeout_s)
             except RayError as error:
                 cause = cause_of(error)
                 if isinstance(error, GetTimeoutError):
@@ -110,7 +110,7 @@ class RayBackend:
                     f"No worker can be started on {place[0]}: {cause} Look at launcher.runtime_env,"
                     " and at the node."
                 ) from None
-            if text := fault_of(found, place[0], self._work):
+            if text := fault_of(facts, place[0], self._work):
                 raise ConfigError(text)
             self._found_good.add(place)
 
@@ -255,26 +255,26 @@ class RayProcess:
             self._on_exit(code)
 
 
-def fault_of(found: Mapping[str, Any], host: str, work: Work) -> str:
+def fault_of(facts: Mapping[str, Any], host: str, work: Work) -> str:
     """Return what a worker lacks on its node, by what its keeper found there; "" if nothing."""
     cure = (
         "Name it in launcher.runtime_env (pip, or working_dir and env_vars: {PYTHONPATH: ...}), or"
         " install it on all nodes."
     )
-    if "error" in found:
+    if "error" in facts:
         return (
             f"Python does not start on {host} with the workers' environment:"
-            f" {found['error'].strip()[-300:]}"
+            f" {facts['error'].strip()[-300:]}"
         )
-    if not found["trainkit"]:
+    if not facts["trainkit"]:
         return (
-            f"The workers' environment on {host} (Python {found['python']}, {found['folder']}) has"
+            f"The workers' environment on {host} (Python {facts['python']}, {facts['folder']}) has"
             f" no trainkit. {cure}"
         )
-    if work.needs_horovod and "+trainkit" not in found["horovod"]:
+    if work.needs_horovod and "+trainkit" not in facts["horovod"]:
         which = (
-            f"Horovod {found['horovod']}, which trainkit did not build"
-            if found["horovod"]
+            f"Horovod {facts['horovod']}, which trainkit did not build"
+            if facts["horovod"]
             else "no Horovod"
         )
         return (
@@ -282,8 +282,8 @@ def fault_of(found: Mapping[str, Any], host: str, work: Work) -> str:
             " install` on each node, or once for an image that all nodes use; a runtime_env with"
             " pip cannot build it."
         )
-    if not found["token"]:
-        return not_shared(work.run_dir, host, f" (its folder is {found['folder']})")
+    if not facts["token"]:
+        return not_shared(work.run_dir, host, f" (its folder is {facts['folder']})")
     return ""
 
 

@@ -99,12 +99,12 @@ class RayData(StreamSource):
         """Return the data set in blocks of exactly `batch_size` rows, the last one shorter;
         shuffled by `seed` unless None.
         """
-        found = self.dataset if seed is None else self.dataset.random_shuffle(seed=seed % _SEEDS)
-        found = found.repartition(target_num_rows_per_block=self.batch_size, strict=True)
+        dataset = self.dataset if seed is None else self.dataset.random_shuffle(seed=seed % _SEEDS)
+        dataset = dataset.repartition(target_num_rows_per_block=self.batch_size, strict=True)
         if self.transform is not None:
-            found = found.map_batches(self.transform, batch_size=None)
-        found.context.execution_options.preserve_order = True
-        return found
+            dataset = dataset.map_batches(self.transform, batch_size=None)
+        dataset.context.execution_options.preserve_order = True
+        return dataset
 
     def read(self, source: Any) -> Iterator[Any]:
         """Yield the batches of a data set in blocks, or of a share of it, as dicts of numpy arrays.

@@ -83,13 +83,13 @@ class Keeper:
             text=True,
             check=False,
         )
-        found = (
+        facts = (
             json.loads(done.stdout.splitlines()[-1])
             if done.returncode == 0
             else {"error": done.stderr[-500:]}
         )
         sees = token is None or os.path.exists(os.path.join(self._folder, token))
-        return found | {"folder": self._folder, "token": sees, "pid": os.getpid()}
+        return facts | {"folder": self._folder, "token": sees, "pid": os.getpid()}
 
     def run(
         self, worker: str, command: Sequence[str], environ: Mapping[str, str], call: bytes | None
@@ -104,7 +104,7 @@ class Keeper:
             environ: is added to the actor's own, which holds Ray's CUDA_VISIBLE_DEVICES.
             call: what the worker is to find in the file TRAINKIT_CALL/call, or None.
         """
-        words = [
+        full_command = [
             sys.executable if i == 0 and word == "python" else word
             for i, word in enumerate(command)
         ]
@@ -118,7 +118,7 @@ class Keeper:
             with open(os.path.join(scratch, "call"), "wb") as file:
                 file.write(call)
         try:
-            yield from self._follow(worker, words, given | here)
+            yield from self._follow(worker, full_command, given | here)
             if scratch and os.path.exists(os.path.join(scratch, "result")):
                 with open(os.path.join(scratch, "result"), "rb") as file:
                     yield "result", file.read()
@@ -137,7 +137,7 @@ class Keeper:
                     os.killpg(process.pid, number)
 
     def _follow(
-        self, worker: str, words: Sequence[str], environ: Mapping[str, str]
+        self, worker: str, command: Sequence[str], environ: Mapping[str, str]
     ) -> Iterator[tuple[str, bytes]]:
         pipe = subprocess.PIPE
         with self._lock:
@@ -145,7 +145,7 @@ class Keeper:
                 self._code = -signal.SIGTERM
                 return
             process = subprocess.Popen(
-                words,
+                command,
                 cwd=self._folder,
                 env=environ,
                 stdin=subprocess.DEVNULL,

@@ -57,11 +57,11 @@ class Places:
             ]
             for node, pairs in bundles.items()
         }
-        kept = {
+        staying = {
             host: [place for place in places if place in now.get(host, ())]
             for host, places in self._by_host.items()
         }
-        self._by_host = {host: places for host, places in kept.items() if places}
+        self._by_host = {host: places for host, places in staying.items() if places}
         for host, places in now.items():
             known = self._by_host.setdefault(host, [])
             known += [place for place in places if place not in known]

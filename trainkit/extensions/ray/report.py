@@ -101,11 +101,11 @@ class RayReport(Report):
         """Return the folder of the checkpoint to resume from, the latest that was reported;
         None at the first start.
         """
-        found = _ray("train", "RayReport").get_checkpoint()
-        if found is None:
+        reported = _ray("train", "RayReport").get_checkpoint()
+        if reported is None:
             return None
-        is_local = type(found.filesystem).__name__ == "LocalFileSystem"
-        return str(found.path if is_local else found.to_directory())
+        is_local = type(reported.filesystem).__name__ == "LocalFileSystem"
+        return str(reported.path if is_local else reported.to_directory())
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Refuse a process that Ray Train did not start."""

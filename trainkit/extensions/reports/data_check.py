@@ -40,15 +40,15 @@ def check_data(
     source = data_of(config) or instantiate(config["task"], "task", config.get("trust") or [])
     source.prepare_data()
     source.setup(stage)
-    found = readings(
+    to_read = readings(
         [(kind, getattr(source, f"{kind}_dataloader")()) for kind in _KINDS[stage]], num_workers
     )
-    if not found:
+    if not to_read:
         raise ConfigError(
             f"There is no data for stage={stage}: {type(source).__name__} returns no loader for it."
         )
-    bad = {reading.name: _read(reading, config["seed"]) for reading in found}
-    facts |= {"stage": stage, "read": {reading.name: reading.num_samples for reading in found}}
+    bad = {reading.name: _read(reading, config["seed"]) for reading in to_read}
+    facts |= {"stage": stage, "read": {reading.name: reading.num_samples for reading in to_read}}
     facts["bad"] = {name: [one.describe() for one in samples] for name, samples in bad.items()}
     count = sum(map(len, bad.values()))
     if count:

@@ -27,8 +27,8 @@ _STAGES = ("fit", "test", "predict")
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     launcher = read_launcher()
-    words, as_json = split_json(arguments)
-    own, rest = split_own(words, _OWN)
+    argv, as_json = split_json(arguments)
+    own, rest = split_own(argv, _OWN)
     if "-h" in rest or "--help" in rest:
         print(help_text(command, DATA_CHECK))
         return 0

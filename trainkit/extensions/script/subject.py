@@ -150,7 +150,7 @@ class ConfigSubject(Subject):
         return self._built(self.config)
 
     def _built(self, config: dict[str, Any]) -> RequestedFit:
-        built = build(config, [], self._job.kept)
+        built = build(config, [], self._job.recorded)
         data = DataSources(datamodule=built.datamodule)
         ckpt_path = "auto" if config.get("resume") else config.get("ckpt_path")
         start = StartFrom(ckpt_path, config.get("init_weights"), config.get("strict", True))

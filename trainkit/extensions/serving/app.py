@@ -97,8 +97,8 @@ class Service:
         )
 
     async def _describe(self, request: Request) -> Response:
-        found: dict[str, Any] = asdict(self.model.description)
-        return JSONResponse({"file": self.model.path.name, **found})
+        description: dict[str, Any] = asdict(self.model.description)
+        return JSONResponse({"file": self.model.path.name, **description})
 
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "file": self.model.path.name})

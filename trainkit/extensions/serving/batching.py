@@ -52,11 +52,11 @@ class Batcher:
             self._worker = loop.create_task(self._work())
         futures = [loop.create_future() for _ in samples]
         self._line.add(zip(samples, futures, strict=True))
-        found = await asyncio.gather(*futures, return_exceptions=True)
-        for item in found:
+        predictions = await asyncio.gather(*futures, return_exceptions=True)
+        for item in predictions:
             if isinstance(item, BaseException):
                 raise item
-        return found  # type: ignore[return-value]
+        return predictions  # type: ignore[return-value]
 
     async def _work(self) -> None:
         while True:
@@ -69,7 +69,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         self.num_batches, self.num_samples = self.num_batches + 1, self.num_samples + len(batch)
         try:
-            found = await loop.run_in_executor(
+            predictions = await loop.run_in_executor(
                 self._thread, self._model.answer, [sample for sample, _ in batch]
             )
         except Exception as error:
@@ -80,6 +80,6 @@ class Batcher:
             for waiting in batch:
                 await self._answer([waiting])
             return
-        for (_, future), prediction in zip(batch, found, strict=True):
+        for (_, future), prediction in zip(batch, predictions, strict=True):
             if not future.done():  # its client has gone
                 future.set_result(prediction)

@@ -73,12 +73,12 @@ class ServedModel:
             RequestError: it is something else.
         """
         try:
-            found = json.loads(body, parse_constant=refuse_constant)
+            content = json.loads(body, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             raise RequestError(400, f"The body is no JSON: {error}.") from None
-        if not isinstance(found, dict) or set(found) != {"inputs"}:
+        if not isinstance(content, dict) or set(content) != {"inputs"}:
             raise RequestError(400, 'The body must be {"inputs": ...}, and nothing else.')
-        given = [found["inputs"]] if len(self._rows) == 1 else found["inputs"]
+        given = [content["inputs"]] if len(self._rows) == 1 else content["inputs"]
         if not isinstance(given, list) or len(given) != len(self._rows):
             raise RequestError(
                 400,
@@ -122,12 +122,12 @@ class ServedModel:
             RequestError: the model refuses a sample.
         """
         size = self.description.batch_size
-        found: list[dict[str, Any]] = []
+        predictions: list[dict[str, Any]] = []
         for start in range(0, len(samples), size or len(samples)):
             part = samples[start : start + (size or len(samples))]
             padded = [part[i % len(part)] for i in range(size)] if size else part
-            found += self._answer(padded)[: len(part)]
-        return found
+            predictions += self._answer(padded)[: len(part)]
+        return predictions
 
     def _answer(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         try:
@@ -151,15 +151,15 @@ class ServedModel:
         return [self._prediction(output, scores, place) for place in range(len(samples))]
 
     def _prediction(self, output: Any, scores: Tensor | None, place: int) -> dict[str, Any]:
-        found = {"output": _row(output, place)}
+        prediction = {"output": _row(output, place)}
         if scores is not None and self.description.classes is not None:
             best = int(scores[place].argmax())
             names = self.description.classes
-            found |= {
+            prediction |= {
                 "class": names[best] if best < len(names) else str(best),
                 "probability": float(scores[place, best]),
             }
-        return found
+        return prediction
 
 
 def _rows(value: Any, one: InputTensor) -> Tensor:

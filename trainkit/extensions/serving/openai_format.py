@@ -117,12 +117,12 @@ def read_completion(body: bytes, model: str, most: int) -> TextRequest:
 def _fields(body: bytes, known: set[str], model: str) -> dict[str, Any]:
     """Return the fields of a request that are not null, with legal names."""
     try:
-        found = json.loads(body, parse_constant=refuse_constant)
+        content = json.loads(body, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         raise OpenAIError(f"The body is not JSON: {error}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise OpenAIError("The body must be a JSON object.")
-    given = {name: value for name, value in found.items() if value is not None}
+    given = {name: value for name, value in content.items() if value is not None}
     for name, value in given.items():
         if name in _WITHOUT_EFFECT:
             if not any(_same(value, one) for one in _WITHOUT_EFFECT[name]):

@@ -306,9 +306,9 @@ def sha256_of(file: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _other_content(shard: Shard, found: str) -> DataError:
+def _other_content(shard: Shard, difference: str) -> DataError:
     return DataError(
-        f"{shard.url} {found}; its index promises {shard.size:,} bytes of another content: it is"
+        f"{shard.url} {difference}; its index promises {shard.size:,} bytes of another content: it is"
         " truncated, or was written again. Upload it again, or remove index.json, so that it is"
         " made again."
     )

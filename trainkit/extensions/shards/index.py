@@ -146,36 +146,36 @@ def urls_of(patterns: str | Sequence[str], store: ShardStore, key: str) -> list[
     Raises:
         ConfigError: they name none.
     """
-    found: list[str] = []
+    urls: list[str] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         for url in _spelled_out(pattern, key):
-            found += store.matching(url) if re.search(r"[*?\[]", url) else [url]
-    if not found:
+            urls += store.matching(url) if re.search(r"[*?\[]", url) else [url]
+    if not urls:
         raise ConfigError(
             f"{key} is '{patterns}', which no file matches. Give tars:"
             " s3://bucket/train-{000..127}.tar, or *.tar."
         )
-    if len({*found}) < len(found):
-        twice = next(url for url in found if found.count(url) > 1)
+    if len({*urls}) < len(urls):
+        twice = next(url for url in urls if urls.count(url) > 1)
         raise ConfigError(
             f"{key} names {twice} twice; its samples would be trained on twice. Leave one out."
         )
-    return found
+    return urls
 
 
 def _spelled_out(pattern: str, key: str) -> list[str]:
     """Return the patterns without braces: {000..127} is counted, {a,b} is listed."""
-    found = re.search(r"\{([^{}]*)\}", pattern)
-    if found is None:
+    braces = re.search(r"\{([^{}]*)\}", pattern)
+    if braces is None:
         return [pattern]
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
-    if numbers is None and "," not in found[1]:
+    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", braces[1])
+    if numbers is None and "," not in braces[1]:
         raise ConfigError(
             f"{key} is '{pattern}'; braces hold numbers or a list, as {{000..127}} or {{a,b}}."
         )
-    inner = found[1].split(",")
+    inner = braces[1].split(",")
     if numbers is not None:
         width = len(numbers[1]) if numbers[1].startswith("0") else 0
         inner = [f"{number:0{width}d}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
-    whole = [f"{pattern[: found.start()]}{text}{pattern[found.end() :]}" for text in inner]
+    whole = [f"{pattern[: braces.start()]}{text}{pattern[braces.end() :]}" for text in inner]
     return [url for one in whole for url in _spelled_out(one, key)]

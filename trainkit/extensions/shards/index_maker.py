@@ -37,24 +37,24 @@ def index_for(
         chosen = {*urls}
         return Index(tuple(shard for shard in beside.shards if shard.url in chosen), beside.classes)
     sizes = _sizes(urls, cache)
-    kept = (
+    index_file = (
         cache.folder
         / "indexes"
         / f"{hashlib.sha256(json.dumps([*zip(urls, sizes, strict=True)]).encode()).hexdigest()[:16]}.json"
     )
-    with cache.locked(kept.name):
-        if kept.is_file():
-            return index_of(kept.read_bytes(), root, str(kept))
+    with cache.locked(index_file.name):
+        if index_file.is_file():
+            return index_of(index_file.read_bytes(), root, str(index_file))
         say(
             f"{root} has no {INDEX} of these shards: {plural(len(urls), 'shard')}"
             f" ({sum(sizes) / 1e9:.2f} GB) are read once to make it"
         )
         index = Index(tuple(_read(urls, sizes, cache, label)))
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        draft = kept.with_suffix(".draft")
+        index_file.parent.mkdir(parents=True, exist_ok=True)
+        draft = index_file.with_suffix(".draft")
         draft.write_bytes(index.to_json())
-        draft.replace(kept)
-    say(f"the index is made: {index.num_samples:,} samples; {kept}")
+        draft.replace(index_file)
+    say(f"the index is made: {index.num_samples:,} samples; {index_file}")
     return index
 
 
@@ -92,11 +92,11 @@ def _read(urls: Sequence[str], sizes: Sequence[int], cache: ShardCache, label: s
         return shard
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = list(pool.map(read, urls, sizes))
-    empty = [shard.url for shard in found if not shard.samples]
-    if len(empty) == len(found):
+        shards = list(pool.map(read, urls, sizes))
+    empty = [shard.url for shard in shards if not shard.samples]
+    if len(empty) == len(shards):
         raise DataError(
             f"{urls[0]} and the other shards hold no samples: files named KEY.EXTENSION, as"
             " 0001.jpg and 0001.cls."
         )
-    return [shard for shard in found if shard.samples]
+    return [shard for shard in shards if shard.samples]

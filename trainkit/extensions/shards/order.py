@@ -106,13 +106,13 @@ class EpochOrder(Sequence[int]):
         stop = min(self._cuts[lane + 1], self._starts[high])
         samples = np.concatenate([self._range(shard, start, stop) for shard in range(low, high)])
         generator = np.random.Generator(np.random.PCG64(mix(self._number, lane, window)))
-        found = self._held[lane, window] = start, generator.permutation(samples)
+        shuffled = self._held[lane, window] = start, generator.permutation(samples)
         while len(self._held) > 2 * self._lanes:
             self._held.popitem(last=False)
         if self._ahead is not None:
             last = self._shard_at(self._cuts[lane + 1] - 1) + 1
             self._ahead(self._shards[low : min(high + self._window, last)].tolist())
-        return found
+        return shuffled
 
     def _range(self, shard: int, start: int, stop: int) -> Numbers:
         low, high = max(start, self._starts[shard]), min(stop, self._starts[shard + 1])

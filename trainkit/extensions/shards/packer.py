@@ -83,17 +83,17 @@ def plan_of(source: Path, output: str, shard_bytes: int, seed: int = 0) -> list[
             " val/<class>/*.jpg."
         )
     parts = [part for part in PARTS if (source / part).is_dir()] or [""]
-    found = [
+    packings = [
         _plan(source / part, joined(output, part) if part else output, shard_bytes, seed)
         for part in parts
     ]
-    if len(found) == 2 and found[0].classes != found[1].classes:
-        other = sorted({*found[0].classes} ^ {*found[1].classes})
+    if len(packings) == 2 and packings[0].classes != packings[1].classes:
+        other = sorted({*packings[0].classes} ^ {*packings[1].classes})
         raise DataError(
             f"{source}: train/ and val/ have other classes: {', '.join(other[:5])}. Both need the"
             " same folders."
         )
-    return found
+    return packings
 
 
 def _plan(folder: Path, output: str, shard_bytes: int, seed: int) -> Packing:

@@ -88,9 +88,9 @@ class Members:
 
 def _of_samples(file: BinaryIO, name: str) -> Iterator[tuple[str, str, File]]:
     for member in files_of(file, name):
-        found = _NAMED.fullmatch(member.name)
-        if found is not None:
-            yield found[1], found[2].lower(), member
+        match = _NAMED.fullmatch(member.name)
+        if match is not None:
+            yield match[1], match[2].lower(), member
 
 
 def files_of(file: BinaryIO, name: str) -> Iterator[File]:

@@ -83,8 +83,8 @@ def jobs_of(run_dir: Path) -> list[SubmittedJob]:
         lines = (run_dir / SLURM / _JOBS).read_text().splitlines()
     except OSError:
         return []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
-    return [SubmittedJob(int(line["job"]), run_dir, str(line["submitted"])) for line in found]
+    submissions = [json.loads(line) for line in lines if line.endswith("}")]
+    return [SubmittedJob(int(line["job"]), run_dir, str(line["submitted"])) for line in submissions]
 
 
 def find_jobs(top: Path) -> list[SubmittedJob]:

@@ -134,15 +134,15 @@ def _seconds(time: Any) -> int | None:
             f"launcher.time is {show(time)}, a number, which YAML also makes of 4:00:00. Write it"
             f" as Slurm's text, in quotes: {_TIME_FORMS}."
         )
-    found = _TIMES.fullmatch(time)
-    if found is None:
+    match = _TIMES.fullmatch(time)
+    if match is None:
         raise ConfigError(
             f"launcher.time is {show(time)}; it must be a time as Slurm takes it: {_TIME_FORMS}."
         )
-    numbers = [int(number) for number in found["numbers"].split(":")]
-    if found["days"] is not None:  # from hours on
+    numbers = [int(number) for number in match["numbers"].split(":")]
+    if match["days"] is not None:  # from hours on
         hours, minutes, seconds = [*numbers, 0, 0][:3]
-        return ((int(found["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
+        return ((int(match["days"]) * 24 + hours) * 60 + minutes) * 60 + seconds
     if len(numbers) == 1:  # minutes
         return numbers[0] * 60
     *hours_of, minutes, seconds = numbers

@@ -90,11 +90,11 @@ def script_of(fit: Fit, options: SlurmOptions) -> str:
     return "\n".join([*lines, "fi", "exit $code", ""])
 
 
-def _joined(words: Sequence[str]) -> str:
+def _joined(arguments: Sequence[str]) -> str:
     """Return words as the shell reads them;
     one with single quotes in double quotes, for a reader's sake.
     """
     return " ".join(
         f'"{word}"' if "'" in word and not set(word) & set('"$`\\!') else shlex.quote(word)
-        for word in words
+        for word in arguments
     )

@@ -83,7 +83,7 @@ def evaluate(
     Args:
         settings: limit, num_fewshot, batch_size, apply_chat_template; see lm_eval.simple_evaluate.
     """
-    found: Any = lm_eval.simple_evaluate(
+    results: Any = lm_eval.simple_evaluate(
         model="hf",
         model_args={"pretrained": str(folder)},
         tasks=[*names],
@@ -92,22 +92,24 @@ def evaluate(
         log_samples=False,
         **settings,
     )
-    tables = [make_table(found)] + ([make_table(found, "groups")] if found.get("groups") else [])
-    every = {**found["results"], **found.get("groups", {})}
+    tables = [make_table(results)] + (
+        [make_table(results, "groups")] if results.get("groups") else []
+    )
+    every = {**results["results"], **results.get("groups", {})}
     return Results(
         "\n".join(tables).rstrip(),
-        {name: _about(name, values, found) for name, values in every.items()},
+        {name: _about(name, values, results) for name, values in every.items()},
         {name: version(name) for name in ("lm_eval", "transformers", "torch")},
     )
 
 
-def _about(name: str, values: dict[str, Any], found: Any) -> dict[str, Any]:
+def _about(name: str, values: dict[str, Any], results: Any) -> dict[str, Any]:
     """Return a task's values, and what they are of."""
-    samples = found.get("n-samples", {}).get(name, {})
+    samples = results.get("n-samples", {}).get(name, {})
     about = {
         "samples": samples.get("effective"),
-        "num_fewshot": found.get("n-shot", {}).get(name),
-        "version": found.get("versions", {}).get(name),
+        "num_fewshot": results.get("n-shot", {}).get(name),
+        "version": results.get("versions", {}).get(name),
     }
     plain = {key: value for key, value in values.items() if isinstance(value, (int, float))}
     plain.pop("sample_len", None)

@@ -65,14 +65,14 @@ def _show(folder: Path) -> dict[str, Any]:
         recording = folder
         run_dir = folder.parent.parent
     else:
-        found = recordings(folder)
-        if not found:
+        there = recordings(folder)
+        if not there:
             raise TraceError(
                 f"{short(folder)} has no recording in {FOLDER}/. Train with callbacks=timeline, or"
                 f" record from a job that runs there: python -m trainkit timeline {short(folder)}"
                 " record=10"
             )
-        recording, run_dir = found[-1], folder
+        recording, run_dir = there[-1], folder
     ranks = read_recording(recording)
     analysis = analyse(ranks)
     advice = advise(analysis)

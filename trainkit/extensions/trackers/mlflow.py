@@ -122,13 +122,13 @@ class MLFlowLogger(CheckpointLogger):
             if known is None
             else known.experiment_id
         )
-        found = (
+        runs = (
             self._client.search_runs([experiment], f"tags.`{_KEY_TAG}` = '{self._key}'")
             if run.goes_on
             else []
         )
-        if found:
-            self.run_id = found[0].info.run_id
+        if runs:
+            self.run_id = runs[0].info.run_id
             self._client.update_run(self.run_id, status="RUNNING")
         else:
             tags = run.without_secrets(self.tags) | {_KEY_TAG: self._key}

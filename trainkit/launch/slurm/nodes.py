@@ -16,8 +16,8 @@ def expand_hosts(text: str) -> list[str]:
 
 def expand_tasks(text: str) -> list[int]:
     """Return the number of tasks of each node, in the nodes' order: "2(x3),1" gives 2, 2, 2, 1."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", text)
-    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+    groups = re.findall(r"(\d+)(?:\(x(\d+)\))?(?:,|$)", text)
+    return [int(tasks) for tasks, times in groups for _ in range(int(times or 1))]
 
 
 def _expand(item: str) -> list[str]:

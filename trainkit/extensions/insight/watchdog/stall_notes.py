@@ -114,23 +114,23 @@ def find_stall(
     frozen = [note for rank, note in sorted(notes.items()) if silent[rank] >= timeout_s]
     if not stuck and not frozen and len(waiting) < world_size:
         return None
-    found = [
+    lines = [
         f"{_name(n)} has made no progress for {n.still_s:.0f} s at step {n.step}, and waits for no"
         " rank"
         for n in stuck
     ]
-    found += [
+    lines += [
         f"{_name(n)} has been frozen or cut off for {silent[n.rank]:.0f} s; it was at step {n.step}"
         for n in frozen
     ]
-    if not found:
-        found = ["All ranks wait, but for different collectives: their calls do not match"]
+    if not lines:
+        lines = ["All ranks wait, but for different collectives: their calls do not match"]
     for note in waiting:
-        found.append(
+        lines.append(
             f"  {_name(note)} waits, at step {note.step}, for"
             f" {what_waits(note.waiting, note.tensors)}"
         )
-    return ".\n".join(found)
+    return ".\n".join(lines)
 
 
 def _name(note: Note) -> str:

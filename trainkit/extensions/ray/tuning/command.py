@@ -40,8 +40,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
 def _work(arguments: Sequence[str]) -> None:
     if read_launcher().world_size > 1:
         raise ConfigError("tune starts its trials itself. Start it without horovodrun or torchrun.")
-    settings, space, words = read_search(arguments)
-    job = _composed([*words, *(override(key, drawn.example()) for key, drawn in space.items())])
+    settings, space, others = read_search(arguments)
+    job = _composed([*others, *(override(key, drawn.example()) for key, drawn in space.items())])
     settings = _with_goal(settings, job.config)
     goal = Goal(settings.metric, settings.mode, ranks_of(settings))
     folder = Path(job.config["run_dir"]).absolute()
@@ -51,7 +51,7 @@ def _work(arguments: Sequence[str]) -> None:
             " folder."
         )
     trainer = job.config["trainer"]
-    own = [word for word in words if not word.lstrip("+").startswith("run_dir=")]
+    own = [word for word in others if not word.lstrip("+").startswith("run_dir=")]
     max_epochs = trainer.get("max_epochs")
     request = Search(own, space, settings, max_epochs, trainer.get("max_steps"), folder, goal)
     console = console_of()
@@ -65,11 +65,11 @@ def _work(arguments: Sequence[str]) -> None:
     _show(runs, request)
 
 
-def _composed(words: Sequence[str]) -> ComposedJob:
+def _composed(arguments: Sequence[str]) -> ComposedJob:
     """Return the job of a trial, checked as `fit` checks it."""
     compose: Any = importlib.import_module("trainkit.config.compose")
     jobs: list[ComposedJob] = []
-    compose.run("fit", words, True, jobs.append)
+    compose.run("fit", arguments, True, jobs.append)
     if len(jobs) != 1:
         raise ConfigError(
             "tune takes no flags of Hydra; a search is written search.KEY=FUNCTION(...)."

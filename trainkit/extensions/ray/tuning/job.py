@@ -34,7 +34,7 @@ class TrialJob:
     """A fit to run.
 
     Attributes:
-        words: of the command `python -m trainkit fit`.
+        arguments: of the command `python -m trainkit fit`.
         folder: where the command is run; it holds the user's modules and conf/.
         output: the file for what it prints.
         num_workers: ranks.
@@ -42,7 +42,7 @@ class TrialJob:
         host: this node's address, which the ranks can reach.
     """
 
-    words: Sequence[str]
+    arguments: Sequence[str]
     folder: Path
     output: Path
     num_workers: int
@@ -52,7 +52,7 @@ class TrialJob:
     @property
     def command(self) -> list[str]:
         """The command line."""
-        return [sys.executable, "-m", "trainkit", "fit", *self.words]
+        return [sys.executable, "-m", "trainkit", "fit", *self.arguments]
 
 
 def run_job(job: TrialJob, environ: Mapping[str, str], report: Report) -> int:
@@ -121,11 +121,11 @@ def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
     def run() -> None:
         with job.output.open("a") as file:
             try:
-                words = ["python", *job.command[1:], ELASTIC]
+                command = ["python", *job.command[1:], ELASTIC]
                 output, run_dir = WorkerOutput(None, False, file), str(job.output.parent)
                 code, _ = ranks.run_job(
                     options,
-                    words,
+                    command,
                     str(job.folder),
                     run_dir,
                     environ=environ,

@@ -30,7 +30,7 @@ class Search:
     """What to search.
 
     Attributes:
-        words: overrides of all trials, with conf=NAME.
+        arguments: overrides of all trials, with conf=NAME.
         space: how the values of the searched keys are drawn.
         settings: of the search; metric and mode are given.
         max_epochs: of a run that no scheduler ends; None if it has max_steps only.
@@ -39,7 +39,7 @@ class Search:
         goal: what tables compare the trials by.
     """
 
-    words: Sequence[str]
+    arguments: Sequence[str]
     space: Mapping[str, Drawn]
     settings: SearchSettings
     max_epochs: int | None
@@ -66,7 +66,7 @@ def search(request: Search, say: Callable[[str], None]) -> int:
     write_goal(request.folder, request.goal)
     resources = settings.resources
     trainable = make_trial(
-        request.words, settings.num_workers, resources, settings.metric, request.folder
+        request.arguments, settings.num_workers, resources, settings.metric, request.folder
     )
     basic = importlib.import_module("ray.tune.search.basic_variant").BasicVariantGenerator
     space = {key: _domain(tune, drawn) for key, drawn in request.space.items()}
@@ -162,8 +162,8 @@ def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
 def _printer(tune: Any, settings: SearchSettings, say: Callable[[str], None]) -> Any:
     """Return a callback of Tune's that prints a line for each trial that ends."""
 
-    def value(found: Any) -> str:
-        last = (found.last_result or {}).get(settings.metric)
+    def value(trial_value: Any) -> str:
+        last = (trial_value.last_result or {}).get(settings.metric)
         return f"  {settings.metric} = {last:.4g}" if isinstance(last, float) else ""
 
     class Printer(tune.Callback):  # type: ignore[misc]

@@ -70,11 +70,11 @@ def trial(
     if not any(word.startswith("conf=") for word in overrides):
         raise ConfigError("trial: conf=NAME is missing in the overrides; as trial(['conf=mlp']).")
     report = ["_target_: trainkit.callbacks.TuneReport", *([f"metric: {metric}"] if metric else [])]
-    words = [*overrides, f"callbacks.tune={{{', '.join(report)}}}"]
+    arguments = [*overrides, f"callbacks.tune={{{', '.join(report)}}}"]
     place = None if folder is None else str(Path(folder).absolute())
     start = functools.partial(
         _run,
-        words=words,
+        arguments=arguments,
         cwd=os.getcwd(),
         folder=place,
         num_workers=num_workers,
@@ -122,7 +122,7 @@ def load_tune() -> Any:
 
 def _run(
     config: dict[str, Any],
-    words: Sequence[str],
+    arguments: Sequence[str],
     cwd: str,
     folder: str | None,
     num_workers: int,
@@ -148,7 +148,7 @@ def _run(
     output = run_dir / "output.txt"
     host = ray.util.get_node_ip_address()
     place = Path(cwd) if Path(cwd).is_dir() else run_dir
-    job = TrialJob([*words, *own], place, output, num_workers, resources, host)
+    job = TrialJob([*arguments, *own], place, output, num_workers, resources, host)
     environ = {
         **os.environ,
         "PYTHONPATH": path,
@@ -167,13 +167,13 @@ def _run(
     if code != 0:
         error = error_in(output.read_text(errors="replace")[size:], code)
         sweep: Any = importlib.import_module("trainkit.config.sweep")
-        sweep.record_failure(run_dir, error, job.words)
+        sweep.record_failure(run_dir, error, job.arguments)
         raise TrialError(error)
 
 
 def number_of(trial_id: str) -> str:
     """Return a trial's number in its search, from its id."""
-    return str(int(found.group(1))) if (found := re.search(r"_(\d+)$", trial_id)) else trial_id
+    return str(int(match.group(1))) if (match := re.search(r"_(\d+)$", trial_id)) else trial_id
 
 
 def error_in(text: str, code: int) -> str:

@@ -82,7 +82,7 @@ _COUNTS = ("num_samples", "max_concurrent", "num_workers", "grace_period", "inte
 _NAMES = tuple(SearchSettings.__dataclass_fields__)
 
 
-def read_search(words: Sequence[str]) -> tuple[SearchSettings, dict[str, Drawn], list[str]]:
+def read_search(arguments: Sequence[str]) -> tuple[SearchSettings, dict[str, Drawn], list[str]]:
     """Return the settings, how each searched key is drawn, and the words that are no search's: the
     config's own.
 
@@ -91,8 +91,8 @@ def read_search(words: Sequence[str]) -> tuple[SearchSettings, dict[str, Drawn],
     """
     settings: dict[str, Any] = {}
     space: dict[str, Drawn] = {}
-    others = [word for word in words if not word.startswith(PREFIX)]
-    for word in words:
+    others = [word for word in arguments if not word.startswith(PREFIX)]
+    for word in arguments:
         if word in others:
             continue
         key, equals, value = word.removeprefix(PREFIX).partition("=")
@@ -122,39 +122,39 @@ def read_search(words: Sequence[str]) -> tuple[SearchSettings, dict[str, Drawn],
 
 def _setting(key: str, value: str) -> Any:
     legal: str
-    found: Any
+    parsed: Any
     if key in _COUNTS or key == "seed":
         least = 0 if key == "seed" else 1
         legal = f"a whole number, {least} or more"
-        found = int(value) if value.isdecimal() and int(value) >= least else None
+        parsed = int(value) if value.isdecimal() and int(value) >= least else None
     elif key == "reduction_factor":
         legal = "a whole number, 2 or more"
-        found = int(value) if value.isdecimal() and int(value) >= 2 else None
+        parsed = int(value) if value.isdecimal() and int(value) >= 2 else None
     elif key == "scheduler":
-        legal, found = f"one of {', '.join(SCHEDULERS)}", value if value in SCHEDULERS else None
+        legal, parsed = f"one of {', '.join(SCHEDULERS)}", value if value in SCHEDULERS else None
     elif key == "mode":
         legal = "min or max"
-        found = value if value in ("min", "max") else None
+        parsed = value if value in ("min", "max") else None
     elif key == "resources":
         legal = "resources of a rank with numbers above 0, as {CPU: 1, GPU: 0.5}"
-        found = _resources(value)
+        parsed = _resources(value)
     else:
         return value
-    if found is None:
+    if parsed is None:
         raise ConfigError(
             f"search.{key} is '{value}'; it must be"
             f" {legal}.{did_you_mean(value, SCHEDULERS) if key == 'scheduler' else ''}"
         )
-    return found
+    return parsed
 
 
 def _resources(text: str) -> dict[str, float] | None:
     pairs = [part.partition(":") for part in text.strip(" {}").split(",")]
     try:
-        found = {name.strip(" '\""): float(number) for name, _, number in pairs}
+        amounts = {name.strip(" '\""): float(number) for name, _, number in pairs}
     except ValueError:
         return None
-    return found if all(name and number > 0 for name, number in found.items()) else None
+    return amounts if all(name and number > 0 for name, number in amounts.items()) else None
 
 
 def _drawn(key: str, value: str) -> Drawn:

@@ -92,12 +92,13 @@ class ClassificationResults:
             confusion = torch.zeros(num_classes, num_classes, dtype=torch.float64, device=device)
             bins = torch.zeros(3, _BINS, dtype=torch.float64, device=device)
         confusion, bins = data.all_reduce(confusion).cpu(), data.all_reduce(bins).cpu()
-        found = data.all_gather_object((self._samples(dataset), class_names_of(dataset)))
+        gathered = data.all_gather_object((self._samples(dataset), class_names_of(dataset)))
         worst = sorted(
-            (sample for own, _ in found for sample in own), key=lambda sample: -sample.loss
+            (sample for own, _ in gathered for sample in own), key=lambda sample: -sample.loss
         )[:_WORST]
         names = next(
-            (names for _, names in found if names is not None and len(names) == num_classes), None
+            (names for _, names in gathered if names is not None and len(names) == num_classes),
+            None,
         )
         return Classified(
             names or [str(i) for i in range(num_classes)], confusion.numpy(), bins.numpy(), worst

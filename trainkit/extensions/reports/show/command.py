@@ -22,11 +22,9 @@ from trainkit.extensions.reports.usage import SHOW
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    words, as_json = split_json(arguments)
+    argv, as_json = split_json(arguments)
     with facts_printed(as_json) as facts:
-        return main_alone(
-            words or ["--help"], help_text(command, SHOW), lambda: _work(words, facts)
-        )
+        return main_alone(argv or ["--help"], help_text(command, SHOW), lambda: _work(argv, facts))
 
 
 def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:

@@ -181,13 +181,13 @@ def _is_run(names: list[str], files: list[str]) -> bool:
     """Return whether a folder with these subfolders and files is a run's;
     remove subfolders that hold none from `names`.
     """
-    found = bool(
+    is_run = bool(
         {"state.json", "metrics.csv", "metrics.jsonl"} & {*files} or "checkpoints" in names
     )
     names[:] = [
         name for name in names if name not in _PARTS and not name.startswith((".", "before-"))
     ]
-    return found
+    return is_run
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -285,19 +285,19 @@ def read_checkpoints(folder: Path) -> list[SavedCheckpoint]:
     for mark in ("best", "last"):
         if (folder / mark).exists():
             marks.setdefault((folder / mark).resolve(), []).append(mark)
-    found = []
+    checkpoints = []
     for path in sorted(folder.glob("*/manifest.json")):
         if path.parent.is_symlink() or path.parent.name.startswith("."):  # a mark, or a draft
             continue
         try:
             manifest = json.loads(path.read_text())
-            found.append(
+            checkpoints.append(
                 _checkpoint(path.parent, manifest, tuple(marks.get(path.parent.resolve(), ())))
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # deleted by the job that runs there, or damaged: `fit` names it when it is loaded
             continue
-    return sorted(found, key=lambda saved: saved.step)
+    return sorted(checkpoints, key=lambda saved: saved.step)
 
 
 def _checkpoint(

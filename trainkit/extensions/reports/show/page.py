@@ -67,7 +67,7 @@ def groups(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
     """Return the metrics of each chart:
     "loss" of training and validation together, learning rates, others by their prefix.
     """
-    found: dict[str, list[str]] = {}
+    charts: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for run in runs for name in run.series):
         room, _, rest = name.partition("/")
         if name == RATE:
@@ -86,12 +86,12 @@ def groups(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
             )
         else:
             title = room
-        found.setdefault(title, []).append(name)
+        charts.setdefault(title, []).append(name)
     order = sorted(
-        found,
-        key=lambda title: (title != "loss", title == "learning rate", not _of_stage(found[title])),
+        charts,
+        key=lambda title: (title != "loss", title == "learning rate", not _of_stage(charts[title])),
     )
-    return {title: found[title] for title in order}
+    return {title: charts[title] for title in order}
 
 
 def _of_stage(names: Sequence[str]) -> bool:

@@ -33,13 +33,15 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def _work(arguments: Sequence[str]) -> None:
-    words = [word for word in arguments if word not in _FLAGS]
+    own_arguments = [word for word in arguments if word not in _FLAGS]
     folders = [
         word
-        for word in words
+        for word in own_arguments
         if not word.startswith("-") and ("=" not in word or Path(word).is_dir())
     ]
-    given = read_keys([word for word in words if word not in folders], STATUS.keys(), "status")
+    given = read_keys(
+        [word for word in own_arguments if word not in folders], STATUS.keys(), "status"
+    )
     if len(folders) != 1:
         raise ConfigError(
             f"status takes one run's folder, and got {len(folders)}: status runs/resnet50/<time>."

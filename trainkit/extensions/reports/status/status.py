@@ -247,10 +247,10 @@ def _answers(address: str) -> bool:
 
 def _goodput(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "goodput.json").read_text())
+        content = json.loads((folder / "goodput.json").read_text())
         return {
-            "goodput": float(found["goodput"]),
-            "seconds": {key: float(s) for key, s in found["seconds"].items()},
+            "goodput": float(content["goodput"]),
+            "seconds": {key: float(s) for key, s in content["seconds"].items()},
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -274,20 +274,20 @@ def _kept_alerts(folder: Path) -> Iterator[Alert]:
 
 def _stacks(folder: Path) -> Iterator[Alert]:
     for path in (folder / "logs").glob("stacks-rank*.txt"):
-        if found := _STACKS.fullmatch(path.name):
+        if match := _STACKS.fullmatch(path.name):
             with path.open(errors="replace") as file:
                 text = f"stall: {file.readline().strip()}; its stacks are in logs/{path.name}"
-            yield Alert(path.stat().st_mtime, "stall", text, rank=int(found[1]))
+            yield Alert(path.stat().st_mtime, "stall", text, rank=int(match[1]))
 
 
 def _capsules(folder: Path) -> Iterator[Alert]:
     for path in (folder / "capsules").glob("step=*-rank=*"):
-        if found := _CAPSULE.fullmatch(path.name):
+        if match := _CAPSULE.fullmatch(path.name):
             text = (
-                f"step {found[1]} is stored in capsules/{path.name}: `python -m trainkit replay`"
+                f"step {match[1]} is stored in capsules/{path.name}: `python -m trainkit replay`"
                 " repeats it"
             )
-            yield Alert(path.stat().st_mtime, "capsule", text, int(found[1]), int(found[2]))
+            yield Alert(path.stat().st_mtime, "capsule", text, int(match[1]), int(match[2]))
 
 
 def written_s(saved: SavedCheckpoint) -> float | None:

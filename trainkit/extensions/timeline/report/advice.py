@@ -30,7 +30,7 @@ class Advice:
 
 def advise(analysis: Analysis) -> list[Advice]:
     """Return advice, largest gain first; gains below one percent are left out."""
-    found = [
+    advices = [
         *_data(analysis),
         *_waiting(analysis),
         *_sums(analysis),
@@ -38,7 +38,8 @@ def advise(analysis: Analysis) -> list[Advice]:
         *_rest(analysis),
     ]
     return sorted(
-        (advice for advice in found if advice.gain >= _LEAST_GAIN), key=lambda advice: -advice.gain
+        (advice for advice in advices if advice.gain >= _LEAST_GAIN),
+        key=lambda advice: -advice.gain,
     )
 
 

@@ -24,17 +24,17 @@ def handed_over(ranks: Sequence[RankTrace]) -> Handed:
     """Return when each rank submitted each gradient, by rank 0's clock;
     only gradients submitted by all ranks.
     """
-    found: Handed = defaultdict(dict)
+    submitted: Handed = defaultdict(dict)
     for rank in ranks:
         done = {e["id"]: e["ts"] for e in rank.events if e.get("cat") == SUMMED and e["ph"] == "e"}
         for event in rank.events:
             if event.get("cat") == SUMMED and event["ph"] == "b" and event["id"] in done:
                 times = rank.clock.to_rank_0(event["ts"]), rank.clock.to_rank_0(done[event["id"]])
-                found[event["args"]["step"], event["args"]["names"][0]][rank.about.rank] = (
+                submitted[event["args"]["step"], event["args"]["names"][0]][rank.about.rank] = (
                     *times,
                     event["args"]["bytes"],
                 )
-    return {key: by_rank for key, by_rank in found.items() if len(by_rank) == len(ranks)}
+    return {key: by_rank for key, by_rank in submitted.items() if len(by_rank) == len(ranks)}
 
 
 def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
@@ -64,11 +64,11 @@ def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
                 )
                 parts_of[name].append((*parts, len(operation.names), by_rank[first.about.rank][2]))
                 break
-    found = []
+    gradients_of_fit = []
     for name, seen in parts_of.items():
         *usual, size = (statistics.median(column) for column in zip(*seen, strict=True))
-        found.append(Gradient(name, round(size), *usual))
-    return sorted(found, key=lambda gradient: -gradient.total_s)
+        gradients_of_fit.append(Gradient(name, round(size), *usual))
+    return sorted(gradients_of_fit, key=lambda gradient: -gradient.total_s)
 
 
 def costs(
@@ -99,12 +99,12 @@ def profiles(steps: Sequence[StepOfRank], handed: Handed, about: About) -> list[
             begun = statistics.fmean(s.backward_start for s in of_step[number])
             at = (max(handed_at for handed_at, _, _ in by_rank.values()) - begun) / 1e6
             ready[number].append((max(0.0, at), float(by_rank[about.rank][2])))
-    found = []
+    result = []
     for number, gradients in ready.items():
         ranks = of_step[number]
         backward = (
             max(s.backward_end for s in ranks) - statistics.fmean(s.backward_start for s in ranks)
         ) / 1e6
         whole = statistics.fmean(s.total_s - s.seconds["communication"] for s in ranks)
-        found.append(Profile(tuple(sorted(gradients)), backward, max(0.0, whole - backward)))
-    return found
+        result.append(Profile(tuple(sorted(gradients)), backward, max(0.0, whole - backward)))
+    return result

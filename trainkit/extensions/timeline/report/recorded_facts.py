@@ -44,10 +44,10 @@ class StepOfRank:
 
 def by_step(steps: Iterable[StepOfRank]) -> dict[int, list[StepOfRank]]:
     """Return the ranks of each step by its number."""
-    found: dict[int, list[StepOfRank]] = defaultdict(list)
+    ranks_of_step: dict[int, list[StepOfRank]] = defaultdict(list)
     for step in steps:
-        found[step.step].append(step)
-    return found
+        ranks_of_step[step.step].append(step)
+    return ranks_of_step
 
 
 def of_steps(steps: Iterable[StepOfRank], value: Callable[[StepOfRank], float]) -> dict[int, float]:

@@ -94,7 +94,7 @@ class Analysis:
         each with the rank and the part that held it up.
         """
         usual = {part: self.median(part) for part in LABELS}
-        found, ranks = [], by_step(self.steps)
+        slow, ranks = [], by_step(self.steps)
         for number, total_s in of_steps(self.steps, lambda step: step.total_s).items():
             if total_s > OUTLIER * self.step_s:
                 causes = [
@@ -103,8 +103,8 @@ class Analysis:
                     for part in CAUSES
                 ]
                 more_s, rank, part = max(causes)
-                found.append(Outlier(number, total_s, rank, part, usual[part] + more_s))
-        return sorted(found, key=lambda outlier: -outlier.total_s)
+                slow.append(Outlier(number, total_s, rank, part, usual[part] + more_s))
+        return sorted(slow, key=lambda outlier: -outlier.total_s)
 
 
 def analyse(ranks: Sequence[RankTrace]) -> Analysis:
@@ -151,7 +151,7 @@ def _steps(rank: RankTrace) -> list[StepOfRank]:
     for event in parts:
         if event["tid"] == track and "samples" not in event["args"]:
             by_step[event["args"]["step"]].append(event)
-    found = []
+    steps = []
     for number, events in by_step.items():
         backwards = [e for e in events if e["name"] == "backward"]
         if number not in samples or not backwards:  # cut off, or a rank without samples
@@ -161,10 +161,10 @@ def _steps(rank: RankTrace) -> list[StepOfRank]:
         }
         begun, ended = backwards[-1]["ts"], backwards[-1]["ts"] + backwards[-1]["dur"]
         at = [rank.clock.to_rank_0(us) for us in (events[0]["ts"], begun, ended)]
-        found.append(
+        steps.append(
             StepOfRank(number, rank.about.rank, at[0], seconds, at[1], at[2], samples[number])
         )
-    return found
+    return steps
 
 
 def _split_waiting(steps: list[StepOfRank]) -> list[StepOfRank]:

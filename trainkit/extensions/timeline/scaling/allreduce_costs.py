@@ -57,10 +57,10 @@ class AllreduceCosts(Callback):
         engine.heartbeat.stop_timeline()
         if engine.ranks.is_main:
             if path.is_file():
-                found = [
+                operations = [
                     o
                     for o in read_operations(read_events(path))
                     if o.kind == "ALLREDUCE" and o.wire_s > 0
                 ]
-                costs = [(o.num_bytes, o.wire_s) for o in found] or costs
+                costs = [(o.num_bytes, o.wire_s) for o in operations] or costs
             (trainer.run_dir / FILE).write_text(json.dumps(costs))

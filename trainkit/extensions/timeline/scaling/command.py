@@ -62,8 +62,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
         print(help_text(command, SCALING))
         return 0
     started = read_launcher()
-    words, as_json = split_json(before)
-    own, left = split_own(words, _OWN)
+    argv, as_json = split_json(before)
+    own, left = split_own(argv, _OWN)
     try:
         refuse_launcher(command, started, "ranks=1,2")
         if script is not None:
@@ -203,8 +203,8 @@ def _run(
         raise EngineError(
             f"The run of {ranks} ranks failed (exit code {code}):{shown}\nIts full output: {log}"
         )
-    found = recordings(run_dir)
-    if not found:
+    there = recordings(run_dir)
+    if not there:
         raise EngineError(
             f"The run of {ranks} ranks ended before step {_WARM_STEPS}: the data has fewer steps."
             f" Use a longer epoch. Its full output: {log}"
@@ -215,7 +215,7 @@ def _run(
         if costs.is_file()
         else []
     )
-    return Measured(ranks, analyse(read_recording(found[-1])), sums)
+    return Measured(ranks, analyse(read_recording(there[-1])), sums)
 
 
 def _report(

@@ -69,7 +69,7 @@ def read_operations(events: Iterable[Event]) -> list[Operation]:
     names: dict[Any, str] = {}
     open_: dict[Any, list[tuple[str, float]]] = {}
     of_tensor: dict[Any, Operation] = {}
-    found: list[Operation] = []
+    operations: list[Operation] = []
     ended: set[int] = set()
     for event in events:
         phase, pid = event.get("ph"), event.get("pid")
@@ -90,14 +90,14 @@ def read_operations(events: Iterable[Event]) -> list[Operation]:
                 continue
             if len(stack) == 1:
                 if (
-                    not found
-                    or found[-1].activities
-                    or id(found[-1]) in ended
-                    or found[-1].kind != name
+                    not operations
+                    or operations[-1].activities
+                    or id(operations[-1]) in ended
+                    or operations[-1].kind != name
                 ):
-                    found.append(Operation(name, at))
-                found[-1].names.append(_PREFIX.sub("", names.get(pid, "")))
-                of_tensor[pid] = found[-1]
+                    operations.append(Operation(name, at))
+                operations[-1].names.append(_PREFIX.sub("", names.get(pid, "")))
+                of_tensor[pid] = operations[-1]
             elif pid in of_tensor:
                 start, end = of_tensor[pid].activities.get(name, (at, at))
                 of_tensor[pid].activities[name] = min(start, at), max(end, at)
@@ -115,7 +115,7 @@ def read_operations(events: Iterable[Event]) -> list[Operation]:
                 operation.num_bytes += _num_bytes(event.get("args", {}))
                 ended.add(id(operation))
                 del of_tensor[pid]
-    return [operation for operation in found if id(operation) in ended]
+    return [operation for operation in operations if id(operation) in ended]
 
 
 def _num_bytes(args: dict[str, str]) -> int:

@@ -98,18 +98,18 @@ def _align(first: RankTrace, rank: RankTrace) -> None:
     if rank.about.boot == first.about.boot:
         return
     own, others = _meetings(rank), _meetings(first)
-    found = [
+    offsets = [
         o
         for mine, theirs in zip(own, others, strict=False)
         if (o := offset(theirs, mine)) is not None
     ]
-    rank.is_aligned = bool(found)
-    if not found:  # use the time of day: under NTP, hosts differ by milliseconds
+    rank.is_aligned = bool(offsets)
+    if not offsets:  # use the time of day: under NTP, hosts differ by milliseconds
         about = rank.about
         zero = first.about
         shift = (about.unix_ns - about.monotonic_ns) - (zero.unix_ns - zero.monotonic_ns)
-        found = [Offset(shift, float("inf"), about.monotonic_ns)]
-    rank.clock = Alignment(found[0], found[-1])
+        offsets = [Offset(shift, float("inf"), about.monotonic_ns)]
+    rank.clock = Alignment(offsets[0], offsets[-1])
 
 
 def _meetings(rank: RankTrace) -> list[list[Meeting]]:

@@ -1,4 +1,4 @@
-"""Kept: what a process of an elastic run makes once, and uses in each attempt."""
+"""Reused: what a process of an elastic run makes once, and uses in each attempt."""
 
 from __future__ import annotations
 

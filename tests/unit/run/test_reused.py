@@ -10,7 +10,7 @@ from tests.helpers.toy import Line
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import read_optimizers
 from trainkit.optim.schedule import LearningRates
-from trainkit.run.kept import Made, ReusedParts
+from trainkit.run.reused import Made, ReusedParts
 
 PLAN = BatchPlan(4, 2, 1, "linear", None, 0)
 
