@@ -300,10 +300,15 @@ def test_scaling_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     job.terminate()
     out, _ = job.communicate(timeout=60)
     assert job.returncode == 130 and "Stopped; the recordings so far are in" in out
-    left = [
-        p for p in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _text_of(p)
-    ]
+    until = time.monotonic() + 20  # the kernel takes apart what was ended
+    while (left := _processes_with(str(tmp_path))) and time.monotonic() < until:
+        time.sleep(0.1)
     assert left == []
+
+
+def _processes_with(text: str) -> list[str]:
+    every = map(_text_of, Path("/proc").glob("[0-9]*/cmdline"))
+    return [line.replace(b"\0", b" ").decode() for line in every if text.encode() in line]
 
 
 def _text_of(path: Path) -> bytes:

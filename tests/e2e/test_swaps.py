@@ -1,4 +1,10 @@
-"""One step of each recipe with each part that fits it, on models and data made small."""
+"""One step of recipes with other parts, on models and data made small.
+
+Which choices fit, and with which numbers, is composed for all pairs in
+tests/unit/config/test_swaps.py. Here each data set, task and augmentation takes a step in each
+recipe that it fits; each optimizer and schedule in a third of the recipes, and in all that refuse
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +35,8 @@ SMALL_TASK = {
     "gpt_124m": "task.model.depth=1 task.model.width=32 task.model.heads=2 ",
     "bert": "task.model.depth=1 task.model.width=32 task.model.heads=2 ",
 }
+# Else the first step computes bases of 3,072 x 3,072 numbers.
+SMALL_OPTIMIZER = {"soap": "optimizer.max_precondition_dim=64 "}
 # Pairs that compose, and are one sentence before the first step: conf, group, choice -> its text.
 REFUSED = {
     ("vit_b16", "augment", "a3"): "train_image_size is 160, and the model takes 224 x 224",
@@ -53,21 +61,33 @@ REFUSED = {
     ("resnet50_a3", "task", "mlp"): "so an image is 150528 numbers (3 x 224 x 224)",
     ("vit_b16", "task", "mlp"): "so an image is 150528 numbers (3 x 224 x 224)",
 }
-# webdataset needs tars, ray a cluster: tests/e2e/test_shards.py and tests/ray/test_data.py.
-ELSEWHERE = ("webdataset", "ray")
+# webdataset needs tars, ray a cluster, a mixture folders of tokens: tests/e2e/test_shards.py,
+# tests/ray/test_data.py and tests/e2e/test_pretraining_page.py.
+ELSEWHERE = ("webdataset", "ray", "token_mixture")
+SHARED = 3  # recipes that share the steps of an optimizer or a schedule
 
 
 def swaps(conf: str) -> list[tuple[str, str]]:
-    """Return the choices (group, name) of parts that fit a conf, without its own."""
+    """Return the choices (group, name) of parts that take a step in a conf, without its own."""
     family = next(one for one in FAMILIES if conf in one)
-    own = chosen(conf)
+    own, turn = chosen(conf), TOPS.index(conf)
     return [
         (group, name)
         for group in ("augment", "data", "lr", "optimizer", "task")
-        for name in GROUPS[group]
+        for place, name in enumerate(GROUPS[group])
         if group in own and name != own[group] and name not in ELSEWHERE
         if group not in ("data", "task") or name in family
+        if group not in ("lr", "optimizer")
+        or (turn + place) % SHARED == 0
+        or (conf, group, name) in REFUSED
     ]
+
+
+@pytest.mark.parametrize("group", ["lr", "optimizer"])
+def test_each_choice_takes_a_step_in_some_recipe(group: str) -> None:
+    """None is left out, whatever the number of recipes and choices; or it is a recipe's own."""
+    tried = {name for conf in TOPS for kind, name in swaps(conf) if kind == group}
+    assert tried | {chosen(conf).get(group) for conf in TOPS} >= {*GROUPS[group]}
 
 
 @pytest.mark.parametrize("conf", TOPS)
@@ -78,6 +98,7 @@ def test_a_recipe_steps_with_each_part(conf: str, command: Command, tmp_path: Pa
     for group, name in swaps(conf):
         parts = chosen(conf) | {group: name}
         small = SMALL_DATA.get(parts["data"], "") + SMALL_TASK.get(parts["task"], "")
+        small += SMALL_OPTIMIZER.get(parts["optimizer"], "")
         done = command(f"python -m trainkit fit conf={conf} {group}={name} {COMMON}{small}")
         refusal = REFUSED.get((conf, group, name))
         if refusal is None:
