@@ -21,6 +21,7 @@ from recipes.dpo_data import Pairs, PreferencePairs
 from recipes.sft import ChatModel
 from trainkit.arguments import PositiveFloat
 from trainkit.errors import CheckpointError, ConfigError, TaskError, did_you_mean
+from trainkit.extensions.adapters.quantized import Quantization
 from trainkit.extensions.language.packing import IGNORED
 
 Batch = Mapping[str, Tensor]
@@ -62,6 +63,7 @@ class PreferenceModel(ChatModel):
         disable_dropout: bool = True,
         no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
         save_pretrained: bool = True,
+        quantization: Quantization | None = None,
     ) -> None:
         _check_loss(loss_type, label_smoothing)
         super().__init__(
@@ -74,6 +76,7 @@ class PreferenceModel(ChatModel):
             attention,
             no_weight_decay,
             save_pretrained,
+            quantization=quantization,
         )
         self.loss_type, self.beta, self.label_smoothing = loss_type, beta, label_smoothing
         for module in self.model.modules() if disable_dropout else ():

@@ -16,8 +16,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from recipes.hf import TransformersTask, load_model, transformers
+from trainkit.api.view import with_role
 from trainkit.arguments import PositiveInt
 from trainkit.errors import ConfigError, TaskError, did_you_mean
+from trainkit.extensions.adapters.quantized import (
+    Quantization,
+    compute_in,
+    described,
+    loading_options,
+    stay_trainable,
+)
 from trainkit.extensions.language.packing import IGNORED
 from trainkit.extensions.language.sampling import Ask, pieces_of
 from trainkit.extensions.language.sources import Messages, TransformersSource, load_tokenizer
@@ -55,6 +63,8 @@ class ChatModel(TransformersTask):
             flash_attention_2, ...; None for its choice.
         loss_chunk: tokens of a microbatch that have logits at a time in the loss, see token_loss;
             None for all.
+        quantization: nf4 loads the linear layers of `model` in 4 bits, to be frozen beside adapters
+            (QLoRA): callbacks=lora; see extensions/adapters/quantized.py.
     """
 
     batch_shape = "a dict of input_ids [B, T] and labels [B, T], of conversations"
@@ -71,8 +81,9 @@ class ChatModel(TransformersTask):
         no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
         save_pretrained: bool = True,
         loss_chunk: PositiveInt | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
-        if (model, model_type, config) == (None, None, None):
+        if (model, model_type, config) == (None, None, None) and quantization is None:
             model_type, config = "llama", _TINY
         if revision is not None and (model is None or Path(model).is_dir()):
             raise ConfigError(
@@ -92,9 +103,11 @@ class ChatModel(TransformersTask):
             config,
             **({} if attention is None else {"attn_implementation": attention}),
             **({} if revision is None else {"revision": revision}),
+            **({} if quantization is None else loading_options(quantization, model)),
         )
+        stay_trainable(loaded)
         super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
-        self.loss_chunk = loss_chunk
+        self.loss_chunk, self.quantization = loss_chunk, quantization
         if loss_chunk is not None and not has_plain_head(loaded):
             raise ConfigError(
                 f"task.loss_chunk is {loss_chunk}, but the logits of {type(loaded).__name__} are not"
@@ -105,12 +118,15 @@ class ChatModel(TransformersTask):
         """Choose the layout of the data's batches: what this model keeps apart.
 
         Raises:
-            ConfigError: the data asks for packed rows, and the model would mix their documents.
+            ConfigError: the data asks for packed rows, and the model would mix their documents; or
+                weights of 4 bits would be trained.
         """
         try:
             data = self.trainer.datamodule
         except TaskError:  # an export builds the Task without a run
             return
+        if self.quantization is not None:
+            self._set_up_quantized(stage)
         if not hasattr(data, "used_layout") or data.layout == "padded":
             return
         if str(self.model.config._attn_implementation).startswith("flash"):
@@ -131,6 +147,15 @@ class ChatModel(TransformersTask):
                 f"{type(self.model).__name__} does not keep the documents of a row apart: each gets"
                 " a row of its own, padded. The gradients are the same, a step takes longer."
             )
+
+    def _set_up_quantized(self, stage: str) -> None:
+        if stage == "fit" and not with_role(self.trainer.callbacks, "layers"):
+            raise ConfigError(
+                f"task.quantization is '{self.quantization}': weights of 4 bits cannot be trained,"
+                " only adapters beside them. Add callbacks=lora, or leave task.quantization out."
+            )
+        compute_in(self.model, self.trainer.precision.compute_dtype)
+        self.trainer.say(f"quantized        {described(self.model)}")
 
     def on_fit_start(self) -> None:
         tokenizer = getattr(self.trainer.datamodule, "tokenizer", None)

@@ -50,6 +50,11 @@ class Precision:
         self.scales_loss = name == "16-mixed"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.scales_loss)
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype of forward's matrix products."""
+        return self._autocast_dtype or self.input_dtype or torch.float32
+
     def convert(self, model: nn.Module) -> None:
         """Cast the weights, in place, if the precision is a true one."""
         # Not by `to`: metric objects ignore only these two, since their counts do not fit into
@@ -81,9 +86,9 @@ class Precision:
     def _overflows(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Tensor]:
         """Return what `unscale` has found, on each device: above 0 if a gradient is not finite."""
         return [
-            found
+            overflow
             for optimizer in optimizers
-            for found in self.scaler._found_inf_per_device(optimizer).values()
+            for overflow in self.scaler._found_inf_per_device(optimizer).values()
         ]
 
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:

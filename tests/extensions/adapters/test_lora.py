@@ -303,7 +303,9 @@ def test_engines_that_split_layers_otherwise_are_refused(
 ) -> None:
     """Before anything is replaced."""
     ranks = SimpleNamespace(tensor_size=tensor)
-    run: Any = SimpleNamespace(callbacks=[], engine=SimpleNamespace(name=engine, ranks=ranks))
+    run: Any = SimpleNamespace(
+        callbacks=[], engine=SimpleNamespace(name=engine, ranks=ranks, splits_weights=True)
+    )
     with pytest.raises(ConfigError, match=message):
         adapters().setup(run, Seen(), "fit")
 

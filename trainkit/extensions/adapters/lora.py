@@ -25,6 +25,7 @@ from trainkit.extensions.adapters.base import (
     fingerprint_of,
     freeze_norms,
 )
+from trainkit.extensions.adapters.quantized import quantized_layers
 from trainkit.extensions.adapters.targets import check_names, check_replaced
 from trainkit.extensions.finetuning.callbacks import BaseFinetuning
 from trainkit.extensions.swa.callback import StochasticWeightAveraging
@@ -147,6 +148,12 @@ class LoRA(Callback):
                 " already. Pass the model without them."
             )
         check_names(model, self.target_modules, self.exclude_modules, self.modules_to_save)
+        if self.base is not None and quantized_layers(task):
+            raise ConfigError(
+                f"callbacks.lora.base is '{self.base}', and the model is loaded in 4 bits"
+                " (task.quantization): weights must be there before. Give a folder of transformers,"
+                " task.model=FOLDER."
+            )
         if (base := self.base) is not None:
             for line in on_main(lambda: load_whole(task, base, self.strict)):
                 info(f"LoRA, not of {base}: {line}")
@@ -190,11 +197,15 @@ class LoRA(Callback):
             )
 
     def fold(self, task: Task) -> None:
-        """Add the adapters to the frozen weights, and put the plain layers back."""
+        """Add the adapters to the frozen weights, and put the plain layers back; in float32, if
+        the frozen weights have 4 bits.
+        """
         peft_models: Any = importlib.import_module("trainkit.extensions.adapters.peft_models")
         self._refuse_parts(task)
         self._state.remove()
         delattr(task, FINGERPRINT)
+        if quantized_layers(task):
+            self._model = peft_models.dequantized(self._model)
         peft_models.merge(self._model)
         self._model = None
         task._layers_of = None
@@ -258,6 +269,12 @@ class LoRA(Callback):
             raise ConfigError(
                 f"engine.tensor is {trainer.engine.ranks.tensor_size}, and callbacks.lora replaces"
                 " the layers whose width it would split. Leave engine.tensor out."
+            )
+        if trainer.engine.splits_weights and quantized_layers(task):
+            raise ConfigError(
+                f"engine={trainer.engine.name} splits weights over the ranks, and those of 4 bits"
+                " (task.quantization) cannot be split. Use engine=ddp or engine=horovod, whose ranks"
+                " hold them whole, or leave task.quantization out."
             )
         if trainer.engine.name == "deepspeed":
             raise ConfigError(

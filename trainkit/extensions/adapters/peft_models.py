@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.adapters.quantized import dequantize
 
 _NAME = "default"  # peft's name of a model's only adapter
 
@@ -63,6 +65,16 @@ def replaced(model: nn.Module) -> list[str]:
 def unload(model: Any) -> None:
     """Put the plain layers back, without the adapters."""
     model.unload()
+
+
+def dequantized(model: Any) -> Any:
+    """Return a PeftModel of the same adapters, whose frozen weights of 4 bits are float32 now."""
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, Path(folder))
+        plain = model.unload()
+        dequantize(plain)
+        with _without_its_own_warnings():
+            return peft.PeftModel.from_pretrained(plain, folder)
 
 
 def merge(model: Any) -> None:

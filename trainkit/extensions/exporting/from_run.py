@@ -28,6 +28,7 @@ from trainkit.config.users_code import named_by_user
 from trainkit.console import short
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError, TaskError, TrainkitError
+from trainkit.extensions.adapters.quantized import dequantize
 from trainkit.extensions.exporting.export import Exported, export
 from trainkit.extensions.exporting.hub import Hub
 from trainkit.extensions.exporting.hub_files import write_hub_files
@@ -86,7 +87,7 @@ def export_run(
         else check_output(output, format)
     )
     with _folder(path.parent):
-        rebuilt = _build({**config, "callbacks": {}}) if format in _OF_WEIGHTS else None
+        rebuilt = _without_callbacks(config, format) if format in _OF_WEIGHTS else None
         exported = export(
             task,
             path,
@@ -133,12 +134,11 @@ def write_for_transformers(
     writer_of(task)  # before its weights are read
     data = _source_of(task, config)[0] if config["data"] is not None else None
     _load(task, folder)
-    rebuilt = _build({**config, "callbacks": {}})
     export(
         task,
         output,
         "huggingface",
-        rebuilt=rebuilt,
+        rebuilt=_without_callbacks(config, "huggingface"),
         beside=lambda draft: write_hub_files(
             draft, task, data, run_dir, (folder, manifest), is_adapter=False
         ),
@@ -163,6 +163,14 @@ def load_task(ckpt_path: str, run_dir: str | None, trust: Sequence[str]) -> tupl
     task = _build(_config_of(manifest, folder, trust, with_data=False))
     _load(task, folder)
     return task.eval(), _named(folder, manifest)
+
+
+def _without_callbacks(config: dict[str, Any], format: str) -> Task:  # noqa: A002 - see export_run
+    """Return a second Task, whose layers take the weights of a folder of this format."""
+    task = _build({**config, "callbacks": {}})
+    if format != "peft":
+        dequantize(task)
+    return task
 
 
 def _load(task: Task, folder: Path, keeps_adapters: bool = False) -> None:
@@ -217,9 +225,9 @@ def _find(ckpt_path: str, run_dir: str | None) -> Path:
     if (run / "checkpoints" / ckpt_path / MANIFEST).is_file():
         return (run / "checkpoints" / ckpt_path).resolve()
     there = sorted(path.parent.name for path in (run / "checkpoints").glob(f"*/{MANIFEST}"))
-    found = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
+    available = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
     raise CheckpointError(
-        f"ckpt_path is '{ckpt_path}', and {run / 'checkpoints'} has no '{ckpt_path}'; {found}."
+        f"ckpt_path is '{ckpt_path}', and {run / 'checkpoints'} has no '{ckpt_path}'; {available}."
     )
 
 
@@ -322,13 +330,13 @@ def _inputs_of(loader: Any, task: Task) -> Tensor:
     )
     inputs = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
     if not isinstance(inputs, Tensor) or inputs.dim() == 0:
-        found = (
+        reason = (
             f"a batch is a {type(batch).__name__}"
             if batch is not None
             else "there is no validation or training data"
         )
         raise TaskError(
-            f"The inputs of {type(task).__name__}.forward cannot be derived: {found}, not a tuple"
+            f"The inputs of {type(task).__name__}.forward cannot be derived: {reason}, not a tuple"
             " (inputs, targets). Give the Task an attribute example_input_array: a tensor, or a"
             " tuple of tensors."
         )
