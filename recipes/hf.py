@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import trainkit
+from recipes.experts import in_float64, joined
 from recipes.hf_data import Bytes
 from recipes.schedule import with_schedule
 from trainkit.api.view import with_role
@@ -89,6 +90,14 @@ def load_model(
             raise ConfigError(
                 f"task.config.{name} is not a setting of {type(plain).__name__}.{near}"
             )
+    for name in ("output_router_logits", "router_aux_loss_coef"):
+        if (config or {}).get(name):
+            raise ConfigError(
+                f"task.config.{name} is {config[name]}, and has no effect: transformers'"  # type: ignore[index]
+                " load-balancing loss is one of each microbatch on each rank, which would differ"
+                " with their number, and training here is by the loss of the tokens alone. Leave it"
+                " out. conf=llama task.experts=8 balances experts, on any ranks alike."
+            )
     try:
         return auto.from_config(
             transformers.AutoConfig.for_model(model_type, **config or {}, **options)
@@ -147,6 +156,14 @@ class TransformersTask(trainkit.Task):
                 raise ConfigError(
                     f"task.config.{name} is {held}; it must be {needed} or more, the data's {ours}."
                 )
+        in_float64(self, self.model)
+        if getattr(config, "output_router_logits", False):
+            self.trainer.say(
+                f"The model's config has output_router_logits=true, to which transformers' Trainer"
+                f" would add {getattr(config, 'router_aux_loss_coef', 0):g} times the load-balancing"
+                " loss of each microbatch, another one with each number of ranks. Here experts are"
+                " trained by the loss of the tokens alone."
+            )
 
     def on_fit_end(self) -> None:
         if not self.save_pretrained or self.trainer.options.fast_dev_run:
@@ -172,6 +189,7 @@ class TransformersTask(trainkit.Task):
 
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of `save_pretrained` by this Task's names; others as they are."""
+        weights = joined(weights, self.model)
         if {*self.model.state_dict()}.isdisjoint(weights):
             return weights
         return {f"model.{name}": tensor for name, tensor in weights.items()}

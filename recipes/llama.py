@@ -1,7 +1,8 @@
 """Llama from scratch: transformers' model (trainkit[transformers]) in published shapes, by one dial.
 
 Its Task is that of all language models (recipes/language_model.py), with documents apart, z-loss,
-and a loss that never holds all logits.
+and a loss that never holds all logits. With experts (recipes/experts.py) it is transformers' Mixtral,
+or GLM-4.5, whose routers have biases.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+import trainkit
+from recipes.experts import ExpertLoad, Routed, Routers, even_loss, in_float64, joined
 from recipes.hf import load_model, transformers
 from recipes.language_model import LanguageModel
 from trainkit.arguments import NonNegativeFloat, PositiveInt
@@ -51,14 +54,22 @@ SIZES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+# of a step, without `task.balance_factor`: Fedus et al. 2022 (Switch), section 2.2; Wang et al. 2024
+_FACTORS = {"loss": 0.01, "bias": 0.001}
+
+
 def make_llama(
     size: str,
     vocab_size: int,
     context: int,
     config: dict[str, Any] | None = None,
     attention: str | None = None,
+    mixture: dict[str, Any] | None = None,
 ) -> Any:
-    """Return a LlamaForCausalLM with random weights; see Llama.
+    """Return a LlamaForCausalLM with random weights, or a model with experts; see Llama.
+
+    Args:
+        mixture: model_type, and what else differs from the size's; None for no experts.
 
     Raises:
         ConfigError: an unknown size, or argument of the config.
@@ -68,12 +79,61 @@ def make_llama(
     numbers, rest = SIZES[size]
     whole = dict(zip(_SHAPE, numbers, strict=True)) | rest
     whole |= {"vocab_size": vocab_size, "max_position_embeddings": context}
-    whole |= {"bos_token_id": None, "eos_token_id": None}
+    whole |= {"bos_token_id": None, "eos_token_id": None} | (config or {})
     options = {} if attention is None else {"attn_implementation": attention}
+    model_type, rest = "llama", dict(mixture or {})
+    model_type = rest.pop("model_type", model_type)
+    if model_type == "glm4_moe":
+        rest["moe_intermediate_size"] = whole["intermediate_size"]
+        turned = whole.get("rope_parameters", {"rope_type": "default", "rope_theta": 10000.0})
+        rest["rope_parameters"] = turned | {"partial_rotary_factor": 1.0}
     auto = transformers.AutoModelForCausalLM
-    model = load_model(auto, None, "llama", whole | (config or {}), **options)
+    model = load_model(auto, None, model_type, whole | rest, **options)
     model.context = context
     return model
+
+
+def mixture_of(
+    experts: int | None,
+    experts_per_token: int | None,
+    balance: str | None,
+    balance_factor: float | None,
+    config: dict[str, Any] | None,
+) -> dict[str, Any] | None:
+    """Return what a model with experts has in place of Llama's; None without experts.
+
+    Raises:
+        ConfigError: a setting that would have no effect, or fewer experts than a token goes to.
+    """
+    given = {"experts_per_token": experts_per_token, "balance": balance}
+    given["balance_factor"] = balance_factor
+    if experts is None:
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f"task.{name} is {value}, and task.experts is null: there are no experts. Set"
+                    " task.experts=8, say, or leave it out."
+                )
+        return None
+    for name in ("router_aux_loss_coef", "output_router_logits"):
+        if name in (config or {}):
+            raise ConfigError(
+                f"task.config.{name} is set: transformers' load-balancing loss is one of each"
+                " microbatch on each rank, so it would differ with their number. task.balance=loss"
+                " and its task.balance_factor, 0.01 by default, have the loss that does not."
+            )
+    each = 2 if experts_per_token is None else experts_per_token
+    if each > experts:
+        raise ConfigError(
+            f"task.experts_per_token is {each}, and task.experts is {experts}: a token goes to at"
+            " most all of them. Lower the one or raise the other."
+        )
+    if balance != "bias":
+        kind = {"model_type": "mixtral", "num_local_experts": experts}
+        return kind | {"num_experts_per_tok": each}
+    kind = {"model_type": "glm4_moe", "n_routed_experts": experts, "num_experts_per_tok": each}
+    kind |= {"n_shared_experts": 1, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0}
+    return kind | {"n_group": 1, "topk_group": 1, "use_qk_norm": False}
 
 
 class Llama(LanguageModel):
@@ -96,6 +156,13 @@ class Llama(LanguageModel):
         z_loss: the factor of log^2 Z in the loss; see token_loss.
         loss_chunk: tokens of a microbatch that have logits at a time; None for all.
         attention: transformers' attn_implementation; None for its choice.
+        experts: the number of feed-forward layers, each as wide as the size's, of which a token goes
+            through some, in place of one; None for one.
+        experts_per_token: through how many; 2 by default.
+        balance: how experts come to get as many tokens each. loss, the default: training adds a
+            loss, logged as `train/balance_loss`; the model is a Mixtral. bias: biases of the choice
+            move after each step; the model is a GLM-4.5, which has one more expert for all tokens.
+        balance_factor: of the loss (0.01 by default), or what a bias moves by (0.001).
     """
 
     def __init__(
@@ -111,12 +178,46 @@ class Llama(LanguageModel):
         loss_chunk: PositiveInt | None = 1024,
         attention: Literal["sdpa", "eager", "flex_attention"] | None = None,
         no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
+        experts: PositiveInt | None = None,
+        experts_per_token: PositiveInt | None = None,
+        balance: Literal["loss", "bias"] | None = None,
+        balance_factor: NonNegativeFloat | None = None,
     ) -> None:
+        mixture = mixture_of(experts, experts_per_token, balance, balance_factor, config)
         # made once the engine is there: a large one takes no memory until it is split
-        make = partial(make_llama, size, vocab_size, context, config, attention)
+        make = partial(make_llama, size, vocab_size, context, config, attention, mixture)
         super().__init__(make, optimizer, lr, no_weight_decay, z_loss, loss_chunk)
         self.documents = documents
         self._end_of_text: int | None = None
+        self._load: ExpertLoad | None = None
+        self._even_factor = 0.0
+        if mixture is not None:
+            kind = balance or "loss"
+            factor = _FACTORS[kind] if balance_factor is None else balance_factor
+            self._load = ExpertLoad(factor if kind == "bias" else None)
+            self._even_factor = factor if kind == "loss" else 0.0
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        if self._load is not None:
+            self._load.routers = Routers(self.model)
+
+    def configure_callbacks(self) -> list[trainkit.Callback]:
+        """Return what counts the experts' tokens."""
+        return [] if self._load is None else [self._load]
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if self._load is None:
+            return
+        stages = self.trainer.engine.ranks.pipeline_size
+        if stages > 1:
+            raise ConfigError(
+                f"engine.pipeline is {stages}, and task.experts is set: the experts of all layers"
+                " are balanced together, and a stage has some layers. Use engine.pipeline=1, with"
+                " engine.tensor or FSDP2 alone."
+            )
+        in_float64(self, self.model)
 
     def setup(self, stage: str) -> None:
         """Learn from the data which token ends a text.
@@ -162,13 +263,16 @@ class Llama(LanguageModel):
                     f"{getattr(config, name)}: ranks share attention by heads."
                 )
         colwise = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        colwise += ("mlp.gate_proj", "mlp.up_proj")
-        plan = dict.fromkeys(colwise, "colwise")
-        plan |= {"self_attn.o_proj": "rowwise", "mlp.down_proj": "rowwise"}
+        rowwise: tuple[str, ...] = ("self_attn.o_proj",)
+        if self._load is None:  # experts are whole on each rank
+            colwise += ("mlp.gate_proj", "mlp.up_proj")
+            rowwise += ("mlp.down_proj",)
+        plan = dict.fromkeys(colwise, "colwise") | dict.fromkeys(rowwise, "rowwise")
         return {f"model.model.layers.*.{layer}": style for layer, style in plan.items()}
 
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of `save_pretrained` by this Task's names; others as they are."""
+        weights = joined(weights, self.model)
         if {*self.model.state_dict()}.isdisjoint(weights):
             return weights
         return {f"model.{name}": tensor for name, tensor in weights.items()}
@@ -199,6 +303,27 @@ class Llama(LanguageModel):
         )
         count = self.batch_weight(text_BT).clamp(min=1)
         return TokenLoss(*(total / count for total in sums))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self._load is None:
+            return super().training_step(batch, batch_idx)
+        assert self._load.routers is not None  # configure_model has run
+        with self._load.routers.watched() as routed:
+            loss = super().training_step(batch, batch_idx)
+        self._load.look(routed)
+        if not self._even_factor:
+            return loss
+        added = self._even_factor * self._even_loss(routed, batch)
+        self.log("train/balance_loss", added, on_step=True, on_epoch=True)
+        return loss + added
+
+    def _even_loss(self, routed: list[Routed], batch: Tensor) -> Tensor:
+        """Return the mean over rows, each weighted by its predicted tokens, as the step's loss is."""
+        losses_B = even_loss(routed, len(batch))
+        if self._end_of_text is None:
+            return losses_B.mean()
+        counts_B = (batch[:, :-1] != self._end_of_text).sum(1)
+        return (losses_B * counts_B).sum() / counts_B.sum().clamp(min=1)
 
     def _evaluate(self, batch: Tensor, stage: str) -> None:
         self._log_loss(self._loss(batch), stage, batch_size=int(self.batch_weight(batch)))

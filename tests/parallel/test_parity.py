@@ -110,6 +110,22 @@ def test_ranks_end_where_one_process_ends(start: str, scenario: str, results: An
 
 
 @pytest.mark.parametrize("start", SEVERAL)
+def test_experts_are_balanced_over_all_ranks(start: str, results: Any) -> None:
+    """Weights and biases are those of one process to 1e-12, with experts that a rank has no token
+    for, and so no gradient, in a microbatch, and even in a whole step.
+    """
+    (alone,) = results[f"single, width {STARTS[start][1]}"]["experts"]
+    ranks = results[start]["experts"]
+    for rank in ranks:
+        torch.testing.assert_close(rank["weights"], alone["weights"], rtol=0, atol=1e-12)
+        unused = [sum(step).eq(0) for step in torch.tensor(rank["counts"]).split(3)]
+        assert sum(int(step.sum()) for step in unused) > 0
+    assert alone["weights"][-15:].abs().max() > 0.1
+    loads = [torch.tensor(rank["counts"])[:3].sum(0) for rank in ranks]
+    assert any((load == 0).any() for load in loads) and not torch.equal(loads[0], loads[1])
+
+
+@pytest.mark.parametrize("start", SEVERAL)
 def test_all_ranks_end_with_the_same_bits(start: str, results: Any) -> None:
     """Whatever is trained, all ranks end with bit-for-bit the same weights."""
     held = {name: ranks for name, ranks in results[start].items() if "weights" in ranks[0]}

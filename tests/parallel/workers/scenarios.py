@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import trainkit
 from recipes.augment import Augment, Mix
 from recipes.image_classifier import ImageClassifier
+from tests.parallel.workers.experts import Mixed
 from trainkit.data.streams import sharded
 from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
@@ -213,6 +214,17 @@ def branches() -> dict[str, Any]:
     return {"weights": weights(fit(Branches(everything), WIDTH * BATCH * 3))}
 
 
+def experts() -> dict[str, Any]:
+    """Experts that some ranks have no token for in a microbatch, and biases that count all;
+    three microbatches of a rank in a step, and one sample in the last one.
+    """
+    task = Mixed(lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
+    settings = {"accumulate_grad_batches": 3 * WIDTH // RANKS, "max_epochs": 2}
+    fit(task, WIDTH * BATCH * 3 * 2 + 1, **settings)
+    biases = torch.cat(task.routers.biases())
+    return {"weights": torch.cat([weights(task), biases]), "counts": task.counts}
+
+
 class Keeps(Regression):
     """Keeps each step's gradients, as they are, or a view of them."""
 
@@ -386,6 +398,7 @@ SCENARIOS = [
     tokens,
     parts,
     branches,
+    experts,
     kept,
     scaled_half,
     brain_float,

@@ -21,10 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
+from tests.parallel.workers.experts import Mixed
 from trainkit.callbacks import EMA, DivergenceGuard, ModelCheckpoint
 from trainkit.engine.select import make_engine
 from trainkit.optim import LAMB, LARS, Adafactor, AdEMAMix, Muon, decay_groups, schedule_free
@@ -109,6 +111,12 @@ class Late(Deep):
             nn.init.trunc_normal_(block.up.weight, std=0.1)
 
 
+def mixed(make: Callable[[Any], Any]) -> Mixed:
+    """Experts; of torch before 2.14, FSDP2's ranks must use the same weights."""
+    skips = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+    return Mixed(make, WIDTH, 3 + ENGINE.ranks.rank, skips)
+
+
 def note_threads() -> None:
     """Write the names of the threads with which this process ends."""
     names = [
@@ -123,7 +131,7 @@ def whole(tensor: Any) -> Any:
 
 
 def train(
-    name: str, make: Callable[[Any], Any], kind: type[Deep] = Deep, **settings: Any
+    name: str, make: Callable[[Any], Any], kind: Callable[..., Any] = Deep, **settings: Any
 ) -> dict[str, Any]:
     """Train a scenario to its checkpoint, or on from it."""
     folder = OUT.parent / name
@@ -204,6 +212,14 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
     ),
     "ademamix": lambda: train(
         "ademamix", lambda parameters: AdEMAMix(parameters, lr=0.01, t_alpha_beta3=9)
+    ),
+    "experts": lambda: train(
+        "experts",
+        # without momentum: an expert that a whole step leaves out has no gradient in one process,
+        # and one of zeros under FSDP2
+        lambda parameters: torch.optim.SGD(parameters, lr=0.02),
+        kind=mixed,
+        activation_checkpointing=True,
     ),
     "averaged": lambda: train("averaged", lambda parameters: schedule_free(parameters, lr=0.01)),
 }
