@@ -22,6 +22,7 @@ from recipes.language_model import LanguageModel as LanguageModel
 from recipes.transformer import Attention
 from trainkit.arguments import ExistingFile, ExistingFolder, Fraction, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.context.sequence import rows, whole_length
 
 _BYTES = 256
 
@@ -87,12 +88,12 @@ class GPT(nn.Module):
     def states(self, bytes_BT: Tensor) -> Tensor:
         """Return what the output layer reads, [B, T, D]."""
         T = bytes_BT.shape[1]
-        if self.context < T:
+        if self.context < (whole := whole_length(T)):
             raise ConfigError(
-                f"task.model.context is {self.context}; it must be {T} or more, for a text of {T}"
-                " bytes."
+                f"task.model.context is {self.context}; it must be {whole} or more, for a text of"
+                f" {whole} bytes."
             )
-        x_BTD = self.tokens(bytes_BT) + self.places.weight[:T]
+        x_BTD = self.tokens(bytes_BT) + rows(self.places.weight, T)
         return self.norm(self.blocks(x_BTD))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from recipes.transformer import Block, by_heads, by_kinds, init_weights
 from trainkit.arguments import Fraction, PositiveInt
 from trainkit.errors import ConfigError
+from trainkit.extensions.context.sequence import rows, whole_length
 
 # This model's layers -> those of transformers; its matrices are transposed, [in, out].
 _LAYERS = {"tokens": "wte", "places": "wpe", "norm": "ln_f", "head": "lm_head"}
@@ -59,12 +60,12 @@ class GPT2(nn.Module):
     def states(self, tokens_BT: Tensor) -> Tensor:
         """Return what the output layer reads, [B, T, D]."""
         T = tokens_BT.shape[1]
-        if self.context < T:
+        if self.context < (whole := whole_length(T)):
             raise ConfigError(
-                f"task.model.context is {self.context}; it must be {T} or more, for a text of {T}"
-                " tokens."
+                f"task.model.context is {self.context}; it must be {whole} or more, for a text of"
+                f" {whole} tokens."
             )
-        x_BTD = self.dropout(self.tokens(tokens_BT) + self.places.weight[:T])
+        x_BTD = self.dropout(self.tokens(tokens_BT) + rows(self.places.weight, T))
         return self.norm(self.blocks(x_BTD))
 
     def _layers(self) -> dict[str, str]:

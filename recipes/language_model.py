@@ -25,6 +25,7 @@ from recipes.schedule import with_schedule
 from recipes.transformer import plan_of_blocks
 from trainkit.arguments import NonNegativeFloat, PositiveInt
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.context.sequence import mean_of_parts, part, sum_of_parts
 from trainkit.extensions.language.next_token import Reader, Whole
 from trainkit.extensions.language.sampling import Ask, pieces_of
 from trainkit.extensions.language.sources import TokenSource
@@ -165,10 +166,11 @@ class LanguageModel(TextTask):
         self.z_loss, self.loss_chunk = z_loss, loss_chunk
 
     def _losses(self, text_BT: Tensor) -> TokenLoss:
-        """Return the means over the predicted tokens."""
-        tokens_BT, next_N = text_BT[:, :-1], text_BT[:, 1:].flatten()
+        """Return the means over the predicted tokens; those of all ranks that share them."""
+        tokens_BT, next_N = part(text_BT[:, :-1]), part(text_BT[:, 1:]).flatten()
         if self.loss_chunk is None and not self.z_loss:
             loss = functional.cross_entropy(self(tokens_BT).flatten(0, 1), next_N)
+            loss = mean_of_parts(loss)
             return TokenLoss(loss, torch.zeros_like(loss))
         if not hasattr(self.model, "states"):
             raise ConfigError(
@@ -178,7 +180,8 @@ class LanguageModel(TextTask):
             )
         states_ND = self.model.states(tokens_BT).flatten(0, 1)
         sums = token_loss(states_ND, next_N, self.model.head, self.loss_chunk, self.z_loss)
-        return TokenLoss(*(total / len(next_N) for total in sums))
+        count = text_BT[:, 1:].numel()
+        return TokenLoss(*(sum_of_parts(total) / count for total in sums))
 
     def _loss(self, text_BT: Tensor) -> Tensor:
         return self._losses(text_BT).cross_entropy

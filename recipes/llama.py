@@ -21,8 +21,10 @@ from recipes.hf import load_model, transformers
 from recipes.language_model import LanguageModel
 from trainkit.arguments import NonNegativeFloat, PositiveInt
 from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.context.sequence import part, sum_of_parts
+from trainkit.extensions.context.transformers import parts_of_rows, share_attention
 from trainkit.extensions.language.next_token import CachedWithin, Reader, Whole
-from trainkit.extensions.language.packing import documents_of
+from trainkit.extensions.language.packing import IGNORED, documents_of
 from trainkit.extensions.language.token_loss import TokenLoss, token_loss
 
 _SHAPE = (
@@ -187,7 +189,7 @@ class Llama(LanguageModel):
         # made once the engine is there: a large one takes no memory until it is split
         make = partial(make_llama, size, vocab_size, context, config, attention, mixture)
         super().__init__(make, optimizer, lr, no_weight_decay, z_loss, loss_chunk)
-        self.documents = documents
+        self.documents, self._attention = documents, attention
         self._end_of_text: int | None = None
         self._load: ExpertLoad | None = None
         self._even_factor = 0.0
@@ -198,7 +200,9 @@ class Llama(LanguageModel):
             self._even_factor = factor if kind == "loss" else 0.0
 
     def configure_model(self) -> None:
+        """Make the model; its attention is that of context ranks, if there are any."""
         super().configure_model()
+        share_attention(self, self.model, self._attention)
         if self._load is not None:
             self._load.routers = Routers(self.model)
 
@@ -210,13 +214,17 @@ class Llama(LanguageModel):
         super().on_fit_start()
         if self._load is None:
             return
-        stages = self.trainer.engine.ranks.pipeline_size
-        if stages > 1:
-            raise ConfigError(
-                f"engine.pipeline is {stages}, and task.experts is set: the experts of all layers"
-                " are balanced together, and a stage has some layers. Use engine.pipeline=1, with"
-                " engine.tensor or FSDP2 alone."
-            )
+        ranks = self.trainer.engine.ranks
+        for name, size, has in (
+            ("pipeline", ranks.pipeline_size, "a stage has some layers"),
+            ("context", ranks.context_size, "a rank has a part of each row"),
+        ):
+            if size > 1:
+                raise ConfigError(
+                    f"engine.{name} is {size}, and task.experts is set: the experts of all layers are"
+                    f" balanced together, by whole rows, and {has}. Use engine.{name}=1, with"
+                    " engine.tensor or FSDP2 alone."
+                )
         in_float64(self, self.model)
 
     def setup(self, stage: str) -> None:
@@ -292,17 +300,17 @@ class Llama(LanguageModel):
         return out.last_hidden_state
 
     def _losses(self, text_BT: Tensor) -> TokenLoss:
-        """Return the means over the predicted tokens."""
+        """Return the means over the predicted tokens; those of all ranks that share them."""
         positions_BT, labels_BT = None, text_BT[:, 1:]
         if self._end_of_text is not None:
             # positions that begin again are how transformers knows where a document begins
             positions_BT, labels_BT = documents_of(text_BT, self._end_of_text)
-        states_ND = self._states(text_BT[:, :-1], positions_BT).flatten(0, 1)
-        sums = token_loss(
-            states_ND, labels_BT.flatten(), self.model.lm_head, self.loss_chunk, self.z_loss
-        )
+        tokens_BT, positions_BT = parts_of_rows(text_BT[:, :-1], positions_BT)
+        labels_N = part(labels_BT, fill=IGNORED).flatten()
+        states_ND = self._states(tokens_BT, positions_BT).flatten(0, 1)
+        sums = token_loss(states_ND, labels_N, self.model.lm_head, self.loss_chunk, self.z_loss)
         count = self.batch_weight(text_BT).clamp(min=1)
-        return TokenLoss(*(total / count for total in sums))
+        return TokenLoss(*(sum_of_parts(total) / count for total in sums))
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self._load is None:

@@ -27,6 +27,8 @@ from trainkit.extensions.adapters.quantized import (
     loading_options,
     stay_trainable,
 )
+from trainkit.extensions.context.sequence import is_shared, part, sum_of_parts
+from trainkit.extensions.context.transformers import parts_of_rows, refusal, share_attention
 from trainkit.extensions.language.packing import IGNORED
 from trainkit.extensions.language.sampling import Ask, pieces_of
 from trainkit.extensions.language.sources import Messages, TransformersSource, load_tokenizer
@@ -109,6 +111,7 @@ class ChatModel(TransformersTask):
         stay_trainable(loaded)
         super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
         self.loss_chunk, self.quantization = loss_chunk, quantization
+        self._attention = attention
         if loss_chunk is not None and not has_plain_head(loaded):
             raise ConfigError(
                 f"task.loss_chunk is {loss_chunk}, but the logits of {type(loaded).__name__} are not"
@@ -120,8 +123,12 @@ class ChatModel(TransformersTask):
 
         Raises:
             ConfigError: the data asks for packed rows, and the model would mix their documents; or
-                weights of 4 bits would be trained.
+                weights of 4 bits would be trained; or there are context ranks, of whose parts the
+                model would compute something else.
         """
+        ranks = share_attention(self, self.model, self._attention)
+        if ranks > 1 and (why := refusal(self.model, ranks)):
+            raise ConfigError(why)
         try:
             data = self.trainer.datamodule
         except TaskError:  # an export builds the Task without a run
@@ -242,18 +249,23 @@ class ChatModel(TransformersTask):
         return batch["input_ids"], batch.get("attention_mask"), batch.get("position_ids")
 
     def _loss(self, batch: Batch) -> Tensor:
-        next_N = batch["labels"][:, 1:].flatten()
+        inputs, end = self._inputs(batch), -1
+        if is_shared():  # padding is on the right, where no token sees it: no mask
+            ids_BT, positions_BT = batch["input_ids"][:, :-1], batch.get("position_ids")
+            own = parts_of_rows(ids_BT, None if positions_BT is None else positions_BT[:, :-1])
+            inputs, end = (own[0], None, own[1]), None
+        next_N = part(batch["labels"][:, 1:], fill=IGNORED).flatten()
         count = self.batch_weight(batch).clamp(min=1)
         if self.loss_chunk is not None:
-            states_BTD = states_of(self.model, *self._inputs(batch))
+            states_BTD = states_of(self.model, *inputs)
             head = self.model.get_output_embeddings()
-            sums = token_loss(states_BTD[:, :-1].flatten(0, 1), next_N, head, self.loss_chunk)
-            return sums.cross_entropy / count
-        logits_NV = self._logits(batch)[:, :-1].flatten(0, 1)
+            sums = token_loss(states_BTD[:, :end].flatten(0, 1), next_N, head, self.loss_chunk)
+            return sum_of_parts(sums.cross_entropy) / count
+        logits_NV = self(*inputs)[:, :end].flatten(0, 1)
         # in float32 at least
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         total = functional.cross_entropy(logits_NV, next_N, ignore_index=IGNORED, reduction="sum")
-        return total / count
+        return sum_of_parts(total) / count
 
 
 def logits_of(

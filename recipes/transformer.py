@@ -7,9 +7,9 @@ B batch, T tokens, D width, H heads, K width of a head.
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from trainkit.errors import ConfigError
+from trainkit.extensions.context.sequence import attention
 
 
 class Attention(nn.Module):
@@ -35,9 +35,7 @@ class Attention(nn.Module):
         )
         mask = None if mask_BT is None else mask_BT.bool()[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        y_BHTK = functional.scaled_dot_product_attention(
-            q_BHTK, k_BHTK, v_BHTK, mask, dropout, self.causal
-        )
+        y_BHTK = attention(q_BHTK, k_BHTK, v_BHTK, mask, dropout, self.causal)
         return self.out(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
 

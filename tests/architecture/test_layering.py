@@ -64,6 +64,7 @@ HOMES = {
         "extensions/fsdp/tensor.py",
         "extensions/fsdp/units.py",
         "extensions/elastic/store.py",
+        "extensions/context/ranks.py",
         "extensions/pipeline/links.py",
         "extensions/pipeline/pipeline.py",
     ],

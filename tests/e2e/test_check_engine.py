@@ -35,9 +35,14 @@ ENGINES = {
     "fsdp": "engine=fsdp",
     "tensor": "engine=fsdp engine.tensor=2",
     "pipeline": "engine=fsdp engine.pipeline=2",
+    "context": "engine=fsdp engine.context=2",
 }
-# the recipes whose models have a plan of layers to split; and lists of blocks
-CHOSEN = {"tensor": ("gpt", "bert", "llama"), "pipeline": ("gpt", "llama", "sft", "resnet18")}
+# the recipes whose models have a plan of layers to split; and lists of blocks; and take their part
+CHOSEN = {
+    "tensor": ("gpt", "bert", "llama"),
+    "pipeline": ("gpt", "llama", "sft", "resnet18"),
+    "context": ("gpt", "llama", "sft"),
+}
 CASES = [
     pytest.param(recipe, engine, id=f"{recipe}-{engine}")
     for recipe in RECIPES
@@ -77,7 +82,8 @@ def test_a_recipe_is_equal(recipe: str, engine: str, command: Command) -> None:
     assert done.code == 0, done.text
     assert re.search(rf"EQUAL: conf={recipe} with {ENGINES[engine]} on 2 ranks trains", done.out)
     assert "step 2 weights" in done.out
-    assert not re.search("skipped", done.out), done.out
+    if engine != "context":  # there an output whose rows are tokens is left out
+        assert not re.search("skipped", done.out), done.out
 
 
 def test_batch_norm_over_ranks_is_that_of_one_batch(command: Command) -> None:

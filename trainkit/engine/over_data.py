@@ -1,5 +1,5 @@
 """Sums and gathers over the samples of a run: ranks that compute one model (engine.tensor,
-engine.pipeline) read the same samples and count once, by their first.
+engine.pipeline, engine.context) read the same samples and count once, by their first.
 
 What deals or counts samples uses `engine.ranks.data_rank` and `data_size`, and these collectives in
 place of `engine.comm`'s. On an engine with one rank a model they are the same.

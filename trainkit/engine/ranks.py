@@ -42,6 +42,7 @@ class Ranks:
             they wait for it from the moment at which it enters the engine.
         tensor_size: ranks that share the widths of layers (FSDPEngine's `tensor`).
         pipeline_size: stages that share the layers (FSDPEngine's `pipeline`).
+        context_size: ranks that share the tokens of each sample (FSDPEngine's `context`).
         replica_size: ranks of an elastic job that hold the weights together, and so are lost and
             replaced together (FSDPEngine's `replicas`).
         copies: hosts whose memory holds a copy of each rank's state (callbacks.elastic.copies), so that
@@ -55,6 +56,7 @@ class Ranks:
     joins_late = False
     tensor_size = 1
     pipeline_size = 1
+    context_size = 1
     replica_size = 1
     committed_step = -1
 
@@ -119,22 +121,27 @@ class Ranks:
 
     @property
     def model_size(self) -> int:
-        """Ranks that compute one model from the same samples, its layers and their widths among
-        them: r x model_size to (r + 1) x model_size - 1 for each r.
+        """Ranks that compute one model from the same samples, its layers, their widths and the
+        tokens among them: r x model_size to (r + 1) x model_size - 1 for each r.
         """
-        return self.tensor_size * self.pipeline_size
+        return self.tensor_size * self.context_size * self.pipeline_size
 
     @property
     def stage(self) -> int:
         """The pipeline stage of this rank, from 0. The last stage, which has the loss, is that of
         the first ranks of a model: rank 0 logs it.
         """
-        return self.pipeline_size - 1 - self.rank % self.model_size // self.tensor_size
+        ranks_of_stage = self.model_size // self.pipeline_size
+        return self.pipeline_size - 1 - self.rank % self.model_size // ranks_of_stage
 
     @property
     def groups(self) -> str:
         """How ranks are grouped: "2 data x 2 pipeline x 2 tensor"; "" if each has its own model."""
-        sizes = {"pipeline": self.pipeline_size, "tensor": self.tensor_size}
+        sizes = {
+            "pipeline": self.pipeline_size,
+            "context": self.context_size,
+            "tensor": self.tensor_size,
+        }
         shown = [f"{size} {name}" for name, size in sizes.items() if size > 1]
         return " x ".join([f"{self.data_size} data", *shown]) if shown else ""
 
@@ -225,18 +232,21 @@ def ranks_of(launcher: Launcher) -> Ranks:
     return Ranks(launcher)
 
 
-def check_groups(ranks: int, replicas: int, tensor: int, pipeline: int = 1) -> None:
-    """Check that groups of ranks (engine.replicas, engine.tensor, engine.pipeline) come out even.
+def check_groups(
+    ranks: int, replicas: int, tensor: int, pipeline: int = 1, context: int = 1
+) -> None:
+    """Check that groups of ranks (engine.replicas, .tensor, .pipeline, .context) come out even.
 
     Raises:
         ConfigError: they do not.
     """
-    product = replicas * tensor * pipeline
+    product = replicas * tensor * pipeline * context
     if ranks % product:
         given = {
             "engine.replicas": replicas,
             "engine.tensor": tensor,
             "engine.pipeline": pipeline,
+            "engine.context": context,
         }
         shown = [f"{key} is {value}" for key, value in given.items() if value > 1]
         what = f"their product, {product}," if len(shown) > 1 else "it"

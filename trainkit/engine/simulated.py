@@ -49,6 +49,7 @@ class SimulatedEngine(Engine):
         device: torch.device | None = None,
         tensor_size: int = 1,
         pipeline_size: int = 1,
+        context_size: int = 1,
     ) -> None:
         ranks, heartbeat = Ranks(read_launcher()), Heartbeat()
         super().__init__("cpu", ranks, heartbeat, SimulatedCollectives(ranks, heartbeat))
@@ -56,6 +57,7 @@ class SimulatedEngine(Engine):
         self._place = rank, world_size, rank % local_size, local_size
         self._device = device or torch.device("cpu")
         ranks.tensor_size, ranks.pipeline_size = tensor_size, pipeline_size
+        ranks.context_size = context_size
 
     def _start(self) -> None:
         self.ranks.assign(*self._place)

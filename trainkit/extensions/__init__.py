@@ -33,6 +33,7 @@ NAMES = (
     "horovod_build",
     "fsdp",
     "pipeline",
+    "context",
     "deepspeed",
     "elastic",
     "slurm",

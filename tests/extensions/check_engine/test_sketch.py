@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from trainkit.extensions.check_engine.sketch import Place, place, sketch
+from trainkit.extensions.context.parts import part_of
 
 WIDTH = 64
 
@@ -46,6 +49,20 @@ def test_parts_of_ranks_add_up_to_the_whole(dim: int) -> None:
             for i, part in enumerate(parts)
         )
         torch.testing.assert_close(total, sketch(whole, at, 1, width))
+
+
+@pytest.mark.parametrize("width", [16, 240])
+def test_chunks_of_context_ranks_add_up_to_the_whole(width: int) -> None:
+    """A rank has an early and a late one, of the first dimension after that of samples."""
+    whole = tensor(4, 12, 5)
+    total: Any = 0
+    for index in range(3):
+        part = part_of(whole, 1, index, 3)
+        at = place(tuple(part.shape[1:]), {(12, 5)}, index, 3, of_tokens=True)
+        assert at is not None
+        total += sketch(part, Place((4, *at.shape), at.dim + 1, at.offset, at.late), 4, width)
+    torch.testing.assert_close(total, sketch(whole, Place((4, 12, 5)), 4, width))
+    assert place((12, 1), {(12, 3)}, 0, 3, of_tokens=True) is None
 
 
 def test_a_part_is_placed_by_its_rank() -> None:

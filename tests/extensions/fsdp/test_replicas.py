@@ -53,6 +53,7 @@ def test_with_copies_all_ranks_are_one_replica() -> None:
             "engine.replicas is 1, and the job is elastic.*engine.replicas=2 or more",
         ),
         ({"replicas": 2, "pipeline": 2}, "engine.pipeline is 2.*cannot be replaced.*torchrun"),
+        ({"replicas": 2, "context_size": 2}, "engine.context is 2.*cannot be replaced.*torchrun"),
         ({"replicas": 3}, "engine.replicas is 3, and there are 8 ranks"),
         (
             {"replicas": 2, "tensor": 3},

@@ -303,12 +303,14 @@ def test_what_would_spoil_a_bias_is_refused(root: str, tmp_path: Path) -> None:
         fit(begun, root, tmp_path, 2, halve_batch_on_oom=True)
 
 
-def test_stages_of_a_pipeline_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stage has the routers of some layers."""
-    ranks = SimpleNamespace(pipeline_size=2)
+@pytest.mark.parametrize("option", ["pipeline", "context"])
+def test_layouts_are_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In which a rank has the routers of some layers, or the tokens of parts of rows."""
+    sizes = {"pipeline_size": 1, "context_size": 1} | {f"{option}_size": 2}
+    ranks = SimpleNamespace(**sizes)
     run = SimpleNamespace(engine=SimpleNamespace(ranks=ranks), datamodule=None)
     monkeypatch.setattr(Llama, "trainer", run)
-    with pytest.raises(ConfigError, match=r"engine\.pipeline is 2, and task\.experts is set"):
+    with pytest.raises(ConfigError, match=rf"engine\.{option} is 2, and task\.experts is set"):
         with_experts().on_fit_start()
 
 

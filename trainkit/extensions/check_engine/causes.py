@@ -108,7 +108,10 @@ def _factor(pair: Pair, context: Context) -> str:
     if ratio is None:
         return ""
     world, data = len(context.ranks.ranks), context.data_size
-    sizes = {world: "the number of ranks", context.ranks.tensor_size: "the tensor ranks"}
+    sizes = {
+        world: "the number of ranks",
+        context.ranks.tensor_size: f"the {context.ranks.group} ranks",
+    }
     sizes[data] = "the data ranks" if data != world else "the number of ranks"
     times = f"it is {ratio:.4g} times that of one process on every rank"
     whole = next((n for n in sizes if n > 1 and abs(ratio / n - 1) < _UNLIKE), None)
@@ -135,13 +138,13 @@ def _sums(pair: Pair, context: Context) -> str:
     views = pair.views
     if len(views) < 2 or _agree(views):
         return ""
-    tensor = context.ranks.tensor_size
+    tensor, name = context.ranks.tensor_size, context.ranks.group
     groups = [("ranks", torch.stack(views))]
     if 1 < tensor < len(views):
-        groups.append(("the ranks of a tensor group", torch.stack(views[:tensor])))
+        groups.append((f"the ranks of a {name} group", torch.stack(views[:tensor])))
         groups.append(("the data ranks", torch.stack(views[::tensor])))
     elif tensor > 1:
-        groups = [("the ranks of a tensor group", torch.stack(views))]
+        groups = [(f"the ranks of a {name} group", torch.stack(views))]
     for who, values in groups:
         if _near(values.sum(0), pair.expected):
             return f"the sum over {who} is that of one process: {_missing_sum(context)}"
@@ -154,6 +157,11 @@ def _sums(pair: Pair, context: Context) -> str:
 
 
 def _missing_sum(context: Context) -> str:
+    if context.ranks.group == "context":
+        return (
+            "sum_of_parts is missing, or a sum over tokens is that of a rank's own; see"
+            " trainkit.extensions.context.sequence"
+        )
     if context.kind == "outputs":
         return "a sum (all-reduce) is missing in forward, as after a layer that is split by rows"
     if context.ranks.tensor_size == 1:

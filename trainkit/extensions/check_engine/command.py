@@ -39,7 +39,8 @@ _RECORDER = "trainkit.extensions.check_engine.recorder.EngineRecorder"
 _DISTURBED = 2
 _DIFFERENT = 1
 _UNCHECKED = 2
-_SHOWN = ("shard", "replicas", "tensor", "pipeline", "param_dtype")  # options that messages show
+# options that messages show
+_SHOWN = ("shard", "replicas", "tensor", "pipeline", "context", "param_dtype")
 _SINGLE, _DOUBLE = "32-true", "64-true"
 
 
@@ -266,6 +267,12 @@ def _check_request(subject: Subject, asked: CheckRequest) -> None:
         raise ConfigError(
             "engine=deepspeed keeps its gradients to itself, so they could not be compared. Check"
             " engine=fsdp, which splits the same."
+        )
+    shared = [int(subject.engine.get(option) or 1) for option in ("tensor", "context")]
+    if min(shared) > 1:
+        raise ConfigError(
+            f"engine.tensor is {shared[0]}, and engine.context is {shared[1]}: outputs whose widths"
+            " and tokens are both parts are not compared. Check each of them alone."
         )
     start, _, is_quick = subject.limits()
     if is_quick:

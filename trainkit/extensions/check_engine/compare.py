@@ -149,7 +149,7 @@ def _check_samples(alone: Recording, ranks: Recording, step: int) -> None:
         if group != theirs:
             raise ConfigError(
                 f"The samples of step {step + 1} differ between the ranks of a model"
-                " (engine.tensor, engine.pipeline), which must read the same. It cannot be compared"
+                " (engine.tensor, .pipeline, .context), which must read the same. It cannot be compared"
                 " with one process."
             )
     if sorted(ours) != sorted(theirs):

@@ -68,14 +68,16 @@ class EngineRecorder(Callback):
             # weights_only: the record has tensors and plain values alone
             saved = torch.load(Path(self.reference) / "rank0.pt", weights_only=True)
             known = saved["shapes"]
-        self._shapes = Shapes(known, ranks.rank % ranks.tensor_size, ranks.tensor_size)
+        group = ranks.tensor_size * ranks.context_size  # one of them is 1
+        self._shapes = Shapes(known, ranks.rank % group, group, ranks.context_size > 1)
         names: dict[int, list[str]] = {}
         for name, parameter in task.named_parameters(remove_duplicate=False):
             names.setdefault(id(parameter), []).append(name)
         self._record = {
             "rank": ranks.rank,
             "world_size": ranks.world_size,
-            "tensor_size": ranks.tensor_size,
+            "tensor_size": group,
+            "group": "context" if ranks.context_size > 1 else "tensor",
             "pipeline_size": ranks.pipeline_size,
             "data_size": ranks.data_size,
             "elsewhere": list(on_other_stages(task)),

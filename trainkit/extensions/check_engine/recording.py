@@ -42,8 +42,13 @@ class Recording:
 
     @property
     def tensor_size(self) -> int:
-        """Ranks that read the same samples."""
+        """Ranks that read the same samples, and share widths, or tokens."""
         return int(self.first["tensor_size"])
+
+    @property
+    def group(self) -> str:
+        """What such ranks are called: tensor, or context."""
+        return str(self.first.get("group", "tensor"))
 
     @property
     def elsewhere(self) -> list[Sequence[str]]:

@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from trainkit.extensions.context.parts import chunks_of
+
 
 class Place(NamedTuple):
     """A part of a whole tensor.
@@ -27,23 +29,31 @@ class Place(NamedTuple):
         shape: of the whole.
         dim: along which it is a part; -1: it is the whole.
         offset: along that dimension.
+        late: of its second half, where halves are apart (engine.context); -1: they are not.
     """
 
     shape: tuple[int, ...]
     dim: int = -1
     offset: int = 0
+    late: int = -1
 
 
 def place(
-    shape: tuple[int, ...], wholes: Collection[tuple[int, ...]], index: int, parts: int
+    shape: tuple[int, ...],
+    wholes: Collection[tuple[int, ...]],
+    index: int,
+    parts: int,
+    of_tokens: bool = False,
 ) -> Place | None:
     """Return the place of a tensor of `shape` among shapes that one process has; None if there is
     none.
 
     Args:
         wholes: shapes of one process.
-        index: of the rank in its tensor group.
+        index: of the rank in its tensor group, or its context group.
         parts: ranks of the group.
+        of_tokens: whether it is a context group, whose ranks have two chunks of the tokens (the
+            first dimension): those of context.parts.chunks_of.
     """
     if shape in wholes or not wholes:
         return Place(shape)
@@ -51,8 +61,13 @@ def place(
         if len(whole) != len(shape):
             continue
         unlike = [dim for dim in range(len(shape)) if shape[dim] != whole[dim]]
-        if len(unlike) == 1 and shape[unlike[0]] * parts == whole[unlike[0]]:
+        if len(unlike) != 1 or shape[unlike[0]] * parts != whole[unlike[0]]:
+            continue
+        if not of_tokens:
             return Place(whole, unlike[0], index * shape[unlike[0]])
+        if unlike == [0]:
+            early, late = (chunk * shape[0] // 2 for chunk in chunks_of(index, parts))
+            return Place(whole, 0, early, late)
     return None
 
 
@@ -66,7 +81,9 @@ def sketch(tensor: Tensor, at: Place, rows: int, width: int) -> Tensor:
     own = dense.reshape(rows, -1).cpu() if at.dim < 0 else None
     if own is None:
         whole = torch.zeros(at.shape, dtype=dense.dtype)
-        whole.narrow(at.dim, at.offset, dense.shape[at.dim]).copy_(dense)
+        pieces = [dense] if at.late < 0 else dense.chunk(2, at.dim)
+        for piece, offset in zip(pieces, (at.offset, at.late), strict=False):
+            whole.narrow(at.dim, offset, piece.shape[at.dim]).copy_(piece)
         own = whole.reshape(rows, -1)
     if own.shape[1] <= width:
         return own.to(torch.float64, copy=True)  # the run writes into its tensors

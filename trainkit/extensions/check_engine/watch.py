@@ -32,22 +32,27 @@ class Shapes:
 
     Args:
         known: name -> shapes in one process; None: this is it.
-        index: of the rank in its tensor group.
+        index: of the rank in its tensor group, or its context group.
         parts: ranks of the group.
+        of_tokens: whether it is a context group.
     """
 
-    def __init__(self, known: Mapping[str, Any] | None, index: int, parts: int) -> None:
+    def __init__(
+        self, known: Mapping[str, Any] | None, index: int, parts: int, of_tokens: bool = False
+    ) -> None:
         self._notes = known is None
         self._shapes = {name: {tuple(own) for own in each} for name, each in (known or {}).items()}
         self._index = index
         self._parts = parts
+        self.of_tokens = of_tokens
 
     def place(self, name: str, shape: tuple[int, ...]) -> Place | None:
         """Return where a tensor of this rank is in the whole one; None if it is not a part of it."""
         if self._notes:
             self._shapes.setdefault(name, set()).add(shape)
             return Place(shape)
-        return place(shape, self._shapes.get(name, ()), self._index, self._parts)
+        wholes = self._shapes.get(name, ())
+        return place(shape, wholes, self._index, self._parts, self.of_tokens)
 
     def noted(self) -> dict[str, list[tuple[int, ...]]]:
         """Return name -> shapes."""
@@ -138,6 +143,9 @@ class MicrobatchWatch:
     def _add(self, key: str, own: Tensor) -> None:
         size = self.record["size"]
         rows = size if own.dim() and size and own.shape[0] % size == 0 else 1
+        if self._shapes.of_tokens and own.shape[:1] != (size,):
+            self.record["skipped"][key] = "its rows are tokens of a rank"
+            return
         # a part is one along another dimension than that of samples
         at = self._shapes.place(f"output {key}", tuple(own.shape[1:]))
         if at is None or not own.numel():
@@ -145,7 +153,7 @@ class MicrobatchWatch:
             return
         if at.dim >= 0:
             self.record["parts"].append(key)
-            at = Place((own.shape[0], *at.shape), at.dim + 1, at.offset)
+            at = Place((own.shape[0], *at.shape), at.dim + 1, at.offset, at.late)
         self.record["outputs"][key] = sketch(own, at, rows, _WIDTH)
 
     @contextlib.contextmanager

@@ -1,10 +1,12 @@
 """engine=fsdp: weights, gradients and optimizer state split over the ranks by torch's FSDP2
 (docs/large_models.md).
 
-engine.py    FSDPEngine: each rank holds a part of what one process holds
-units.py     the modules whose weights are gathered one at a time
-tensor.py    engine.tensor: layers split by width
-replicas.py  engine.replicas under `trainkit launch`: a replica that loses a rank comes back as a whole
+engine.py            FSDPEngine: each rank holds a part of what one process holds
+units.py             the modules whose weights are gathered one at a time
+tensor.py            engine.tensor: layers split by width
+layouts.py           options that other extensions bring
+random_numbers.py    those of a step whose ranks read the same samples
+replicas.py          engine.replicas under `trainkit launch`: a replica that loses a rank comes back as a whole
 """
 
 from trainkit.extension import EngineEntry, Extension
@@ -30,6 +32,7 @@ EXTENSION = Extension(
                 "tensor_plan",
                 "pipeline",
                 "pipeline_schedule",
+                "context",
                 "reshard_after_forward",
                 "cpu_offload",
                 "param_dtype",

@@ -5,6 +5,7 @@ optimizer's state.
                 with `pipeline`: each rank holds the layers of its stage (an extension's)
                 with `tensor`: layers are split by width first (tensor.py), and these parts over the
                 data ranks
+                with `context`: over these and the ranks that share the tokens (an extension's)
     forward     a unit's weights are gathered before it runs, and dropped after it
     backward    they are gathered again; gradients are reduce-scattered: each rank has the *sum* of its part
 
@@ -51,7 +52,7 @@ from trainkit.engine.ranks import check_groups, ranks_of
 from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
-from trainkit.extension import find, resolve
+from trainkit.extensions.fsdp.layouts import layout_of, refuse_settings
 from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_seat
 from trainkit.extensions.fsdp.tensor import split_widths
 from trainkit.extensions.fsdp.units import (
@@ -80,7 +81,7 @@ class FSDPEngine(Engine):
             divides the number of ranks.
         tensor: ranks that read the same samples, and compute a part of the width of layers each
             (tensor parallelism). They are neighbours by rank, so that one host can hold them.
-            replicas x tensor x pipeline divides the number of ranks.
+            replicas x tensor x pipeline x context divides the number of ranks.
         tensor_plan: the layers to split: names or patterns of names ("model.blocks.*.up") ->
             "colwise" or "rowwise", see tensor.py. Default: that of the Task's `parallelize`.
         pipeline: stages that hold a part of the layers each and hand activations on (pipeline
@@ -88,6 +89,9 @@ class FSDPEngine(Engine):
             at once. Stages are neighbours by rank; the last one is that of rank 0.
         pipeline_schedule: "1f1b" holds the activations of at most as many microbatches as there are
             stages; "gpipe" runs all forwards of a step before its backwards.
+        context: ranks that read the same samples, and have a part of the tokens of each (context
+            parallelism), for long sequences; keys and values travel. The Task takes its part:
+            trainkit.extensions.context.sequence. They are neighbours by rank, as tensor ranks are.
         reshard_after_forward: drop a unit's weights after its forward and gather them again for its
             backward (ZeRO 3). False keeps them from the step's first forward to its last backward
             (ZeRO 2): more memory, and a step gathers once, not twice for each microbatch. Default:
@@ -115,6 +119,7 @@ class FSDPEngine(Engine):
         tensor_plan: dict[str, Literal["colwise", "rowwise"]] | None = None,
         pipeline: PositiveInt = 1,
         pipeline_schedule: Literal["1f1b", "gpipe"] = "1f1b",
+        context: PositiveInt = 1,
         reshard_after_forward: bool | None = None,
         cpu_offload: bool = False,
         param_dtype: Literal["bf16", "fp16"] | None = None,
@@ -125,7 +130,7 @@ class FSDPEngine(Engine):
         super().__init__(device, ranks, heartbeat, kind(ranks, heartbeat))
         if ranks.watcher is not None:
             ranks.watcher.on_broken = self.comm.abort
-        ranks.tensor_size, ranks.pipeline_size = tensor, pipeline
+        ranks.tensor_size, ranks.pipeline_size, ranks.context_size = tensor, pipeline, context
         self._units = shard
         self._replicas = replicas
         self._tensor = tensor
@@ -135,40 +140,39 @@ class FSDPEngine(Engine):
                 "engine.tensor_plan is set, and engine.tensor is 1: nothing would be split. Set"
                 " engine.tensor=2, say."
             )
-        self._num_stages, self._schedule = pipeline, pipeline_schedule
+        self._schedule = pipeline_schedule
         if pipeline_schedule != "1f1b" and pipeline == 1:
             raise ConfigError(
                 f"engine.pipeline_schedule is '{pipeline_schedule}', and engine.pipeline is 1:"
                 " there are no stages to schedule. Set engine.pipeline=2, say."
             )
-        self._stages: Any = None  # a layout of an extension
+        if context > 1 and pipeline > 1:
+            raise ConfigError(
+                f"engine.context is {context}, and engine.pipeline is {pipeline}: stages of parts of a"
+                " sequence are not there. Set one of them to 1; engine.tensor goes with either."
+            )
+        self._stages: Any = None  # a layout of an extension, as the next one
+        self._sequence: Any = None
         self._reshard = pipeline == 1 if reshard_after_forward is None else reshard_after_forward
         self._offload = cpu_offload
         self._param_dtype = param_dtype
-        given: dict[str, Any] = {
-            "replicas": replicas,
-            "reshard_after_forward": reshard_after_forward,
+        given: dict[str, tuple[Any, Any]] = {
+            "replicas": (replicas, 1),
+            "reshard_after_forward": (reshard_after_forward, None),
+            "cpu_offload": (cpu_offload, False),
+            "param_dtype": (param_dtype, None),
         }
-        given |= {"cpu_offload": cpu_offload, "param_dtype": param_dtype}
-        defaults = {
-            "replicas": 1,
-            "reshard_after_forward": None,
-            "cpu_offload": False,
-            "param_dtype": None,
-        }
-        self.shown_options = {
-            name: value for name, value in given.items() if value != defaults[name]
-        }
+        self.shown_options = {name: own for name, (own, plain) in given.items() if own != plain}
         self._gathered: list[FSDPModule] = []
 
     def _start(self) -> None:
+        sizes = self._replicas, self._tensor, self.ranks.pipeline_size
         if isinstance(self.comm, ReplicaCollectives):
-            sizes = self._replicas, self._tensor, self._num_stages
             take_seat(self.ranks, self.comm, sizes)
             self.launcher = read_launcher()
         else:
             assign_ranks(self.ranks, self.launcher, self.name)
-            check_groups(self.ranks.world_size, self._replicas, self._tensor, self._num_stages)
+            check_groups(self.ranks.world_size, *sizes, self.ranks.context_size)
         self.pin()
         self.comm.connect(self.device)
 
@@ -178,28 +182,23 @@ class FSDPEngine(Engine):
             return self.comm.mesh
         sizes = {
             "replicate": self._replicas,
-            "shard": self.ranks.data_size // self._replicas,
-            "pipeline": self._num_stages,
+            "shard": self.ranks.data_size * self.ranks.context_size // self._replicas,
+            "pipeline": self.ranks.pipeline_size,
             "tensor": self._tensor,
         }
         names = tuple(name for name, size in sizes.items() if size > 1 or name == "shard")
         mesh = init_device_mesh(
             self.device.type, tuple(sizes[name] for name in names), mesh_dim_names=names
         )
-        if self._num_stages == 1:
+        if self.ranks.pipeline_size == 1:
             return mesh
         own = tuple(name for name in names if name != "pipeline")
         return mesh[own[0] if len(own) == 1 else own]
 
     def agree(self, settings: StepSettings) -> None:
-        """See Engine. A callback that reads all layers has only those of its stage."""
+        """See Engine."""
         super().agree(settings)
-        if self._num_stages > 1 and "layers" in settings.callbacks:
-            raise ConfigError(
-                f"engine.pipeline is {self._num_stages}, and {settings.callbacks['layers']} reads"
-                " all layers of the model, of which each rank has those of its stage. Leave it out,"
-                " or split the model by engine.tensor and FSDP2 alone (engine.pipeline=1)."
-            )
+        refuse_settings(self.ranks, settings)
 
     def shard(self, task: nn.Module) -> None:
         """See Engine. The task's weights are rank 0's; its parameters become DTensors, which
@@ -207,14 +206,16 @@ class FSDPEngine(Engine):
 
         Those without memory (engine/deferred) get that of this rank's part, to be filled.
         """
+        if self.ranks.context_size > 1 and self._sequence is None:
+            self._sequence = layout_of("context")(self.ranks, self.comm)
         if not isinstance(task, FSDPModule):  # else an earlier stage of this process has done it
             with_values = (tensor for tensor in tensors_of(task) if not tensor.is_meta)
             if isinstance(self.comm, ReplicaCollectives):
                 self.comm.send_within(with_values)  # `prepare` sends them on to other replicas
             else:
                 self.comm.broadcast_tensors(with_values)
-            if self._num_stages > 1:
-                self._stages = _layout("pipeline")(
+            if self.ranks.pipeline_size > 1:
+                self._stages = layout_of("pipeline")(
                     self.ranks, self.comm, self.device, self._schedule
                 )
                 self._stages.cut(task)
@@ -264,6 +265,8 @@ class FSDPEngine(Engine):
                 continue
             if self._stages is not None:
                 setattr(task, entry, self._stages.cutting(step))
+            elif self._sequence is not None:
+                setattr(task, entry, self._sequence.cutting(entry, step))
             register_fsdp_forward_method(task, entry)
             if self._stages is not None:
                 setattr(task, entry, self._stages.staged(entry, getattr(task, entry), step))
@@ -305,8 +308,9 @@ class FSDPEngine(Engine):
     def backward(self, loss: Tensor | HandedOn) -> None:
         """See Engine: weights are gathered, and gradients summed, while it runs."""
         run = super().backward
-        if self._stages is not None:
-            run = functools.partial(self._stages.backward, run=run)
+        layout = self._stages or self._sequence
+        if layout is not None:
+            run = functools.partial(layout.backward, run=run)
         reporting_peers(run, self.ranks)(loss)
 
     def reduce_gradients(self, *, gives_up: bool = False) -> None:
@@ -381,13 +385,3 @@ class FSDPEngine(Engine):
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """See Engine: whole gradients stay on each rank until the last microbatch."""
         return self._keep_gradients()
-
-
-def _layout(option: str) -> Any:
-    target = find("layouts", option, {})
-    if target is None:
-        raise ConfigError(
-            f"engine.{option} is set, and this copy of trainkit has no extension that brings it."
-            " Install all of trainkit."
-        )
-    return resolve(target)

@@ -347,6 +347,12 @@ def take_seat(ranks: Ranks, comm: ReplicaCollectives, sizes: tuple[int, int, int
             " replaced while the others train. Use engine.pipeline=1, or start with torchrun"
             " --max-restarts 3, with resume=auto run_dir=runs/mine."
         )
+    if ranks.context_size > 1:
+        raise ConfigError(
+            f"engine.context is {ranks.context_size}, and the job is elastic: ranks that share the"
+            " tokens of a sample cannot be replaced while the others train. Use engine.context=1, or"
+            " start with torchrun --max-restarts 3, with resume=auto run_dir=runs/mine."
+        )
     check_groups(first, replicas, tensor)
     ranks.replica_size = size = first // replicas
     for option, number in (("--min-np", ranks.min_world_size), ("--max-np", ranks.max_world_size)):

@@ -16,19 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.engine.base import HandedOn
 from trainkit.errors import TaskError
+from trainkit.extensions.fsdp.random_numbers import drawn_seed, numbers_of, seed_torch
 from trainkit.extensions.pipeline.links import Links
 from trainkit.extensions.pipeline.placeholder import Placeholder, placeholder, shape_of
 from trainkit.extensions.pipeline.units import Unit
@@ -111,8 +109,8 @@ class Passes:
         Returns:
             The step's outputs and the pass on the last stage, else HandedOn and the pass.
         """
-        self.current = own = Pass((name, torch.is_grad_enabled()), _drawn())
-        with _numbers_of(own.seed):
+        self.current = own = Pass((name, torch.is_grad_enabled()), drawn_seed())
+        with numbers_of(own.seed):
             try:
                 outputs = step(*args, **kwargs)
             finally:
@@ -170,7 +168,7 @@ class Passes:
             self._receive(unit, places, leaves)
         if not self._own.has_run:
             self._own.has_run = True
-            _seed_torch(self._own.seed + 1 + self._stage)
+            seed_torch(self._own.seed + 1 + self._stage)
         args, kwargs = tree_unflatten([self._own.filled(leaf) for leaf in leaves], tree)
         return compute(*args, **kwargs)
 
@@ -266,30 +264,3 @@ def _without_weights(unit: nn.Module) -> Iterator[None]:
     finally:
         for module, name, own in here:
             module._parameters[name] = own
-
-
-def _drawn() -> int:
-    """Draw a pass's seed; the same on all stages, which draw nothing else of this stream."""
-    return int(torch.randint(2**31, ()).item())
-
-
-@contextlib.contextmanager
-def _numbers_of(seed: int) -> Iterator[None]:
-    """Within the context random numbers are those of a seed; after it they continue."""
-    before = random_state()
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    _seed_torch(seed)
-    try:
-        yield
-    finally:
-        set_random_state(before)
-
-
-def _seed_torch(seed: int) -> None:
-    """As torch.manual_seed, which for each kind of device that has not started writes the stack
-    down: milliseconds in each pass.
-    """
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)

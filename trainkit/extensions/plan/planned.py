@@ -32,12 +32,12 @@ class Planned:
     hooks: Hooks  # the table of their hooks
 
 
-def groups_of(engine: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the replicas, the tensor ranks and the pipeline stages of an engine's options."""
-    replicas, tensor, stages = (
-        int(engine.get(name) or 1) for name in ("replicas", "tensor", "pipeline")
+def groups_of(engine: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Return the replicas, tensor ranks, pipeline stages and context ranks of an engine's options."""
+    replicas, tensor, stages, context = (
+        int(engine.get(name) or 1) for name in ("replicas", "tensor", "pipeline", "context")
     )
-    return replicas, tensor, stages
+    return replicas, tensor, stages, context
 
 
 @contextlib.contextmanager
@@ -61,8 +61,8 @@ def planned(subject: Subject, run_dir: str) -> Iterator[Planned]:
         launcher = dataclasses.replace(
             launcher, world_size=len(chosen), local_size=min(launcher.local_size, len(chosen))
         )
-    replicas, tensor, stages = groups_of(subject.engine)
-    check_groups(launcher.world_size, replicas, tensor, stages)
+    replicas, tensor, stages, context = groups_of(subject.engine)
+    check_groups(launcher.world_size, replicas, tensor, stages, context)
     name = "single" if launcher.world_size == 1 else name
     engine = SimulatedEngine(
         name,
@@ -70,6 +70,7 @@ def planned(subject: Subject, run_dir: str) -> Iterator[Planned]:
         launcher.local_size,
         tensor_size=tensor,
         pipeline_size=stages,
+        context_size=context,
     )
     options = dataclasses.replace(options, engine=engine)
     silent = [callback for callback in callbacks if not isinstance(callback, Logger)]

@@ -75,7 +75,7 @@ def make_plan(subject: Subject, run_dir: str, cores: int, memory_gb: float | Non
         # first: measuring the rest spoils the weights
         need = measure_need(run) if memory_gb is not None else None
         sizes = plan.measure(run, subject.engine.get("compression") or "none")
-        replicas, tensor, stages = groups_of(subject.engine)
+        replicas, tensor, stages, context = groups_of(subject.engine)
         if stages > 1:
             count = run.batch_plan.accumulate
             rows = stage_rows(run.task, stages, count, tensor)
@@ -85,6 +85,7 @@ def make_plan(subject: Subject, run_dir: str, cores: int, memory_gb: float | Non
             "traffic, memory, disk",
             [
                 *plan.size_rows(sizes, ranks, parts, engine.name == "deepspeed", tensor, stages),
+                *_token_rows(context),
                 *traffic_rows(run, sizes.payload),
                 *plan.checkpoint_rows(run, callbacks, sizes),
                 *plan.copy_rows(callbacks, sizes, engine.name, parts),
@@ -111,6 +112,19 @@ def show_plan(made: Plan) -> None:
     console.print(Text(heading, style="bold"))
     for sentence in made.advice:
         console.print(f"  - {sentence}", soft_wrap=True, markup=False)
+
+
+def _token_rows(context: int) -> list[tuple[str, str]]:
+    """Return a row on what ranks have of a sample that they share."""
+    if context == 1:
+        return []
+    return [
+        (
+            "tokens of a rank",
+            f"1/{context} of each sample's, and of their activations; keys and values of all are"
+            " gathered in each layer's forward, and their gradients summed in its backward",
+        )
+    ]
 
 
 def _ranks(engine: Engine) -> str:

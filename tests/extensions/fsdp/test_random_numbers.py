@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainkit.data.seeding import seed_everything
-from trainkit.extensions.pipeline.passes import _numbers_of
+from trainkit.extensions.fsdp.random_numbers import numbers_of
 
 
 def drawn() -> list[float]:
@@ -23,7 +23,7 @@ def test_they_are_those_of_a_seed_and_the_run_continues_after_them() -> None:
     seed_everything(7)
     before = drawn()
     seed_everything(7)
-    with _numbers_of(3):
+    with numbers_of(3):
         within = drawn()
     assert drawn() == before
     seed_everything(3)
@@ -35,7 +35,7 @@ def test_a_pass_writes_no_stack_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.manual_seed does, for each kind of device that has not started: milliseconds a pass."""
     stacks = []
     monkeypatch.setattr(traceback, "format_stack", lambda *_: stacks.append(1) or [])
-    with _numbers_of(3):
+    with numbers_of(3):
         pass
     assert stacks == []
     torch.manual_seed(1)
