@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from recipes.sft import ChatModel
 from tests.extensions.context.ranks_beside import Beside, opened
 from trainkit.errors import ConfigError, TaskError
-from trainkit.extensions.context.sequence import part
+from trainkit.extensions.context.pretended import PretendedGroup, pretended_step
+from trainkit.extensions.context.sequence import SharedStep, part
 from trainkit.extensions.context.transformers import (
     NAME,
     parts_of_rows,
@@ -37,6 +38,21 @@ def model_of(kind: str, **config: Any) -> Any:
     made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SMALL, **config))
     assert share_attention(task_on(2), made, None) == 2
     return made
+
+
+def test_a_pretended_rank_leaves_the_model_as_it_was() -> None:
+    """Its step shares the model's attention, and sends keys, values and their gradients."""
+    torch.manual_seed(0)
+    made: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SMALL, **WIDE))
+    group, before = PretendedGroup(4), made.config._attn_implementation
+    with pretended_step(made, group) as step:
+        ids_BT, positions_BT = parts_of_rows(torch.arange(16)[None])
+        assert ids_BT.shape == (1, 4)
+        made(input_ids=ids_BT, position_ids=positions_BT, use_cache=False)
+    assert step.attends and SharedStep.open is None
+    assert made.config._attn_implementation == before == "sdpa"
+    # 2 layers, keys and values of 2 heads with 4 numbers each, for 4 tokens
+    assert group.sent == 2 * (4 - 1) * 2 * (2 * 2 * 4 * 4) * 4
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,20 @@ and the command of the first setting that fits.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
 
+from recipes.gpt import GPT
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.engine.simulated import SimulatedEngine
+from trainkit.extensions.context.sequence import mean_of_parts, part
 from trainkit.extensions.plan.command import main
-from trainkit.extensions.plan.fits import Need, choices, fit_rows, measure_need
+from trainkit.extensions.plan.fits import Need, Shared, choices, fit_rows, measure_need
 from trainkit.extensions.plan.plan import Sizes
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
@@ -43,12 +48,13 @@ class Deep(Line):
         return nn.Sequential(Block(), Block(), Block(), nn.Linear(3, 1))
 
 
-def need_of(task: Line, tmp_path: Path) -> Need:
-    """What a run of two ranks needs."""
-    trainer = quiet(tmp_path, engine=SimulatedEngine("ddp", 2, 2), max_epochs=1)
-    with Stage(
-        "fit", task, DataSources({"train": loader()}), trainer.callbacks, trainer.options
-    ) as stage:
+def need_of(
+    task: Line, tmp_path: Path, data: Any = None, engine: SimulatedEngine | None = None
+) -> Need:
+    """What a run needs; of two ranks without an engine."""
+    trainer = quiet(tmp_path, engine=engine or SimulatedEngine("ddp", 2, 2), max_epochs=1)
+    sources = DataSources({"train": loader() if data is None else data})
+    with Stage("fit", task, sources, trainer.callbacks, trainer.options) as stage:
         return measure_need(build_run(stage, StartFrom()))
 
 
@@ -67,6 +73,55 @@ def test_a_model_without_blocks_has_nothing_to_recompute(tmp_path: Path) -> None
     need = need_of(Line(), tmp_path)
     assert need.recomputed is None
     assert not any("checkpointing" in choice.settings for choice in choices(SIZES, need, 8, 8))
+
+
+class Text(Line):
+    """Blocks with attention over 32 tokens, which the step takes its part of."""
+
+    def make_model(self) -> nn.Module:
+        """Return the recipe's model."""
+        return GPT(vocab_size=16, context=32, width=16, depth=2, heads=2)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """Return the mean over the tokens."""
+        logits_BTV = self.model(part(batch))
+        next_N = part(batch).flatten()
+        return mean_of_parts(functional.cross_entropy(logits_BTV.flatten(0, 1), next_N))
+
+
+def test_ranks_that_share_sequences_are_measured(tmp_path: Path) -> None:
+    """Half of the tokens need half of the activations, and the keys and values of all."""
+    data = DataLoader(torch.zeros(32, 32, dtype=torch.long), batch_size=4)  # type: ignore[arg-type]
+    engine = SimulatedEngine("ddp", 4, 4)
+    need = need_of(Text(), tmp_path, data, engine)
+    two, four = need.shared
+    assert (two.ranks, four.ranks) == (2, 4)
+    keys = 2 * 4 * 32 * 16 * 4  # of a layer, with values: 4 samples, 32 tokens, width 16, float32
+    for shared in need.shared:
+        own = need.activations / shared.ranks
+        assert own < shared.activations < own + 2 * 2 * keys
+        assert shared.recomputed is not None and shared.recomputed < shared.activations / 2
+        # of two layers, in forward and in backward
+        assert shared.sent == 2 * 2 * (shared.ranks - 1) * keys / shared.ranks
+    assert need_of(Deep(), tmp_path / "deep", engine=SimulatedEngine("ddp", 4, 4)).shared == ()
+
+
+def test_shared_sequences_are_named_once_nothing_else_fits() -> None:
+    """The first of them that fits is the last one shown, and its row says what a step has."""
+    shared = tuple(Shared(count, 6000 // count, 1000 // count, 100) for count in (2, 4))
+    need = Need(6000, 1000, 500, shared)
+    listed, fits = fit_rows(choices(SIZES, need, 16, 16), need, 2100 / 0.9 / 1e9, "conf=gpt")
+    context = {name: text for name, text in listed if "context" in name}
+    assert [*context] == [
+        "engine=fsdp engine.context=2",
+        "engine=fsdp engine.context=2 trainer.activation_checkpointing=true",
+    ]
+    assert fits and [*context.values()][-1].endswith(
+        "fits; a step has 1/2 of the samples, or trainer.global_batch_size"
+    )
+    assert "engine.context=2 trainer.activation_checkpointing=true" in dict(listed)["use"]
+    listed, _ = fit_rows(choices(SIZES, need, 16, 16), need, 1, "conf=gpt")
+    assert not any("context" in name for name, _ in listed)
 
 
 def test_the_memory_of_each_setting() -> None:

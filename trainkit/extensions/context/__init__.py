@@ -5,6 +5,7 @@ sequence.py      what a Task and its layers call: part, attention, sum_of_parts,
 parts.py         which tokens a rank has, and which keys they see
 ranks.py         ContextRanks: what FSDPEngine asks; links between the ranks of a group
 transformers.py  the same attention for models of transformers
+pretended.py     a rank's step in one process, whose memory plan measures
 """
 
 from trainkit.extension import Extension

@@ -47,9 +47,6 @@ def share_attention(task: Any, model: Any, chosen: str | None) -> int:
         return 1
     if ranks == 1:
         return 1
-    import transformers
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
     if chosen not in (None, "sdpa"):
         raise ConfigError(
             f"task.attention is '{chosen}', and engine.context is {ranks}, whose attention gathers"
@@ -57,13 +54,21 @@ def share_attention(task: Any, model: Any, chosen: str | None) -> int:
             " engine.context=1."
         )
 
+    register()
+    model.set_attn_implementation(NAME)
+    return ranks
+
+
+def register() -> None:
+    """Let transformers know this attention by its name."""
+    import transformers
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
     def mask(*args: Any, **kwargs: Any) -> Any:
         return sdpa_mask(*args, **kwargs) if _cut_step() is None else None
 
     transformers.AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, mask)
-    model.set_attn_implementation(NAME)
-    return ranks
 
 
 def parts_of_rows(

@@ -8,6 +8,7 @@ that split them (Rajbhandari et al. 2020, section 5):
     ddp              W + G + O + A                      each rank holds all
     fsdp, ZeRO 2     (W + G + O) / n + W + A            weights stay gathered from forward to backward
     fsdp             (W + G + O) / n + B + A            one block is gathered while the next one is fetched
+    context ranks    (W + G + O) / n + B + A'           A' of a part of each sequence, with the keys of all
     offloaded        B + C                              the rest is in host memory
 
 A step moves 2 W per rank under ddp and ZeRO 2 (sums of gradients; a gather and sums of parts), and
@@ -17,7 +18,7 @@ A step moves 2 W per rank under ddp and ZeRO 2 (sums of gradients; a gather and 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import MapFeed, Microbatch
 from trainkit.engine.blocks import repeated_blocks
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TaskError
+from trainkit.extensions.context.pretended import PretendedGroup, pretended_step
 from trainkit.extensions.plan.plan import Sizes
 from trainkit.extensions.reports.grid import human
 from trainkit.metrics.log import MetricLog
@@ -38,6 +40,23 @@ from trainkit.run.run import Run
 
 _ROOM = 0.9  # of a GPU's memory: the rest is CUDA's, NCCL's and the allocator's
 _OF_GB = 10**9
+_CONTEXT = (2, 4, 8)  # ranks of a host that may share a sequence
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a rank needs that has a part of each sequence (engine.context).
+
+    Attributes:
+        ranks: that share a sequence.
+        activations: as of Need, like `recomputed`.
+        sent: bytes of keys, values and their gradients that a rank sends in a step.
+    """
+
+    ranks: int
+    activations: int
+    recomputed: int | None
+    sent: int
 
 
 @dataclass(frozen=True)
@@ -49,23 +68,26 @@ class Need:
         recomputed: the same with activation checkpointing; None if the model has no repeated
             blocks.
         gathered: bytes of the weights of two blocks, the largest ones.
+        shared: with ranks that share each sequence; none of a Task that takes no part of it.
     """
 
     activations: int
     recomputed: int | None
     gathered: int
+    shared: tuple[Shared, ...] = ()
 
 
 @dataclass(frozen=True)
 class FitChoice:
-    """A setting, the bytes of a rank's GPU under it, those of its host memory,
-    and those that a step sends.
+    """A setting, the bytes of a rank's GPU under it, those of its host memory, those that a step
+    sends, and what else it changes.
     """
 
     settings: str
     device: int
     host: int
     traffic: int
+    note: str = ""
 
 
 def measure_need(run: Run) -> Need:
@@ -94,7 +116,25 @@ def measure_need(run: Run) -> Need:
     plain = _kept(run, microbatch) * largest
     with recomputed(run.task, bool(blocks)):
         again = _kept(run, microbatch) * largest if blocks else None
-    return Need(plain, again, rest + sum(sizes[:2]))
+    shared = tuple(_shared(run, microbatch, largest, bool(blocks)))
+    return Need(plain, again, rest + sum(sizes[:2]), shared)
+
+
+def _shared(run: Run, microbatch: Microbatch, samples: int, has_blocks: bool) -> Iterator[Shared]:
+    """Measure a rank that shares sequences with 2, 4 and 8 ranks of its host."""
+    ranks = run.engine.ranks
+    for count in _CONTEXT:
+        if ranks.local_size % count or ranks.world_size % count:
+            return
+        group = PretendedGroup(count)
+        try:
+            plain = _kept(run, microbatch, group) * samples
+            sent = group.sent * samples * run.batch_plan.accumulate
+            with recomputed(run.task, has_blocks):
+                again = _kept(run, microbatch, group) * samples if has_blocks else None
+        except TaskError:  # it takes no part, or its tokens cannot be cut
+            return
+        yield Shared(count, plain, again, sent)
 
 
 def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[FitChoice]:
@@ -128,6 +168,17 @@ def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[F
                     state // parts + need.gathered + activations,
                     0,
                     3 * weights,
+                )
+            )
+    for one in need.shared:
+        for own, more in [(one.activations, ""), *([(one.recomputed, suffix)] if suffix else [])]:
+            layouts.append(
+                FitChoice(
+                    f"engine=fsdp engine.context={one.ranks}{more}",
+                    state // ranks + need.gathered + (own or 0),
+                    0,
+                    3 * weights + one.sent,
+                    f"; a step has 1/{one.ranks} of the samples, or trainer.global_batch_size",
                 )
             )
     layouts.append(
@@ -167,13 +218,15 @@ def fit_rows(
         ("activations", activations),
         ("room", f"{memory_gb:g} GB less a tenth for CUDA, NCCL and the allocator"),
     ]
+    layouts = _of_use(layouts, room)
     for choice in layouts:
         host = f", {human(choice.host)} of the host's" if choice.host else ""
         verdict = "fits" if choice.device <= room else "does not fit"
         rows.append(
             (
                 choice.settings,
-                f"{human(choice.device)} a rank{host}, sends {human(choice.traffic)}: {verdict}",
+                f"{human(choice.device)} a rank{host}, sends {human(choice.traffic)}: {verdict}"
+                f"{choice.note}",
             )
         )
     best = next((choice for choice in layouts if choice.device <= room), None)
@@ -189,6 +242,15 @@ def fit_rows(
     return rows, best is not None
 
 
+def _of_use(layouts: Sequence[FitChoice], room: float) -> list[FitChoice]:
+    """Return the choices without those that change a step, if an earlier one fits."""
+    result: list[FitChoice] = []
+    for choice in layouts:
+        if not choice.note or all(earlier.device > room for earlier in result):
+            result.append(choice)
+    return result
+
+
 def _use(settings: str, typed: str) -> str:
     """Return how to start a choice."""
     if typed.split(" ")[0].endswith(".py"):
@@ -201,8 +263,15 @@ def _use(settings: str, typed: str) -> str:
     return text.replace(" engine=auto", "")
 
 
-def _kept(run: Run, microbatch: Microbatch) -> int:
-    """Return the bytes that the forward of one sample of a microbatch keeps for backward."""
+def _kept(run: Run, microbatch: Microbatch, group: PretendedGroup | None = None) -> int:
+    """Return the bytes that the forward of one sample of a microbatch keeps for backward.
+
+    Args:
+        group: of a rank that has a part of the sequence.
+
+    Raises:
+        TaskError: the step takes no part.
+    """
     task = run.task
     count = microbatch.num_samples
     one = split(microbatch.batch, count, count)[0]
@@ -220,8 +289,11 @@ def _kept(run: Run, microbatch: Microbatch) -> int:
         stack.callback(task._log_to, None)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor))
         stack.enter_context(run.precision.autocast())
+        step = None if group is None else stack.enter_context(pretended_step(task, group))
         outputs: Any = call_step(task, "training_step", one, 0)
     loss_of(outputs, task)
+    if step is not None and not step.attends:
+        raise TaskError(f"{type(task).__name__} takes no part of a sequence.")
     return sum(saved_bytes.values())
 
 
