@@ -98,7 +98,13 @@ def test_the_end_of_another_worker_leaves_the_meeting_of_a_generation_alone(
     with pytest.raises(PeerError, match="Another rank ended"):
         store.wait(["the address of rank 1"])
     store.close()
-    assert "rank 0 (node1, slot 0) was killed by SIGKILL" in capfd.readouterr().err
+    printed: list[str] = []  # after the worker hears of it, by the driver's loop
+
+    def is_printed() -> bool:
+        printed.append(capfd.readouterr().err)
+        return "rank 0 (node1, slot 0) was killed by SIGKILL" in "".join(printed)
+
+    wait_for(is_printed, "the end of rank 0 in the output", timeout_s=30)
 
 
 def test_a_worker_is_told_once_to_write_its_stacks(workers: Workers) -> None:

@@ -31,13 +31,13 @@ class Job(TrialJob):
 
     @property
     def command(self) -> list[str]:
-        """Run the words."""
-        return list(self.words)
+        """Run the arguments alone."""
+        return list(self.arguments)
 
 
-def job(words: list[str], folder: Path, num_workers: int = 1) -> Job:
+def job(command: list[str], folder: Path, num_workers: int = 1) -> Job:
     """Return a job that runs a command."""
-    return Job(words, folder, folder / "output.txt", num_workers, {"CPU": 1}, "127.0.0.1")
+    return Job(command, folder, folder / "output.txt", num_workers, {"CPU": 1}, "127.0.0.1")
 
 
 def test_reports_pass_and_the_answer_ends_a_run(tmp_path: Path) -> None:
