@@ -81,11 +81,11 @@ def test_other_models_are_refused(kind: str, config: dict[str, Any], text: str) 
     made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SMALL, **config))
     try:
         share_attention(task_on(2), made, None)
-    except ValueError:  # of transformers: the model has no such attention
-        pytest.skip("transformers refuses it")
-    why = refusal(made, 2)
-    assert why is not None
-    assert text in why
+        why = refusal(made, 2)
+    except ConfigError as error:
+        why = str(error)
+    assert why is not None and why.startswith("engine.context is 2, and ")
+    assert text in why and "Set engine.context=1" in why
 
 
 def test_positions_that_are_not_read_are_seen() -> None:

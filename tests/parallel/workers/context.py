@@ -28,6 +28,7 @@ from recipes.gpt import GPT
 from recipes.language_model import LanguageModel
 from recipes.llama import Llama
 from recipes.sft import ChatModel
+from tests.parallel.workers.trainers import exact_trainer
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.engine.select import make_engine
 from trainkit.errors import TrainkitError
@@ -88,17 +89,8 @@ def whole(tensor: Any) -> Tensor:
 
 def trainer(name: str, **settings: Any) -> trainkit.Trainer:
     """Return a trainer of a scenario's folder."""
-    return trainkit.Trainer(
-        engine=make_engine(NAME, **OPTIONS),  # type: ignore[arg-type]
-        global_batch_size=STEP,
-        precision="64-true",
-        lr_scaling="none",
-        run_dir=str(OUT.parent / name),
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
-    )
+    settings = {"global_batch_size": STEP, **settings}
+    return exact_trainer((NAME, OPTIONS), OUT.parent / name, **settings)
 
 
 def train(name: str, make: Callable[[], trainkit.Task], data: Any, **settings: Any) -> Any:

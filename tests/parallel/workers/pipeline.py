@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
+from tests.parallel.workers.trainers import exact_trainer
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.engine.select import make_engine
 
@@ -126,17 +127,8 @@ class Early(Chain):
 
 def trainer(name: str, **settings: Any) -> trainkit.Trainer:
     """Return a trainer of a scenario's folder."""
-    return trainkit.Trainer(
-        engine=make_engine(NAME, **OPTIONS),  # type: ignore[arg-type]
-        global_batch_size=STEP,
-        precision="64-true",
-        lr_scaling="none",
-        run_dir=str(OUT.parent / name),
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{"max_epochs": 2, "gradient_clip_val": 0.5, **settings},
-    )
+    settings = {"global_batch_size": STEP, "max_epochs": 2, "gradient_clip_val": 0.5, **settings}
+    return exact_trainer((NAME, OPTIONS), OUT.parent / name, **settings)
 
 
 def data(shuffle: bool = False) -> DataLoader[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,22 +28,12 @@ from trainkit.callbacks.model_summary.layers import flop_counter
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.data.order import shuffled
 from trainkit.errors import ConfigError
-from trainkit.extensions.language.token_writer import write_tokens
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.2}
 CONTEXT, END, STEP = 16, 0xFF, 6
 LAYOUTS = [(1, 6), (1, 2), (1, 1), (2, 3), (2, 1), (3, 1)]  # ranks, rows of a microbatch
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a folder of tokens: rows with different numbers of documents."""
-    folder = tmp_path_factory.mktemp("tokens")
-    lines = [{"text": f"{number} x" * (1 + number * number % 5)} for number in range(150)]
-    (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(write_tokens(folder / "a.jsonl", folder / "tokens").root)
 
 
 @pytest.fixture(autouse=True)

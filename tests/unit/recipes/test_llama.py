@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -26,7 +25,6 @@ from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.data.order import shuffled
 from trainkit.errors import ConfigError
 from trainkit.extensions.language.sampling import Ask, begin, continue_all
-from trainkit.extensions.language.token_writer import write_tokens
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -43,15 +41,6 @@ PUBLISHED = {
     "7b": (32_000, 6_738_415_616),
     "8b": (128_256, 8_030_261_248),
 }
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a folder of tokens: bytes of many documents, most of them shorter than a row."""
-    folder = tmp_path_factory.mktemp("tokens")
-    lines = [{"text": f"{number} x" * (1 + number * number % 5)} for number in range(150)]
-    (folder / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(write_tokens(folder / "a.jsonl", folder / "tokens").root)
 
 
 def llama(**options: Any) -> Llama:

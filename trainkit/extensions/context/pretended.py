@@ -43,27 +43,22 @@ class PretendedGroup:
 
 @contextlib.contextmanager
 def pretended_step(task: nn.Module, group: PretendedGroup) -> Iterator[SharedStep]:
-    """Let what runs within the context be a step of a rank of the group."""
-    models = [each for each in task.modules() if hasattr(each, "set_attn_implementation")]
-    chosen = _share(models[0]) if models else None
-    SharedStep.open = step = SharedStep(group, "plan")
-    try:
+    """Let what runs within the context be a step of a rank of the group.
+
+    Raises:
+        ConfigError: the task's model, of transformers, takes no attention but its own.
+    """
+    models: list[Any] = [
+        each for each in task.modules() if hasattr(each, "set_attn_implementation")
+    ]
+    step = SharedStep(group, "plan")
+    with contextlib.ExitStack() as stack:
+        for model in models[:1]:  # it sets those inside of it
+            from trainkit.extensions.context.transformers import set_attention
+
+            before = model.config._attn_implementation
+            set_attention(model, group.ranks)
+            stack.callback(model.set_attn_implementation, before)
+        stack.callback(setattr, SharedStep, "open", None)
+        SharedStep.open = step
         yield step
-    finally:
-        SharedStep.open = None
-        if chosen is not None:
-            _model(models[0]).set_attn_implementation(chosen)
-
-
-def _share(model: nn.Module) -> str:
-    """Let a model of transformers compute attention with all keys; return what it did before."""
-    from trainkit.extensions.context.transformers import NAME, register
-
-    chosen: str = _model(model).config._attn_implementation
-    register()
-    _model(model).set_attn_implementation(NAME)
-    return chosen
-
-
-def _model(module: nn.Module) -> Any:
-    return module

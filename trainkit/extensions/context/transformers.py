@@ -39,7 +39,7 @@ def share_attention(task: Any, model: Any, chosen: str | None) -> int:
         engine.context.
 
     Raises:
-        ConfigError: another attention was chosen.
+        ConfigError: another attention was chosen, or the model takes none but its own.
     """
     try:
         ranks: int = task.trainer.engine.ranks.context_size
@@ -54,13 +54,19 @@ def share_attention(task: Any, model: Any, chosen: str | None) -> int:
             " engine.context=1."
         )
 
-    register()
-    model.set_attn_implementation(NAME)
+    set_attention(model, ranks)
     return ranks
 
 
-def register() -> None:
-    """Let transformers know this attention by its name."""
+def set_attention(model: Any, ranks: int) -> None:
+    """Let a model of transformers compute this attention.
+
+    Args:
+        ranks: engine.context.
+
+    Raises:
+        ConfigError: its class takes no attention by name.
+    """
     import transformers
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -69,6 +75,13 @@ def register() -> None:
 
     transformers.AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, mask)
+    try:
+        model.set_attn_implementation(NAME)
+    except ValueError as error:
+        raise ConfigError(
+            f"engine.context is {ranks}, and {type(model).__name__} takes no other attention than its"
+            " own. Set engine.context=1, or take another model."
+        ) from error
 
 
 def parts_of_rows(

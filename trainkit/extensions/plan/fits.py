@@ -132,7 +132,7 @@ def _shared(run: Run, microbatch: Microbatch, samples: int, has_blocks: bool) ->
             sent = group.sent * samples * run.batch_plan.accumulate
             with recomputed(run.task, has_blocks):
                 again = _kept(run, microbatch, group) * samples if has_blocks else None
-        except TaskError:  # it takes no part, or its tokens cannot be cut
+        except (ConfigError, TaskError):  # it takes no part, or cannot
             return
         yield Shared(count, plain, again, sent)
 
