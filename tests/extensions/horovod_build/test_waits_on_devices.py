@@ -32,19 +32,8 @@ SOURCES = [
     "common/utils/env_parser.cc",
 ]
 BOOST = [
-    "assert",
-    "config",
-    "core",
-    "detail",
-    "iterator",
-    "lockfree",
-    "mpl",
-    "parameter",
-    "predef",
-    "preprocessor",
-    "static_assert",
-    "type_traits",
-    "utility",
+    *("assert", "config", "core", "detail", "iterator", "lockfree", "mpl", "parameter", "predef"),
+    *("preprocessor", "static_assert", "type_traits", "utility"),
 ]
 HEADERS = ["cstdint", "stdexcept", "string", "horovod/common/logging.h"]
 ABORTED = "NCCL's communicators were aborted, as a peer or an operation failed"
