@@ -103,7 +103,7 @@ class Runs(dict[tuple[str, str], Results]):
         # experts on several stages are refused (recipes/llama.py)
         left = {"experts"} if "pipeline" in options else set()
         line += f" {','.join(name for name in self.scenarios if name not in left)}"
-        done = run_command(line, out.parent, timeout_s=240, PYTHONPATH=str(ROOT))
+        done = run_command(line, out.parent, PYTHONPATH=str(ROOT))
         assert done.code == 0, done.text
         self[key] = torch.load(out, weights_only=False)
         return self[key]
