@@ -25,7 +25,7 @@ from trainkit.errors import ConfigError, clause
 
 GROUP = "trainkit.extensions"  # of entry points, and the package of trainkit's own
 
-Kind = Literal["commands", "engines", "layouts", "communications"]
+Kind = Literal["commands", "engines", "layouts", "communications", "precisions"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,8 @@ class Extension:
             the engine asks of it is in FSDPEngine (`_stages`).
         communications: name, as in communication=NAME -> dotted name of the class of its settings
             (trainkit.engine.step_settings.Communication).
+        precisions: name, as in trainer.precision=NAME -> dotted name of its class
+            (trainkit.device.precision.Precision).
         targets: dotted names of classes and functions that a config may build: callbacks, loggers,
             launchers, data, ...
         ranks: variable that a launcher sets in the environment of a rank of engine=horovod -> dotted
@@ -153,6 +155,7 @@ class Extension:
     engines: Mapping[str, EngineEntry] = field(default_factory=dict)
     layouts: Mapping[str, str] = field(default_factory=dict)
     communications: Mapping[str, str] = field(default_factory=dict)
+    precisions: Mapping[str, str] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     ranks: Mapping[str, str] = field(default_factory=dict)
     clusters: tuple[str, ...] = ()

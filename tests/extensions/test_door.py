@@ -163,7 +163,7 @@ def names_in(module: str) -> set[str]:
 
 @pytest.mark.parametrize("own", extension._own(), ids=lambda own: own.name)
 def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
-    """Of commands, usages, engines, targets, checks and ranks;
+    """Of commands, usages, engines, targets, checks, ranks, communications and precisions;
     a public or an old name leads to one that exists.
     """
     dotted = [
@@ -172,6 +172,8 @@ def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
         *(engine.target for engine in own.engines.values()),
         *own.names.values(),
         *own.layouts.values(),
+        *own.communications.values(),
+        *own.precisions.values(),
         *([own.url_store] if own.url_store else []),
         *own.ranks.values(),
     ]

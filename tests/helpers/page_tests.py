@@ -23,7 +23,6 @@ TESTS: dict[str, dict[str, str]] = {
     "data": {"": GUIDES, "Data at a cluster's scale": "e2e/test_data_at_scale_page.py"},
     "elastic": {"": GUIDES, "Reliability": "architecture/test_reliability_page.py"},
     "errors": {"": "e2e/test_errors_page.py"},
-    "evaluating": {"": GUIDES},
     "finding_settings": {"": "e2e/test_finding_page.py", "Experiments with pairs": GUIDES},
     "horovod": {"": GUIDES, "Horovod on MPI": "mpi/test_page.py"},
     "index": {"": "e2e/test_readme.py"},

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from trainkit import extension
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError
 
-PrecisionName = Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"]
+PrecisionName = Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true", "fp8-mixed"]
 
 _TRUE_DTYPES = {"bf16-true": torch.bfloat16, "64-true": torch.float64}
 _MIXED_DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
+_OWN = ("32-true", *_MIXED_DTYPES, *_TRUE_DTYPES)
+
+
+def precision_of(name: PrecisionName, device: torch.device) -> Precision:
+    """Return the precision of a name, the core's or an extension's.
+
+    Raises:
+        ConfigError: there is none, or the device cannot serve it.
+    """
+    target = extension.find("precisions", name, {})
+    return Precision(name, device) if target is None else extension.resolve(target)(name, device)
 
 
 class Precision:
@@ -26,10 +38,12 @@ class Precision:
     "*-true": weights and inputs have that dtype.
 
     Attributes:
+        note: what a user should know beside the name.
         sum_over_ranks: sums an overflow over ranks, if a rank may hold a part of the gradients that
             others do not see; an engine sets it.
     """
 
+    note: str = ""
     sum_over_ranks: Callable[[Tensor], Tensor] | None = None
 
     def __init__(self, name: PrecisionName, device: torch.device) -> None:
@@ -38,12 +52,12 @@ class Precision:
         Raises:
             ConfigError: there is no such precision.
         """
-        if name not in get_args(PrecisionName):
+        if name not in _OWN:
             raise ConfigError(
                 f"trainer.precision is '{name}'; it must be one of"
-                f" {', '.join(get_args(PrecisionName))}."
+                f" {', '.join([*_OWN, *extension.names('precisions')])}."
             )
-        self.name = name
+        self.name: str = name
         self.device = device
         self.input_dtype = _TRUE_DTYPES.get(name)
         self._autocast_dtype = _MIXED_DTYPES.get(name)

@@ -28,6 +28,7 @@ NAMES = (
     "finetuning",
     "swa",
     "adapters",
+    "float8",
     "optimizers",
     "trackers",
     "horovod_build",

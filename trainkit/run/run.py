@@ -31,7 +31,7 @@ from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.writer import Writer
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.shares import read_words, words_of
-from trainkit.device.precision import Precision
+from trainkit.device.precision import Precision, precision_of
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.metrics.latest import LatestMetrics
@@ -138,7 +138,7 @@ class Run(LightningNames):
         self.elastic = elastic
         self.state = state
         self.callback_metrics = LatestMetrics()
-        self.precision = Precision(options.numerics.precision, engine.device)
+        self.precision = precision_of(options.numerics.precision, engine.device)
         self.checkpoints = CheckpointManager(
             engine, stores_of(run_dir, self.callbacks), self.say, writer, difference
         )

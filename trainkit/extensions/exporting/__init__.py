@@ -1,5 +1,5 @@
 """export: a trained Task as one file,
-checked against the Task's own outputs (docs/evaluating.md).
+checked against the Task's own outputs (docs/checkpoints.md).
 """
 
 from trainkit.extension import Command, Extension

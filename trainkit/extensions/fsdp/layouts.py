@@ -14,8 +14,9 @@ def refuse_settings(ranks: Ranks, settings: StepSettings) -> None:
     """Refuse what does not go with stages, or with parts of a sequence.
 
     Raises:
-        ConfigError: a callback reads all layers, of which a rank has those of its stage; or modules
-            are compiled, whose attention asks which step is under way.
+        ConfigError: a callback reads all layers, of which a rank has those of its stage; layers in
+            float8 would be split; or modules are compiled, whose attention asks which step is under
+            way.
     """
     if ranks.pipeline_size > 1 and "layers" in settings.callbacks:
         raise ConfigError(
@@ -23,6 +24,13 @@ def refuse_settings(ranks: Ranks, settings: StepSettings) -> None:
             " layers of the model, of which each rank has those of its stage. Leave it out, or split"
             " the model by engine.tensor and FSDP2 alone (engine.pipeline=1)."
         )
+    for option, size in (("tensor", ranks.tensor_size), ("pipeline", ranks.pipeline_size)):
+        if size > 1 and settings.precision == "fp8-mixed":
+            raise ConfigError(
+                f"engine.{option} is {size}, and trainer.precision is 'fp8-mixed': layers in float8"
+                f" have not been split so yet. Use trainer.precision=bf16-mixed, or"
+                f" engine.{option}=1."
+            )
     if ranks.context_size > 1 and "trainer.compile" in settings.used:
         raise ConfigError(
             f"engine.context is {ranks.context_size}, and trainer.compile is set: attention that"

@@ -59,7 +59,8 @@ def peak_flops_of(
 
     Args:
         device_name: as returned by torch.cuda.get_device_name().
-        precision: trainer.precision.
+        precision: trainer.precision. Of "fp8-mixed" it is bfloat16's peak, which part of its
+            products have.
         tf32: whether float32 matrices may be rounded to TF32. Default: torch's setting.
     """
     peak = next((peak for pattern, peak in _PEAKS.items() if re.search(pattern, device_name)), None)

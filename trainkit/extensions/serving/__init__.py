@@ -1,5 +1,5 @@
 """serve: HTTP requests answered by a run's model or an export, on Ray Serve or in one process
-(docs/evaluating.md).
+(docs/checkpoints.md).
 
 model.py holds the model, batching.py joins requests to batches, app.py is the ASGI app, serve.py
 runs it on Ray or alone. For texts (api=openai) these are text_model.py, text_batching.py and
