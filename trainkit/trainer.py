@@ -77,8 +77,8 @@ class Trainer(LastRun):
         lr_warmup_steps: steps of warm-up.
         lr_momentum_correction: true: SGD's momentum follows a changing rate, as in torch; see
             optim/schedule.py.
-        precision: "32-true", "16-mixed", "bf16-mixed", "bf16-true" or "64-true"; 32, 16, "bf16" and
-            64 are the first of each.
+        precision: "32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true" or "fp8-mixed"; 32,
+            16, "bf16" and 64 are the first of each.
         channels_last: use that memory format for four-dimensional weights and inputs; "auto": on a
             GPU, where it is faster.
         compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the
@@ -128,6 +128,8 @@ class Trainer(LastRun):
         deterministic: ask torch for deterministic algorithms; "warn": an operation without one
             warns.
         benchmark: let cuDNN search the fastest algorithm for each shape.
+        float32_matmul_precision: torch.set_float32_matmul_precision during the run: with "high" a
+            GPU's tensor cores multiply float32 matrices rounded to TF32.
         detect_anomaly: let autograd name the operation that gave NaN in backward; slow.
         stop_on_nonfinite: end the run before the update if a loss is not finite; waits for the
             device in each step.
@@ -158,7 +160,7 @@ class Trainer(LastRun):
         lr_warmup_steps: NonNegativeInt | None = None,
         lr_momentum_correction: bool = True,
         precision: (
-            Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true"]
+            Literal["32-true", "16-mixed", "bf16-mixed", "bf16-true", "64-true", "fp8-mixed"]
             | ShortPrecision
             | None
         ) = "32-true",
@@ -195,6 +197,7 @@ class Trainer(LastRun):
         profiler: Literal["simple", "advanced", "pytorch"] | Callback | None = None,
         deterministic: bool | Literal["warn"] | None = False,
         benchmark: bool | None = False,
+        float32_matmul_precision: Literal["highest", "high", "medium"] | None = None,
         detect_anomaly: bool = False,
         stop_on_nonfinite: bool = False,
         assert_no_sync: bool = False,

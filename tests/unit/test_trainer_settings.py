@@ -5,6 +5,7 @@ compile, overfitting, anomalies, accumulation by epoch, resuming.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers.toy import Line, Net, Recorder, compile_with, loader, quiet, rows, weights
 from trainkit.callbacks import ModelCheckpoint
+from trainkit.callbacks.banner import lacks_tensor_cores
 from trainkit.errors import ConfigError
 
 
@@ -122,17 +124,64 @@ def test_overfitting_takes_the_same_batches_again(tmp_path: Path, share: float, 
 
 
 def test_switches_hold_for_the_run_alone(tmp_path: Path) -> None:
-    """benchmark and detect_anomaly are on while the run lasts, and as before afterwards."""
-    seen: list[tuple[bool, bool]] = []
+    """benchmark, detect_anomaly and float32_matmul_precision hold while the run lasts, and are as
+    before afterwards.
+    """
+    seen: list[tuple[bool, bool, str]] = []
+
+    def look() -> tuple[bool, bool, str]:
+        matmul = torch.get_float32_matmul_precision()
+        return torch.backends.cudnn.benchmark, torch.is_anomaly_enabled(), matmul
 
     class Look(Line):
         def on_train_start(self) -> None:
-            seen.append((torch.backends.cudnn.benchmark, torch.is_anomaly_enabled()))
+            seen.append(look())
 
-    quiet(tmp_path, benchmark=True, detect_anomaly=True).fit(Look(), loader(4))
+    switches = {"benchmark": True, "detect_anomaly": True, "float32_matmul_precision": "high"}
+    quiet(tmp_path, **switches).fit(Look(), loader(4))
     quiet(tmp_path).fit(Look(), loader(4))
-    assert seen == [(True, True), (False, False)]
-    assert (torch.backends.cudnn.benchmark, torch.is_anomaly_enabled()) == (False, False)
+    assert seen == [(True, True, "high"), (False, False, "highest")]
+    assert look() == (False, False, "highest")
+
+
+def test_products_of_float32_that_there_are_none_of(tmp_path: Path) -> None:
+    """float32_matmul_precision is refused where all is float64."""
+    with pytest.raises(
+        ConfigError, match="float32_matmul_precision is 'high', and .* is '64-true'"
+    ):
+        quiet(tmp_path, precision="64-true", float32_matmul_precision="high")
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "settings", "is_shown"),
+    [
+        ("cuda", (9, 0), {}, True),
+        ("cuda", (7, 0), {}, False),
+        ("cuda", (9, 0), {"precision": "bf16-mixed"}, False),
+        ("cuda", (9, 0), {"float32_matmul_precision": "high"}, False),
+        ("cpu", (9, 0), {}, False),
+    ],
+)
+def test_a_gpu_whose_tensor_cores_rest_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    capability: tuple[int, int],
+    settings: dict[str, Any],
+    is_shown: bool,
+) -> None:
+    """The banner's advice, for float32 on a GPU that could multiply it rounded to TF32."""
+    shown: list[bool] = []
+
+    class Look(Line):
+        def on_train_start(self) -> None:
+            pretended = SimpleNamespace(device=torch.device(device))
+            run = SimpleNamespace(engine=pretended, options=self.trainer.options)
+            shown.append(lacks_tensor_cores(run))
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    quiet(tmp_path, **settings).fit(Look(), loader(4))
+    assert shown == [is_shown]
 
 
 def test_detect_anomaly_names_the_operation(tmp_path: Path) -> None:

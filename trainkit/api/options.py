@@ -12,6 +12,7 @@ import torch
 
 from trainkit.data.bad_samples import DEFAULT_LIMIT
 from trainkit.device.precision import PrecisionName
+from trainkit.device.torch_flags import Float32Matmul
 from trainkit.engine.base import Engine
 from trainkit.engine.step_settings import Communication, communication_of
 from trainkit.errors import ConfigError
@@ -120,6 +121,7 @@ class NumericOptions:
     gradient_clip_algorithm: Literal["norm", "value"]
     deterministic: bool | Literal["warn"]
     benchmark: bool
+    float32_matmul_precision: Float32Matmul | None
     detect_anomaly: bool
     stop_on_nonfinite: bool
     assert_no_sync: bool
@@ -130,6 +132,11 @@ class NumericOptions:
                 f"trainer.gradient_clip_algorithm is '{self.gradient_clip_algorithm}', but"
                 " trainer.gradient_clip_val is not set, or 0: nothing is clipped. Set"
                 " trainer.gradient_clip_val, or leave the algorithm out."
+            )
+        if self.float32_matmul_precision is not None and self.precision == "64-true":
+            raise ConfigError(
+                f"trainer.float32_matmul_precision is '{self.float32_matmul_precision}', and"
+                " trainer.precision is '64-true': no product is in float32. Leave it out."
             )
 
     def uses_channels_last(self, device: torch.device) -> bool:

@@ -21,6 +21,11 @@ from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.engine.sizes import numel_of
 from trainkit.launch.terminal import columns_of_launcher
 
+_TENSOR_CORES = (
+    "matrices of float32 are multiplied without this GPU's tensor cores: trainer.precision=bf16-mixed"
+    " uses them, or trainer.float32_matmul_precision=high (TF32)"
+)
+
 
 class Banner(Callback):
     """Prints a few lines on rank 0 when a fit starts."""
@@ -40,12 +45,13 @@ class Banner(Callback):
         if groups:
             ranks += f": {groups}"
         extra = "".join(f", {option} {value}" for option, value in engine.shown_options.items())
+        note = f" ({trainer.precision.note})" if trainer.precision.note else ""
         rows = [
             (
                 "engine",
                 (
                     f"{engine.name}, {ranks}, {_device(engine.device)}, precision"
-                    f" {trainer.options.numerics.precision}{extra}"
+                    f" {trainer.options.numerics.precision}{note}{extra}"
                 ),
             )
         ]
@@ -69,6 +75,8 @@ class Banner(Callback):
         names = {type(optimizer).__name__ for optimizer in trainer.optimizers}
         if advice := trainer.batch_plan.not_for_adaptive(names):
             rows.append(("advice", advice))
+        if lacks_tensor_cores(trainer):
+            rows.append(("advice", _TENSOR_CORES))
         if approximation := engine.approximation.shown:
             rows.append(("gradients", approximation))
         rows.append(("run", _plan(trainer)))
@@ -107,6 +115,15 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
         if any(group.get(name) for group in optimizer.param_groups)
     ]
     return " ".join([*chosen, type(optimizer).__name__])
+
+
+def lacks_tensor_cores(trainer: RunView) -> bool:
+    """Return whether a GPU that has tensor cores multiplies matrices without them."""
+    device, numerics = trainer.engine.device, trainer.options.numerics
+    if device.type != "cuda" or numerics.precision != "32-true":
+        return False
+    rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return not rounded and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _device(device: torch.device) -> str:

@@ -20,10 +20,15 @@ _M_MMAP_THRESHOLD = -3
 _LARGEST = 2**25
 _NEVER = -1
 
+Float32Matmul = Literal["highest", "high", "medium"]
+
 
 @contextlib.contextmanager
 def torch_flags(
-    deterministic: bool | Literal["warn"], benchmark: bool, detect_anomaly: bool
+    deterministic: bool | Literal["warn"],
+    benchmark: bool,
+    detect_anomaly: bool,
+    float32_matmul: Float32Matmul | None = None,
 ) -> Iterator[None]:
     """Set the requested switches; leave the others unchanged.
 
@@ -32,6 +37,8 @@ def torch_flags(
             warns.
         benchmark: cuDNN searches the fastest algorithm for each shape.
         detect_anomaly: autograd names the forward operation that gave NaN in backward.
+        float32_matmul: how products of float32 matrices are rounded (see
+            torch.set_float32_matmul_precision).
     """
     before = (
         torch.are_deterministic_algorithms_enabled(),
@@ -55,9 +62,15 @@ def torch_flags(
         torch.backends.cudnn.benchmark = True
     if detect_anomaly:
         torch.autograd.set_detect_anomaly(True)
+    matmul_before = None
+    if float32_matmul is not None:
+        matmul_before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(float32_matmul)
     try:
         yield
     finally:
+        if matmul_before is not None:
+            torch.set_float32_matmul_precision(matmul_before)
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = before[2]
         torch.autograd.set_detect_anomaly(before[3], before[4])

@@ -48,7 +48,7 @@ from trainkit.engine.reduce.reducer import GradientReducer
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import TaskError
 from trainkit.launch.environment import Launcher, read_launcher
-from trainkit.optim.clipping import clear_gradients, clip, with_gradients
+from trainkit.optim.clipping import clear_gradients, clip, multiply, with_gradients
 
 Microbatch = TypeVar("Microbatch")
 Forwarded = TypeVar("Forwarded")
@@ -243,8 +243,7 @@ class Engine(ABC):
         factor = correction()
         self.approximation.count(factor)
         if factor is not None:
-            for parameter in with_gradients(self._optimizers):
-                parameter.grad.mul_(factor.to(parameter.grad.dtype))
+            multiply([parameter.grad for parameter in with_gradients(self._optimizers)], factor)
 
     def step(self, clip_val: float | None = None, clip_algorithm: str = "norm") -> bool:
         """Clip the gradients and update the weights. The gradients stay until they are cleared,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,15 @@ def with_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
         if p.grad is not None
     )
     return list(dict.fromkeys(every))
+
+
+def multiply(gradients: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply gradients, in place, by a scalar tensor: on a GPU a kernel or two for a dtype."""
+    of_dtype: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        of_dtype[gradient.dtype].append(local_of(gradient))
+    for dtype, same in of_dtype.items():
+        torch._foreach_mul_(same, factor.to(dtype))
 
 
 def clip(

@@ -181,7 +181,12 @@ class Stage:
         if not engine.ranks.is_main:
             writer.wait()  # of a former rank 0: the files are another's from here on
         self._stack.enter_context(
-            torch_flags(numerics.deterministic, numerics.benchmark, numerics.detect_anomaly)
+            torch_flags(
+                numerics.deterministic,
+                numerics.benchmark,
+                numerics.detect_anomaly,
+                numerics.float32_matmul_precision,
+            )
         )
         if engine.device.type == "cpu":
             self._stack.enter_context(keep_freed_memory())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from trainkit.optim.clipping import clip
+from trainkit.optim.clipping import clip, multiply
 
 
 def gradients(sparse: bool) -> tuple[list[torch.optim.Optimizer], list[nn.Parameter]]:
@@ -54,6 +54,20 @@ def test_sparse_gradients_are_clipped_as_dense_ones(algorithm: str, value: float
         assert results[1].abs().max().item() == pytest.approx(
             min(value, before.abs().max().item()), rel=1e-6
         )
+
+
+def test_gradients_of_any_dtype_are_multiplied() -> None:
+    """Each in its own dtype, dense or sparse."""
+    sparse = torch.sparse_coo_tensor([[1]], [[2.0, 3.0]], (3, 2))
+    gradients = [torch.ones(3), torch.ones(2, dtype=torch.bfloat16), torch.full((), 2.0), sparse]
+    multiply(gradients, torch.tensor(0.5, dtype=torch.float64))
+    assert [gradient.dtype for gradient in gradients[:3]] == [torch.float32, torch.bfloat16] + [
+        torch.float32
+    ]
+    assert gradients[0].tolist() == [0.5] * 3
+    assert gradients[1].tolist() == [0.5] * 2
+    assert gradients[2].item() == 1
+    assert sparse.to_dense().tolist() == [[0, 0], [1, 1.5], [0, 0]]
 
 
 def test_no_value_clips_nothing() -> None:
