@@ -1,15 +1,16 @@
-"""Training on one GPU: images/s of ResNet-50 and ViT-B/16 at 224 x 224, trainkit beside a loop by
-hand of the same settings.
+"""Training on one GPU: whether it is right, images/s of ResNet-50 and ViT-B/16 at 224 x 224 and
+tokens/s of GPT-2, trainkit beside a loop by hand of the same settings.
 
-    python -m benchmarks.gpu [--json FILE] [--seconds 550]     what `make bench-gpu` runs
+    python -m benchmarks.gpu [--json FILE] [--seconds 1500]    what `make bench-gpu` runs
     python -m benchmarks.gpu --device cpu --short              see that it runs: tiny models, the figures mean nothing
 
 Settings: gpu_training.py. Data: noise on the device, and generated JPEGs. trainkit and the loop by
 hand take turns block by block in one process; a figure is the median over blocks. Further: host
 syncs a step, peak memory, the kernels that take longest, overlap of gradients' sums with backward
-(gpu_sums.py), with torch.compile and with CUDA graphs (mode="reduce-overhead"). The most important
-parts come first; a part without time left is named, one that takes too long is ended, and the JSON
-is written after each part.
+(gpu_sums.py), with torch.compile and with CUDA graphs (mode="reduce-overhead"), what checkpoints and
+loaders add (gpu_costs.py), and weights that must be equal (gpu_checks.py). The most important parts
+come first; a part without time left is named, one that takes three times as long as it should is
+ended, and the JSON is written after each part.
 
 Ceilings: of arithmetic (MFU is the share of it) and of bytes, from a product of matrices and a copy
 that are measured here. An image's cost is computed: 24.3 and 105.2 GFLOP; of ResNet-50 9,176
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -33,13 +35,25 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import torch
 
-from benchmarks import gpu_sums
+from benchmarks import gpu_checks, gpu_costs, gpu_sums
 from benchmarks.data import Arrivals, seconds_of_image
 from benchmarks.gpu_profile import Profile, Profiled, Window, copy_bytes, matmul_flops
-from benchmarks.gpu_training import RESNET, TINY, VIT, ByHand, Fit, Model, forget, in_blocks
+from benchmarks.gpu_training import (
+    GPT,
+    RESNET,
+    TINY,
+    TINY_GPT,
+    VIT,
+    ByHand,
+    Fit,
+    Model,
+    forget,
+    in_blocks,
+)
 from benchmarks.harness import Findings, Table, Target, main, median, median_ratio
 from benchmarks.jpegs import CLASSES, make_jpegs
 from recipes.imagefolder import ImageFolder
@@ -85,6 +99,7 @@ class Bench:
         self.out = out
         self.ends = time.perf_counter() + seconds
         self.models = TINY if device.type == "cpu" else (RESNET, VIT)
+        self.text = TINY_GPT if device.type == "cpu" else GPT
         self.found = Findings()
         self.rates = Table(
             "images/s",
@@ -111,9 +126,27 @@ class Bench:
             ["", "images/s", "of by hand", "beside, ms a step", "overlapped %"],
             [],
         )
+        self.tokens = Table(
+            "tokens/s",
+            ["precision", "compile", "by hand, bf16", "trainkit", "of by hand", "MFU %", "peak GB"],
+            [],
+        )
+        self.checks = Table("weights on the GPU", ["", "beside", "largest difference", "error"], [])
+        self.units = Table("unit tests on the GPU", ["", "passed", "failed", "which"], [])
+        self.costs = Table("ms a step", ["", "ms", "peak GB", "error"], [])
         self.jpegs = Table("JPEGs from disk", ["", "images/s", "of by hand"], [])
         self.ceilings = Table("ceilings", ["", "per second"], [])
-        self.found.tables = [self.rates, self.jpegs, self.steps, self.sums, self.ceilings]
+        self.found.tables = [
+            self.checks,
+            self.rates,
+            self.tokens,
+            self.jpegs,
+            self.costs,
+            self.steps,
+            self.sums,
+            self.ceilings,
+            self.units,
+        ]
         self.flops = self.bytes = 0.0
         self.found.settings |= {
             "torch": torch.__version__,
@@ -126,11 +159,23 @@ class Bench:
         resnet, vit = self.models
         parts: list[tuple[str, float, Callable[[], None]]] = [
             ("ceilings", 5, self.measure_ceilings),
+            ("a resumed run", 10, self.check_resumed),
+            ("two ranks on one GPU", 60, self.check_two_ranks),
             *((f"{m.name}, eager", 40, partial(self.measure_rate, m, None)) for m in (resnet, vit)),
             *((f"{m.name}, profile", 25, partial(self.measure_step, m)) for m in (resnet, vit)),
+            (f"{self.text.name}, eager", 40, partial(self.measure_tokens, None)),
+            ("two modules under CUDA graphs, compile", 60, self.check_compiled_pair),
+            ("costs", 60, self.measure_costs),
             ("JPEGs", 100, self.measure_jpegs),
             ("sums, DDP", 30, self.measure_ddp),
             ("sums, Horovod", 30, self.measure_horovod),
+            ("sums, Horovod, async completion", 30, self.measure_async_horovod),
+            (f"{self.text.name}, compile", 120, partial(self.measure_tokens, "default")),
+            (
+                f"{self.text.name}, fp8-mixed, compile",
+                120,
+                partial(self.measure_tokens, "default", "fp8-mixed"),
+            ),
         ]
         for mode in ("default", GRAPHS):
             wait = 120 if mode == "default" else 90
@@ -138,22 +183,26 @@ class Bench:
                 (f"{m.name}, compile={mode}", wait, partial(self.measure_rate, m, mode))
                 for m in (resnet, vit)
             ]
+        parts.append(("unit tests", 360, self.run_units))
         for name, takes, part in parts:
             if self.short and "compile" in name:
                 self.found.missing[name] = "not in the short form: compiling takes a minute"
             elif time.perf_counter() + (0 if self.short else takes) > self.ends:
                 self.found.missing[name] = f"it takes about {takes:.0f} s, which were not left"
             else:
-                self.attempt(name, part)
+                self.attempt(name, part, takes)
         if self.rates.rows:
             self.aim()
         return self.found
 
-    def attempt(self, name: str, part: Callable[[], None]) -> None:
-        """Run a part; an exception costs only that part. Then write the findings so far."""
+    def attempt(self, name: str, part: Callable[[], None], takes: float = math.inf) -> None:
+        """Run a part; an exception costs only that part, and so does a part that takes three times
+        as long as it should. Then write the findings so far.
+        """
         before = time.perf_counter()
+        limit = min(self.ends - before + GRACE_S, math.inf if self.short else 3 * takes)
         try:
-            with ended_after(self.ends - before + GRACE_S):
+            with ended_after(limit):
                 part()
         except Exception as error:  # a GPU is dear: the other parts' figures are not to be lost
             self.found.missing[name] = (
@@ -250,6 +299,53 @@ class Bench:
         self.steps.rows.append([model.name, name, waits, launches, peak, longest])
         return peak
 
+    def check_resumed(self) -> None:
+        """Compare a resumed run with one that never ended."""
+        apart = gpu_checks.resumed(self.device)
+        self.checks.rows.append(["resumed in an epoch, with dropout", "a whole run", apart, ""])
+        self.found.targets.append(Target("a resumed run, beside a whole one", apart, 0, "apart"))
+
+    def check_two_ranks(self) -> None:
+        """Compare two ranks of ddp, which share the GPU, with one process."""
+        for name, apart, error in gpu_checks.two_ranks(self.device):
+            self.checks.rows.append(
+                [f"two ranks, ddp over gloo: {name}", "one process", apart, error]
+            )
+
+    def check_compiled_pair(self) -> None:
+        """Compare two modules under CUDA graphs with eager ones."""
+        apart = gpu_checks.compiled_pair(self.device)
+        name = "two modules, compile=reduce-overhead, accumulation"
+        self.checks.rows.append([name, "eager", apart, ""])
+
+    def run_units(self) -> None:
+        """Run the unit tests, which take the GPU; in the short form those of one file."""
+        folders = ("optim/test_clipping.py",) if self.short else gpu_checks.UNITS
+        seconds = max(10.0, self.ends - time.perf_counter())
+        self.units.rows.append(["tests/unit", *gpu_checks.unit_tests(seconds, folders)])
+
+    def measure_costs(self) -> None:
+        """Measure a step with checkpoints, capsules and loaders."""
+        steps, workers = (6, 0) if self.short else (60, 4)
+        self.costs.rows += gpu_costs.costs(self.models[0], self.device, steps, workers)
+
+    def measure_tokens(self, mode: str | None, precision: str = "bf16-mixed") -> None:
+        """Measure tokens/s of GPT-2."""
+        model = self.text
+        ours, hand = in_blocks(model, self.device, mode, precision)
+        tokens = model.batch * model.image
+        rate = tokens / median(ours)
+        ratio = 1 / median_ratio(ours, hand)
+        mfu = 100 * rate * model.flop / self.flops if self.flops else None
+        on_gpu = self.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self.device) / 1e9 if on_gpu else None
+        self.tokens.rows.append(
+            [precision, mode or "no", tokens / median(hand), rate, ratio, mfu, peak]
+        )
+        if precision == "bf16-mixed":
+            what = f"{model.name}, compile={mode or 'no'}: tokens/s, of the loop by hand"
+            self.found.targets.append(Target(what, ratio, 1.0, "times", "at least"))
+
     def measure_jpegs(self) -> None:
         """Train ResNet-50 on JPEGs, in turn, with the same data set and loader."""
         model = self.models[0]
@@ -308,7 +404,7 @@ class Bench:
         self._add_sums("by hand, DDP", turns.hand, turns.hand, hand)
         self._add_sums("trainkit, ddp", turns.ours, turns.hand, ours)
 
-    def measure_horovod(self) -> None:
+    def measure_horovod(self, name: str = "trainkit, horovod (by hand: no sums)") -> None:
         """Measure with Horovod, beside the loop by hand without sums
         (hvd.DistributedOptimizer refuses channels_last).
         """
@@ -318,7 +414,18 @@ class Bench:
             raise RuntimeError("this Horovod was built without NCCL")
         engine, model = gpu_sums.summing_horovod(), self.models[0]
         turns, profile = gpu_sums.run(model, self.device, engine, ByHand(model, self.device, None))
-        self._add_sums("trainkit, horovod (by hand: no sums)", turns.ours, turns.hand, profile)
+        self._add_sums(name, turns.ours, turns.hand, profile)
+
+    def measure_async_horovod(self) -> None:
+        """Measure with HOROVOD_ENABLE_ASYNC_COMPLETION, which Horovod reads when it starts."""
+        import horovod.torch as hvd
+
+        if hvd.is_initialized():
+            hvd.shutdown()
+        name = "trainkit, horovod with async completion (by hand: no sums)"
+        with mock.patch.dict(os.environ, {"HOROVOD_ENABLE_ASYNC_COMPLETION": "1"}):
+            self.measure_horovod(name)
+        hvd.shutdown()
 
     def _add_sums(
         self, name: str, own: list[list[float]], hand: list[list[float]], profile: Profile
@@ -372,7 +479,7 @@ def measure(short: bool, device: str, out: Path | None, seconds: float) -> Findi
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=550)
+    parser.add_argument("--seconds", type=float, default=1500)
     parser.add_argument("--json", type=Path)
     options, rest = parser.parse_known_args()
     sys.argv[1:] = [*rest, *(["--json", str(options.json)] if options.json else [])]
