@@ -29,7 +29,7 @@ def commands() -> list[str]:
 @pytest.mark.parallel
 def test_the_pages_commands_run(command: Command) -> None:
     """Fits, plans, and fits that one process validates and exports."""
-    assert len(commands()) == 14
+    assert len(commands()) == 17
     for line in commands():
         small = SMALL if "conf=gpt" in line else ""
         done = command(line + small + " trainer.max_steps=2" * (" fit " in line), timeout_s=200)

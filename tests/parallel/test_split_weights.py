@@ -101,8 +101,7 @@ class Runs(dict[tuple[str, str], Results]):
         after = str(self.out("", source).parent) if source else "-"
         line = f"{begin} {WORKERS / 'split.py'} {out} {engine} '{given}' {after}"
         # experts on several stages are refused (recipes/llama.py)
-        left = {"experts"} if "pipeline" in options else set()
-        line += f" {','.join(name for name in self.scenarios if name not in left)}"
+        line += f" {','.join(name for name in self.scenarios if has_case(name, source, start))}"
         done = run_command(line, out.parent, PYTHONPATH=str(ROOT))
         assert done.code == 0, done.text
         self[key] = torch.load(out, weights_only=False)

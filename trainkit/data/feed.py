@@ -225,6 +225,10 @@ class MapFeed(Feed):
             else indices
         )
 
+    def first_sample(self) -> Any:
+        """Return the data set's first sample as a batch, on the device."""
+        return self._move(self._loader.first_sample())
+
     def deal(self, shares: tuple[int, ...] | None) -> None:
         """Deal the samples of all steps from the next one on in these shares (None: even ones),
         also within an epoch.

@@ -22,6 +22,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
+from trainkit.data.dealing import loader_like
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
 from trainkit.data.streams import Sharded, iterates_itself
@@ -315,6 +316,21 @@ class ShardedLoader:
         ):
             return _named_errors(start_workers(self._loader))
         return map(self._loader.collate_fn, self._seeded.batches(iter(self._sampler)))
+
+    def first_sample(self) -> Any:
+        """Return a batch of the data set's first sample alone. With workers it is one's: a file that
+        a data set opens here would be shared by all of them.
+        """
+        loader = loader_like(
+            self._loader,
+            self._seeded,
+            batch_sampler=[[(0, 0)]],
+            collate_fn=self.source.options.get("collate_fn"),
+            generator=torch.Generator(),
+            num_workers=min(1, self._loader.num_workers),
+            persistent_workers=False,
+        )
+        return next(start_workers(loader))
 
     def close(self) -> None:
         """End the workers; nothing can be iterated afterwards."""

@@ -5,7 +5,7 @@ travels between ranks, as `communication=` names it. Imports no torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,6 +97,7 @@ class StepSettings:
             ("trainer.compile"), and "manual_optimization", "batch_weight", "elastic".
         callbacks: what its callbacks need -> the class of the first one that needs it.
         communication: what travels between ranks.
+        sample: returns the training data's first sample as a batch on the device; None for a stream.
     """
 
     batch_size: int | None
@@ -107,6 +108,7 @@ class StepSettings:
     used: frozenset[str] = frozenset()
     callbacks: Mapping[Need, str] = field(default_factory=dict)
     communication: Communication = field(default_factory=Exact)
+    sample: Callable[[], Any] | None = None
 
 
 _OWN = {Exact.name: f"{__name__}.{Exact.__name__}"}

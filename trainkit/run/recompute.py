@@ -66,14 +66,17 @@ def recomputed(task: nn.Module, blocks: bool | Sequence[str]) -> Iterator[None]:
             f"{_KEY} is true, and {type(task).__name__} has no repeated blocks: several modules of"
             f" one class in a list. Name modules or classes: {_KEY}=[Block]."
         )
+    before = [vars(module).get("forward") for module in modules]
     for module in modules:
         # in place: a wrapper would change the names of weights
         module.forward = functools.partial(_run, module.forward)
     try:
         yield
     finally:
-        for module in modules:
+        for module, own in zip(modules, before, strict=True):
             del module.forward
+            if own is not None:
+                module.forward = own
 
 
 def _run(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

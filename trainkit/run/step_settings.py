@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from trainkit.api.task import Task
+from trainkit.data.feed import MapFeed
 from trainkit.engine.step_settings import StepSettings
 from trainkit.run.feature import Feature
 from trainkit.run.run import Run
@@ -40,4 +42,10 @@ def step_settings(run: Run, features: Iterable[Feature]) -> StepSettings:
         used=frozenset(used),
         callbacks=needs,
         communication=run.options.communication,
+        sample=sample_of(run),
     )
+
+
+def sample_of(run: Run) -> Callable[[], Any] | None:
+    """Return what returns a batch of the training data's first sample; None for a stream."""
+    return run.train_feed.first_sample if isinstance(run.train_feed, MapFeed) else None

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.pipeline.stages import stage_rows
+from trainkit.extensions.pipeline.stages import idle_share, stage_rows
 from trainkit.extensions.pipeline.units import units_of
+from trainkit.extensions.pipeline.work import Work
 
 
 class Block(nn.Module):
@@ -102,10 +103,28 @@ def test_a_plan_shows_stages_and_waiting() -> None:
     )
     assert rows["stage 1, ranks 0 to 1"].startswith("blocks.2 to head: ")
     assert rows["waiting"] == (
-        "50% of a step, with 1 microbatches on 2 stages of equal work;"
-        " trainer.accumulate_grad_batches=8 would leave 11%"
+        "50% of a step, with 1 microbatches on 2 stages of work up to 6% above the mean;"
+        " trainer.accumulate_grad_batches=8 would leave 15%"
     )
-    assert dict(stage_rows(Chain(8, 8), 2, 8, 1))["waiting"].endswith("stages of equal work")
+    counted = Work([0, 5, 5, 10], [0, 0, 64, 0])
+    rows = dict(stage_rows(Chain(8, 8), 2, 8, 1, counted, 4, [1024, 2048]))
+    assert rows["stage 0, rank 1"] == (
+        "table to blocks.0: weights 15.8 KiB, 25% of what is multiplied, 1.0 KiB in a step"
+        " (activations, gradients, gathered weights)"
+    )
+    assert rows["stage 1, rank 0"].endswith(
+        "; takes 256 B of each microbatch, and sends its gradients back"
+    )
+    assert rows["waiting"].endswith(
+        "with 8 microbatches on 2 stages of work up to 50% above the mean"
+    )
+
+
+def test_ranks_of_uneven_stages_wait_longer() -> None:
+    """A step is the work of all stages, and that of the largest for each further microbatch."""
+    assert idle_share([1, 1], 1) == 0.5
+    assert idle_share([1, 1, 1, 1], 5) == pytest.approx(3 / 8)
+    assert idle_share([1, 3], 8) == pytest.approx(1 - 8 * 4 / (2 * (4 + 7 * 3)))
 
 
 def test_the_parts_of_a_model_that_lists_hold_are_units_in_order() -> None:

@@ -1,9 +1,10 @@
-"""Which engine a run fits in: the arithmetic of memory,
-and the command of the first setting that fits.
+"""Which layout a run fits in: what is measured, the arithmetic of memory, and the command of the
+simplest that fits.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,44 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from recipes.gpt import GPT
+from recipes.language_model import LanguageModel
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.extensions.context.sequence import mean_of_parts, part
+from trainkit.extensions.plan import plan
 from trainkit.extensions.plan.command import main
-from trainkit.extensions.plan.fits import Need, Shared, choices, fit_rows, measure_need
-from trainkit.extensions.plan.plan import Sizes
+from trainkit.extensions.plan.fits import Fits, fit_rows, room_of
+from trainkit.extensions.plan.layouts import Layout, Measured, Weight, rank_bytes
+from trainkit.extensions.plan.measured import Measuring
+from trainkit.extensions.plan.record import Moment, Recording
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.setup import Stage
 
-SIZES = Sizes(weights=4000, gradients=4000, optimizer=8000, payload=4000, tensors=3)
-NEED = Need(activations=6000, recomputed=1000, gathered=500)
+SIZES = plan.Sizes(weights=4000, gradients=4000, optimizer=8000, payload=4000, tensors=4)
+# a table, two blocks and a head of 250 weights each, whose gradients arrive from the head on; their
+# activations are 6000 bytes without activation checkpointing, 1500 with it
+WEIGHTS = [Weight((250,), 4, True, (unit,), unit in (1, 2), state=8.0, more=0) for unit in range(4)]
+MOMENTS = [(3, 6000), (2, 5500), (1, 3000), (0, 1000)]
+PLAIN = Recording(
+    (0, 1000, 3000, 5000),
+    (1000, 3000, 5000, 5500),
+    tuple(Moment(place, peak) for place, peak in MOMENTS),
+)
+AGAIN = Recording(
+    (0, 100, 200, 300),
+    (100, 900, 1000, 1200),
+    tuple(Moment(place, peak // 4) for place, peak in MOMENTS),
+)
+MEASURED = Measured(
+    WEIGHTS,
+    buffers=0,
+    recordings={(1, 1, 0): PLAIN, (1, 1, 1): AGAIN},
+    split={},
+    entering=(0, 200, 200, 200),
+    stages={2: (0, 0, 1, 1)},
+    work=(0, 10, 10, 10),
+)
 
 
 class Block(nn.Module):
@@ -43,36 +70,72 @@ class Block(nn.Module):
 class Deep(Line):
     """Three blocks and a last layer."""
 
+    plan: Any = None
+
     def make_model(self) -> nn.Module:
         """Return them."""
         return nn.Sequential(Block(), Block(), Block(), nn.Linear(3, 1))
 
+    def parallelize(self, mesh: Any) -> Any:
+        """Return the plan of widths."""
+        return self.plan
 
-def need_of(
-    task: Line, tmp_path: Path, data: Any = None, engine: SimulatedEngine | None = None
-) -> Need:
-    """What a run needs; of two ranks without an engine."""
-    trainer = quiet(tmp_path, engine=engine or SimulatedEngine("ddp", 2, 2), max_epochs=1)
+
+def measured(
+    task: Line, tmp_path: Path, data: Any = None, ranks: int = 2, **settings: Any
+) -> Measuring:
+    """What is measured of a run's largest microbatch, with 2 and 4 ranks that share samples."""
+    engine = SimulatedEngine("fsdp", ranks, ranks)
+    trainer = quiet(tmp_path, engine=engine, max_epochs=1, **settings)
     sources = DataSources({"train": loader() if data is None else data})
     with Stage("fit", task, sources, trainer.callbacks, trainer.options) as stage:
-        return measure_need(build_run(stage, StartFrom()))
+        run = build_run(stage, StartFrom())
+        result = Measuring(run)
+        result.measure([2, 4], [2, 4], [2, 4])
+        plan.measure(run, "none")
+        result.measured()
+    return result
 
 
 def test_activations_are_measured(tmp_path: Path) -> None:
-    """Each block keeps its 64 features (float32) and little else;
-    with activation checkpointing its input alone.
+    """Each block keeps its 64 features (float32) and little else; with activation checkpointing one
+    block has them at a time. A step has 4 samples, of which one and two are run.
     """
-    need = need_of(Deep(), tmp_path)
-    assert 3 * 64 * 4 * 4 <= need.activations <= 3 * (64 + 3 * 3) * 4 * 4 + 200
-    assert need.recomputed is not None and need.recomputed < need.activations / 8
-    assert need.gathered == 4 * (2 * (3 * 64 + 64 + 64 * 3 + 3) + 4)
+    recordings = measured(Deep(), tmp_path).recordings
+    features = 64 * 4 * 4
+    assert 3 * features < recordings[1, 1, 0].peak < 5.5 * features
+    assert features < recordings[1, 1, 1].peak < 3 * features
+    starts = recordings[1, 1, 0].starts
+    assert [after - before for before, after in zip(starts, starts[1:], strict=False)] == [
+        features + 3 * 4 * 4
+    ] * 3
 
 
 def test_a_model_without_blocks_has_nothing_to_recompute(tmp_path: Path) -> None:
-    """A single layer: activation checkpointing is not offered."""
-    need = need_of(Line(), tmp_path)
-    assert need.recomputed is None
-    assert not any("checkpointing" in choice.settings for choice in choices(SIZES, need, 8, 8))
+    """A single layer: activation checkpointing is not measured, nor are stages."""
+    result = measured(Line(), tmp_path)
+    assert {again for *_, again in result.recordings} == {0}
+    assert "has 0 blocks" in result.left_out["engine.pipeline=2"]
+
+
+def test_a_run_with_activation_checkpointing_is_measured_as_it_is(tmp_path: Path) -> None:
+    """Without a layout that leaves it out; the blocks compute again afterwards, too."""
+    result = measured(Deep(), tmp_path, activation_checkpointing=True)
+    assert {again for *_, again in result.recordings} == {1}
+
+
+class Normed(Deep):
+    """Has batch norm."""
+
+    def make_model(self) -> nn.Module:
+        """Return a layer and a norm."""
+        return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+
+def test_batch_norm_is_measured_of_two_samples_and_four(tmp_path: Path) -> None:
+    """It takes no single one."""
+    peak = measured(Normed(), tmp_path).recordings[1, 1, 0].peak
+    assert 4 * (3 + 8 + 8 + 1) * 4 < peak < 4 * 1000
 
 
 class Text(Line):
@@ -89,58 +152,162 @@ class Text(Line):
         return mean_of_parts(functional.cross_entropy(logits_BTV.flatten(0, 1), next_N))
 
 
+def texts() -> Any:
+    """Rows of 32 tokens, 4 in a microbatch."""
+    return DataLoader(torch.zeros(32, 32, dtype=torch.long), batch_size=4)  # type: ignore[arg-type]
+
+
 def test_ranks_that_share_sequences_are_measured(tmp_path: Path) -> None:
     """Half of the tokens need half of the activations, and the keys and values of all."""
-    data = DataLoader(torch.zeros(32, 32, dtype=torch.long), batch_size=4)  # type: ignore[arg-type]
-    engine = SimulatedEngine("ddp", 4, 4)
-    need = need_of(Text(), tmp_path, data, engine)
-    two, four = need.shared
-    assert (two.ranks, four.ranks) == (2, 4)
+    recordings = measured(Text(), tmp_path, texts(), 4).recordings
     keys = 2 * 4 * 32 * 16 * 4  # of a layer, with values: 4 samples, 32 tokens, width 16, float32
-    for shared in need.shared:
-        own = need.activations / shared.ranks
-        assert own < shared.activations < own + 2 * 2 * keys
-        assert shared.recomputed is not None and shared.recomputed < shared.activations / 2
+    for ranks in (2, 4):
+        shared = recordings[1, ranks, 0]
+        own = recordings[1, 1, 0].peak / ranks
+        assert own < shared.peak < own + 5 * keys
+        assert recordings[1, ranks, 1].peak < shared.peak
         # of two layers, in forward and in backward
-        assert shared.sent == 2 * 2 * (shared.ranks - 1) * keys / shared.ranks
-    assert need_of(Deep(), tmp_path / "deep", engine=SimulatedEngine("ddp", 4, 4)).shared == ()
+        assert shared.sent == 2 * 2 * (ranks - 1) * keys / ranks
 
 
-def test_shared_sequences_are_named_once_nothing_else_fits() -> None:
-    """The first of them that fits is the last one shown, and its row says what a step has."""
-    shared = tuple(Shared(count, 6000 // count, 1000 // count, 100) for count in (2, 4))
-    need = Need(6000, 1000, 500, shared)
-    listed, fits = fit_rows(choices(SIZES, need, 16, 16), need, 2100 / 0.9 / 1e9, "conf=gpt")
-    context = {name: text for name, text in listed if "context" in name}
-    assert [*context] == [
-        "engine=fsdp engine.context=2",
-        "engine=fsdp engine.context=2 trainer.activation_checkpointing=true",
-    ]
-    assert fits and [*context.values()][-1].endswith(
-        "fits; a step has 1/2 of the samples, or trainer.global_batch_size"
-    )
-    assert "engine.context=2 trainer.activation_checkpointing=true" in dict(listed)["use"]
-    listed, _ = fit_rows(choices(SIZES, need, 16, 16), need, 1, "conf=gpt")
-    assert not any("context" in name for name, _ in listed)
+def test_ranks_that_share_widths_are_measured(tmp_path: Path) -> None:
+    """A block's features are split, and what goes in and out of it is whole and sent."""
+    task = Deep()
+    task.plan = {"model.*.up": "colwise", "model.*.down": "rowwise"}
+    result = measured(task, tmp_path)
+    features, around = 64 * 4 * 4, 3 * 4 * 4
+    for ranks in (2, 4):
+        starts = result.recordings[ranks, 1, 0].starts
+        assert starts[1] - starts[0] == features / ranks + around
+        # forward and backward of three blocks, by a ring; the first has no gradient to sum, and
+        # counts all the same
+        sent = 3 * 2 * 2 * (ranks - 1) / ranks * 3 * 4 * 4
+        assert result.recordings[ranks, 1, 0].sent == sent
+    split = {0: 0, 1: 0, 2: 1}  # up's weight and bias, down's weight
+    assert {place: result.split[2].get(place) for place in range(4)} == split | {3: None}
 
 
-def test_the_memory_of_each_setting() -> None:
-    """By the formulas of the module: 16 ranks on 2 hosts."""
-    found = {
-        choice.settings: (choice.device, choice.host, choice.traffic)
-        for choice in choices(SIZES, NEED, 16, 8)
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        (None, "Deep names no layers to split by width"),
+        ({"model.3": "colwise"}, "engine.tensor is 2, and 'model.3' has 1 outputs"),
+        ({"model.9": "colwise"}, "names 'model.9', which is no module of Deep"),
+    ],
+)
+def test_what_the_task_cannot_take_is_left_out_with_a_reason(
+    layers: Any, reason: str, tmp_path: Path
+) -> None:
+    """Ranks that share widths, tokens of a step that takes no part, and more stages than blocks."""
+    task = Deep()
+    task.plan = layers
+    left_out = measured(task, tmp_path, ranks=4).left_out
+    assert reason in left_out["engine.tensor=2"] and "engine.tensor=4" not in left_out
+    assert "Deep takes no part of a sequence" in left_out["engine.context=2"]
+    assert "has 3 blocks" in left_out["engine.pipeline=4"]
+
+
+def fits_of(ranks: int, local: int, microbatches: int | None = None, **more: Any) -> Fits:
+    """The layouts of the model above."""
+    count = ranks if microbatches is None else microbatches
+    return Fits(replace(MEASURED, **more), SIZES, {}, (ranks, local), count, 1)
+
+
+def device(fits: Fits, **layout: Any) -> int:
+    """The bytes of a layout."""
+    return fits.fit(Layout(16, **{"engine": "fsdp"} | layout)).device
+
+
+def test_the_memory_of_each_layout() -> None:
+    """16 ranks on 2 hosts. As the head gets its gradient, the least is summed and the most is held;
+    under fsdp a block's backward has two blocks gathered, and its gradients, beside the rest.
+    """
+    fits = fits_of(16, 8)
+    state = 3 * 4000
+    assert device(fits, engine="auto") == state + 5500 + 1000
+    of_sixteen = 3 * 4 * 16 * 4
+    assert device(fits, gathers_once=True) == of_sixteen + 5500 + 4000 + 1000 + 16 * 4
+    assert device(fits, replicas=2) == 3 * 4 * 32 * 4 + 5500 + 2000 + 2000 + 1000 + 32 * 4
+    assert device(fits) == of_sixteen + 5500 + 2000 + 2000 + 1000 + 16 * 4
+    assert device(fits, recomputes=True) == of_sixteen + 1375 + 5000 + 16 * 4
+    offloaded = fits.fit(Layout(16, "fsdp", offloads=True, recomputes=True))
+    assert (offloaded.device, offloaded.ranks[0].host) == (1375 + 5000 + 64, of_sixteen + 4 * 64)
+
+
+def test_several_microbatches_hold_whole_gradients() -> None:
+    """From the first to the last of a step, on each rank; a rank that shares its samples has more."""
+    once, twice = fits_of(16, 8, 16), fits_of(16, 8, 32)
+    assert device(twice, engine="auto") == 3 * 4000 + 6000 + 4000 != device(once, engine="auto")
+    assert device(twice) == device(once) - 16 * 4 + 4000
+
+
+def test_a_stage_holds_its_layers_and_microbatches() -> None:
+    """The first of two stages has two microbatches under way, and the last one its head and loss."""
+    first, last = rank_bytes(MEASURED, Layout(2, "fsdp", pipeline=2, accumulate=4))
+    assert (first.weights, first.optimizer) == (last.weights, last.optimizer) == (2000, 4000)
+    held = 3000 + 200  # the activations of another microbatch, and what it has handed on
+    links = (4 - 2) * 200
+    assert first.step == 3000 + held + links + 2000 + 2000
+    own = 3000 - 200  # alive as the second stage begins, but for what it takes
+    assert last.step == 6000 - own + (4 - 1) * 200 + 2000 + 2000
+
+
+def test_a_rank_has_a_part_of_split_widths() -> None:
+    """Two ranks share the blocks' weights, and four data ranks split what each has."""
+    recordings = {(2, 1, 0): PLAIN}
+    fits = fits_of(8, 8, split={2: {1: 0, 2: 0}}, recordings=recordings)
+    own = fits.fit(Layout(8, "fsdp", tensor=2)).ranks[0]
+    assert own.weights == 4 * (2 * 63 + 2 * 32)
+
+
+def settings_of(memory_bytes: float, ranks: int = 16, **more: Any) -> list[str]:
+    """The settings that are listed, as those that fit are marked."""
+    room = memory_bytes
+    fits = fits_of(ranks, min(ranks, 8), **more).all(room)
+    return [f"{own.settings}{' fits' * (own.device <= room)}" for own in fits]
+
+
+def test_the_simplest_come_first() -> None:
+    """By the number of means, then in the order of the page; weights in host memory are last."""
+    more: dict[str, Any] = {"split": {2: {}}}
+    more["recordings"] = {
+        (tensor, context, again): AGAIN if again else PLAIN
+        for tensor, context in ((1, 1), (2, 1), (1, 2))
+        for again in (0, 1)
     }
-    assert found["engine=auto"] == (16000 + 6000, 0, 8000)
-    assert found["engine=fsdp engine.reshard_after_forward=false"] == (1000 + 4000 + 6000, 0, 8000)
-    assert found["engine=fsdp engine.replicas=2"] == (2000 + 500 + 6000, 0, 12000)
-    assert found["engine=fsdp"] == (1000 + 500 + 6000, 0, 12000)
-    assert found["engine=fsdp trainer.activation_checkpointing=true"] == (
-        1000 + 500 + 1000,
-        0,
-        12000,
-    )
-    offloaded = "engine=fsdp engine.cpu_offload=true trainer.activation_checkpointing=true"
-    assert found[offloaded] == (500 + 1000, 1000, 12000)
+    listed = [
+        own.replace("engine=fsdp ", "").replace("trainer.", "") for own in settings_of(1, **more)
+    ]
+    count = "accumulate_grad_batches="
+    again = "activation_checkpointing=true"
+    assert listed == [
+        "engine=auto",
+        "engine.reshard_after_forward=false",
+        "engine.replicas=2",
+        "engine=fsdp",
+        f"engine=auto {again}",
+        f"engine.tensor=2 {count}2",
+        f"engine.pipeline=2 {count}2",
+        f"engine.context=2 {count}2",
+        f"engine.reshard_after_forward=false {again}",
+        f"engine.replicas=2 {again}",
+        again,
+        f"engine.tensor=2 engine.pipeline=2 {count}4",
+        f"engine.tensor=2 {again} {count}2",
+        f"engine.pipeline=2 {again} {count}2",
+        f"engine.context=2 {again} {count}2",
+        f"engine.tensor=2 engine.pipeline=2 {again} {count}4",
+        f"engine.cpu_offload=true {again}",
+    ]
+
+
+def test_of_several_numbers_of_ranks_the_first_that_fits_is_listed() -> None:
+    """Or the last one: then none fits."""
+    more: dict[str, Any] = {"stages": {2: (0, 0, 1, 1), 4: (0, 1, 2, 3)}}
+    stages = [own for own in settings_of(1e9, **more) if "pipeline" in own]
+    assert stages[0].startswith("engine=fsdp engine.pipeline=2 ") and stages[0].endswith(" fits")
+    stages = [own for own in settings_of(1, **more) if "pipeline" in own]
+    assert stages[0].startswith("engine=fsdp engine.pipeline=4 ") and "fits" not in stages[0]
 
 
 @pytest.mark.parametrize(
@@ -151,27 +318,52 @@ def test_the_memory_of_each_setting() -> None:
             13000,
             "torchrun ... -m trainkit fit conf=gpt engine=fsdp engine.reshard_after_forward=false",
         ),
-        (9000, "torchrun ... -m trainkit fit conf=gpt engine=fsdp"),
         (
-            3000,
+            8500,
             (
                 "torchrun ... -m trainkit fit conf=gpt engine=fsdp"
-                " trainer.activation_checkpointing=true"
+                " engine.reshard_after_forward=false trainer.activation_checkpointing=true"
             ),
         ),
     ],
 )
 def test_the_first_that_fits_is_named(memory_bytes: int, use: str) -> None:
-    """Those that send less come first; a tenth of the memory is left for the rest."""
-    listed, fits = fit_rows(choices(SIZES, NEED, 16, 16), NEED, memory_bytes / 1e9, "conf=gpt")
+    """A tenth of the memory is left for the rest."""
+    room = room_of(memory_bytes / 1e9)
+    listed, fits = fit_rows(
+        fits_of(16, 16, stages={}).all(room), {}, memory_bytes / 1e9, "conf=gpt"
+    )
     assert fits
+    assert dict(listed)["use"] == use
+
+
+def test_a_row_has_bytes_costs_and_verdict() -> None:
+    """And those of what is left out, the reason."""
+    fits = fits_of(16, 8)
+    listed, _ = fit_rows(fits.all(1e9), {"engine.tensor=2": "it has 3 heads"}, 1, "conf=gpt")
     rows = dict(listed)
-    assert rows["use"] == use
+    assert rows["without engine.tensor=2"] == "it has 3 heads"
+    again = rows["engine=fsdp trainer.activation_checkpointing=true"]
+    assert again.endswith("sends 11.7 KiB: fits; blocks compute their forward twice")
+    stages = rows["engine=fsdp engine.pipeline=2 trainer.accumulate_grad_batches=2"]
+    assert (
+        ", on stage 0, sends 4.7 KiB (weights and gradients 3.9 KiB, stages 800 B): fits" in stages
+    )
+    assert stages.endswith("; ranks wait 40% of a step")
+
+
+def test_layouts_are_values_too() -> None:
+    """For --json: bytes of each stage, what is sent, and the verdict."""
+    own = fits_of(2, 2).fit(Layout(2, "fsdp", pipeline=2))
+    facts = own.facts(room=1e9)
+    assert facts["fits"] and facts["device_bytes"] == own.device
+    assert [stage["weights"] for stage in facts["stages"]] == [2000, 2000]
+    assert facts["sent_bytes"] == {"weights and gradients": 0, "stages": 800}
 
 
 def test_nothing_fits() -> None:
     """Then the rows say what else to change."""
-    listed, fits = fit_rows(choices(SIZES, NEED, 16, 16), NEED, 1e-6, "conf=gpt")
+    listed, fits = fit_rows(fits_of(16, 16).all(1), {}, 1e-9, "conf=gpt")
     assert not fits
     rows = dict(listed)
     assert "use" not in rows and rows["none fits"].startswith("use more ranks")
@@ -188,8 +380,20 @@ def test_a_size_that_is_none_is_an_error(value: str, capsys: pytest.CaptureFixtu
 
 def test_a_script_gets_arguments_of_its_trainer() -> None:
     """It has no overrides: the arguments of its Trainer are named."""
-    choice = choices(SIZES, NEED, 16, 16)
-    whole = dict(fit_rows(choice, NEED, 25e-6, "mine.py --x 1")[0])
+    fits = fits_of(16, 16, stages={})
+    whole = dict(fit_rows(fits.all(25e3), {}, 25e-6 / 0.9, "mine.py --x 1")[0])
     assert whole["use"] == "python mine.py --x 1"
-    split = dict(fit_rows(choice, NEED, 9e-6, "mine.py --x 1")[0])
-    assert split["use"] == "torchrun ... mine.py --x 1, and give its Trainer engine=fsdp"
+    split = dict(fit_rows(fits.all(8e3), {}, 8e-6 / 0.9, "mine.py --x 1")[0])
+    assert split["use"] == (
+        "torchrun ... mine.py --x 1, and give its Trainer engine=fsdp,"
+        " engine.reshard_after_forward=false, activation_checkpointing=true"
+    )
+
+
+def test_heads_that_ranks_do_not_divide_are_named(tmp_path: Path) -> None:
+    """By the recipe's own sentence; two ranks share them."""
+    model = GPT(vocab_size=16, context=32, width=16, depth=2, heads=2)
+    task: Any = LanguageModel(model, torch.optim.SGD)
+    result = measured(task, tmp_path, texts(), 4)
+    assert "it must divide task.model.heads=2" in result.left_out["engine.tensor=4"]
+    assert (2, 1, 0) in result.recordings

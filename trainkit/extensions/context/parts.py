@@ -9,6 +9,7 @@ B batch, H heads, T tokens of the whole sequence, S tokens of a chunk, K width o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,11 +66,17 @@ def mask_of_chunk(
     """
     end = (chunk + 1) * size
     if documents_BT is None:
-        bias: Tensor = causal_lower_right(size, end)
-        return bias
+        return _lower_right(size, end)
     places_T = torch.arange(end, device=device)
     before_ST = places_T[end - size :, None] >= places_T
     return before_ST & same_document(documents_BT[:, end - size : end], documents_BT[:, :end])
+
+
+@functools.lru_cache(maxsize=64)
+def _lower_right(queries: int, keys: int) -> Tensor:
+    """Return torch's bias, which has no values; one may not be made while operations are recorded."""
+    bias: Tensor = causal_lower_right(queries, keys)
+    return bias
 
 
 def same_document(of_queries_BQ: Tensor, of_keys_BT: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
 engine.py            FSDPEngine: each rank holds a part of what one process holds
 units.py             the modules whose weights are gathered one at a time
 tensor.py            engine.tensor: layers split by width
+widths.py            the same in one process, as `plan` measures it
 layouts.py           options that other extensions bring
 random_numbers.py    those of a step whose ranks read the same samples
 replicas.py          engine.replicas under `trainkit launch`: a replica that loses a rank comes back as a whole

@@ -133,7 +133,6 @@ class FSDPEngine(Engine):
         ranks.tensor_size, ranks.pipeline_size, ranks.context_size = tensor, pipeline, context
         self._units = shard
         self._replicas = replicas
-        self._tensor = tensor
         self._plan = tensor_plan
         if tensor_plan is not None and tensor == 1:
             raise ConfigError(
@@ -153,6 +152,7 @@ class FSDPEngine(Engine):
             )
         self._stages: Any = None  # a layout of an extension, as the next one
         self._sequence: Any = None
+        self._sample: Callable[[], Any] | None = None
         self._reshard = pipeline == 1 if reshard_after_forward is None else reshard_after_forward
         self._offload = cpu_offload
         self._param_dtype = param_dtype
@@ -166,7 +166,7 @@ class FSDPEngine(Engine):
         self._gathered: list[FSDPModule] = []
 
     def _start(self) -> None:
-        sizes = self._replicas, self._tensor, self.ranks.pipeline_size
+        sizes = self._replicas, self.ranks.tensor_size, self.ranks.pipeline_size
         if isinstance(self.comm, ReplicaCollectives):
             take_seat(self.ranks, self.comm, sizes)
             self.launcher = read_launcher()
@@ -184,7 +184,7 @@ class FSDPEngine(Engine):
             "replicate": self._replicas,
             "shard": self.ranks.data_size * self.ranks.context_size // self._replicas,
             "pipeline": self.ranks.pipeline_size,
-            "tensor": self._tensor,
+            "tensor": self.ranks.tensor_size,
         }
         names = tuple(name for name, size in sizes.items() if size > 1 or name == "shard")
         mesh = init_device_mesh(
@@ -199,6 +199,7 @@ class FSDPEngine(Engine):
         """See Engine."""
         super().agree(settings)
         refuse_settings(self.ranks, settings)
+        self._sample = settings.sample
 
     def shard(self, task: nn.Module) -> None:
         """See Engine. The task's weights are rank 0's; its parameters become DTensors, which
@@ -218,7 +219,7 @@ class FSDPEngine(Engine):
                 self._stages = layout_of("pipeline")(
                     self.ranks, self.comm, self.device, self._schedule
                 )
-                self._stages.cut(task)
+                self._stages.cut(task, self._sample)
             elsewhere = set() if self._stages is None else self._stages.elsewhere
             self._split(task, elsewhere)
             device = torch.device("cpu") if self._offload else self.device
@@ -236,7 +237,7 @@ class FSDPEngine(Engine):
 
     def _split(self, task: nn.Module, elsewhere: set[nn.Parameter]) -> None:
         mesh = self._mesh()
-        if self._tensor > 1:
+        if self.ranks.tensor_size > 1:
             # a norm is then one sum over all ranks, not one for each dimension
             mesh._flatten("all")
             split_widths(task, mesh["tensor"], self._plan, elsewhere)
@@ -376,7 +377,7 @@ class FSDPEngine(Engine):
             if placement.is_replicate()
         )
         is_first = is_first and (
-            "tensor" in (mesh.mesh_dim_names or ()) or self.ranks.rank % self._tensor == 0
+            "tensor" in (mesh.mesh_dim_names or ()) or self.ranks.rank % self.ranks.tensor_size == 0
         )
         if isinstance(self.comm, ReplicaCollectives):
             is_first = is_first and self.comm.is_first_replica

@@ -11,7 +11,7 @@ the group alike, from the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -28,6 +28,8 @@ from torch.distributed.tensor.parallel import (
 from trainkit.errors import ConfigError
 
 _STYLES = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+# along which a plan's own styles split a weight [outputs, inputs]
+DIMENSIONS: dict[type, int] = {ColwiseParallel: 0, RowwiseParallel: 1}
 _SHOWN = 8
 
 
@@ -77,6 +79,24 @@ def _apply(
     elsewhere: Collection[nn.Parameter],
     source: str,
 ) -> None:
+    for _, module, style in layers_of(task, plan, mesh.size(), source):
+        if any(parameter in elsewhere for parameter in module.parameters()):
+            continue
+        # all ranks hold rank 0's weights
+        parallelize_module(module, mesh, style, src_data_rank=None)
+
+
+def layers_of(
+    task: nn.Module, plan: Mapping[str, Any], ranks: int, source: str
+) -> Iterator[tuple[str, nn.Module, ParallelStyle]]:
+    """Yield the layers that a plan splits over `ranks`: name, module and style.
+
+    Args:
+        source: of the plan, for errors.
+
+    Raises:
+        ConfigError: a name of it is none of the Task's, or a width cannot be divided.
+    """
     modules = dict(task.named_modules())
     for pattern, wanted in plan.items():
         names = [name for name in modules if name and fnmatchcase(name, pattern)]
@@ -94,11 +114,8 @@ def _apply(
         for name in names:
             style = wanted if isinstance(wanted, ParallelStyle) else _style(wanted, pattern, source)
             _require_layer(modules[name], name, wanted, source)
-            _require_width(modules[name], name, wanted, mesh.size())
-            if any(parameter in elsewhere for parameter in modules[name].parameters()):
-                continue
-            # all ranks hold rank 0's weights
-            parallelize_module(modules[name], mesh, style, src_data_rank=None)
+            _require_width(modules[name], name, wanted, ranks)
+            yield name, modules[name], style
 
 
 def _style(wanted: Any, pattern: str, source: str) -> ParallelStyle:

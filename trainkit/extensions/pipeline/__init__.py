@@ -3,6 +3,7 @@
 
 pipeline.py      Pipeline: what FSDPEngine asks; the order of forwards and backwards
 units.py         the layers of a Task in order, and where they are cut
+work.py          the operations of each layer, counted from the shapes of a sample
 passes.py        one forward of a stage: what it receives, computes, and hands on
 placeholder.py   stands for a tensor that another stage computes: its shape, and no values
 stages.py        what a plan shows of it

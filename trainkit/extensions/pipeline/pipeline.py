@@ -33,6 +33,7 @@ from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.pipeline.links import Links, make_group
 from trainkit.extensions.pipeline.passes import Pass, Passes, stage_class
 from trainkit.extensions.pipeline.units import Unit, units_of
+from trainkit.extensions.pipeline.work import try_to_count
 
 Microbatch = TypeVar("Microbatch")
 Forwarded = TypeVar("Forwarded")
@@ -74,18 +75,21 @@ class Pipeline:
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
-    def cut(self, task: nn.Module) -> None:
+    def cut(self, task: nn.Module, sample: Callable[[], Any] | None) -> None:
         """Give the Task's units their stages; those of other stages lose the memory of their
         weights.
 
         Weights of several units (a head that shares the embedding's), and of none (a parameter of
         the model itself), stay on all stages.
 
+        Args:
+            sample: returns a batch of one sample, by which their work is counted.
+
         Raises:
             ConfigError: the Task cannot be cut into so many stages.
         """
         self._task = task
-        self._units = units_of(task, self._stages)
+        self._units = units_of(task, self._stages, self._work_of_units(task, sample))
         homes: dict[nn.Parameter, set[int]] = {p: set() for p in task.parameters()}
         for unit in self._units:
             for parameter in unit.module.parameters():
@@ -109,6 +113,19 @@ class Pipeline:
         for unit in self._units:
             unit.module.__class__ = stage_class(type(unit.module))
             object.__setattr__(unit.module, "_pipeline_place", (self._passes, unit))
+
+    def _work_of_units(
+        self, task: nn.Module, sample: Callable[[], Any] | None
+    ) -> Sequence[int] | None:
+        """Return what rank 0 counts; all ranks count, since a step may have collectives."""
+        if sample is None or hasattr(task, "pipeline_stages"):
+            return None
+        counted, reason = try_to_count(task, sample, self._device)
+        if reason:
+            self._ranks.say(reason)
+        own = None if counted is None else list(counted.operations)
+        agreed: list[int] | None = self._comm.run_on_main(lambda: own)
+        return agreed
 
     def send_buffers(self, task: nn.Module) -> None:
         """Give all ranks each unit's buffers of the first rank that computes it, and rank 0's of

@@ -1,7 +1,9 @@
 """Units: the parts of a Task that are called whole, in order, and the stages that hold them.
 
 A unit is a block of a list of blocks, or a module with weights that holds no block (an embedding, a
-norm, a head). Stages are runs of neighbouring units; a stage begins with a block.
+norm, a head). Stages are runs of neighbouring units; a stage begins with a block. They are cut so
+that the stage with the most work has as little as possible: by the operations that a sample counts
+(work.py), or by weights if there is none to count.
 """
 
 from __future__ import annotations
@@ -30,16 +32,20 @@ class Unit:
     stage: int
 
 
-def units_of(task: nn.Module, stages: int) -> list[Unit]:
+def units_of(task: nn.Module, stages: int, work: Sequence[int] | None = None) -> list[Unit]:
     """Return the units of a Task, each with its stage: those that the Task's `pipeline_stages()`
-    names, else runs of about as many weights, without embeddings, which compute nothing.
+    names, else runs of about as much work.
+
+    Args:
+        work: of each unit (`named_units`). Default: its weights, without embeddings, which compute
+            nothing.
 
     Raises:
         ConfigError: there are fewer blocks than stages, or `pipeline_stages()` does not name each
             unit once.
     """
     blocks = set(repeated_blocks(task))
-    parts = list(_parts(task, blocks))
+    parts = named_units(task)
     chosen = getattr(task, "pipeline_stages", None)
     if chosen is not None:
         return _named(task, parts, chosen(), stages)
@@ -50,11 +56,18 @@ def units_of(task: nn.Module, stages: int) -> list[Unit]:
             " (several modules of one class in a list); each stage needs one. Choose fewer stages,"
             " or return the modules of each stage from the Task's pipeline_stages()."
         )
-    firsts = [0, *_balanced([work_of(module) for _, module in parts], starts[1:], stages)]
+    if work is None:
+        work = [work_of(module) for _, module in parts]
+    firsts = [0, *_balanced(work, starts[1:], stages)]
     return [
         Unit(name, module, sum(first <= place for first in firsts) - 1)
         for place, (name, module) in enumerate(parts)
     ]
+
+
+def named_units(task: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the units of a Task by name, in the order of registration."""
+    return list(_parts(task, set(repeated_blocks(task))))
 
 
 def _parts(
@@ -98,18 +111,27 @@ def _balanced(work: Sequence[int], starts: Sequence[int], stages: int) -> list[i
         best[first, 1] = sums[-1] - sums[first], []
         for count in range(2, stages + 1):
             options = [
-                (max(sums[at] - sums[first], best[at, count - 1][0]), at)
+                (
+                    max(sums[at] - sums[first], best[at, count - 1][0]),
+                    at,
+                )
                 for at in starts
                 if at > first and (at, count - 1) in best
             ]
             if options:
                 largest, at = min(options)
-                best[first, count] = largest, [at, *best[at, count - 1][1]]
+                best[first, count] = (
+                    largest,
+                    [at, *best[at, count - 1][1]],
+                )
     return best[0, stages][1]
 
 
 def _named(
-    task: nn.Module, parts: Sequence[tuple[str, nn.Module]], chosen: object, stages: int
+    task: nn.Module,
+    parts: Sequence[tuple[str, nn.Module]],
+    chosen: object,
+    stages: int,
 ) -> list[Unit]:
     kind = type(task).__name__
     if not isinstance(chosen, Sequence) or len(chosen) != stages:

@@ -1,235 +1,297 @@
-"""Which engine a run fits in: the memory of a rank under each, and the first that a GPU of a given
-size can hold.
+"""Which layout a run fits in: the memory of a rank under each (layouts.py), and the simplest that a
+GPU of a given size can hold.
 
-With W, G and O the bytes of weights, gradients and optimizer state, B the weights of the two
-largest blocks, A the activations of a microbatch (C with activation checkpointing), and n ranks
-that split them (Rajbhandari et al. 2020, section 5):
-
-    ddp              W + G + O + A                      each rank holds all
-    fsdp, ZeRO 2     (W + G + O) / n + W + A            weights stay gathered from forward to backward
-    fsdp             (W + G + O) / n + B + A            one block is gathered while the next one is fetched
-    context ranks    (W + G + O) / n + B + A'           A' of a part of each sequence, with the keys of all
-    offloaded        B + C                              the rest is in host memory
-
-A step moves 2 W per rank under ddp and ZeRO 2 (sums of gradients; a gather and sums of parts), and
-3 W under ZeRO 3.
+The fewest means come first, and among as many: whole copies, fsdp, activation checkpointing,
+engine.tensor within a host, engine.pipeline, engine.context; weights in host memory come last. All
+layouts take the same steps: where ranks share samples, each takes more microbatches.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from trainkit.api.step_call import call_step
-from trainkit.api.task import LogTarget, loss_of
-from trainkit.data.feed import MapFeed, Microbatch
-from trainkit.engine.blocks import repeated_blocks
-from trainkit.errors import ConfigError, TaskError
-from trainkit.extensions.context.pretended import PretendedGroup, pretended_step
+from trainkit.extensions.pipeline.stages import idle_share
+from trainkit.extensions.plan.layouts import (
+    Layout,
+    Measured,
+    RankBytes,
+    rank_bytes,
+)
+from trainkit.extensions.plan.measured import Measuring
 from trainkit.extensions.plan.plan import Sizes
 from trainkit.extensions.reports.grid import human
-from trainkit.metrics.log import MetricLog
-from trainkit.run.oom import split
-from trainkit.run.recompute import recomputed
 from trainkit.run.run import Run
 
 _ROOM = 0.9  # of a GPU's memory: the rest is CUDA's, NCCL's and the allocator's
 _OF_GB = 10**9
-_CONTEXT = (2, 4, 8)  # ranks of a host that may share a sequence
+_OF_A_HOST = (
+    2,
+    4,
+    8,
+)  # ranks of a host that may share layers or a sequence
+_STAGES = (2, 4, 8, 16, 32)
+Rows = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What a rank needs that has a part of each sequence (engine.context).
+class Fit:
+    """A layout, what starts it, and what it takes.
 
     Attributes:
-        ranks: that share a sequence.
-        activations: as of Need, like `recomputed`.
-        sent: bytes of keys, values and their gradients that a rank sends in a step.
+        settings: that start it.
+        ranks: the bytes of a rank of each stage.
+        sent: bytes that a rank sends in a step, by what they are of.
+        waiting: the share of a step in which a pipeline's ranks wait; 0 without one.
+        why: what it costs beside the memory.
     """
 
-    ranks: int
-    activations: int
-    recomputed: int | None
-    sent: int
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a microbatch needs beside weights, gradients and optimizer state.
-
-    Attributes:
-        activations: bytes kept for backward.
-        recomputed: the same with activation checkpointing; None if the model has no repeated
-            blocks.
-        gathered: bytes of the weights of two blocks, the largest ones.
-        shared: with ranks that share each sequence; none of a Task that takes no part of it.
-    """
-
-    activations: int
-    recomputed: int | None
-    gathered: int
-    shared: tuple[Shared, ...] = ()
-
-
-@dataclass(frozen=True)
-class FitChoice:
-    """A setting, the bytes of a rank's GPU under it, those of its host memory, those that a step
-    sends, and what else it changes.
-    """
-
+    layout: Layout
     settings: str
-    device: int
-    host: int
-    traffic: int
-    note: str = ""
+    ranks: Sequence[RankBytes]
+    sent: Mapping[str, int]
+    waiting: float
+    why: str
+
+    @property
+    def device(self) -> int:
+        """The bytes of a GPU of the stage that needs most."""
+        return max(own.device for own in self.ranks)
+
+    def facts(self, room: float) -> dict[str, Any]:
+        """Return it for --json."""
+        return {
+            "settings": self.settings,
+            "device_bytes": self.device,
+            "host_bytes": max(own.host for own in self.ranks),
+            "stages": [vars(own) for own in self.ranks],
+            "sent_bytes": dict(self.sent),
+            "waiting": self.waiting,
+            "fits": self.device <= room,
+        }
 
 
-def measure_need(run: Run) -> Need:
-    """Measure one sample's forward on the CPU, times the samples of the largest microbatch of a
-    rank.
+def room_of(memory_gb: float) -> float:
+    """Return the bytes of a GPU that tensors can have."""
+    return memory_gb * _OF_GB * _ROOM
+
+
+def measure_layouts(
+    run: Run,
+    tensor_plan: Mapping[str, Any] | None,
+    groups: Mapping[str, int],
+) -> Measuring:
+    """Measure what the layouts of a run's ranks need.
+
+    Args:
+        groups: "tensor", "pipeline" and "context" of the run itself, which are measured too.
 
     Raises:
         ConfigError: there is no batch to measure.
     """
-    step = next(iter(run.train_feed.steps(0)), None)
-    microbatch = next(iter(step.microbatches), None) if step is not None else None
-    if microbatch is None:
-        raise ConfigError(
-            "memory_gb needs a batch of training data, and rank 0 has none. Use fewer ranks."
-        )
-    blocks = list(repeated_blocks(run.task))
-    sizes = sorted((_bytes(block) for block in blocks), reverse=True)
-    rest = _bytes(run.task) - sum(sizes)
-    largest = microbatch.num_samples
-    # of all ranks: trainer.rank_shares may give another one more
-    if isinstance(run.train_feed, MapFeed):
-        deals = run.train_feed.plan_of(0)
-        largest = max(
-            len(part) for rank in range(deals.world_size) for part in deals.microbatches(0, rank)
-        )
-    plain = _kept(run, microbatch) * largest
-    with recomputed(run.task, bool(blocks)):
-        again = _kept(run, microbatch) * largest if blocks else None
-    shared = tuple(_shared(run, microbatch, largest, bool(blocks)))
-    return Need(plain, again, rest + sum(sizes[:2]), shared)
-
-
-def _shared(run: Run, microbatch: Microbatch, samples: int, has_blocks: bool) -> Iterator[Shared]:
-    """Measure a rank that shares sequences with 2, 4 and 8 ranks of its host."""
     ranks = run.engine.ranks
-    for count in _CONTEXT:
-        if ranks.local_size % count or ranks.world_size % count:
-            return
-        group = PretendedGroup(count)
-        try:
-            plain = _kept(run, microbatch, group) * samples
-            sent = group.sent * samples * run.batch_plan.accumulate
-            with recomputed(run.task, has_blocks):
-                again = _kept(run, microbatch, group) * samples if has_blocks else None
-        except (ConfigError, TaskError):  # it takes no part, or cannot
-            return
-        yield Shared(count, plain, again, sent)
+    world = ranks.world_size
+    shared = [n for n in _OF_A_HOST if not ranks.local_size % n and not world % n]
+    tried = {
+        "tensor": shared,
+        "pipeline": [n for n in _STAGES if not world % n],
+        "context": shared,
+    }
+    given = {name: sorted({*tried[name], groups[name]} - {1}) for name in tried}
+    measuring = Measuring(run, tensor_plan)
+    measuring.measure(given["tensor"], given["pipeline"], given["context"])
+    return measuring
 
 
-def choices(sizes: Sizes, need: Need, ranks: int, ranks_per_host: int) -> list[FitChoice]:
-    """Return the settings, the fastest first: those that send least, and compute nothing twice."""
-    state = sizes.weights + sizes.gradients + sizes.optimizer
-    weights = sizes.weights
-    layouts = [FitChoice("engine=auto", state + need.activations, 0, 2 * sizes.payload)]
-    if ranks == 1:
-        return layouts if need.recomputed is None else [*layouts, _saving(layouts[0], need, state)]
-    again = need.activations if need.recomputed is None else need.recomputed
-    suffix = "" if need.recomputed is None else " trainer.activation_checkpointing=true"
-    hosts = ranks // ranks_per_host
-    across = (
-        [(f" engine.replicas={hosts}", ranks_per_host)]
-        if hosts > 1 and ranks == hosts * ranks_per_host
-        else []
-    )
-    for activations, more in [(need.activations, ""), *([(again, suffix)] if suffix else [])]:
-        layouts.append(
-            FitChoice(
-                f"engine=fsdp engine.reshard_after_forward=false{more}",
-                state // ranks + weights + activations,
-                0,
-                2 * weights,
-            )
+class Fits:
+    """The layouts of a run.
+
+    Args:
+        sizes: of its weights and gradients.
+        left_out: settings that the Task cannot take -> the reason.
+        places: ranks, and those of a host.
+        microbatches: of a step, on all ranks.
+        given: trainer.accumulate_grad_batches as it is set; None if layouts do not set it, since
+            trainer.global_batch_size does.
+    """
+
+    def __init__(
+        self,
+        measured: Measured,
+        sizes: Sizes,
+        left_out: Mapping[str, str],
+        places: tuple[int, int],
+        microbatches: int,
+        given: int | None,
+    ) -> None:
+        self._measured, self._sizes, self.left_out = (
+            measured,
+            sizes,
+            left_out,
         )
-        for replicas, parts in [*across, ("", ranks)]:
-            layouts.append(
-                FitChoice(
-                    f"engine=fsdp{replicas}{more}",
-                    state // parts + need.gathered + activations,
-                    0,
-                    3 * weights,
+        self._ranks, self._local = places
+        self._microbatches, self._given = microbatches, given
+
+    def all(self, room: float) -> list[Fit]:
+        """Return them, the simplest first; of several numbers of ranks that share, the first that
+        fits in `room` bytes, or the last.
+        """
+        result = []
+        families = [*self._families()]
+        for family in sorted(
+            families,
+            key=lambda own: (own[0].offloads, own[0].means),
+        ):
+            fits = [self.fit(layout) for layout in family]
+            result.append(
+                next(
+                    (own for own in fits if own.device <= room),
+                    fits[-1],
                 )
             )
-    for one in need.shared:
-        for own, more in [(one.activations, ""), *([(one.recomputed, suffix)] if suffix else [])]:
-            layouts.append(
-                FitChoice(
-                    f"engine=fsdp engine.context={one.ranks}{more}",
-                    state // ranks + need.gathered + (own or 0),
-                    0,
-                    3 * weights + one.sent,
-                    f"; a step has 1/{one.ranks} of the samples, or trainer.global_batch_size",
-                )
-            )
-    layouts.append(
-        FitChoice(
-            f"engine=fsdp engine.cpu_offload=true{suffix}",
-            need.gathered + again,
-            state // ranks,
-            3 * weights,
+        return result
+
+    def fit(self, layout: Layout) -> Fit:
+        """Return what a layout takes."""
+        data = max(1, layout.ranks // layout.shared)
+        layout = replace(
+            layout,
+            accumulate=max(1, -(-self._microbatches // data)),
         )
-    )
-    return layouts
+        return Fit(
+            layout,
+            self._settings(layout),
+            rank_bytes(self._measured, layout),
+            self._sent(layout),
+            self._waiting(layout),
+            _why(layout),
+        )
+
+    def _families(self) -> Iterator[list[Layout]]:
+        """Yield the layouts to try; those of one list differ in a number."""
+        measured, ranks = self._measured, self._ranks
+        hosts = ranks // self._local
+        tensors = sorted(count for count in measured.split if count > 1)
+        pipelines = sorted(measured.stages)
+        contexts = sorted({context for _, context, _ in measured.recordings} - {1})
+        for again in sorted({bool(kind[2]) for kind in measured.recordings}):
+            yield [Layout(ranks, recomputes=again)]
+            if ranks == 1:
+                continue
+            split = Layout(ranks, "fsdp", recomputes=again)
+            yield [replace(split, gathers_once=True)]
+            if hosts > 1 and ranks == hosts * self._local:
+                yield [replace(split, replicas=hosts)]
+            yield [split]
+            more = [
+                [replace(split, tensor=count) for count in tensors],
+                [replace(split, pipeline=count) for count in pipelines],
+                [replace(split, context=count) for count in contexts],
+                [
+                    replace(split, tensor=tensor, pipeline=stages)
+                    for stages in pipelines
+                    for tensor in tensors
+                    if not ranks % (tensor * stages)
+                ],
+            ]
+            yield from filter(None, more)
+        if ranks > 1:
+            yield [
+                Layout(
+                    ranks,
+                    "fsdp",
+                    offloads=True,
+                    recomputes=again,
+                )
+            ]
+
+    def _settings(self, layout: Layout) -> str:
+        given = [f"engine={layout.engine}"]
+        given += ["engine.reshard_after_forward=false"] * layout.gathers_once
+        given += ["engine.cpu_offload=true"] * layout.offloads
+        for name in (
+            "replicas",
+            "tensor",
+            "pipeline",
+            "context",
+        ):
+            if getattr(layout, name) > 1:
+                given.append(f"engine.{name}={getattr(layout, name)}")
+        given += ["trainer.activation_checkpointing=true"] * layout.recomputes
+        if self._given is not None and layout.accumulate != self._given:
+            given.append(f"trainer.accumulate_grad_batches={layout.accumulate}")
+        return " ".join(given)
+
+    def _sent(self, layout: Layout) -> dict[str, int]:
+        """Return the bytes that a rank sends in a step."""
+        count = layout.accumulate
+        if layout.engine != "fsdp":
+            return {"gradients": 2 * self._sizes.payload}
+        whole = max(own.weights for own in rank_bytes(self._measured, replace(layout, ranks=1)))
+        gathers = 1 if layout.gathers_once or layout.pipeline > 1 else 2 * count
+        sent = {"weights and gradients": (gathers + 1) * whole * (layout.parts > 1)}
+        between = self._measured.recordings[layout.kind].sent * count
+        if layout.pipeline > 1:
+            homes = self._measured.stages[layout.pipeline]
+            first = [homes.index(stage) for stage in range(1, layout.pipeline)]
+            entering = max(self._measured.entering[unit] for unit in first)
+            sent["stages"] = 2 * entering * count
+            between //= layout.pipeline
+        if layout.tensor > 1 or layout.context > 1:
+            sent["widths" if layout.tensor > 1 else "keys and values"] = between
+        return sent
+
+    def _waiting(self, layout: Layout) -> float:
+        homes, work = (
+            self._measured.stages.get(layout.pipeline),
+            self._measured.work,
+        )
+        if homes is None:
+            return 0.0
+        of_stages = [0] * layout.pipeline
+        for stage, own in zip(homes, work, strict=True):
+            of_stages[stage] += own
+        return idle_share(of_stages, layout.accumulate)
 
 
-def _saving(plain: FitChoice, need: Need, state: int) -> FitChoice:
-    return FitChoice(
-        f"{plain.settings} trainer.activation_checkpointing=true",
-        state + (need.recomputed or 0),
-        0,
-        plain.traffic,
-    )
+def _why(layout: Layout) -> str:
+    """Return what a layout costs beside memory and bytes."""
+    costs = []
+    if layout.recomputes:
+        costs.append("blocks compute their forward twice")
+    if layout.tensor > 1:
+        costs.append(f"in each layer {layout.tensor} ranks of a host wait for each other")
+    if layout.context > 1:
+        costs.append("keys travel in each layer")
+    if layout.offloads:
+        costs.append("weights come from host memory, and are updated there")
+    return ", ".join(costs)
 
 
 def fit_rows(
-    layouts: Sequence[FitChoice], need: Need, memory_gb: float, typed: str
-) -> tuple[list[tuple[str, str]], bool]:
-    """Return a row for each choice, and how to start the first that fits in a GPU of `memory_gb`;
+    fits: Sequence[Fit],
+    left_out: Mapping[str, str],
+    memory_gb: float,
+    typed: str,
+) -> tuple[Rows, bool]:
+    """Return a row for each layout, and how to start the first that fits in a GPU of `memory_gb`;
     and whether one fits.
 
     Args:
+        left_out: settings that the Task cannot take -> the reason.
         typed: the arguments of the fit: overrides, or a script and its own.
     """
-    room = memory_gb * _OF_GB * _ROOM
-    activations = f"{human(need.activations)} for a microbatch, measured on one sample"
-    if need.recomputed is not None:
-        activations += f"; {human(need.recomputed)} with trainer.activation_checkpointing=true"
+    room = room_of(memory_gb)
     rows = [
-        ("activations", activations),
-        ("room", f"{memory_gb:g} GB less a tenth for CUDA, NCCL and the allocator"),
-    ]
-    layouts = _of_use(layouts, room)
-    for choice in layouts:
-        host = f", {human(choice.host)} of the host's" if choice.host else ""
-        verdict = "fits" if choice.device <= room else "does not fit"
-        rows.append(
-            (
-                choice.settings,
-                f"{human(choice.device)} a rank{host}, sends {human(choice.traffic)}: {verdict}"
-                f"{choice.note}",
-            )
+        (
+            "room",
+            f"{memory_gb:g} GB less a tenth for CUDA, NCCL and the allocator",
         )
-    best = next((choice for choice in layouts if choice.device <= room), None)
+    ]
+    rows += [(own.settings, _row(own, room)) for own in fits]
+    rows += [(f"without {setting}", reason) for setting, reason in left_out.items()]
+    best = next((own for own in fits if own.device <= room), None)
     if best is None:
         rows.append(
             (
@@ -242,13 +304,23 @@ def fit_rows(
     return rows, best is not None
 
 
-def _of_use(layouts: Sequence[FitChoice], room: float) -> list[FitChoice]:
-    """Return the choices without those that change a step, if an earlier one fits."""
-    result: list[FitChoice] = []
-    for choice in layouts:
-        if not choice.note or all(earlier.device > room for earlier in result):
-            result.append(choice)
-    return result
+def _row(own: Fit, room: float) -> str:
+    """Return a layout's bytes, verdict and costs."""
+    most = max(own.ranks, key=lambda rank: rank.device)
+    parts = f"{human(own.device)} a rank ({human(most.step)} of it in a step)"
+    if most.host:
+        parts += f", {human(most.host)} of the host's"
+    if len(own.ranks) > 1:
+        parts += f", on stage {most.stage}"
+    sent = {name: size for name, size in own.sent.items() if size}
+    shown = f"sends {human(sum(sent.values()))}"
+    if len(sent) > 1:
+        shown += f" ({', '.join(f'{name} {human(size)}' for name, size in sent.items())})"
+    costs = [own.why] * bool(own.why)
+    if own.waiting:
+        costs.append(f"ranks wait {own.waiting:.0%} of a step")
+    verdict = "fits" if own.device <= room else "does not fit"
+    return "; ".join([f"{parts}, {shown}: {verdict}", *costs])
 
 
 def _use(settings: str, typed: str) -> str:
@@ -261,41 +333,3 @@ def _use(settings: str, typed: str) -> str:
     launcher = "" if settings.startswith("engine=auto") else "torchrun ... -m trainkit "
     text = f"{launcher or 'python -m trainkit '}fit {typed} {settings}"
     return text.replace(" engine=auto", "")
-
-
-def _kept(run: Run, microbatch: Microbatch, group: PretendedGroup | None = None) -> int:
-    """Return the bytes that the forward of one sample of a microbatch keeps for backward.
-
-    Args:
-        group: of a rank that has a part of the sequence.
-
-    Raises:
-        TaskError: the step takes no part.
-    """
-    task = run.task
-    count = microbatch.num_samples
-    one = split(microbatch.batch, count, count)[0]
-    weights = {p.untyped_storage().data_ptr() for p in (*task.parameters(), *task.buffers())}
-    saved_bytes: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        place = tensor.untyped_storage().data_ptr()
-        if place not in weights:
-            saved_bytes[place] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    task._log_to(LogTarget(MetricLog(), 1, on_step=True, on_epoch=False))
-    with contextlib.ExitStack() as stack:
-        stack.callback(task._log_to, None)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor))
-        stack.enter_context(run.precision.autocast())
-        step = None if group is None else stack.enter_context(pretended_step(task, group))
-        outputs: Any = call_step(task, "training_step", one, 0)
-    loss_of(outputs, task)
-    if step is not None and not step.attends:
-        raise TaskError(f"{type(task).__name__} takes no part of a sequence.")
-    return sum(saved_bytes.values())
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum({id(p): p.numel() * p.element_size() for p in module.parameters()}.values())

@@ -13,12 +13,25 @@ from rich.text import Text
 from trainkit.console import console_of
 from trainkit.engine.base import Engine
 from trainkit.extensions.pipeline.stages import stage_rows
+from trainkit.extensions.pipeline.work import try_to_count
 from trainkit.extensions.plan import plan
 from trainkit.extensions.plan.advice import advise
-from trainkit.extensions.plan.fits import choices, fit_rows, measure_need
+from trainkit.extensions.plan.fits import (
+    Fits,
+    fit_rows,
+    measure_layouts,
+    room_of,
+)
+from trainkit.extensions.plan.layouts import (
+    Layout,
+    Measured,
+    rank_bytes,
+)
 from trainkit.extensions.plan.planned import groups_of, planned
 from trainkit.extensions.plan.traffic import traffic_rows
 from trainkit.extensions.script.subject import Subject
+from trainkit.run.run import Run
+from trainkit.run.step_settings import sample_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +45,8 @@ class Plan:
         engine: its name.
         sections: name -> title and rows.
         advice: sentences.
-        fits: whether an engine fits in the memory asked for; None if none was.
+        fits: whether a layout fits in the memory asked for; None if none was.
+        layouts: those tried, as values.
     """
 
     of: str
@@ -42,15 +56,27 @@ class Plan:
     sections: Mapping[str, tuple[str, Sequence[tuple[str, str]]]]
     advice: Sequence[str]
     fits: bool | None = None
+    layouts: Sequence[Mapping[str, Any]] = ()
 
     def facts(self) -> dict[str, Any]:
         """Return it for --json."""
         rows = {name: [list(row) for row in rows] for name, (_, rows) in self.sections.items()}
-        facts = {"of": self.of, "ranks": self.ranks, "engine": self.engine, **rows}
-        return facts | {"advice": list(self.advice), "fits": self.fits}
+        facts = {
+            "of": self.of,
+            "ranks": self.ranks,
+            "engine": self.engine,
+            **rows,
+        }
+        tried = {"layouts": list(self.layouts)} if self.layouts else {}
+        return facts | tried | {"advice": list(self.advice), "fits": self.fits}
 
 
-def make_plan(subject: Subject, run_dir: str, cores: int, memory_gb: float | None = None) -> Plan:
+def make_plan(
+    subject: Subject,
+    run_dir: str,
+    cores: int,
+    memory_gb: float | None = None,
+) -> Plan:
     """Return the plan of a fit for the launcher's ranks, or simulated ones, on hosts of `cores`
     cores.
 
@@ -73,30 +99,101 @@ def make_plan(subject: Subject, run_dir: str, cores: int, memory_gb: float | Non
             "rate": ("learning rate", plan.rate_rows(run)),
         }
         # first: measuring the rest spoils the weights
-        need = measure_need(run) if memory_gb is not None else None
-        sizes = plan.measure(run, subject.engine.get("compression") or "none")
+        tensor_plan = subject.engine.get("tensor_plan")
         replicas, tensor, stages, context = groups_of(subject.engine)
+        groups = {"tensor": tensor, "pipeline": stages, "context": context}
+        measuring = None if memory_gb is None else measure_layouts(run, tensor_plan, groups)
+        sizes = plan.measure(run, subject.engine.get("compression") or "none")
+        measured = None if measuring is None else measuring.measured()
         if stages > 1:
-            count = run.batch_plan.accumulate
-            rows = stage_rows(run.task, stages, count, tensor)
+            samples = measuring.samples if measuring is not None else run.batch_plan.batch_size or 1
+            rows = _stage_rows(run, subject, measured, samples)
             sections["stages"] = (f"the layers of {stages} stages", rows)
         parts = ranks // replicas if engine.name == "fsdp" else 1
         sections["size"] = (
             "traffic, memory, disk",
             [
-                *plan.size_rows(sizes, ranks, parts, engine.name == "deepspeed", tensor, stages),
+                *plan.size_rows(
+                    sizes,
+                    ranks,
+                    parts,
+                    engine.name == "deepspeed",
+                    tensor,
+                    stages,
+                ),
                 *_token_rows(context),
                 *traffic_rows(run, sizes.payload),
                 *plan.checkpoint_rows(run, callbacks, sizes),
                 *plan.copy_rows(callbacks, sizes, engine.name, parts),
             ],
         )
-        fits = None
-        if memory_gb is not None and need is not None:
-            layouts = choices(sizes, need, ranks, engine.ranks.local_size)
-            rows, fits = fit_rows(layouts, need, memory_gb, subject.typed)
+        fits = tried = None
+        if memory_gb is not None and measured is not None and measuring is not None:
+            of_run = _fits_of(run, measured, measuring.left_out, sizes)
+            tried = of_run.all(room_of(memory_gb))
+            rows, fits = fit_rows(tried, of_run.left_out, memory_gb, subject.typed)
             sections["engines"] = (f"which engine, in {memory_gb:g} GB", rows)
-    return Plan(subject.of, _ranks(engine), ranks, engine.name, sections, advice, fits)
+    layouts = [own.facts(room_of(memory_gb or 0)) for own in tried or ()]
+    return Plan(
+        subject.of,
+        _ranks(engine),
+        ranks,
+        engine.name,
+        sections,
+        advice,
+        fits,
+        layouts,
+    )
+
+
+def _stage_rows(
+    run: Run,
+    subject: Subject,
+    measured: Measured | None,
+    samples: int,
+) -> list[tuple[str, str]]:
+    """Return rows on the stages of a pipeline, with the bytes of each if a step was measured."""
+    replicas, tensor, stages, _ = groups_of(subject.engine)
+    count = run.batch_plan.accumulate
+    work, needs = None, [0][:0]
+    sample = sample_of(run)
+    if sample is not None and not hasattr(run.task, "pipeline_stages"):
+        work, _ = try_to_count(run.task, sample, run.engine.device)
+    if measured is not None and stages in measured.stages:
+        recomputes = bool(run.options.numerics.activation_checkpointing)
+        layout = Layout(
+            run.engine.ranks.world_size,
+            "fsdp",
+            replicas=replicas,
+            tensor=tensor,
+            pipeline=stages,
+            recomputes=recomputes,
+            accumulate=count,
+        )
+        if layout.kind in measured.recordings:
+            needs = [own.step for own in rank_bytes(measured, layout)]
+    return stage_rows(run.task, stages, count, tensor, work, samples, needs)
+
+
+def _fits_of(
+    run: Run,
+    measured: Measured,
+    left_out: Mapping[str, str],
+    sizes: plan.Sizes,
+) -> Fits:
+    """Return the layouts of a run whose steps have as many samples as this one's."""
+    ranks = run.engine.ranks
+    options = run.options.batch
+    given = options.accumulate_grad_batches
+    fixed = options.global_batch_size is None and not isinstance(given, dict)
+    return Fits(
+        measured,
+        sizes,
+        left_out,
+        (ranks.world_size, ranks.local_size),
+        run.batch_plan.accumulate * ranks.data_size,
+        run.batch_plan.accumulate if fixed else None,
+    )
 
 
 def show_plan(made: Plan) -> None:
