@@ -43,6 +43,7 @@ NAMES = (
     "sharding",
     "pipelines",
     "driver",
+    "finetuning",
 )
 PACKAGES = (
     "torch",
@@ -53,6 +54,9 @@ PACKAGES = (
     "pytorch-ignite",
     "nvidia-dali-cuda130",
     "ray",
+    "transformers",
+    "peft",
+    "trl",
 )
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import trainkit
 from recipes import dpo_reference
+from recipes.causal_model import ignores_padding
 from recipes.dpo_data import Pairs, PreferencePairs
 from recipes.sft import ChatModel
 from trainkit.arguments import PositiveFloat
@@ -84,6 +85,11 @@ class PreferenceModel(ChatModel):
                 module.p = 0.0
         self._tables: dpo_reference.Tables = {}
         self._hashes: dict[str, str] | None = None  # those of the checkpoint to resume from
+
+    def setup(self, stage: str) -> None:
+        """Choose whether padding gets a mask: none, if the model does not see it."""
+        super().setup(stage)
+        self._masks_padding = not ignores_padding(self.model)
 
     # -- the reference ------------------------------------------------------------------------------
 
@@ -194,7 +200,8 @@ class PreferenceModel(ChatModel):
         rows = {
             name: batch[name].flatten(0, 1) for name in ("input_ids", "attention_mask", "labels")
         }
-        logits_NTV = self(rows["input_ids"], rows["attention_mask"])[:, :-1]
+        mask = rows["attention_mask"] if self._masks_padding else None
+        logits_NTV = self(rows["input_ids"], mask)[:, :-1]
         logits_NTV = logits_NTV.to(torch.promote_types(logits_NTV.dtype, torch.float32))
         next_NT = rows["labels"][:, 1:]
         losses = functional.cross_entropy(

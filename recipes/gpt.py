@@ -2,7 +2,7 @@
 tokenizer.
 
 Its Task is that of all language models: recipes/language_model.py. Beside it: recipes/gpt2.py,
-GPT-2 itself.
+GPT-2 itself, whose form in transformers it has too, with another activation (recipes/gpt2_form.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
+from recipes.gpt2_form import GPT2Form
 
 # a name of configs in older checkpoints
 from recipes.language_model import LanguageModel as LanguageModel
@@ -43,7 +44,7 @@ class Block(nn.Module):
         return x_BTD + self.wide(self.norm2(x_BTD))
 
 
-class GPT(nn.Module):
+class GPT(GPT2Form):
     """Tokens [B, T] in, logits of the next token [B, T, V] out; by default tokens are bytes.
 
     Args:
@@ -54,6 +55,12 @@ class GPT(nn.Module):
         dropout: share of activations dropped while training.
         vocab_size: V, the number of different tokens.
     """
+
+    activation = "gelu"  # not tanh's approximation, which GPT-2's own weights have
+    note_of_weights = (
+        "weights          of GPT-2's form; read as this model's, whose GELU is that of the error"
+        " function (transformers' gelu): GPT-2's own have gelu_new, as conf=gpt_124m"
+    )
 
     def __init__(
         self,
@@ -66,6 +73,7 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.context, self.vocab_size, self.heads = context, vocab_size, heads
+        self.dropout = dropout
         self.tokens, self.places = nn.Embedding(vocab_size, width), nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size, bias=False)
@@ -95,6 +103,12 @@ class GPT(nn.Module):
             )
         x_BTD = self.tokens(bytes_BT) + rows(self.places.weight, T)
         return self.norm(self.blocks(x_BTD))
+
+    def dropouts(self) -> dict[str, float]:
+        """Return the shares that transformers drops; there the sum after attention is dropped too,
+        here the wide layers' alone.
+        """
+        return {"resid_pdrop": self.dropout, "embd_pdrop": 0.0, "attn_pdrop": self.dropout}
 
 
 class Windows(Dataset):

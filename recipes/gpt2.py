@@ -1,28 +1,21 @@
-"""GPT-2 (Radford et al. 2019): the mathematics of transformers' GPT2LMHeadModel,
-and its weights in and out.
+"""GPT-2 (Radford et al. 2019): the mathematics of transformers' GPT2LMHeadModel; its weights in and
+out are those of recipes/gpt2_form.py.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import Tensor, nn
 
-from recipes.transformer import Block, by_heads, by_kinds, init_weights
+from recipes.gpt2_form import EPS, GPT2Form
+from recipes.transformer import Block, init_weights
 from trainkit.arguments import Fraction, PositiveInt
 from trainkit.errors import ConfigError
 from trainkit.extensions.context.sequence import rows, whole_length
 
-# This model's layers -> those of transformers; its matrices are transposed, [in, out].
-_LAYERS = {"tokens": "wte", "places": "wpe", "norm": "ln_f", "head": "lm_head"}
-_OF_BLOCK = {"norm1": "ln_1", "attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj"}
-_OF_BLOCK |= {"norm2": "ln_2", "wide.0": "mlp.c_fc", "wide.2": "mlp.c_proj"}
-_TRANSPOSED = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-_EPS = 1e-5
 
-
-class GPT2(nn.Module):
+class GPT2(GPT2Form):
     """Tokens [B, T] in, logits of the next token [B, T, V] out.
 
     Args:
@@ -48,9 +41,9 @@ class GPT2(nn.Module):
         self.tokens, self.places = nn.Embedding(vocab_size, width), nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(
-            *(Block(width, heads, dropout, causal=True, eps=_EPS) for _ in range(depth))
+            *(Block(width, heads, dropout, causal=True, eps=EPS) for _ in range(depth))
         )
-        self.norm, self.head = nn.LayerNorm(width, _EPS), nn.Linear(width, vocab_size, bias=False)
+        self.norm, self.head = nn.LayerNorm(width, EPS), nn.Linear(width, vocab_size, bias=False)
         init_weights(self, sum_std=0.02 / math.sqrt(2 * depth))
         self.head.weight = self.tokens.weight  # tied
 
@@ -68,55 +61,6 @@ class GPT2(nn.Module):
         x_BTD = self.dropout(self.tokens(tokens_BT) + rows(self.places.weight, T))
         return self.norm(self.blocks(x_BTD))
 
-    def _layers(self) -> dict[str, str]:
-        blocks = ((i, *pair) for i in range(len(self.blocks)) for pair in _OF_BLOCK.items())
-        return _LAYERS | {f"blocks.{i}.{ours}": f"h.{i}.{theirs}" for i, ours, theirs in blocks}
-
-    def from_huggingface(self, weights: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return the weights of a GPT2LMHeadModel or GPT2Model by this model's names;
-        None if they are of another model.
-        """
-        masks = (".attn.bias", ".attn.masked_bias")  # constants, in old files
-        there = {
-            name.removeprefix("transformer."): t
-            for name, t in weights.items()
-            if not name.endswith(masks)
-        }
-        if "wte.weight" not in there:
-            return None
-        names, translated = {theirs: ours for ours, theirs in self._layers().items()}, {}
-        for name, tensor in there.items():
-            layer, _, kind = name.rpartition(".")
-            tensor = tensor.T if layer.endswith(_TRANSPOSED) and kind == "weight" else tensor
-            tensor = by_heads(tensor, self.heads) if layer.endswith("c_attn") else tensor
-            translated[f"{names.get(layer, layer)}.{kind}"] = tensor
-        return translated
-
-    def to_huggingface(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the config and the weights of a GPT2LMHeadModel."""
-        names, translated = self._layers(), {}
-        for name, tensor in self.state_dict().items():
-            layer, _, kind = name.rpartition(".")
-            theirs = names[layer]
-            tensor = by_kinds(tensor, self.heads) if theirs.endswith("c_attn") else tensor
-            tensor = tensor.T if theirs.endswith(_TRANSPOSED) and kind == "weight" else tensor
-            translated[f"transformer.{theirs}.{kind}"] = tensor.contiguous()
-        del translated["transformer.lm_head.weight"]  # tied
-        config = {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "activation_function": "gelu_new",
-        }
-        config |= {
-            "vocab_size": self.vocab_size,
-            "n_positions": self.context,
-            "n_embd": self.width,
-            "n_head": self.heads,
-        }
-        config |= {
-            "n_layer": len(self.blocks),
-            "layer_norm_epsilon": _EPS,
-            "tie_word_embeddings": True,
-        }
-        config |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), self.dropout.p)
-        return config | {"bos_token_id": None, "eos_token_id": None}, translated
+    def dropouts(self) -> dict[str, float]:
+        """Return the shares that transformers drops; GPT-2 has one for all."""
+        return dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), self.dropout.p)

@@ -2,12 +2,13 @@
 to logits [B, T, V].
 
 A model has `vocab_size` and `context`; with `from_huggingface` and `to_huggingface` too, it starts
-from weights of transformers (`init_weights=FOLDER`), and is exported to a folder for it (`python -m
-trainkit export format=huggingface`).
+from weights of transformers (`init_weights=FOLDER`; a run that does prints `note_of_weights`, if the
+model has one), and is exported to a folder for it (`python -m trainkit export format=huggingface`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -113,11 +114,12 @@ class TextTask(trainkit.Task):
         """Return weights of transformers by this Task's names; others as they are."""
         translate = getattr(self.model, "from_huggingface", None)
         translated = translate(weights) if translate else None
-        return (
-            weights
-            if translated is None
-            else {f"model.{name}": tensor for name, tensor in translated.items()}
-        )
+        if translated is None:
+            return weights
+        if note := getattr(self.model, "note_of_weights", None):
+            with contextlib.suppress(TaskError):  # an export reads its own file, without a run
+                self.trainer.say(note)
+        return {f"model.{name}": tensor for name, tensor in translated.items()}
 
     def export_huggingface(self, folder: Path) -> None:
         """Write config.json and model.safetensors, for transformers' `from_pretrained`."""

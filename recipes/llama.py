@@ -23,6 +23,7 @@ from trainkit.arguments import NonNegativeFloat, PositiveInt
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.context.sequence import part, sum_of_parts
 from trainkit.extensions.context.transformers import parts_of_rows, share_attention
+from trainkit.extensions.language.document_masks import rows_of
 from trainkit.extensions.language.next_token import CachedWithin, Reader, Whole
 from trainkit.extensions.language.packing import IGNORED, documents_of
 from trainkit.extensions.language.token_loss import TokenLoss, token_loss
@@ -296,7 +297,8 @@ class Llama(LanguageModel):
 
     def _states(self, tokens_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
         """Return what the output layer reads, [B, T, D]."""
-        out = self.model.model(input_ids=tokens_BT, position_ids=positions_BT, use_cache=False)
+        with rows_of(documents=positions_BT is not None):
+            out = self.model.model(input_ids=tokens_BT, position_ids=positions_BT, use_cache=False)
         return out.last_hidden_state
 
     def _losses(self, text_BT: Tensor) -> TokenLoss:

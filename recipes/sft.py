@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recipes.experts import routers_of
+from recipes.causal_model import (
+    has_plain_head,
+    ignores_padding,
+    keeps_documents_apart,
+    logits_of,
+    states_of,
+)
 from recipes.hf import TransformersTask, load_model, transformers
 from trainkit.api.view import with_role
 from trainkit.arguments import PositiveInt
@@ -29,12 +35,14 @@ from trainkit.extensions.adapters.quantized import (
 )
 from trainkit.extensions.context.sequence import is_shared, part, sum_of_parts
 from trainkit.extensions.context.transformers import parts_of_rows, refusal, share_attention
-from trainkit.extensions.language.packing import IGNORED
+from trainkit.extensions.language.packing import IGNORED, VARLEN
 from trainkit.extensions.language.sampling import Ask, pieces_of
 from trainkit.extensions.language.sources import Messages, TransformersSource, load_tokenizer
 from trainkit.extensions.language.token_loss import token_loss
 
-Batch = Mapping[str, Tensor]
+Batch = Mapping[str, Any]
+# see logits_of
+_Inputs = tuple[Tensor, Tensor | None, Tensor | None, dict[str, Any] | None]
 # of the byte tokenizer's 259 tokens
 _TINY: dict[str, Any] = {
     "vocab_size": 259,
@@ -112,6 +120,7 @@ class ChatModel(TransformersTask):
         super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
         self.loss_chunk, self.quantization = loss_chunk, quantization
         self._attention = attention
+        self._masks_padding = True
         if loss_chunk is not None and not has_plain_head(loaded):
             raise ConfigError(
                 f"task.loss_chunk is {loss_chunk}, but the logits of {type(loaded).__name__} are not"
@@ -135,8 +144,13 @@ class ChatModel(TransformersTask):
             return
         if self.quantization is not None:
             self._set_up_quantized(stage)
-        if not hasattr(data, "used_layout") or data.layout == "padded":
+        if not hasattr(data, "used_layout"):
             return
+        if data.layout != "padded":
+            self._choose_layout(data)
+        self._masks_padding = data.used_layout == "padded" and not ignores_padding(self.model)
+
+    def _choose_layout(self, data: Any) -> None:
         if str(self.model.config._attn_implementation).startswith("flash"):
             data.used_layout = "flat"
         elif not data.packing and data.layout == "auto":
@@ -181,9 +195,10 @@ class ChatModel(TransformersTask):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
+        varlen: dict[str, Any] | None = None,
     ) -> Tensor:
-        """Return logits [B, T, V]."""
-        return logits_of(self.model, input_ids, attention_mask, position_ids)
+        """Return logits [B, T, V]; see logits_of."""
+        return logits_of(self.model, input_ids, attention_mask, position_ids, varlen)
 
     def batch_weight(self, batch: Batch) -> Tensor:
         """Return the number of tokens that the batch predicts."""
@@ -245,15 +260,17 @@ class ChatModel(TransformersTask):
     def _logits(self, batch: Batch) -> Tensor:
         return self(*self._inputs(batch))
 
-    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        return batch["input_ids"], batch.get("attention_mask"), batch.get("position_ids")
+    def _inputs(self, batch: Batch) -> _Inputs:
+        mask = batch.get("attention_mask") if self._masks_padding else None
+        varlen = {name: batch[name] for name in VARLEN if name in batch}
+        return batch["input_ids"], mask, batch.get("position_ids"), varlen
 
     def _loss(self, batch: Batch) -> Tensor:
         inputs, end = self._inputs(batch), -1
         if is_shared():  # padding is on the right, where no token sees it: no mask
             ids_BT, positions_BT = batch["input_ids"][:, :-1], batch.get("position_ids")
             own = parts_of_rows(ids_BT, None if positions_BT is None else positions_BT[:, :-1])
-            inputs, end = (own[0], None, own[1]), None
+            inputs, end = (own[0], None, own[1], None), None
         next_N = part(batch["labels"][:, 1:], fill=IGNORED).flatten()
         count = self.batch_weight(batch).clamp(min=1)
         if self.loss_chunk is not None:
@@ -266,90 +283,3 @@ class ChatModel(TransformersTask):
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         total = functional.cross_entropy(logits_NV, next_N, ignore_index=IGNORED, reduction="sum")
         return sum_of_parts(total) / count
-
-
-def logits_of(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    position_ids: Tensor | None = None,
-) -> Tensor:
-    """Return a model's logits [B, T, V].
-
-    Positions that begin again within a row tell transformers where a document begins, if there is
-    neither a mask nor a cache; it then builds the mask that its attention needs, sliding windows
-    included.
-    """
-    return _called(model, input_ids, attention_mask, position_ids).logits
-
-
-def states_of(
-    model: Any,
-    input_ids: Tensor,
-    attention_mask: Tensor | None = None,
-    position_ids: Tensor | None = None,
-) -> Tensor:
-    """Return what a model's output layer reads, [B, T, D]; see logits_of."""
-    return _called(model.base_model, input_ids, attention_mask, position_ids).last_hidden_state
-
-
-def _called(
-    model: Any, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None
-) -> Any:
-    if position_ids is None:
-        return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-    return model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
-
-
-@torch.no_grad()
-def has_plain_head(model: Any) -> bool:
-    """Return whether a model's logits are its output layer's, of its last states: it is tried, since
-    models scale them, cap them, or read the states of several layers.
-    """
-    head = model.get_output_embeddings()
-    if head is None:
-        return False
-    device = next(model.parameters()).device
-    ids = torch.arange(6, device=device)[None] % model.config.get_text_config().vocab_size
-    was_training = model.training
-    model.eval()
-    try:
-        own = head(states_of(model, ids))
-        logits = logits_of(model, ids)
-    except (AttributeError, TypeError, RuntimeError):  # other states, or of another width
-        return False
-    finally:
-        model.train(was_training)
-    return torch.equal(own, logits)  # to the bit: a cap bends small logits but little
-
-
-@torch.no_grad()
-def keeps_documents_apart(model: Any) -> bool:
-    """Return whether a model's answers to a document are the same whatever stands before it in its
-    row, and where it stands: it is tried, since models differ in what they read of positions.
-    """
-    device = next(model.parameters()).device
-    ids = torch.arange(14, device=device) % model.config.get_text_config().vocab_size
-    first, other, second = ids[None, :4], ids[None, 4:8], ids[None, 8:]
-    positions = torch.cat([torch.arange(4), torch.arange(6)])[None].to(device)
-    was_training = model.training
-    model.eval()
-    if has_experts := bool(routers_of(model)):
-        # else a token's last digits depend on which others go to its experts
-        implementation = model.config._experts_implementation
-        model.set_experts_implementation("batched_mm")
-    try:
-        after_first, after_other = (
-            logits_of(model, torch.cat([before, second], 1), None, positions)[:, 4:]
-            for before in (first, other)
-        )
-        alone = logits_of(model, second)
-    except TypeError:  # it takes no positions
-        return False
-    finally:
-        model.train(was_training)
-        if has_experts:
-            model.set_experts_implementation(implementation)
-    # what a mask hides counts exactly nothing; kernels of other sizes round otherwise
-    near = torch.allclose(after_first, alone, rtol=0, atol=1e-2 * float(alone.abs().max()))
-    return bool(torch.equal(after_first, after_other)) and near

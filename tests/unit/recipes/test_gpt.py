@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
+import trainkit
 from recipes.gpt import GPT, LanguageModel, TextBytes, Windows
 from tests.helpers.toy import quiet
 from trainkit.errors import ConfigError, DataError
@@ -186,3 +188,58 @@ def test_texts_are_continued_together_as_alone() -> None:
             pass
         assert one.ids == alone.ids
     assert len({tuple(one.ids[-6:]) for one in together}) == 3
+
+
+def exported(folder: Path, dropout: float = 0.0) -> LanguageModel:
+    """Return a Task with large random weights, so that each of them matters; it is in the folder."""
+    model = GPT(context=16, width=32, depth=2, heads=4, dropout=dropout)
+    task = LanguageModel(model, partial(torch.optim.AdamW, lr=1e-3)).eval()
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in task.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    trainkit.export(task, folder, format="huggingface")
+    return task
+
+
+def test_an_export_is_opened_by_transformers(tmp_path: Path) -> None:
+    """`from_pretrained` of the exported folder gives equal logits, by GPT-2 with this model's GELU;
+    with GPT-2's own they are others.
+    """
+    transformers = pytest.importorskip("transformers")
+    ours, bytes_BT = exported(tmp_path / "ours", dropout=0.1).double(), text(48).view(3, 16)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").double().eval()
+    assert type(theirs).__name__ == "GPT2LMHeadModel"
+    with torch.no_grad():
+        expected = ours(bytes_BT)
+        torch.testing.assert_close(theirs(input_ids=bytes_BT).logits, expected, rtol=0, atol=1e-10)
+        for block in theirs.transformer.h:
+            block.mlp.act = nn.GELU("tanh")
+        assert (theirs(input_ids=bytes_BT).logits - expected).abs().max() > 1e-4
+    config = theirs.config
+    assert (config.resid_pdrop, config.attn_pdrop, config.embd_pdrop) == (0.1, 0.1, 0.0)
+
+
+def test_a_fit_from_the_form_says_which_gelu_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`init_weights` of a folder of GPT2LMHeadModel starts from its weights, and a line says that
+    GPT-2's own would compute something else here.
+    """
+    first = exported(tmp_path / "ours")
+    task = LanguageModel(small(), partial(torch.optim.SGD, lr=0.0))
+    (tmp_path / "a.txt").write_bytes(bytes(range(200)) * 2)
+    trainer = trainkit.Trainer(
+        max_steps=1,
+        limit_val_batches=0,
+        run_dir=tmp_path / "run",
+        enable_checkpointing=False,
+        logger=False,
+    )
+    data = TextBytes(str(tmp_path), context=16)
+    trainer.fit(task, datamodule=data, init_weights=str(tmp_path / "ours"))
+    assert "GPT-2's own have gelu_new, as conf=gpt_124m" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    for ours, theirs in zip(task.parameters(), first.parameters(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from trainkit.errors import ConfigError
 
+# arguments of models of transformers for flash attention, in this order
+VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 IGNORED = -100  # a label that counts in no loss
 Layout = Literal["packed", "padded", "flat"]
 
@@ -76,7 +78,7 @@ def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
     return rows
 
 
-def lay_out(samples: Sequence[Sequence[Document]], layout: Layout, pad: int) -> dict[str, Tensor]:
+def lay_out(samples: Sequence[Sequence[Document]], layout: Layout, pad: int) -> dict[str, Any]:
     """Return a batch of samples, each of which is a pack of documents.
 
     Args:
@@ -86,8 +88,8 @@ def lay_out(samples: Sequence[Sequence[Document]], layout: Layout, pad: int) -> 
 
     Returns:
         input_ids and labels [B, T]; with "packed" and "flat" position_ids [B, T], with "padded"
-        attention_mask [B, T]. A document's first token has the label IGNORED: no other text
-        predicts it.
+        attention_mask [B, T]; with "flat" VARLEN too. A document's first token has the label
+        IGNORED: no other text predicts it.
     """
     if layout == "padded":
         return _padded([document for sample in samples for document in sample], pad)
@@ -95,12 +97,13 @@ def lay_out(samples: Sequence[Sequence[Document]], layout: Layout, pad: int) -> 
     ids = [torch.cat([document.ids for document in row]) for row in rows]
     labels = [torch.cat([_without_first(document) for document in row]) for row in rows]
     longest = max(len(row) for row in ids)
-    positions = [_positions([len(doc.ids) for doc in row], longest) for row in rows]
-    return {
+    lengths = [[len(document.ids) for document in row] for row in rows]
+    batch: dict[str, Any] = {
         "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad),
-        "position_ids": torch.stack(positions),
+        "position_ids": torch.stack([_positions(row, longest) for row in lengths]),
         "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
     }
+    return batch | _varlen(lengths[0]) if layout == "flat" else batch
 
 
 def documents_of(tokens_BT: Tensor, end_of_text: int) -> tuple[Tensor, Tensor]:
@@ -121,6 +124,15 @@ def documents_of(tokens_BT: Tensor, end_of_text: int) -> tuple[Tensor, Tensor]:
     begins_BT = torch.where(is_end_BT, places_T + 1, 0).cummax(1).values
     begins_BT = torch.nn.functional.pad(begins_BT[:, :-1], (1, 0))
     return places_T - begins_BT, tokens_BT[:, 1:].masked_fill(is_end_BT, IGNORED)
+
+
+def _varlen(lengths: Sequence[int]) -> dict[str, Any]:
+    """Return what flash attention's kernels read of a row's documents: their borders, int32, and the
+    longest. Each layer of a model would ask the device for them otherwise.
+    """
+    borders = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    longest = max(lengths)
+    return dict(zip(VARLEN, (borders, borders, longest, longest), strict=True))
 
 
 def _padded(documents: Sequence[Document], pad: int) -> dict[str, Tensor]:
