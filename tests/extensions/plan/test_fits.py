@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
@@ -155,6 +156,46 @@ class Text(Line):
 def texts() -> Any:
     """Rows of 32 tokens, 4 in a microbatch."""
     return DataLoader(torch.zeros(32, 32, dtype=torch.long), batch_size=4)  # type: ignore[arg-type]
+
+
+def test_a_step_on_shapes_has_the_bytes_of_one_on_the_cpu(tmp_path: Path) -> None:
+    """Of attention, whatever is recomputed and shared; a step that asks for a value is taken on the
+    CPU.
+    """
+    taken = {"shapes": 0, "values": 0}
+
+    class Counts(Text):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            taken["shapes" if isinstance(loss, FakeTensor) else "values"] += loss.requires_grad
+            return loss
+
+    class Asks(Counts):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            loss.item()
+            return loss
+
+    by_shapes = measured(Counts(), tmp_path / "shapes", texts()).recordings
+    assert taken["shapes"] > 4
+    assert taken["values"] == 0
+    taken |= {"shapes": 0}
+    assert measured(Asks(), tmp_path / "values", texts()).recordings == by_shapes
+    assert taken["values"] == 2 * taken["shapes"]  # of one sample, which is tried first, and of two
+
+
+def test_a_sparse_gradient_is_measured(tmp_path: Path) -> None:
+    """By its rows, beside which the table's whole gradient would be 400 times as large."""
+
+    class Rows(Line):
+        def make_model(self) -> nn.Module:
+            return nn.Embedding(10_000, 8, sparse=True)
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+            return self.model(batch).square().sum()
+
+    peak = measured(Rows(), tmp_path, texts()).recordings[1, 1, 0].peak
+    assert 4 * 32 * 8 * 4 < peak < 10_000 * 8 * 4
 
 
 def test_ranks_that_share_sequences_are_measured(tmp_path: Path) -> None:

@@ -49,6 +49,10 @@ class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, tensor: Tensor) -> None:
         """Count a tensor, unless its memory is counted."""
+        if tensor.layout is torch.sparse_coo:
+            self.add(tensor._indices())
+            self.add(tensor._values())
+            return
         memory = _memory_of(tensor)
         key = memory._cdata
         if key in self._alive or key in self._apart:

@@ -1,5 +1,8 @@
-"""A step of one sample or two on the CPU, forward and backward, and the bytes that are alive in it:
-what a microbatch of any size needs beside weights, gradients and optimizer state.
+"""A step of one sample or two, forward and backward, and the bytes that are alive in it: what a
+microbatch of any size needs beside weights, gradients and optimizer state.
+
+It runs on shapes alone, by torch's FakeTensorMode, in which the same tensors are alive as on a CPU; a
+step that asks for values runs on the CPU.
 
 The two sizes give the part that grows with the samples and the part that does not. A gradient is
 dropped as soon as it is there, so that its bytes are added where a layout has them.
@@ -8,15 +11,18 @@ dropped as soon as it is there, so that its bytes are added where a layout has t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_leaves
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._pytree import tree_leaves, tree_map
 
 from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, loss_of
@@ -87,10 +93,15 @@ def record(
     few, first_size = _few(run, microbatch, 1)
     try_forward(run, microbatch, within)  # what is made once is there from here on
     before = sent()
-    first = _step(run, few, within)
+    step = _step_without_values
+    try:
+        first = step(run, few, within)
+    except Exception:  # any: a step that asks for values, an operation that has no shapes alone
+        before, step = sent(), _step
+        first = step(run, few, within)
     travels = (sent() - before) * samples // first_size
     more, size = _few(run, microbatch, 2)
-    second = first if size == first_size else _step(run, more, within)
+    second = first if size == first_size else step(run, more, within)
 
     def at(one: int, two: int) -> int:
         if size == first_size:
@@ -125,6 +136,25 @@ def _forward(run: Run, batch: Any) -> Any:
             return call_step(task, "training_step", batch, 0)
     finally:
         task._log_to(None)
+
+
+def _step_without_values(run: Run, batch: Any, within: Setting) -> Recording:
+    """Run a step on shapes alone: operations allocate nothing and take no time."""
+    shapes = FakeTensorMode()
+
+    @contextlib.contextmanager
+    def blank() -> Iterator[None]:
+        with within(), shapes, contextlib.ExitStack() as stack:
+            task = run.task
+            own = itertools.chain(task.named_parameters(), task.named_buffers())
+            fakes: dict[str, Any] = {name: shapes.from_tensor(tensor) for name, tensor in own}
+            stack.enter_context(_reparametrize_module(task, fakes, tie_weights=True))
+            yield
+
+    def faked(leaf: Any) -> Any:
+        return shapes.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
+
+    return _step(run, tree_map(faked, batch), blank)
 
 
 def _step(run: Run, batch: Any, within: Setting) -> Recording:
