@@ -331,6 +331,20 @@ def test_overrides_change_the_trainer_alone_where_a_task_is_given(tmp_path: Path
         replay(folder, Drops(), overrides={"task": {"lr": 1}})
 
 
+def test_products_of_float32_are_rounded_as_in_the_run(tmp_path: Path) -> None:
+    """The setting holds for the repeated step, too."""
+    seen: list[str] = []
+
+    class Looks(Drops):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.append(torch.get_float32_matmul_precision())
+            return super().training_step(batch, batch_idx)
+
+    folder = run(tmp_path, Drops(), poisoned(), float32_matmul_precision="high")
+    replay(folder, Looks())
+    assert set(seen) == {"high"}
+
+
 def test_another_task_is_refused(tmp_path: Path) -> None:
     """Weights that do not fit are named."""
     with pytest.raises(CheckpointError, match=r"does not fit|Nothing in .* fits"):

@@ -41,6 +41,7 @@ TAKEN = (
     "precision",
     "channels_last",
     "deterministic",
+    "float32_matmul_precision",
     "gradient_clip_val",
     "gradient_clip_algorithm",
 )

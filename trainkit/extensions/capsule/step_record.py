@@ -127,6 +127,7 @@ def about(
             "channels_last": trainer.options.numerics.uses_channels_last(trainer.engine.device),
             "compile": numerics.compile,
             "deterministic": numerics.deterministic,
+            "float32_matmul_precision": numerics.float32_matmul_precision,
             "sync_batchnorm": numerics.sync_batchnorm,
             "gradient_clip_val": numerics.gradient_clip_val,
             "gradient_clip_algorithm": numerics.gradient_clip_algorithm,
