@@ -249,10 +249,10 @@ def table(bench: Bench, lora: bool, peaks: Callable[[str, str, bool], float]) ->
 def measure(short: bool) -> Findings:
     """Let all take turns."""
     torch.set_num_threads(1)
-    found = Findings(missing=missing())
+    findings = Findings(missing=missing())
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(SHORT if short else FULL, Path(folder))
-        found.settings = {
+        findings.settings = {
             "parameters": bench.num_parameters,
             "threads": 1,
             "packed rows a step": bench.data["packed"].batch_size,
@@ -263,15 +263,15 @@ def measure(short: bool) -> Findings:
             "steps": bench.size.steps,
             "rounds": bench.size.rounds,
         }
-        found.tables = [table(bench, lora, partial(peak, short=short)) for lora in (False, True)]
-    for each in found.tables:
+        findings.tables = [table(bench, lora, partial(peak, short=short)) for lora in (False, True)]
+    for each in findings.tables:
         row = next(row for row in each.rows if row[0] == OURS)
         for column, mode in ((2, "packed"), (6, "padded")):
             speed = row[column]
             assert isinstance(speed, float)
             what = f"{each.title}, {mode}: speed, of the loop by hand"
-            found.targets.append(Target(what, speed, 0.99, "times", "at least"))
-    return found
+            findings.targets.append(Target(what, speed, 0.99, "times", "at least"))
+    return findings
 
 
 if __name__ == "__main__":

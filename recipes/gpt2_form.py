@@ -5,6 +5,7 @@ Its matrices are transposed, [in, out], and its rows of queries, keys and values
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ _TRANSPOSED = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 EPS = 1e-5  # of the norms
 
 
-class GPT2Form(nn.Module):
+class GPT2Form(nn.Module, ABC):
     """A model of GPT-2's shape, whose layers have the names above, and whose head is tied.
 
     Attributes:
@@ -36,9 +37,9 @@ class GPT2Form(nn.Module):
     blocks: nn.Sequential
     activation = "gelu_new"  # GPT-2's own
 
+    @abstractmethod
     def dropouts(self) -> dict[str, float]:
         """Return the shares that transformers drops: resid_pdrop, embd_pdrop, attn_pdrop."""
-        raise NotImplementedError
 
     def _layers(self) -> dict[str, str]:
         blocks = ((i, *pair) for i in range(len(self.blocks)) for pair in _OF_BLOCK.items())

@@ -23,9 +23,9 @@ def test_trainkit_has_the_losses_of_the_loop_by_hand(
     float32 are equal step by step, and TRL is named as missing.
     """
     monkeypatch.setattr(finetuners, "absent", lambda modules: dict.fromkeys(modules, "not there"))
-    found = finetuning.table(bench, lora, lambda name, mode, lora: 1.0)
-    assert [row[0] for row in found.rows] == [BY_HAND, OURS]
-    assert all(cell is not None for row in found.rows for cell in row)
+    speeds = finetuning.table(bench, lora, lambda name, mode, lora: 1.0)
+    assert [row[0] for row in speeds.rows] == [BY_HAND, OURS]
+    assert all(cell is not None for row in speeds.rows for cell in row)
     assert TRL in finetuners.missing()
 
 

@@ -59,13 +59,14 @@ class Float8Precision(Precision):
         """
         float8 = importlib.import_module("torchao.float8")
         converted = importlib.import_module("torchao.float8.float8_linear").Float8Linear
+        shared = _shared(model)
         reasons = {
-            name: _why_not(module, _shared(model))
+            name: _why_not(module, shared)
             for name, module in model.named_modules()
             if isinstance(module, nn.Linear) and not isinstance(module, converted)
         }
         already = sum(isinstance(module, converted) for module in model.modules())
-        chosen = [name for name, reason in reasons.items() if not reason]
+        chosen = {name for name, reason in reasons.items() if not reason}
         if not chosen and not already:
             raise ConfigError(_nothing_to_convert(self.name, reasons))
         recipe = float8.Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp")
