@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.conftest import Make
-from tests.hosts.jobs import Job, job_of
+from tests.hosts.jobs import Job, job_of, needs_ssh
 
 pytestmark = pytest.mark.parallel
 
@@ -123,7 +123,7 @@ def test_a_driver_that_is_cut_off_loses_its_workers_and_finds_them_again(
         finish(job, 2)
 
 
-@pytest.mark.parametrize("launcher", ["static", "torchrun"])
+@pytest.mark.parametrize("launcher", [pytest.param("static", marks=needs_ssh), "torchrun"])
 def test_fixed_ranks_end_when_a_host_is_lost_and_resume(
     launcher: str, make_hosts: Make, tmp_path: Path
 ) -> None:

@@ -10,17 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.storm.hosts import sshd_missing
 from tests.hosts.conftest import Make
-from tests.hosts.jobs import Job, job_of
+from tests.hosts.jobs import Job, job_of, needs_ssh
 from trainkit.version import __version__
 
 pytestmark = pytest.mark.parallel
-# Horovod's own start of fixed ranks needs more of ssh than the stand-in has, and leaves connections
-# of its own to be counted.
-needs_ssh = pytest.mark.skipif(
-    sshd_missing() != "", reason=f"{sshd_missing()}: apt-get install openssh-server"
-)
 
 
 def connections(job: Job) -> str:
