@@ -262,9 +262,9 @@ def _run() -> int:
     sys.path[:] = [path for path in paths if path] + _own_path
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
+    sys.executable = _python
     try:
         if _request["name"] != "python":
-            sys.executable = _python
             module, function = _LAUNCHERS[_request["name"]].split(":")
             sys.argv = [str(BIN / _request["name"]), *words]
             return _code(getattr(importlib.import_module(module), function)())
