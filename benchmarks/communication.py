@@ -101,15 +101,15 @@ def environment(framework: str, rank: int, link: Link, secret: str) -> dict[str,
             "GLOO_SOCKET_IFNAME": DEVICE,
         }
         where["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns that these hosts have no names
-        seat = {
+        assignment = {
             "RANK": rank,
             "WORLD_SIZE": 2,
             "LOCAL_RANK": 0,
             "LOCAL_WORLD_SIZE": 1,
             "TORCHELASTIC_RUN_ID": "links",
         }
-        return {name: str(value) for name, value in (where | seat).items()}
-    seat = {
+        return {name: str(value) for name, value in (where | assignment).items()}
+    assignment = {
         "RANK": rank,
         "SIZE": 2,
         "LOCAL_RANK": 0,
@@ -124,7 +124,7 @@ def environment(framework: str, rank: int, link: Link, secret: str) -> dict[str,
         "GLOO_RENDEZVOUS_ADDR": link.address(0),
     }
     own = {"HOSTNAME": f"host{rank}", "RENDEZVOUS_SECRET": secret, "RENDEZVOUS_SCOPE": "links."}
-    return {f"HOROVOD_{name}": str(value) for name, value in (seat | how | own).items()}
+    return {f"HOROVOD_{name}": str(value) for name, value in (assignment | how | own).items()}
 
 
 def run_ranks(framework: str, link: Link, short: bool) -> dict[str, Any]:

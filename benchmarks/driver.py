@@ -5,15 +5,15 @@
 
 A process runs the driver with all its threads. Another one speaks for its workers, each by a
 connection of its own, in the protocol of real ones (extensions/elastic/client.py): they request
-seats, beat as often as workers of a job of that size do, one of them is killed, the others see it
+ranks, beat as often as workers of a job of that size do, one of them is killed, the others see it
 by a heartbeat's answer, and all join again with its replacement. What ranks do with one another
 (Gloo's, NCCL's meeting) is not in it.
 
-    forms        from the first request of a seat until the last answer
+    forms        from the first request of a rank until the last answer
     heartbeat    the driver's CPU time for one
     share        of a core, while nothing happens
-    lost         from the loss until the last worker was told
-    forms again  from then until all have seats
+    lost         from the loss until the last worker had heard of it
+    forms again  from then until all have ranks
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Worker:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._read = b""
-        self.beat()  # as real ones do, which prepare themselves before they request a seat
+        self.beat()  # as real ones do, which prepare themselves before they request a rank
         while not self.answers():
             pass
 
@@ -112,7 +112,7 @@ class Worker:
         self.socket.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
 
     def join(self) -> None:
-        """Request a seat."""
+        """Request a rank."""
         commit = 1 if self.generation else -1
         asked = {"commit": commit, "replica_size": 1, "is_whole": True, "copies": 0}
         self.send("/elastic/join", asked)
@@ -176,8 +176,8 @@ class Simulation:
             for answer in key.data.answers():
                 yield key.data, answer
 
-    def seat(self, workers: Iterable[Worker]) -> float:
-        """Let workers request seats; return the seconds until all have one."""
+    def assign(self, workers: Iterable[Worker]) -> float:
+        """Let workers request ranks; return the seconds until all have one."""
         waiting = set(workers)
         began = time.perf_counter()
         for worker in waiting:
@@ -188,7 +188,7 @@ class Simulation:
                     worker.join()
                 if answer.get("answer", "wait") == "wait":  # or a heartbeat's
                     continue
-                assert answer["answer"] == "seat", answer
+                assert answer["answer"] == "rank", answer
                 worker.generation = answer["generation"]
                 waiting.discard(worker)
         return time.perf_counter() - began
@@ -215,7 +215,7 @@ class Simulation:
     def run(self, steady_s: float) -> list[float]:
         """Return the figures of one job."""
         self.wanted: dict[str, int] = {}
-        forms_s = self.seat(self.workers.values())
+        forms_s = self.assign(self.workers.values())
         self.beat(beat_s(len(self.workers)) + 1)
         before, began = self.ask("cpu"), time.perf_counter()
         count = self.beat(steady_s)
@@ -224,12 +224,12 @@ class Simulation:
         self.selector.unregister(lost.socket)
         lost.socket.close()
         self.wanted.pop(lost.name, None)
-        told = time.perf_counter()
+        killed = time.perf_counter()
         self.ask(f"kill {lost.name}")
         names = set(self.workers)
         self.beat(60.0, lambda: all(self.wanted.get(name, 0) > 1 for name in names))
-        lost_s = time.perf_counter() - told
-        again_s = self.seat(self.workers.values())
+        lost_s = time.perf_counter() - killed
+        again_s = self.assign(self.workers.values())
         return [forms_s, 1e6 * spent / count, spent / took, lost_s, again_s]
 
 

@@ -18,7 +18,7 @@ from trainkit.checkpoint.stateful import random_state, set_random_state
 
 pytest_plugins = ("tests.groups.plugin",)  # --group, durations
 
-# A launcher's variables would turn every engine=auto of a unit test into a rank of somebody's job.
+# A launcher's variables would turn every engine=auto of a unit test into a rank of another job.
 _LAUNCHERS = (
     "HOROVOD_",
     "OMPI_",

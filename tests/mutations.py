@@ -216,7 +216,7 @@ MUTATIONS = [
         "unit/checkpoint/test_writer.py",
     ),
     Mutation(
-        "a NaN is the best score for ever",
+        "a NaN is the best score forever",
         "callbacks/early_stopping.py",
         "or math.isnan(self.best_score)",
         "",

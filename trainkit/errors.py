@@ -62,12 +62,12 @@ class JobEnded(EngineError):  # noqa: N818 - an event
     """This worker's elastic job is over, or its driver can no longer be reached.
 
     Attributes:
-        is_told: whether the driver itself reports it to the user.
+        is_reported: whether the driver itself reports it to the user.
     """
 
-    def __init__(self, text: str, is_told: bool = False) -> None:
+    def __init__(self, text: str, is_reported: bool = False) -> None:
         super().__init__(text)
-        self.is_told = is_told
+        self.is_reported = is_reported
 
 
 class CheckpointError(TrainkitError):

@@ -66,7 +66,7 @@ class Fit:
         kill_writes: whether that kills.
         limit_after: updates after which the limit begins.
         count_reads: count values that are read off the device.
-        untrusted: the checkpoint to resume from came from somebody else.
+        untrusted: the checkpoint to resume from came from others.
         options: further settings of one trainer.
     """
 

@@ -281,7 +281,7 @@ def test_no_room_imports_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize("framework", HOMES)
-def test_a_foreign_framework_has_one_home(framework: str) -> None:
+def test_a_framework_is_imported_in_one_adapter(framework: str) -> None:
     """Only the files of the table import a foreign framework,
     and each of the table's files does.
     """
@@ -299,7 +299,7 @@ def test_a_foreign_framework_has_one_home(framework: str) -> None:
     )
 
 
-def test_nobody_imports_through_the_face() -> None:
+def test_no_module_imports_through_the_face() -> None:
     """`from trainkit import Task` is for users;
     the package names the module where a thing lives.
     """

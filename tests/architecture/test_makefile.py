@@ -78,7 +78,7 @@ def test_train_says_at_once_what_it_does(tmp_path: Path) -> None:
 )
 def test_programs_are_compiled_once(asked: str, expected: str, tmp_path: Path) -> None:
     """In a shell that asks for no bytecode, make puts it into the environment's folder:
-    each rank and each test would compile torch anew.
+    each rank and each test would compile torch again.
     """
     (tmp_path / "shown.mk").write_text("shown: ; @env | grep PYTHON || true")
     environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": asked}

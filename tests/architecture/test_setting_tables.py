@@ -52,7 +52,7 @@ def settings() -> list[str]:
 
 @pytest.mark.parametrize("typed", settings())
 def test_a_setting_of_the_tables_is_one(typed: str, tmp_path: Path) -> None:
-    """What is told to be typed passes all checks and builds."""
+    """What a message says to type passes all checks and builds."""
     jobs: list[Any] = []
     run("fit", ["conf=mlp", f"run_dir={tmp_path}", *typed.split()], True, jobs.append)
     assert build(jobs[0].config, []).trainer is not None
@@ -93,7 +93,7 @@ def test_an_engine_refuses_what_the_table_says(
 
 
 def test_a_misspelt_option_of_another_engine_is_named(tmp_path: Path) -> None:
-    """Alone too, where no engine has it, the name that was meant is told."""
+    """Alone too, where no engine has it, the name that was meant is named."""
     with pytest.raises(
         ConfigError, match=r"engine\.compresion is not a setting\. Did you mean 'compression'\?"
     ):

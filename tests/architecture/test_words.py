@@ -28,6 +28,14 @@ INSTEAD = {
     r"whereabouts": "heartbeat",
     r"for ever": "forever",
 }
+# Of names alone.
+INSTEAD_IN_NAMES = {
+    r"dealt|deals": "split, has shares",
+    r"foreign": "of others, untrusted",
+    r"foretold|foretells?": "predicted",
+    r"misfits?": "mismatch",
+    r"seats?|seated": "slot",
+}
 # Names that say how a value was had, not what it is.
 EMPTY_NAMES = {"found", "kept", "mend"}
 PLACES = [
@@ -35,6 +43,13 @@ PLACES = [
     *(ROOT.parent / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT.parent / "docs").rglob("*.md")),
     ROOT / "cli" / "explained" / "errors.md",
+]
+# Held to the same words, too: what else users and we read.
+OTHERS = [
+    path
+    for folder in ("benchmarks", "recipes", "tests")
+    for path in sorted((ROOT.parent / folder).rglob("*.py"))
+    if path != Path(__file__)
 ]
 
 
@@ -78,9 +93,35 @@ def test_prose_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("word", INSTEAD)
 def test_the_package_speaks_plainly(word: str) -> None:
     """A word of the former dialect is not used again."""
-    assert len(PLACES) > 200
-    assert [entry for path in PLACES for entry in found_in(path, word)] == [], (
+    assert len(PLACES) > 200 and len(OTHERS) > 500
+    assert [entry for path in [*PLACES, *OTHERS] for entry in found_in(path, word)] == [], (
         f"say: {INSTEAD[word]}"
+    )
+
+
+def names_of(text: str) -> list[str]:
+    """Return the names of functions and classes, as words."""
+    return [
+        node.name.replace("_", " ")
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    ]
+
+
+@functools.cache
+def names_of_tests() -> list[str]:
+    """Return those of all files of tests/."""
+    tests = [path for path in OTHERS if path.is_relative_to(ROOT.parent / "tests")]
+    return [name for path in tests for name in names_of(path.read_text())]
+
+
+@pytest.mark.parametrize("word", INSTEAD | INSTEAD_IN_NAMES)
+def test_a_test_is_named_in_the_same_words(word: str) -> None:
+    """What a test is called is the first that is read of it, when it fails."""
+    assert names_of("def test_a_run_goes_on(): pass") == ["test a run goes on"]
+    pattern = re.compile(rf"\b(?:{word})\b", re.IGNORECASE)
+    assert [name for name in names_of_tests() if pattern.search(name)] == [], (
+        f"say: {(INSTEAD | INSTEAD_IN_NAMES)[word]}"
     )
 
 

@@ -82,7 +82,7 @@ def test_a_users_own_task_and_config_are_found(command: Command, tmp_path: Path)
         ),
     ],
 )
-def test_a_wrong_task_is_told(step: str, words: str, command: Command, tmp_path: Path) -> None:
+def test_a_wrong_task_is_refused(step: str, words: str, command: Command, tmp_path: Path) -> None:
     """A Task that cannot be trained is refused with the reason and without a traceback."""
     write_task(tmp_path, step)
     done = command("python -m trainkit fit conf=mine")
@@ -111,7 +111,7 @@ def test_an_exception_on_one_rank_ends_the_job_and_is_shown(
 
 
 @pytest.mark.parallel
-def test_fewer_samples_than_ranks_is_told_once(command: Command, tmp_path: Path) -> None:
+def test_fewer_samples_than_ranks_is_reported_once(command: Command, tmp_path: Path) -> None:
     """A data set smaller than the number of ranks is refused, by rank 0 alone."""
     write_task(tmp_path, samples=1)
     done = command("horovodrun -np 2 python -m trainkit fit conf=mine", timeout_s=60)

@@ -92,7 +92,7 @@ def rows(text: str) -> Rows:
     return {what: result for what, _, result in cells}
 
 
-def test_a_shipped_config_goes_on(command: Command, tmp_path: Path) -> None:
+def test_a_shipped_config_resumes(command: Command, tmp_path: Path) -> None:
     """conf=mlp, killed inside its first epoch, resumes to the same bits in every part,
     and no file is left.
     """
@@ -111,7 +111,7 @@ def test_a_shipped_config_goes_on(command: Command, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_users_own_task_goes_on_over_an_epochs_end(command: Command, mine: Path) -> None:
+def test_a_users_own_task_resumes_over_an_epochs_end(command: Command, mine: Path) -> None:
     """A task with dropout, batch norm and Adam resumes over an epoch's end,
     and the user's own checkpoints stay.
     """
@@ -150,7 +150,7 @@ def test_what_a_task_keeps_to_itself_is_found(fault: str, command: Command, mine
     assert f"are in {kept}" in done.out
 
 
-def test_a_run_that_is_never_twice_the_same_is_told_apart(command: Command, mine: Path) -> None:
+def test_a_run_that_is_never_twice_the_same_is_recognised(command: Command, mine: Path) -> None:
     """If two runs differ before the kill, the resume is not blamed."""
     done = command(
         "python -m trainkit check-resume conf=mine task.fault=unseeded kill_at=6 steps=7",
@@ -165,7 +165,7 @@ def test_a_run_that_is_never_twice_the_same_is_told_apart(command: Command, mine
 
 @pytest.mark.parallel
 @pytest.mark.parametrize("engine", ["auto", "ddp"])
-def test_two_ranks_go_on(engine: str, command: Command, mine: Path) -> None:
+def test_two_ranks_resume(engine: str, command: Command, mine: Path) -> None:
     """At 2 ranks, on Horovod and on torch.distributed,
     both ranks resume with their random states and samples.
     """
@@ -192,7 +192,7 @@ def test_random_numbers_that_one_rank_loses_are_named(command: Command, mine: Pa
 
 
 @pytest.mark.parallel
-def test_other_ranks_go_on_with_the_same_problem(command: Command) -> None:
+def test_other_ranks_resume_with_the_same_problem(command: Command) -> None:
     """From 2 ranks to 1 the global batch, the rate, the samples and the counters stay,
     and the weights agree to rounding.
     """
@@ -230,7 +230,7 @@ def test_another_engine_resumes(engine: str, ranks: str, after: str, command: Co
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("conf=mlp", "kill_at is missing; it must be the step"),
         ("conf=mlp kill_at=soon", "kill_at is 'soon'; it must be a whole number, 2 or more."),
@@ -270,14 +270,14 @@ def test_another_engine_resumes(engine: str, ranks: str, after: str, command: Co
     ],
 )
 def test_what_cannot_be_checked_is_refused(
-    arguments: str, told: str, command: Command, tmp_path: Path
+    arguments: str, message: str, command: Command, tmp_path: Path
 ) -> None:
     """Bad input ends with exit code 2 and one sentence, before anything runs;
     nothing is left behind.
     """
     done = command(f"python -m trainkit check-resume {arguments}", TMPDIR=str(tmp_path))
     assert done.code == 2, done.text
-    assert told in done.err
+    assert message in done.err
     assert list(tmp_path.glob("trainkit-*")) == []
 
 

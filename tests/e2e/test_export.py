@@ -72,7 +72,7 @@ def test_a_trained_run_is_exported(kind: str, place: Path) -> None:
     assert accuracy(logits) > 0.8
 
 
-def test_a_mistake_is_told_in_a_sentence(place: Path) -> None:
+def test_a_mistake_is_a_sentence(place: Path) -> None:
     """An unknown setting ends with exit code 2, a missing checkpoint with 1,
     neither with a traceback.
     """

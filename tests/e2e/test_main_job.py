@@ -89,7 +89,7 @@ def test_a_checkpoint_is_validated_tested_and_predicted_with(
     )
 
 
-def test_a_run_goes_on_from_its_last_checkpoint(command: Command, tmp_path: Path) -> None:
+def test_a_run_resumes_from_its_last_checkpoint(command: Command, tmp_path: Path) -> None:
     """fit with ckpt_path=last resumes at the next epoch and appends to the same metrics.csv."""
     assert command("python -m trainkit fit conf=mlp run_dir=here trainer.max_epochs=1").code == 0
     done = command(

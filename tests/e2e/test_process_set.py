@@ -37,9 +37,11 @@ def test_ranks_outside_take_no_part(engine: str, command: Command, tmp_path: Pat
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
-    told = command(f"{three} validate {short} run_dir=some ckpt_path=last engine.process_set=[1,2]")
-    assert told.code == 0, told.text
-    assert told.out.count("val/acc") == 1, told.text
+    validated = command(
+        f"{three} validate {short} run_dir=some ckpt_path=last engine.process_set=[1,2]"
+    )
+    assert validated.code == 0, validated.text
+    assert validated.out.count("val/acc") == 1, validated.text
 
 
 def test_ranks_that_are_not_there(command: Command) -> None:

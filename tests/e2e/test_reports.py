@@ -42,33 +42,33 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "Timeline: recording steps 14 to 25" in done.text
         and "opens in ui.perfetto.dev" in done.text
     )
-    assert "USDT" not in done.text, "torch's profiler tells of its own affairs"
+    assert "USDT" not in done.text, "torch's profiler prints of its own affairs"
     return folder / "run"
 
 
 @pytest.fixture(scope="module")
-def told(run: Path) -> str:
+def insight(run: Path) -> str:
     """What `trainkit timeline` prints about the run."""
     done = run_command("python -m trainkit timeline run", run.parent)
     assert done.code == 0, done.text
     return done.text
 
 
-def test_the_slow_rank_is_named(told: str) -> None:
+def test_the_slow_rank_is_named(insight: str) -> None:
     """The slowest rank is named with its first slow step and its delay."""
     found = re.search(
         r"Rank 1 on \S+ is the slowest since step (\d+): in \d+ of \d+ steps the last, by (\d+)",
-        told,
+        insight,
     )
-    assert found, told
+    assert found, insight
     assert 17 <= int(found[1]) <= 19 and 120 <= float(found[2]) <= 250
-    assert re.search(r"make rank 1 on \S+ as fast as the others +│ +up to \d+ %", told)
+    assert re.search(r"make rank 1 on \S+ as fast as the others +│ +up to \d+ %", insight)
 
 
-def test_each_gradient_has_its_way(told: str, run: Path) -> None:
+def test_each_gradient_has_its_way(insight: str, run: Path) -> None:
     """The trace holds each gradient of the model by name, on both ranks."""
-    assert "negotiation" in told and re.search(
-        r"│ model\S*weight +│ +[\d.]+ KiB +│ +[\d.]+ ms", told
+    assert "negotiation" in insight and re.search(
+        r"│ model\S*weight +│ +[\d.]+ KiB +│ +[\d.]+ ms", insight
     )
     (folder,) = (run / "timeline").glob("steps-*")
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -109,7 +109,7 @@ def test_perfetto_takes_all_of_it(run: Path) -> None:
         assert re.search(r"\n6\n", gradients.replace("\t", "\n")), gradients
 
 
-def test_the_page_opens_without_a_network(run: Path, told: str, tmp_path: Path) -> None:
+def test_the_page_opens_without_a_network(run: Path, insight: str, tmp_path: Path) -> None:
     """The page draws all charts without a request or a script error,
     and another rank can be chosen.
     """
@@ -242,13 +242,13 @@ def test_a_running_job_records_when_it_is_asked(command: Command, tmp_path: Path
         (". record=0", "record is '0'; it must be a number of steps, 1 or more"),
     ],
 )
-def test_mistakes_are_told(command: Command, arguments: str, says: str) -> None:
+def test_mistakes_are_named(command: Command, arguments: str, says: str) -> None:
     """Bad input ends with exit code 2 and a message that says what to do."""
     done = command(f"python -m trainkit timeline {arguments}")
     assert done.code == 2 and says in done.text and "Traceback" not in done.text
 
 
-def test_scaling_measures_foretells_and_checks_itself(command: Command, tmp_path: Path) -> None:
+def test_scaling_measures_predicts_and_checks_itself(command: Command, tmp_path: Path) -> None:
     """scaling prints both numbers of ranks, checks its model at the one left out,
     and writes a page.
     """
@@ -330,7 +330,7 @@ def _text_of(path: Path) -> bytes:
         ("ranks=1 optimizer.lrr=1", "optimizer.lrr"),
     ],
 )
-def test_what_scaling_cannot_do_is_told(command: Command, arguments: str, says: str) -> None:
+def test_what_scaling_cannot_do_is_refused(command: Command, arguments: str, says: str) -> None:
     """Bad input is refused before any rank starts."""
     done = command(f"python -m trainkit scaling conf=mlp {arguments}")
     assert done.code == 2 and says in done.text and "Traceback" not in done.text

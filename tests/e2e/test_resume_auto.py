@@ -81,7 +81,7 @@ def waiting(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def test_one_command_begins_is_ended_goes_on_and_is_done(
+def test_one_command_begins_is_ended_resumes_and_is_done(
     waiting: Start, command: Command, tmp_path: Path
 ) -> None:
     """After SIGTERM (75) the same command resumes to the end of an undisturbed run;
@@ -91,12 +91,12 @@ def test_one_command_begins_is_ended_goes_on_and_is_done(
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    told = re.search(
+    named = re.search(
         r"SIGTERM on rank 0: the run ended after step 21; to resume: ckpt_path=last run_dir=(\S+)",
         out,
     )
-    assert told, out
-    assert Path(told[1]) == tmp_path / "here"
+    assert named, out
+    assert Path(named[1]) == tmp_path / "here"
     assert "Traceback" not in err
     assert verify(newest(tmp_path / "here"))["global_step"] == 21
     (tmp_path / "let").touch()

@@ -112,16 +112,16 @@ class Job:
         """Wait for a generation of this size or a later one; return its members by rank."""
 
         def newest() -> list[Entry]:
-            seats = [told for told in self.log("seat") if told.generation >= generation]
-            last = max((told.generation for told in seats), default=0)
-            return [told for told in seats if told.generation == last]
+            assignments = [event for event in self.log("rank") if event.generation >= generation]
+            last = max((event.generation for event in assignments), default=0)
+            return [event for event in assignments if event.generation == last]
 
         def formed() -> bool:
             assert self.process.poll() is None, self.err
-            return {told.size for told in newest()} == {size} and len(newest()) == size
+            return {event.size for event in newest()} == {size} and len(newest()) == size
 
         wait_for(formed, f"a generation of {size}", timeout_s=300)
-        return sorted(newest(), key=lambda told: told.rank)
+        return sorted(newest(), key=lambda event: event.rank)
 
     def tell(self, name: str, text: str = "") -> None:
         """Give the workers a command."""
@@ -176,9 +176,9 @@ def test_a_killed_rank_is_replaced_on_a_single_host(tmp_path: Path, rank: int) -
         )
 
 
-def test_a_survivor_has_its_seat_at_once(tmp_path: Path) -> None:
+def test_a_survivor_has_its_rank_at_once(tmp_path: Path) -> None:
     """The survivor learns of the loss from its heartbeat (0.5 s) and
-    gets its seat without a second request (10 s).
+    gets its rank without a second request (10 s).
     """
     with Job(tmp_path, "-np 2 --min-np 1") as job:
         first = job.ranks(2)
@@ -186,7 +186,7 @@ def test_a_survivor_has_its_seat_at_once(tmp_path: Path) -> None:
         os.kill(first[1].pid, signal.SIGKILL)
         second = job.ranks(1, generation=2)
         assert second[0].pid == first[0].pid
-        # the survivor may write of its seat before the driver writes of it
+        # the survivor may write of its rank before the driver writes of it
         job.says("generation 2: ")
         (formed,) = re.findall(
             r"1 rank on localhost, generation 2: .* formed ([\d.]+) s later", job.err
@@ -198,25 +198,25 @@ def test_a_survivor_has_its_seat_at_once(tmp_path: Path) -> None:
 def test_both_killed_are_both_replaced(tmp_path: Path) -> None:
     """If both workers are killed, two new processes form the next generation."""
     with Job(tmp_path) as job:
-        for told in job.ranks(2):
-            os.kill(told.pid, signal.SIGKILL)
-        assert {told.worker for told in job.ranks(2, generation=2)} == {
+        for event in job.ranks(2):
+            os.kill(event.pid, signal.SIGKILL)
+        assert {event.worker for event in job.ranks(2, generation=2)} == {
             "localhost/0#2",
             "localhost/1#2",
         }
         assert job.done() == 0
 
 
-def test_a_worker_that_dies_before_its_seat_is_replaced(tmp_path: Path) -> None:
-    """A new worker that is killed while it waits for its seat is replaced."""
+def test_a_worker_that_dies_before_its_rank_is_replaced(tmp_path: Path) -> None:
+    """A new worker that is killed while it waits for its rank is replaced."""
     with Job(tmp_path, "-np 2 --min-np 2") as job:
         first = job.ranks(2)
         os.kill(first[0].pid, signal.SIGSTOP)  # does not come to join: the newcomer has to wait
         os.kill(first[1].pid, signal.SIGKILL)
         newcomer = first[1].worker.replace("#1", "#2")
-        wait_for(lambda: any(told.worker == newcomer for told in job.log("join")), "the newcomer")
+        wait_for(lambda: any(event.worker == newcomer for event in job.log("join")), "the newcomer")
         os.kill(
-            next(told.pid for told in job.log("join") if told.worker == newcomer), signal.SIGKILL
+            next(event.pid for event in job.log("join") if event.worker == newcomer), signal.SIGKILL
         )
         os.kill(first[0].pid, signal.SIGCONT)
         assert job.ranks(2, generation=2)[1].worker == first[1].worker.replace("#1", "#3")
@@ -231,7 +231,7 @@ def test_a_rank_that_cannot_be_replaced_ends_the_job_after_the_timeout(tmp_path:
     with Job(tmp_path, f"-np 2 --min-np 2 --elastic-timeout 2 {option}") as job:
         first = job.ranks(2)
         hosts(tmp_path, "localhost:1\n")
-        gone = next(told for told in first if told.worker.startswith("127"))
+        gone = next(event for event in first if event.worker.startswith("127"))
         job.says("127.0.0.1 is gone")
         os.kill(gone.pid, signal.SIGKILL)
         assert job.code() == 1
@@ -251,7 +251,7 @@ def test_an_error_in_the_users_code_ends_the_job_with_its_code(tmp_path: Path) -
             r"the job ends with exit code 3: rank 1 \(localhost, slot \d\) ended with exit code 3",
             job.err,
         )
-        assert {told.worker[-2:] for told in job.log()} == {"#1"}
+        assert {event.worker[-2:] for event in job.log()} == {"#1"}
 
 
 def test_a_preempted_rank_is_not_replaced(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_preempted_rank_is_not_replaced(tmp_path: Path) -> None:
         job.tell("exit-1", "75")
         job.ranks(1, generation=2)
         assert job.done() == 0
-        assert {told.worker[-2:] for told in job.log()} == {"#1"}
+        assert {event.worker[-2:] for event in job.log()} == {"#1"}
 
 
 def test_a_job_whose_ranks_are_all_preempted_ends_with_75(tmp_path: Path) -> None:
@@ -296,8 +296,8 @@ def test_a_rank_that_hangs_writes_its_stacks_and_is_killed(tmp_path: Path) -> No
         (tmp_path / "hang-1").unlink()
         (tmp_path / "wait-0").unlink()
         job.tell("stop")
-        assert job.code() == 0 and {told.pid for told in job.log("dump")} == {
-            told.pid for told in first
+        assert job.code() == 0 and {event.pid for event in job.log("dump")} == {
+            event.pid for event in first
         }
 
 
@@ -375,7 +375,7 @@ def test_a_signal_to_the_driver_reaches_all(tmp_path: Path, number: signal.Signa
         assert len(job.log("preempted")) == (2 if number == signal.SIGTERM else 0)
 
 
-def test_a_killed_driver_leaves_nobody_behind(tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_no_worker_behind(tmp_path: Path) -> None:
     """If the driver is killed, its reaper sends the workers SIGTERM and exits after them."""
     with Job(tmp_path) as job:
         job.ranks(2)
@@ -397,7 +397,7 @@ def test_a_finished_job_ends_by_itself_and_prints_ranks(tmp_path: Path) -> None:
 
 
 def test_what_crashes_at_its_start_ends_the_job(tmp_path: Path) -> None:
-    """If no worker gets a seat before it dies, the job ends."""
+    """If no worker gets a rank before it dies, the job ends."""
     (tmp_path / "die-localhost").touch()
     with Job(tmp_path) as job:
         assert job.code() == 1
@@ -443,10 +443,10 @@ def test_a_command_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
 def test_requests_without_a_signature_are_refused(tmp_path: Path) -> None:
     """POST, PUT and GET without a signature get 403, and the job continues."""
     with Job(tmp_path) as job:
-        told = job.ranks(2)[0]
+        event = job.ranks(2)[0]
         env = dict(
             line.split("=", 1)
-            for line in Path(f"/proc/{told.pid}/environ").read_text().split("\0")
+            for line in Path(f"/proc/{event.pid}/environ").read_text().split("\0")
             if line.startswith("HOROVOD_")
         )
         for method, target in (
@@ -492,7 +492,7 @@ def test_a_worker_behind_ssh_is_as_good_as_one_here(tmp_path: Path) -> None:
     """
     with remote_job(tmp_path) as job:
         first = job.ranks(2)
-        far = next(told for told in first if told.worker.startswith("far"))
+        far = next(event for event in first if event.worker.startswith("far"))
         environ = Path(f"/proc/{far.pid}/environ").read_text()
         secret = re.search("HOROVOD_RENDEZVOUS_SECRET=(\\w{64})", environ)
         assert secret and secret[1] not in (tmp_path / "ssh-arguments").read_text()

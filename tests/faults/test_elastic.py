@@ -85,7 +85,7 @@ def start(tmp_path: Path) -> Run:
         np: int = 2,
         options: str = "",
         start_with: str = "horovodrun --gloo",
-        **wish: Any,
+        **settings: Any,
     ) -> Ended:
         (tmp_path / "hosts.txt").write_text(hosts.replace(",", "\n") + "\n")
         script = tmp_path / "hosts.sh"
@@ -94,7 +94,7 @@ def start(tmp_path: Path) -> Run:
         for fault in faults:
             if "host" in fault:
                 fault["hosts_file"] = str(tmp_path / "hosts.txt")
-        wish = {
+        settings = {
             "faults": list(faults),
             "commit": 3,
             "every": None,
@@ -102,14 +102,14 @@ def start(tmp_path: Path) -> Run:
             "stall_s": 120,
             "waits_for": np,
             "slow_s": 0,
-        } | wish
+        } | settings
         elastic = (
             f"-np {np} --min-np 1 --max-np 4 --host-discovery-script {script}" if np else "-np 2"
         )
         run_dir = tmp_path / "run"
         line = (
             f"{start_with} {elastic} {options} {sys.executable} {JOB} {run_dir}"
-            f" '{json.dumps(wish)}'"
+            f" '{json.dumps(settings)}'"
         )
         done = run_command(line, tmp_path, 300, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         return read(done.code, done.text, run_dir)
@@ -234,7 +234,7 @@ def test_ranks_that_step_alone_continue_from_the_last_outer_step(
     assert goodput["seconds"]["repeating"] > 0 or rank == 0
 
 
-def test_workers_that_are_all_killed_go_on_from_the_checkpoint(
+def test_workers_that_are_all_killed_resume_from_the_checkpoint(
     run: Run, undisturbed: Ended
 ) -> None:
     """If all workers are killed, their replacements resume from the last checkpoint."""
@@ -244,7 +244,7 @@ def test_workers_that_are_all_killed_go_on_from_the_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("during", "wish"),
+    ("during", "settings"),
     [
         ("saving", {"commit": 3}),
         ("saving", {"commit": 1000, "every": 5}),
@@ -253,7 +253,7 @@ def test_workers_that_are_all_killed_go_on_from_the_checkpoint(
     ],
 )
 def test_a_worker_may_be_killed_at_any_time(
-    run: Run, undisturbed: Ended, during: str, wish: dict[str, Any]
+    run: Run, undisturbed: Ended, during: str, settings: dict[str, Any]
 ) -> None:
     """A kill during a commit, a save, a validation or a recovery loses no sample."""
     faults: list[dict[str, Any]] = [{"do": "kill", "rank": 1, "step": 8, "during": during}]
@@ -263,7 +263,7 @@ def test_a_worker_may_be_killed_at_any_time(
         check_samples(ended)
         assert len(survivors(ended)) == 1, ended.text
         return
-    ended = run(*faults, **wish)
+    ended = run(*faults, **settings)
     check(ended, undisturbed)
     assert len(survivors(ended)) == 1
 
@@ -279,7 +279,7 @@ def test_a_host_that_comes_takes_part(run: Run, undisturbed: Ended) -> None:
         for line in own
         for i in line["ids"]
     ]
-    assert len(seen) == len(set(seen)), "a step was trained twice, though nobody was lost"
+    assert len(seen) == len(set(seen)), "a step was trained twice, though no worker was lost"
 
 
 def test_a_newcomer_that_prepares_for_long_keeps_the_others_training(
@@ -316,7 +316,7 @@ def test_an_error_of_the_users_ends_the_job_with_its_code(run: Run) -> None:
     assert ended.code == 1
     assert "FaultInjection raises this on rank 1 after step 10" in ended.text
     assert "Error on rank 1" in ended.text and ended.text.count("Error on rank") == 1, (
-        "told once, of the right rank"
+        "reported once, of the right rank"
     )
     assert not ended.ends
 
@@ -351,14 +351,14 @@ def test_a_rank_that_is_asked_to_end_leaves(run: Run, undisturbed: Ended) -> Non
     assert ended.sizes[:2] == [2, 1] and len(survivors(ended)) == 1
 
 
-def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(
+def test_torchrun_resumes_from_the_checkpoint_with_the_nodes_that_are_left(
     tmp_path: Path, undisturbed: Ended
 ) -> None:
     """If one of two torchrun agents is killed,
     the other restarts with one rank and keeps the batch and rate of two.
     """
     run_dir = tmp_path / "run"
-    wish = json.dumps(
+    settings = json.dumps(
         {
             "faults": [],
             "commit": 3,
@@ -385,7 +385,7 @@ def test_torchrun_goes_on_from_the_checkpoint_with_the_nodes_that_are_left(
         "--max-restarts",
         "3",
     ]
-    line += [*place.split(), str(JOB), str(run_dir), wish]
+    line += [*place.split(), str(JOB), str(run_dir), settings]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
     env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     logs = [tmp_path / f"agent{i}.log" for i in range(2)]

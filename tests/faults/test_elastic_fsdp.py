@@ -31,10 +31,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def start(tmp_path: Path, launch: str, **wish: Any) -> Ended:
+def start(tmp_path: Path, launch: str, **settings: Any) -> Ended:
     """Run a job to its end."""
     tmp_path.mkdir(exist_ok=True)
-    text = json.dumps({"epochs": EPOCHS, "width": 128, "optimizer": "AdamW"} | wish)
+    text = json.dumps({"epochs": EPOCHS, "width": 128, "optimizer": "AdamW"} | settings)
     line = f"{launch} {sys.executable} {JOB} {tmp_path / 'run'} '{text}'"
     done = run_command(line, tmp_path, 300, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     return read(done.code, done.text, tmp_path / "run")
@@ -57,8 +57,8 @@ def test_a_replica_that_loses_a_rank_comes_back_while_the_other_trains(
     processes without a commit, and the new one takes its state from it, for there is no checkpoint.
     """
     launch = f"{sys.executable} -m trainkit launch -np 4 --min-np 2 --max-np 4 --"
-    wish = {"options": LAYOUTS[layout], "dies": DIES, "commit": 1000, "checkpoints": False}
-    ended = start(tmp_path, launch, pace_s=0.08, **wish)
+    settings = {"options": LAYOUTS[layout], "dies": DIES, "commit": 1000, "checkpoints": False}
+    ended = start(tmp_path, launch, pace_s=0.08, **settings)
     assert ended.code == 0, ended.text
     assert ended.sizes == [4, 2, 4] and len(survivors(ended)) == 2, ended.text
     assert "its replica is not whole: it lost worker" in ended.text
@@ -82,9 +82,9 @@ def test_a_lost_host_resumes_from_the_memory_of_another_one(tmp_path: Path) -> N
     """
     hosts = "-np 2 -H localhost:1,127.0.0.1:1"
     launch = f"{sys.executable} -m trainkit launch {hosts} --"
-    wish = {"options": {"replicas": 1}, "copies": 1, "commit": 3, "waits_for": 2, "pace_s": 0.0}
-    (end, *_) = start(tmp_path / "undisturbed", launch, **wish).ends.values()
-    ended = start(tmp_path / "lost", launch, dies=[1, 20], host_dies=True, **wish)
+    settings = {"options": {"replicas": 1}, "copies": 1, "commit": 3, "waits_for": 2, "pace_s": 0.0}
+    (end, *_) = start(tmp_path / "undisturbed", launch, **settings).ends.values()
+    ended = start(tmp_path / "lost", launch, dies=[1, 20], host_dies=True, **settings)
     assert ended.code == 0, ended.text
     assert ended.sizes == [2, 2], ended.text
     resumed = "Resumed from the memory of peers at step 18: "

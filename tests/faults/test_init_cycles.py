@@ -47,7 +47,7 @@ class Ranks:
 
     def start(self, work: str, rank: int, size: int, scope: str = "g1.") -> subprocess.Popen[str]:
         """Start a rank of this host."""
-        seat = {
+        assignment = {
             "RANK": rank,
             "SIZE": size,
             "LOCAL_RANK": rank,
@@ -66,7 +66,7 @@ class Ranks:
             "HOSTNAME": "localhost",
             "RENDEZVOUS_SCOPE": scope,
         }
-        env = {f"HOROVOD_{name}": str(value) for name, value in (seat | where | how).items()}
+        env = {f"HOROVOD_{name}": str(value) for name, value in (assignment | where | how).items()}
         command = [sys.executable, str(RANK), *work.split()]
         process = subprocess.Popen(command, env=os.environ | env, stdout=subprocess.PIPE, text=True)
         self._started.append(process)
@@ -131,17 +131,17 @@ def test_float16_is_summed_exactly(shift: int, tmp_path: Path) -> None:
     assert [facts["different"] for facts in said(done.out)] == [0, 0]
 
 
-def check_outlived(facts: Any, seat: list[int]) -> None:
-    """Assert the errors that a survivor got after its peer's death, and its next seat."""
+def check_outlived(facts: Any, assignment: list[int]) -> None:
+    """Assert the errors that a survivor got after its peer's death, and its next rank."""
     assert (facts["waiting"], facts["later"]) == ("HorovodInternalError", "HorovodInternalError")
     assert facts["later_ms"] < 5000  # no time limit is waited for: Gloo's is 30 s
     assert facts["shutdown_ms"] < 5000
-    assert facts["seat"] == seat
-    assert facts["ranks"] == seat[1]
+    assert facts["rank"] == assignment
+    assert facts["ranks"] == assignment[1]
 
 
 @pytest.mark.parametrize(("survivors", "victim"), [([0], 1), ([1], 0), ([0, 1], 2), ([1, 2], 0)])
-def test_survivors_of_a_killed_peer_start_anew(
+def test_survivors_of_a_killed_peer_start_again(
     survivors: list[int], victim: int, ranks: Ranks
 ) -> None:
     """A rank blocked on a killed peer gets an error at once, shuts down,
@@ -155,11 +155,11 @@ def test_survivors_of_a_killed_peer_start_anew(
     assert [first_line(process) for process in processes.values()] == size * [{"ready": True}]
     processes[victim].kill()
     for rank in survivors:
-        check_outlived(first_line(processes[rank]), seat=[0, 1, 0, 1])
+        check_outlived(first_line(processes[rank]), assignment=[0, 1, 0, 1])
         assert processes[rank].wait(20) == 0
 
 
-def test_survivor_goes_on_with_a_newcomer(ranks: Ranks) -> None:
+def test_survivor_continues_with_a_newcomer(ranks: Ranks) -> None:
     """Rank 1 outlives rank 0, becomes rank 0 itself in the same process,
     and adds with a process that has just begun.
     """
@@ -167,7 +167,7 @@ def test_survivor_goes_on_with_a_newcomer(ranks: Ranks) -> None:
     assert first_line(victim) == first_line(survivor) == {"ready": True}
     victim.kill()
     newcomer = ranks.start("wait", 1, 2, scope="g2.")
-    check_outlived(first_line(survivor), seat=[0, 2, 0, 2])
+    check_outlived(first_line(survivor), assignment=[0, 2, 0, 2])
     assert first_line(newcomer) == {"ready": True}
 
 
@@ -184,7 +184,7 @@ def test_no_moment_of_a_death_hangs_the_survivor(ranks: Ranks) -> None:
         ]
         assert [first_line(process) for process in pair] == 2 * [{"ready": True}]
         pair[0].kill()
-        check_outlived(first_line(pair[1]), seat=[0, 1, 0, 1])
+        check_outlived(first_line(pair[1]), assignment=[0, 1, 0, 1])
 
 
 def test_refused_init_is_an_error_and_can_be_tried_again(ranks: Ranks) -> None:

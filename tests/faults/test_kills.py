@@ -145,13 +145,13 @@ def test_a_signal_on_any_rank_ends_all_with_a_checkpoint(
         pairs.signal(number, rank, workers=rank is None)
         assert pairs.codes() == [75, 75]
         assert time.monotonic() - asked < 30  # Slurm's and Kubernetes' usual grace
-        told = (tmp_path / "asked.rank0.log").read_text()
+        log = (tmp_path / "asked.rank0.log").read_text()
         found = re.search(
             rf"{number.name} on rank {rank or 0}.*: the run ended after step (\d+); to resume:"
             r" ckpt_path=last",
-            told,
+            log,
         )
-        assert found, told
+        assert found, log
         assert verify(newest(tmp_path / "asked"))["global_step"] == int(found[1])
         pairs.start(tmp_path / "asked", 60)
         assert pairs.codes() == [0, 0]
@@ -164,10 +164,10 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
         pairs.start(tmp_path / "run", 30)
         wait_for(
             lambda: len(list((tmp_path / "run").glob("stuck*"))) == 2,
-            "the step that takes for ever",
+            "the step that takes forever",
         )
         pairs.signal(signal.SIGTERM)
-        time.sleep(1.5)  # what follows within a second is the same wish
+        time.sleep(1.5)  # what follows within a second is the same request
         assert pairs.alive()
         pairs.signal(signal.SIGTERM)
         assert pairs.codes() == [-15, -15]
@@ -181,9 +181,9 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     with Pairs(JOB_FILE_LIMIT_FROM_STEP="7", JOB_WIDTH="5000") as pairs:
         pairs.start(tmp_path / "run", 14)
         assert pairs.codes() == [0, 0]
-    told = (tmp_path / "run.rank0.log").read_text()
-    assert re.search(r"step=9 was NOT written: .*\. Training continues\.", told)
-    assert re.search(r"Checkpoints that were NOT written: .*step=9.*step=12", told)
+    log = (tmp_path / "run.rank0.log").read_text()
+    assert re.search(r"step=9 was NOT written: .*\. Training continues\.", log)
+    assert re.search(r"Checkpoints that were NOT written: .*step=9.*step=12", log)
     assert drafts(tmp_path / "run") == []
     # that of step 6 may still be on its way at step 7
     assert verify(newest(tmp_path / "run"))["global_step"] in (5, 6)

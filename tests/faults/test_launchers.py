@@ -127,7 +127,7 @@ def test_a_job_that_is_asked_to_end_leaves_a_checkpoint(
         assert_same_run(whole, tmp_path / "run")
 
 
-def test_torchruns_restart_goes_on(tmp_path: Path) -> None:
+def test_torchruns_restart_resumes(tmp_path: Path) -> None:
     """Under torchrun --max-restarts a rank that dies is restarted with the others,
     from the last checkpoint.
     """

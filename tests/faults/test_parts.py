@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_on_one_rank(
     tmp_path: Path, undisturbed: dict[str, torch.Tensor]
 ) -> None:
     """Checkpoints that rank 1 cannot write are reported and left out;
-    training goes on, and the next ones are whole.
+    training continues, and the next ones are whole.
     """
     text = finish(start(tmp_path, "full"))
     checkpoints = tmp_path / "run" / "checkpoints"

@@ -210,11 +210,11 @@ class Driver:
     """Stands in for the elastic driver, which collects the addresses of workers."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.received: list[Any] = []
 
     def register_worker_server(self, *facts: Any) -> None:
         """Note what came."""
-        self.told.append(facts)
+        self.received.append(facts)
 
 
 def test_elastic_handler_unpickles_nothing_of_a_stranger(secret: str, tmp_path: Path) -> None:
@@ -230,11 +230,11 @@ def test_elastic_handler_unpickles_nothing_of_a_stranger(secret: str, tmp_path: 
             if method == "PUT":
                 assert answer(method, f"http://127.0.0.1:{port}{target}", sent, given) == 403
         assert not (tmp_path / "was-run").exists()
-        assert driver.told == []
+        assert driver.received == []
         http_client.put_data_into_kvstore(
             "127.0.0.1", port, "worker_addresses", "localhost:0", ({"lo": []}, b"key")
         )
-        assert driver.told == [("localhost", 0, {"lo": []}, b"key")]
+        assert driver.received == [("localhost", 0, {"lo": []}, b"key")]
     finally:
         server.stop()
 

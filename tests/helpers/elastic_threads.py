@@ -53,7 +53,7 @@ class Job:
         self._threads: list[threading.Thread] = []
         self._alive: list[str] = []
         self._waiting: dict[str, int] = {}
-        self._seats: dict[str, tuple[_Generation, int]] = {}
+        self._assignments: dict[str, tuple[_Generation, int]] = {}
         self._old_rank: dict[str, int] = {}
         self.sizes: list[int] = []
         self.results: dict[str, Any] = {}
@@ -89,27 +89,27 @@ class Job:
         finally:
             with self._changed:
                 self._alive.remove(worker)
-                seat = self._seats.pop(worker, None)
-                if seat is not None and worker in self.errors:
-                    seat[0].break_off()
+                assignment = self._assignments.pop(worker, None)
+                if assignment is not None and worker in self.errors:
+                    assignment[0].break_off()
                 self._form()
 
     def join(self, worker: str, commit: int) -> tuple[_Generation, int]:
         """Wait for a place among the living workers."""
         with self._changed:
-            self._seats.pop(worker, None)
+            self._assignments.pop(worker, None)
             self._waiting[worker] = commit
             self._changed.notify_all()
             self._form()
-            assert self._changed.wait_for(lambda: worker in self._seats, _PATIENCE_S), (
+            assert self._changed.wait_for(lambda: worker in self._assignments, _PATIENCE_S), (
                 "the others do not come"
             )
-            return self._seats[worker]
+            return self._assignments[worker]
 
     @property
-    def seated(self) -> set[str]:
+    def assigned(self) -> set[str]:
         """Those that have a place now."""
-        return set(self._seats)
+        return set(self._assignments)
 
     def wanted(self) -> bool:
         """Whether a worker waits for the others."""
@@ -122,14 +122,14 @@ class Job:
             assert self._changed.wait_for(self.wanted, _PATIENCE_S), f"{worker} does not come"
 
     def _form(self) -> None:
-        running = [worker for worker in self._alive if worker in self._seats]
+        running = [worker for worker in self._alive if worker in self._assignments]
         if running or not self._waiting or (not self.sizes and len(self._waiting) < self.first):
             return
         order = sorted(
             self._waiting, key=lambda w: (-self._waiting[w], self._old_rank.get(w, 99), w)
         )
         generation = _Generation(len(order))
-        self._seats = {worker: (generation, rank) for rank, worker in enumerate(order)}
+        self._assignments = {worker: (generation, rank) for rank, worker in enumerate(order)}
         self._old_rank = {worker: rank for rank, worker in enumerate(order)}
         self._waiting = {}
         self.sizes.append(len(order))

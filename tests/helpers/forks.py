@@ -295,7 +295,7 @@ def _run() -> int:
 
 def _forget(module: str) -> None:
     """Let a module that is run as `__main__` be imported once more by its name;
-    nobody warns of that at a real start.
+    a real start does not warn of that.
     """
     path = getattr(sys.modules.get(module), "__path__", None)
     sys.modules.pop(module if path is None else f"{module}.__main__", None)

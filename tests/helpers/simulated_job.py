@@ -68,8 +68,8 @@ class Simulated:
     ) -> None:
         """Workers come to join."""
         for name in names:
-            seat = self.seat(name)
-            own = (seat.generation if seat else 0) if generation is None else generation
+            assignment = self.assignment(name)
+            own = (assignment.generation if assignment else 0) if generation is None else generation
             of_replica = self.replica_size, is_whole, copies
             self._obey(self.state_machine.joined(self.now, name, commit, own, *of_replica))
 
@@ -84,7 +84,7 @@ class Simulated:
         """Workers beat; returns the replies."""
         replies = []
         for name in names:
-            seat = self.seat(name)
+            assignment = self.assignment(name)
             said = {
                 "step": step,
                 "progress": step,
@@ -94,7 +94,9 @@ class Simulated:
             }
             self._obey(
                 self.state_machine.beat(
-                    self.now, name, said | {"generation": seat.generation if seat else 0}
+                    self.now,
+                    name,
+                    said | {"generation": assignment.generation if assignment else 0},
                 )
             )
             replies.append(self.state_machine.reply(name))
@@ -110,9 +112,9 @@ class Simulated:
         """Horovodrun gets a signal."""
         self._obey(self.state_machine.signalled(self.now, number))
 
-    def unseated(self) -> None:
-        """A worker calls hvd.init() without a seat."""
-        self._obey(self.state_machine.unseated(self.now))
+    def unassigned(self) -> None:
+        """A worker calls hvd.init() without a rank."""
+        self._obey(self.state_machine.unassigned(self.now))
 
     def wait(self, seconds: float) -> None:
         """Let time pass, in steps of at most a second."""
@@ -128,15 +130,17 @@ class Simulated:
 
     # ---- what is known
 
-    def seat(self, name: str) -> RankAssignment | None:
-        """Return a worker's seat."""
+    def assignment(self, name: str) -> RankAssignment | None:
+        """Return a worker's rank."""
         worker = self.state_machine.job.workers.get(name)
-        return worker.seat if worker else None
+        return worker.assignment if worker else None
 
-    def seats(self) -> list[str]:
+    def assignments(self) -> list[str]:
         """Return the running ones by rank."""
         workers = self.state_machine.job.workers.values()
-        running = [(w.seat.rank, w.name) for w in workers if w.phase == "running" and w.seat]
+        running = [
+            (w.assignment.rank, w.name) for w in workers if w.phase == "running" and w.assignment
+        ]
         return [name for _, name in sorted(running)]
 
     @property
@@ -148,7 +152,7 @@ class Simulated:
         """Whether a worker is requested to join."""
         worker = self.state_machine.job.workers[name]
         return self.state_machine.reply(name)["wanted"] > (
-            worker.seat.generation if worker.seat else 0
+            worker.assignment.generation if worker.assignment else 0
         )
 
     def _obey(self, decisions: list[Decision]) -> None:
@@ -181,30 +185,36 @@ class Simulated:
             return
         assert job.generation == self._formed + 1
         self._formed = job.generation
-        crew = sorted(
-            (w for w in job.workers.values() if w.phase == "running"), key=lambda w: w.seat.rank
+        workers = sorted(
+            (w for w in job.workers.values() if w.phase == "running"),
+            key=lambda w: w.assignment.rank,
         )  # type: ignore[union-attr]
-        seats = [w.seat for w in crew if w.seat is not None]
+        assignments = [w.assignment for w in workers if w.assignment is not None]
         least = 1 if job.is_ending else self.rules.min_np if self._formed > 1 else self.rules.np
-        assert least <= len(seats) <= self.rules.most
-        assert {seat.generation for seat in seats} == {job.generation}, (
-            "nobody runs beside a generation"
+        assert least <= len(assignments) <= self.rules.most
+        assert {assignment.generation for assignment in assignments} == {job.generation}, (
+            "no worker runs beside a generation"
         )
-        assert [seat.rank for seat in seats] == list(range(len(seats)))
-        assert {seat.size for seat in seats} == {len(seats)}
-        candidates = crew + [
+        assert [assignment.rank for assignment in assignments] == list(range(len(assignments)))
+        assert {assignment.size for assignment in assignments} == {len(assignments)}
+        candidates = workers + [
             w
             for w in job.workers.values()
-            if w.phase == "waiting" and not (job.is_ending and w.seat is None)
+            if w.phase == "waiting" and not (job.is_ending and w.assignment is None)
         ]
-        assert crew[0].commit == max(w.commit for w in candidates), "rank 0 has the newest state"
+        assert workers[0].commit == max(w.commit for w in candidates), "rank 0 has the newest state"
         by_host = {
-            host: [w.seat for w in crew if w.host == host] for host in {w.host for w in crew}
+            host: [w.assignment for w in workers if w.host == host]
+            for host in {w.host for w in workers}
         }
         for own in by_host.values():
-            assert [seat.local_rank for seat in own if seat] == list(range(len(own)))
-            assert {seat.local_size for seat in own if seat} == {len(own)}
-        for local_rank in {seat.local_rank for seat in seats}:
-            peers = [seat for seat in seats if seat.local_rank == local_rank]
-            assert sorted(seat.cross_rank for seat in peers) == list(range(len(peers)))
-            assert {seat.cross_size for seat in peers} == {len(peers)}
+            assert [assignment.local_rank for assignment in own if assignment] == list(
+                range(len(own))
+            )
+            assert {assignment.local_size for assignment in own if assignment} == {len(own)}
+        for local_rank in {assignment.local_rank for assignment in assignments}:
+            peers = [
+                assignment for assignment in assignments if assignment.local_rank == local_rank
+            ]
+            assert sorted(assignment.cross_rank for assignment in peers) == list(range(len(peers)))
+            assert {assignment.cross_size for assignment in peers} == {len(peers)}

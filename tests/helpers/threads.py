@@ -10,7 +10,7 @@ nothing.
 Ranks run in `without_collections`: torch.get_rng_state makes a Python object while it holds the
 generator's lock. Up to Python 3.11 this can start a collection of cycles, which runs Python code
 (gc.callbacks, finalizers) and so may hand the interpreter's lock to another rank, which blocks on
-the generator's lock for ever.
+the generator's lock forever.
 """
 
 from __future__ import annotations

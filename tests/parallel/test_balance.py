@@ -62,7 +62,7 @@ keep_found(read_launcher().rank, found)
 
 
 @pytest.mark.parametrize("engine", ["horovod", "ddp"])
-def test_ranks_are_dealt_by_speed_and_resumed_alike(
+def test_ranks_have_shares_by_speed_and_resume_alike(
     engine: str, command: Command, tmp_path: Path
 ) -> None:
     """12 of 16 samples for the rank that is three times as fast; a run that resumes ends bit for

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.parallel
 DATA = "import torch; x = torch.randn(32, 3); x[13, 1] = float('nan'); torch.save(x, 'data.pt')"
 
 
-@pytest.mark.parametrize("stop", [False, True], ids=["goes on", "stops"])
+@pytest.mark.parametrize("stop", [False, True], ids=["continues", "stops"])
 @pytest.mark.parametrize(
     "launcher",
     ["horovodrun --gloo -np 2 python -m trainkit", "torchrun --nproc-per-node 2 -m trainkit"],
     ids=["horovod", "ddp"],
 )
-def test_the_step_of_one_rank_is_found_again(launcher: str, stop: bool, command: Command) -> None:
+def test_the_step_of_one_rank_is_repeated(launcher: str, stop: bool, command: Command) -> None:
     """Two microbatches a rank: the sound one's loss, with its dropout, is equal bit for bit;
     the sample is named.
     """

@@ -193,7 +193,7 @@ def test_no_thread_of_a_group_lives_to_the_end(start: str, runs: Runs) -> None:
     ("scenario", "source", "start"),
     [(name, *pair) for name, pair in product(SCENARIOS, GOES_ON) if has_case(name, *pair)],
 )
-def test_a_checkpoint_goes_on_at_any_engine_and_number_of_ranks(
+def test_a_checkpoint_resumes_at_any_engine_and_number_of_ranks(
     source: str, start: str, scenario: str, runs: Runs
 ) -> None:
     """Weights, optimizer state and averages are those of the run that never changed."""

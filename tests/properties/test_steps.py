@@ -95,7 +95,7 @@ counts = st.none() | st.integers(1, 6)
 
 
 @st.composite
-def dealt(draw: st.DrawFn) -> Case:
+def shared(draw: st.DrawFn) -> Case:
     """Runs over a data set, which trainkit shards over ranks."""
     ranks = draw(st.integers(1, 5))
     case = Case(
@@ -251,7 +251,7 @@ def epochs_of(steps: dict[tuple[int, int], list[int]]) -> list[list[list[int]]]:
 
 
 @few
-@given(case=dealt() | streamed())
+@given(case=shared() | streamed())
 def test_each_sample_is_trained_on_once_an_epoch(folder: Path, case: Case) -> None:
     """Over all ranks no sample comes twice, and only drop_last and limits leave any out."""
     for epoch, steps in enumerate(epochs_of(steps_of(fit(case, folder)))):
@@ -263,7 +263,7 @@ def test_each_sample_is_trained_on_once_an_epoch(folder: Path, case: Case) -> No
 
 
 @few
-@given(case=dealt() | streamed())
+@given(case=shared() | streamed())
 def test_a_gradient_is_that_of_the_whole_batch(folder: Path, case: Case) -> None:
     """All ranks have the gradient of the mean over all samples of the step,
     with the task's weights, to 1e-10.
@@ -292,7 +292,7 @@ def test_a_gradient_is_that_of_the_whole_batch(folder: Path, case: Case) -> None
 
 
 @few
-@given(case=dealt())
+@given(case=shared())
 def test_one_rank_goes_through_the_same_batches(folder: Path, case: Case) -> None:
     """Global batches are the same sets in the same order at any number of ranks,
     and end in the same weights.
@@ -313,7 +313,7 @@ def evaluate_on(case: Case, folder: Path, engine: ThreadEngine) -> Seen:
 
 
 @few
-@given(case=dealt() | streamed())
+@given(case=shared() | streamed())
 def test_evaluation_is_exact(folder: Path, case: Case) -> None:
     """Each sample is evaluated once, in spite of shuffle and drop_last,
     and all ranks know the mean over all of them.

@@ -79,7 +79,7 @@ def test_pbt_trains_on_with_a_better_trials_weights(
 
 
 def test_a_failed_trial_ends_alone(cluster: str, command: Command) -> None:
-    """Its error is in the table, the others go on, and the exit code says that one failed."""
+    """Its error is in the table, the others continue, and the exit code says that one failed."""
     line = (
         "python -m trainkit tune conf=mlp 'search.optimizer.lr=grid(0.05,1e9)' search.num_samples=1"
         " search.scheduler=none "

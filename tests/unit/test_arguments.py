@@ -84,7 +84,7 @@ def test_a_fitting_value_has_no_problem(annotation: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(("annotation", "value", "legal"), ILLEGAL)
-def test_a_misfit_says_what_is_legal(annotation: str, value: object, legal: str) -> None:
+def test_a_mismatch_names_what_is_legal(annotation: str, value: object, legal: str) -> None:
     """A value outside its annotation gets the legal range in words."""
     assert problem(annotation, value) == legal
 

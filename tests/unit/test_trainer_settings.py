@@ -352,11 +352,11 @@ def test_a_setting_without_effect_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("wish", "device", "laid_out"),
+    ("channels_last", "device", "laid_out"),
     [("auto", "cpu", False), ("auto", "cuda", True), (True, "cpu", True)],
 )
 def test_channels_last_is_for_gpus_where_it_is_left_to_trainkit(
-    wish: Any, device: str, laid_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    channels_last: Any, device: str, laid_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`auto` uses the layout on a GPU, where it is faster; true uses it anywhere."""
 
@@ -377,8 +377,8 @@ def test_channels_last_is_for_gpus_where_it_is_left_to_trainkit(
 
     layouts: list[Any] = []
     data = DataLoader(TensorDataset(torch.ones(4, 3, 2, 2), torch.ones(4, 1)), 4)
-    quiet(tmp_path, max_steps=1, channels_last=wish).fit(Image(), data)
-    here = wish is True
+    quiet(tmp_path, max_steps=1, channels_last=channels_last).fit(Image(), data)
+    here = channels_last is True
     assert layouts == [(here, here), laid_out]
 
 

@@ -61,7 +61,7 @@ def _guarded(work: Callable[[], object], launcher: Launcher) -> int:
     except KeyboardInterrupt:
         return 130
     except JobEnded as error:
-        return fail(error, launcher, "" if error.is_told else str(error), error.exit_code)
+        return fail(error, launcher, "" if error.is_reported else str(error), error.exit_code)
     except TrainkitError as error:
         return fail(error, launcher, str(error), error.exit_code)
     except Exception as error:

@@ -104,7 +104,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     is_prose = isinstance(error, TrainkitError) and os.environ.get(FULL) != "full"
     text = _sentence(error, trace) if is_prose else text_of(error)
     launcher = read_launcher()
-    if isinstance(error, JobEnded) and error.is_told:
+    if isinstance(error, JobEnded) and error.is_reported:
         return
     if launcher.world_size > 1:
         print_once(text, launcher)

@@ -64,7 +64,7 @@ def a_signal_leaves_a_checkpoint(cell: Cell) -> str:
     stopped = cell.attempt(replace(fit, kill_after=5, terminate_on=0))
     done = len(stopped.first.get("seen", ()))
     if done > 20:
-        raise FailsError(f"the run went on for {done} of 32 updates")
+        raise FailsError(f"the run continued for {done} of 32 updates")
     try:
         resumed = cell.fit(replace(fit, resume=True), stopped)
     except Exception as error:
@@ -84,7 +84,7 @@ def a_signal_to_one_rank(cell: Cell) -> str:
     files = [p for p in (run.folder / "run").rglob("*") if p.is_file() and p.stat().st_size > 1000]
     done = len(run.first.get("seen", ()))
     if done >= 16:
-        raise FailsError(f"the job went on to its end: {done} of 16 updates")
+        raise FailsError(f"the job continued to its end: {done} of 16 updates")
     if not files:
         raise FailsError("the job ended without a checkpoint")
     return "the job ended, with a checkpoint"

@@ -1,4 +1,4 @@
-"""Security: files that came from somebody else."""
+"""Security: files that came from others."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Trained(ComposerModel):
 
 
 class CountsEpochs(Callback):
-    """Tells the model how many epochs ended."""
+    """Counts for the model how many epochs ended."""
 
     def __init__(self, task: Trained) -> None:
         self.task = task

@@ -1,7 +1,7 @@
 """pytorch-ignite's engines, as https://docs.pytorch.org/ignite writes them (v0.5.5).
 
 A checkpoint of its DeterministicEngine has random states that torch.load takes with
-weights_only=False alone; one from somebody else is loaded as its page does, with weights_only.
+weights_only=False alone; one from others is loaded as its page does, with weights_only.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def fit(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_slower_rank_is_dealt_fewer_samples(
+def test_a_slower_rank_gets_fewer_samples(
     num_workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At once, within the epoch; each step keeps its samples and their order,
@@ -160,7 +160,7 @@ def test_a_rank_takes_no_more_than_its_memory_allows(tmp_path: Path) -> None:
     assert fit(tmp_path / "b", limited, max_epochs=2)[0].deals[-1][1] == (9, 7)
 
 
-def test_three_ranks_are_dealt_by_their_speeds(tmp_path: Path) -> None:
+def test_three_ranks_have_shares_by_their_speeds(tmp_path: Path) -> None:
     """The fastest of three takes half."""
     found = fit(tmp_path, {"every_n_steps": 2, "damping": 0.0}, (1.0, 2.0, 3.0), max_epochs=2)
     assert found[0].deals == [(2, (13, 7, 4))]
@@ -187,7 +187,7 @@ def test_a_resumed_run_deals_alike(at: int, damping: float, tmp_path: Path) -> N
     )
 
 
-def test_loaders_that_are_made_again_are_dealt_alike(tmp_path: Path) -> None:
+def test_loaders_that_are_made_again_are_split_alike(tmp_path: Path) -> None:
     """The shares outlive the feed (trainer.reload_dataloaders_every_n_epochs)."""
 
     class Data(DataModule):

@@ -197,7 +197,7 @@ def test_values_between_batches_reach_the_loggers_as_they_are(tmp_path: Path) ->
     assert [values["epoch/own"] for values in seen if "epoch/own" in values] == [10, 11]
 
 
-def test_several_validation_loaders_are_told_apart(tmp_path: Path) -> None:
+def test_several_validation_loaders_have_names_of_their_own(tmp_path: Path) -> None:
     """By number, and in the names of logged values."""
     model, optimizer = make()
     seen: list[int] = []
@@ -215,7 +215,7 @@ def test_several_validation_loaders_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_lost_worker_costs_no_sample(tmp_path: Path) -> None:
-    """The others' loops go on with the batches of the step taken again;
+    """The others' loops continue with the batches of the step taken again;
     the weights are those of an undisturbed run.
     """
     lock, book = threading.Lock(), dict[int, list[tuple[int, list[int]]]]()

@@ -25,7 +25,7 @@ def test_on_the_cpu_a_loss_is_there_at_once() -> None:
     assert losses.ready() == losses.drain() == []
 
 
-def test_of_a_step_that_is_taken_anew_the_last_attempt_counts() -> None:
+def test_of_a_step_that_is_taken_again_the_last_attempt_counts() -> None:
     """The losses of a failed attempt are discarded."""
     losses = AsyncLosses(torch.device("cpu"))
     losses.add(torch.tensor(9.0), 4)
@@ -77,7 +77,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> AsyncLosses:
     return AsyncLosses(torch.device("cuda"))
 
 
-def test_on_a_gpu_nobody_waits(on_gpu: AsyncLosses) -> None:
+def test_on_a_gpu_no_step_waits(on_gpu: AsyncLosses) -> None:
     """Losses are returned in order, as soon as their event has completed."""
     for step in range(3):
         on_gpu.add(torch.tensor(float(step)), 1)

@@ -134,7 +134,7 @@ def test_values_of_the_config_can_be_changed(
         ),
     ],
 )
-def test_a_mistake_in_the_command_is_told(
+def test_a_mistake_in_the_command_is_named(
     arguments: list[str], code: int, words: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each mistake ends with one sentence, and nothing is written."""

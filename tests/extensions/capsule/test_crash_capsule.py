@@ -293,7 +293,10 @@ def test_a_step_that_was_split_is_kept_as_it_was_taken(tmp_path: Path) -> None:
     capsule = read(tmp_path / "capsules" / "step=0-rank=0")
     assert [taken["num_samples"] for taken in capsule.step["microbatches"]] == [2, 2]
     assert capsule.about["microbatches"][1]["loss"] == "nan"
-    assert [told["samples"] for told in capsule.about["microbatches"]] == [[0, 1], [2, 3]]
+    assert [microbatch["samples"] for microbatch in capsule.about["microbatches"]] == [
+        [0, 1],
+        [2, 3],
+    ]
 
 
 def test_a_buffer_that_is_replaced_is_followed(tmp_path: Path) -> None:

@@ -188,7 +188,9 @@ def test_a_step_that_was_updated_takes_the_last_checkpoint(tmp_path: Path) -> No
     )
 
 
-def test_an_older_checkpoint_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_checkpoint_is_mentioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The number of steps in between is printed, and that losses differ."""
     settings = {"stop_on_nonfinite": False, "max_steps": 6, "assert_no_sync": False}
     folder = run(
@@ -451,7 +453,7 @@ def test_what_is_shown_names_all_of_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert 13 in about["microbatches"][0]["samples"] and about["microbatches"][0]["loss"] == "nan"
 
 
-def test_with_a_checkpoint_of_the_step_the_optimizer_goes_on(tmp_path: Path) -> None:
+def test_with_a_checkpoint_of_the_step_the_optimizer_continues(tmp_path: Path) -> None:
     """Momentum is the checkpoint's: the update leads to the run's next weights bit for bit."""
     after: list[Tensor] = []
 

@@ -44,7 +44,7 @@ def run(
 FLAT = [1.0, 1.1, 0.9, 1.0, 1.05, 0.95]
 
 
-def test_a_leap_is_told_once_with_step_values_and_samples(
+def test_a_leap_is_reported_once_with_step_values_and_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Step, loss, usual loss and the data set's indices are reported, and the run continues."""
@@ -61,7 +61,7 @@ def test_a_leap_is_told_once_with_step_values_and_samples(
     assert out.count("spike") == 1
 
 
-def test_of_spikes_in_a_row_the_first_is_told(
+def test_of_spikes_in_a_row_the_first_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All spikes are recorded; a series as long as the window becomes the baseline."""

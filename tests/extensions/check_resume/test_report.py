@@ -28,7 +28,7 @@ def test_logged_values_are_compared_as_text() -> None:
 
 
 @pytest.mark.parametrize("losses", [("0.5",), ("0.5", "0.2", "0.2")])
-def test_rows_too_few_or_too_many_are_told(losses: tuple[str, ...]) -> None:
+def test_rows_too_few_or_too_many_are_refused(losses: tuple[str, ...]) -> None:
     """A row that was lost, or written twice, is a difference."""
     assert (
         logged_values(table("0.5", "0.2"), table(*losses), 1, False).first
@@ -62,7 +62,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(
-    ("second", "told"),
+    ("second", "first"),
     [
         (notes((2, [2, 3], ["c", "d"])), None),
         (
@@ -77,12 +77,12 @@ WHOLE = [
     ],
 )
 def test_each_rank_must_train_on_the_same_samples(
-    second: list[dict[str, Any]], told: str | None
+    second: list[dict[str, Any]], first: str | None
 ) -> None:
     """Steps after the kill are compared rank by rank:
     other indices, other data and a missing record are reported.
     """
-    assert samples(WHOLE, [notes((2, [0, 1], ["a", "b"])), second], False).first == told
+    assert samples(WHOLE, [notes((2, [0, 1], ["a", "b"])), second], False).first == first
 
 
 @pytest.mark.parametrize(("indices", "is_equal"), [([3, 1, 0, 2], True), ([3, 1, 0, 0], False)])

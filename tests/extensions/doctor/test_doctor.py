@@ -53,7 +53,7 @@ def test_good_software_has_no_trouble() -> None:
         ),
     ],
 )
-def test_bad_torch_is_told(torch: Torch, name: str, says: str) -> None:
+def test_bad_torch_is_reported(torch: Torch, name: str, says: str) -> None:
     """It is missing or broken, too old, or does not fit torchvision."""
     found = troubles(software.look(torch))[name]
     assert found.status == "wrong" and says in found.why and "pip install" in found.remedy
@@ -82,14 +82,14 @@ def test_a_torch_that_crashes_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> N
     assert "exit code 3" in ask().errors["torch"]
 
 
-def test_no_horovod_is_told_with_what_its_build_lacks() -> None:
+def test_no_horovod_is_reported_with_what_its_build_lacks() -> None:
     """And the command that builds it."""
     found = troubles(horovod.look(None, GOOD, MACHINE))
     assert found["installed"].remedy == "python -m trainkit horovod install"
     assert found["to build it"].value == "missing: g++, make"
 
 
-def test_a_horovod_that_does_not_fit_is_told() -> None:
+def test_a_horovod_that_does_not_fit_is_reported() -> None:
     """Built for another torch; or without NCCL on a host with GPUs."""
     other = Installed(edited_version(), "2.14.0", ("gloo",), None)
     found = troubles(horovod.look(other, GOOD, MACHINE))
@@ -109,7 +109,7 @@ def test_without_torch_nothing_is_said_of_what_was_built_for_it() -> None:
     assert list(troubles(software.look(Torch(errors={"torch": "broken"})))) == ["torch"]
 
 
-def test_a_horovodrun_that_the_shell_does_not_find_is_told() -> None:
+def test_a_horovodrun_that_the_shell_does_not_find_is_reported() -> None:
     """The shell finds none, or another environment's:
     the README's commands would not run this one.
     """
@@ -171,7 +171,7 @@ class Nvml:
         (Nvml(slow=32), {"GPU 0 clock"}),
     ],
 )
-def test_a_gpu_that_is_not_free_is_told(
+def test_a_gpu_that_is_not_free_is_reported(
     monkeypatch: pytest.MonkeyPatch, nvml: Nvml, names: set[str]
 ) -> None:
     """Its memory is used, its compute mode is prohibited, or it is throttled."""
@@ -182,7 +182,7 @@ def test_a_gpu_that_is_not_free_is_told(
 
 def test_a_gpu_that_reports_no_memory_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GB200, and a GPU that is split into instances, do not say how much there is: the doctor
-    goes on, to its mode.
+    continues with its mode.
     """
 
     class Silent(Nvml):
@@ -203,7 +203,7 @@ def test_a_gpu_that_reports_no_memory_is_listed(monkeypatch: pytest.MonkeyPatch)
         (Torch(torch="2.15.0", cuda="13.2"), "", "hides all 1"),
     ],
 )
-def test_a_gpu_that_torch_does_not_see_is_told(
+def test_a_gpu_that_torch_does_not_see_is_reported(
     monkeypatch: pytest.MonkeyPatch, torch: Torch, hidden: str | None, says: str
 ) -> None:
     """And why."""
@@ -214,7 +214,7 @@ def test_a_gpu_that_torch_does_not_see_is_told(
     assert says in troubles(gpus.look(torch))["torch sees"].why
 
 
-def test_a_gpu_that_nobody_reads_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_gpu_that_no_rank_uses_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without nvidia-ml-py the driver's device files show it."""
     monkeypatch.setattr(gpus, "_nvml", lambda: None)
     monkeypatch.setattr(gpus, "_DEVICES", tmp_path)
@@ -236,7 +236,7 @@ def test_no_gpu_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
 Usage = namedtuple("Usage", "total used free")
 
 
-def test_small_limits_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_small_limits_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Shared memory of a container, open files, a full disk, a quota of cores."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(64 << 20, 0, 64 << 20))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
@@ -257,13 +257,13 @@ def test_small_limits_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert "limits.conf" in host._open_files((1024, 2048)).remedy
 
 
-def test_few_cores_for_many_gpus_are_told() -> None:
+def test_few_cores_for_many_gpus_are_reported() -> None:
     """Loading would hold the GPUs up."""
     assert host._workers(8, 8).status == "warning"
     assert "data.num_workers=3 suits 2 ranks" in host._workers(8, 2).value
 
 
-def test_what_a_launcher_left_is_told() -> None:
+def test_what_a_launcher_left_is_reported() -> None:
     """A shell with RANK set would count as a rank; secrets are not shown."""
     left = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4"}
     found = list(
@@ -278,7 +278,7 @@ def test_what_a_launcher_left_is_told() -> None:
     )
     assert "rank 1 of 4, started by torchrun" in troubles(found)["launcher's variables"].why
     assert "launcher's variables" not in troubles(network.look({"RANK": "1", "WORLD_SIZE": "4"})), (
-        "nobody reads these alone"
+        "these are read with others"
     )
     (variables,) = [f.value for f in found if f.name == "variables"]
     assert "NCCL_DEBUG=INFO" in variables and "abc" not in variables
@@ -295,7 +295,7 @@ def test_a_check_that_breaks_is_a_finding() -> None:
     assert [f.status for f in found] == ["ok", "warning"] and "no such device" in found[1].value
 
 
-def test_two_ranks_that_cannot_add_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_that_cannot_add_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The finding has their output."""
     monkeypatch.setattr(sums, "_SCRIPT", "raise RuntimeError('no route to host')")
     (found,) = sums.look("torchrun", "remedy it")

@@ -354,7 +354,7 @@ def test_what_rank_0_alone_knows_passes_to_the_next_rank_0(tmp_path: Path) -> No
     assert [b.item() for b in best.loaded] == [4.0]
 
 
-def test_a_dealt_stream_continues_exactly(tmp_path: Path) -> None:
+def test_a_shared_stream_continues_exactly(tmp_path: Path) -> None:
     """The batches of a lost rank are dealt to the others: each sample once."""
     _, book, _, _ = run(tmp_path, "abc", {("b", 2): lambda job: kill()}, stream=list)
     check_exactly_once(book, 48)
@@ -451,13 +451,13 @@ class Prepared(DataModule):
     def prepare_data(self) -> None:
         """Note it."""
         self.book.append(
-            (self.engine.worker, "prepare", self.engine.worker in self.engine.job.seated)
+            (self.engine.worker, "prepare", self.engine.worker in self.engine.job.assigned)
         )
 
     def setup(self, stage: str) -> None:
         """Note it."""
         self.book.append(
-            (self.engine.worker, "setup", self.engine.worker in self.engine.job.seated)
+            (self.engine.worker, "setup", self.engine.worker in self.engine.job.assigned)
         )
 
     def train_dataloader(self) -> Any:
@@ -515,14 +515,14 @@ class Told(Numbers):
     def setup(self, stage: str) -> None:
         """Note it."""
         self.book.append(
-            (self.engine.worker, "setup", self.engine.worker in self.engine.job.seated)
+            (self.engine.worker, "setup", self.engine.worker in self.engine.job.assigned)
         )
 
     def configure_optimizers(self) -> Any:
         """Note it."""
         assert self.trainer.estimated_stepping_batches == 2 * -(-SAMPLES // 8)
         self.book.append(
-            (self.engine.worker, "optimizers", self.engine.worker in self.engine.job.seated)
+            (self.engine.worker, "optimizers", self.engine.worker in self.engine.job.assigned)
         )
         optimizer = torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
         return [optimizer], [

@@ -1,4 +1,4 @@
-"""A worker's side of an elastic job: seats, heartbeats, and a driver that is gone."""
+"""A worker's side of an elastic job: ranks, heartbeats, and a driver that is gone."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_seat_sets_horovods_variables() -> None:
+def test_a_rank_sets_horovods_variables() -> None:
     """All that hvd.init() reads, and the generation as the scope of its keys."""
     assert SEAT.environment() == {
         "HOROVOD_RANK": "1",
@@ -110,15 +110,15 @@ def test_an_incomplete_environment_is_named() -> None:
         Membership.of({"TRAINKIT_WORKER": "node1/0#1"})
 
 
-def test_join_asks_until_there_is_a_seat(driver: Driver) -> None:
+def test_join_asks_until_there_is_a_rank(driver: Driver) -> None:
     """ "wait" means to ask again; the request has the newest commit and the last generation."""
-    driver.answers = [{"answer": "wait"}, {"answer": "wait"}, {"answer": "seat"} | vars(SEAT)]
+    driver.answers = [{"answer": "wait"}, {"answer": "wait"}, {"answer": "rank"} | vars(SEAT)]
     m = driver.member()
     assert m.join(7) == SEAT and m.generation == 3
     alone = {"replica_size": 1, "is_whole": True, "copies": 0}
     asked = {"worker": "node1/0#1", "commit": 7, "generation": 0} | alone
     assert driver.joins == [asked] * 3
-    driver.answers = [{"answer": "seat"} | vars(SEAT) | {"generation": 4}]
+    driver.answers = [{"answer": "rank"} | vars(SEAT) | {"generation": 4}]
     m.join(9)
     assert driver.joins[-1] == asked | {"commit": 9, "generation": 3}
 
@@ -131,7 +131,7 @@ def test_a_worker_that_is_not_needed_ends_with_0(driver: Driver) -> None:
     assert caught.value.code == 0 and caught.value.text == "slot 0 of node1 was removed"
 
 
-def test_a_worker_of_a_job_that_is_over_is_told_why(driver: Driver) -> None:
+def test_a_worker_of_a_job_that_is_over_hears_why(driver: Driver) -> None:
     """JobEnded is an error."""
     driver.answers = [{"answer": "end", "why": "rank 1 ended with exit code 3"}]
     with pytest.raises(JobEnded, match="rank 1 ended with exit code 3"):
@@ -140,7 +140,7 @@ def test_a_worker_of_a_job_that_is_over_is_told_why(driver: Driver) -> None:
 
 def test_beats_tell_what_the_main_thread_does(driver: Driver) -> None:
     """Step, progress, what it waits for, and its stall limit."""
-    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.answers = [{"answer": "rank"} | vars(SEAT)]
     m = driver.member()
     m.join(0)
     m.step, m.progress, m.waiting, m.stall_s = 20, 41, "grads", 60.0
@@ -161,8 +161,8 @@ def test_a_newer_generation_is_wanted_until_it_is_there(driver: Driver) -> None:
     an old request is ignored.
     """
     driver.answers = [
-        {"answer": "seat"} | vars(SEAT),
-        {"answer": "seat"} | vars(SEAT) | {"generation": 4},
+        {"answer": "rank"} | vars(SEAT),
+        {"answer": "rank"} | vars(SEAT) | {"generation": 4},
     ]
     m = driver.member()
     m.join(0)
@@ -176,7 +176,7 @@ def test_a_newer_generation_is_wanted_until_it_is_there(driver: Driver) -> None:
 
 def test_a_request_for_stacks_calls_on_dump(driver: Driver) -> None:
     """From the beating thread: the main thread may hang."""
-    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.answers = [{"answer": "rank"} | vars(SEAT)]
     m = driver.member()
     threads: list[str] = []
     m.on_dump = lambda: threads.append(threading.current_thread().name)
@@ -189,7 +189,7 @@ def test_a_heartbeat_without_an_answer_is_followed_by_others(driver: Driver) -> 
     """A driver that is busy for 10 s answers "wait";
     the thread that reads it lives on, and obeys the next answer.
     """
-    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.answers = [{"answer": "rank"} | vars(SEAT)]
     driver.reply = {"answer": "wait"}
     m = driver.member()
     m.join(0)
@@ -206,7 +206,7 @@ def test_heartbeats_survive_what_fails_between_them(
     """As stacks that a full disk does not take:
     printed once, and the healthy worker does not become a silent one.
     """
-    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.answers = [{"answer": "rank"} | vars(SEAT)]
     driver.reply = {"wanted": 0, "dump": True, "why": "", "broken": False}
     dumps: list[int] = []
 
@@ -225,11 +225,11 @@ def test_heartbeats_survive_what_fails_between_them(
 
 def test_a_driver_that_is_gone_ends_the_job(driver: Driver) -> None:
     """With a silent driver, join is requested and raises the reason."""
-    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.answers = [{"answer": "rank"} | vars(SEAT)]
     m = driver.member()
     m.join(0)
     driver.server.close()
-    m.link = Link(("127.0.0.1", 1), SECRET)  # nobody listens there, as at a dead driver's port
+    m.link = Link(("127.0.0.1", 1), SECRET)  # no process listens there, as at a dead driver's port
     wait(lambda: m.wanted)
     with pytest.raises(JobEnded, match="could not be reached for 0.3 s .*it was killed"):
         m.join(1)
@@ -241,7 +241,7 @@ def test_a_process_that_was_stopped_itself_does_not_blame_the_driver(
     """Time without heartbeats is not time of failed heartbeats:
     SIGSTOP, or a main thread that blocks all others.
     """
-    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.answers = [{"answer": "rank"} | vars(SEAT)]
     monkeypatch.setattr(membership, "BEAT_S", 60.0)
     m = driver.member()
     m.join(0)
@@ -251,18 +251,18 @@ def test_a_process_that_was_stopped_itself_does_not_blame_the_driver(
 
 def test_a_driver_that_is_away_for_a_moment_is_asked_again(driver: Driver) -> None:
     """Failed connections are retried."""
-    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.answers = [{"answer": "rank"} | vars(SEAT)]
     m = driver.member()
     link, m.link = m.link, Link(("127.0.0.1", 1), SECRET)
     threading.Timer(0.1, setattr, (m, "link", link)).start()
     assert m.join(0) == SEAT
 
 
-def test_beats_go_on_after_the_driver_hung_up(
+def test_heartbeats_continue_after_the_driver_hung_up(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broken connection is reopened, and a failure long ago is no silence."""
-    driver.answers = [{"answer": "seat"} | vars(SEAT)]
+    driver.answers = [{"answer": "rank"} | vars(SEAT)]
     m = driver.member()
     m.join(0)
     wait(lambda: len(driver.beats) > 2)
@@ -274,7 +274,7 @@ def test_beats_go_on_after_the_driver_hung_up(
     assert not m.wanted
 
 
-def test_a_wrong_secret_is_told(driver: Driver) -> None:
+def test_a_wrong_secret_is_refused(driver: Driver) -> None:
     """403 is no reason to ask for a minute."""
     with pytest.raises(JobEnded, match="403 Forbidden"):
         driver.member(secret="cd" * 32).join(0)

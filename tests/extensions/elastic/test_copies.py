@@ -373,11 +373,11 @@ def test_a_spare_that_gets_its_first_rank_later_resumes(
     """Started with the first ranks, it would begin the run again as a new rank 0; and one that was
     started after them, and is of the first ranks, has nothing to resume from.
     """
-    seat = RankAssignment(generation, 0, 2, 0, 1, 0, 2)
-    monkeypatch.setattr(Membership, "join", lambda *_: seat)
+    assignment = RankAssignment(generation, 0, 2, 0, 1, 0, 2)
+    monkeypatch.setattr(Membership, "join", lambda *_: assignment)
     monkeypatch.setenv("TRAINKIT_LATE", was_late)
     monkeypatch.setenv("TRAINKIT_WORKER", "a/0#1")
-    for name in seat.environment():
+    for name in assignment.environment():
         monkeypatch.setenv(name, "")
     ranks = elastic_ranks(read_launcher({}))
     assert ranks.joins_late is bool(was_late)

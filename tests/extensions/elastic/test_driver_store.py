@@ -107,7 +107,7 @@ def test_the_end_of_another_worker_leaves_the_meeting_of_a_generation_alone(
     wait_for(is_printed, "the end of rank 0 in the output", timeout_s=30)
 
 
-def test_a_worker_is_told_once_to_write_its_stacks(workers: Workers) -> None:
+def test_a_worker_is_asked_once_for_its_stacks(workers: Workers) -> None:
     """Its heartbeats are answered beside the loop, which hears of them later."""
     workers.await_start("node1/0#1")
     rank = Membership.of(workers.given["node1/0#1"])

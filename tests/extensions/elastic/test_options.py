@@ -176,7 +176,7 @@ def test_horovodrun_gets_no_driver_where_horovods_own_is_chosen(
         assert elastic.run_elastic is expected
 
 
-def test_workers_do_not_inherit_another_jobs_seat() -> None:
+def test_workers_do_not_inherit_another_jobs_rank() -> None:
     """A driver inside a worker of another job; and stock elastic mode stays off."""
     environ = {
         "HOROVOD_ELASTIC": "1",

@@ -52,7 +52,7 @@ def finished(
         process.send(number)
     code = ended.wait()
     output.drain(5)
-    process.send(signal.SIGKILL)  # it has ended: nobody else may be hit
+    process.send(signal.SIGKILL)  # it has ended: no other process may be hit
     reaper.close()
     return code
 
@@ -126,7 +126,7 @@ def test_a_screen_that_is_gone_stops_no_worker(monkeypatch: pytest.MonkeyPatch) 
     assert run("for i in 1 2 3; do echo line; done; exit 4") == 4
 
 
-def test_an_ssh_command_tells_nothing() -> None:
+def test_an_ssh_command_shows_nothing() -> None:
     """Options as horovodrun has them; environment and command are not there."""
     command = ssh_command("node2", 2222, "key", "go-1", "accept-new")
     assert command[:-1] == [

@@ -75,8 +75,8 @@ def test_a_generations_values_outlive_the_ranks_that_delete_theirs(server: Serve
 
 
 def test_a_value_without_a_generation_is_reported() -> None:
-    """A worker without a seat stores such values when it calls hvd.init();
-    trainkit's workers have a seat then.
+    """A worker without a rank stores such values when it calls hvd.init();
+    trainkit's workers have a rank then.
     """
     calls: list[str] = []
     server = Server(
@@ -84,14 +84,14 @@ def test_a_value_without_a_generation_is_reported() -> None:
         SECRET,
         lambda request: None,
         lambda request: None,
-        lambda: calls.append("unseated"),
+        lambda: calls.append("unassigned"),
     )
     ask(server, "PUT", "/g1.global/0", b"x")
     assert calls == []
     ask(server, "PUT", "/global/0", b"x", signature="cd" * 32)
     assert calls == [], "not signed by a worker of this job"
     ask(server, "PUT", "/global/0", b"x")
-    assert calls == ["unseated"]
+    assert calls == ["unassigned"]
     server.close()
 
 
@@ -106,7 +106,7 @@ def test_older_generations_are_forgotten(server: Server) -> None:
     ] == [None] * 2 + [b"x"] * 4
 
 
-def test_who_looks_for_a_rank_of_a_broken_generation_is_told_so(server: Server) -> None:
+def test_a_lookup_in_a_broken_generation_is_refused(server: Server) -> None:
     """410 for a value that will never come, instead of a search of 30 s;
     existing values can still be read.
     """

@@ -1,5 +1,5 @@
 """Replicas of an elastic job whose workers hold the weights together (engine=fsdp engine.replicas=N):
-they get seats together, and are lost and replaced together.
+they get ranks together, and are lost and replaced together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def started(hosts: dict[str, int] | None = None, **more: Any) -> Simulated:
     """Return a job of two replicas of two ranks that run: A and B, C and D."""
     job = Simulated(hosts or {"node1": 4}, replica_size=2, np=4, **{"min_np": 2} | more)
     job.join(*(start.worker for start in job.starts))
-    assert len(job.seats()) == 4
+    assert len(job.assignments()) == 4
     job.said.clear()
     return job
 
@@ -24,11 +24,11 @@ def started(hosts: dict[str, int] | None = None, **more: Any) -> Simulated:
 def test_a_lost_rank_takes_its_replica_with_it() -> None:
     """When C is killed, D is too; A and B continue at once, and two new workers are started."""
     job = started()
-    assert job.seats() == [A, B, C, D]
+    assert job.assignments() == [A, B, C, D]
     job.exit(C)
     assert job.sent == {D: [signal.SIGKILL]}
     job.join(A, B, commit=7)
-    assert job.seats() == [A, B]
+    assert job.assignments() == [A, B]
     assert "node1/2#2" in job.alive and "node1/3#2" not in job.alive  # D has not ended yet
     job.exit(D)
     assert "node1/3#2" in job.alive
@@ -45,12 +45,12 @@ def test_a_new_worker_waits_for_the_rest_of_its_replica() -> None:
     job.exit(C, D)
     job.join(A, B, commit=7)
     job.join("node1/3#2")
-    assert not job.wanted(A) and job.seats() == [A, B]
+    assert not job.wanted(A) and job.assignments() == [A, B]
     job.join("node1/2#2")
     assert job.wanted(A)
     job.join(B, commit=9)
     job.join(A, commit=9)
-    assert job.seats() == [A, B, "node1/3#2", "node1/2#2"]
+    assert job.assignments() == [A, B, "node1/3#2", "node1/2#2"]
 
 
 def test_the_replica_with_the_newest_commit_comes_first() -> None:
@@ -58,22 +58,22 @@ def test_the_replica_with_the_newest_commit_comes_first() -> None:
     job = started()
     for name, commit in ((A, 6), (B, 6), (D, 7), (C, 7)):
         job.join(name, commit=commit)
-    assert job.seats() == [C, D, A, B]
+    assert job.assignments() == [C, D, A, B]
 
 
 def test_a_rank_of_every_replica_is_lost() -> None:
-    """No whole replica is left: all ranks are replaced, and none of the old ones gets a seat."""
+    """No whole replica is left: all ranks are replaced, and none of the old ones gets a rank."""
     job = started()
     job.exit(A, D)
     assert job.sent == {B: [signal.SIGKILL], C: [signal.SIGKILL]}
     job.exit(B, C)
     new = [f"node1/{slot}#2" for slot in range(4)]
     job.join(*new)
-    assert job.seats() == new
+    assert job.assignments() == new
 
 
 def test_a_rank_that_waits_leaves_with_its_replica() -> None:
-    """A survivor that asks for a seat before the driver knows of the loss is answered to leave."""
+    """A survivor that asks for a rank before the driver knows of the loss is answered to leave."""
     job = started()
     job.join(D, commit=3)
     assert job.state_machine.answer(D) is None
@@ -90,7 +90,7 @@ def test_a_replica_that_cannot_work_together_is_replaced() -> None:
     answer = job.state_machine.answer(C)
     assert answer is not None and answer["answer"] == "leave"
     assert job.sent == {D: [signal.SIGKILL]}
-    assert job.seats() == [A, B]
+    assert job.assignments() == [A, B]
 
 
 def test_a_slot_that_is_removed_takes_its_replica() -> None:
@@ -101,23 +101,23 @@ def test_a_slot_that_is_removed_takes_its_replica() -> None:
     job.hosts({"node1": 3})
     assert job.wanted(A) and job.wanted(C) and not job.sent
     job.join(A, B, C, D, commit=4)
-    assert job.seats() == [A, B]
+    assert job.assignments() == [A, B]
     job.exit(C, D, code=0)
     job.join("node1/2#2")
-    assert job.seats() == [A, B] and not job.wanted(A)
+    assert job.assignments() == [A, B] and not job.wanted(A)
 
 
 def test_replicas_lie_on_one_host_each_where_possible() -> None:
     """New workers are taken host by host, in whatever order they come."""
     job = Simulated({"node1": 2, "node2": 2}, replica_size=2, np=4, min_np=2)
     job.join("node1/0#1", "node2/0#1", "node2/1#1", "node1/1#1")
-    assert job.seats() == ["node1/0#1", "node1/1#1", "node2/0#1", "node2/1#1"]
-    seat = job.seat("node2/1#1")
-    assert seat is not None and (seat.local_rank, seat.local_size) == (1, 2)
+    assert job.assignments() == ["node1/0#1", "node1/1#1", "node2/0#1", "node2/1#1"]
+    assignment = job.assignment("node2/1#1")
+    assert assignment is not None and (assignment.local_rank, assignment.local_size) == (1, 2)
 
 
-def test_no_more_seats_than_max_np_in_whole_replicas() -> None:
-    """Six waiting workers under --max-np 4 get four seats."""
+def test_no_more_ranks_than_max_np_in_whole_replicas() -> None:
+    """Six waiting workers under --max-np 4 get four ranks."""
     job = started({"node1": 4}, max_np=4)
     job.hosts({"node1": 6})
     assert len(job.alive) == 4
@@ -126,7 +126,7 @@ def test_no_more_seats_than_max_np_in_whole_replicas() -> None:
     new = [name for name in job.alive if name not in (C, D)]
     job.join(*new)
     job.join(C, D, commit=3)
-    assert job.seats()[:2] == [C, D] and len(job.seats()) == 4
+    assert job.assignments()[:2] == [C, D] and len(job.assignments()) == 4
 
 
 def test_a_signal_to_the_job_kills_no_rank_that_saves() -> None:
@@ -155,7 +155,7 @@ def test_ranks_with_copies_are_replaced_on_a_spare_host() -> None:
     """
     job = Simulated({"a": 2, "b": 2, "c": 2}, replica_size=4, np=4, min_np=4, max_np=4)
     job.join("a/0#1", "a/1#1", "b/0#1", "b/1#1", copies=1)
-    assert job.seats() == ["a/0#1", "a/1#1", "b/0#1", "b/1#1"]
+    assert job.assignments() == ["a/0#1", "a/1#1", "b/0#1", "b/1#1"]
     job.exit("b/0#1", "b/1#1", code=None)
     assert job.sent.keys() >= {"a/0#1", "a/1#1"}
     job.exit("a/0#1", "a/1#1")
@@ -164,7 +164,7 @@ def test_ranks_with_copies_are_replaced_on_a_spare_host() -> None:
             job.exit(name, code=None)
     assert sorted(job.alive) == ["a/0#2", "a/1#2", "c/0#1", "c/1#1"]
     job.join(*job.alive, copies=1)
-    assert len(job.seats()) == 4
+    assert len(job.assignments()) == 4
 
 
 def test_further_slots_are_spares_where_ranks_have_copies() -> None:
@@ -172,4 +172,4 @@ def test_further_slots_are_spares_where_ranks_have_copies() -> None:
     job = Simulated({"a": 4}, replica_size=2, np=2, min_np=2)
     job.join("a/0#1", "a/1#1", "a/2#1", "a/3#1", copies=1)
     (reply,) = job.beat("a/0#1")
-    assert len(job.seats()) == 2 and not reply["why"], "no other generation is asked for"
+    assert len(job.assignments()) == 2 and not reply["why"], "no other generation is asked for"

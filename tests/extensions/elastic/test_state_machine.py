@@ -1,5 +1,5 @@
 """The elastic job's state machine:
-which workers get a seat, which are replaced, and how a job ends.
+which workers get a rank, which are replaced, and how a job ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def started(**more: Any) -> Simulated:
     """Return a job of two ranks that run, A rank 0 and B rank 1."""
     job = Simulated(**more)
     job.join(A, B)
-    assert job.seats() == [A, B]
+    assert job.assignments() == [A, B]
     job.said.clear()
     return job
 
@@ -32,10 +32,10 @@ def test_the_first_generation_waits_for_np_ranks() -> None:
     job = Simulated()
     job.join(A)
     job.wait(30)
-    assert job.seats() == [] and job.state_machine.answer(A) is None
+    assert job.assignments() == [] and job.state_machine.answer(A) is None
     job.join(B)
     assert job.state_machine.answer(A) == {
-        "answer": "seat",
+        "answer": "rank",
         "generation": 1,
         "rank": 0,
         "size": 2,
@@ -54,7 +54,7 @@ def test_the_first_workers_are_counted_for_their_placeholders() -> None:
 
 
 def test_a_killed_rank_does_not_hold_up_the_other() -> None:
-    """The survivor gets a seat at once;
+    """The survivor gets a rank at once;
     the dead one's slot a new process, which joins as soon as it can.
     """
     job = started()
@@ -62,11 +62,11 @@ def test_a_killed_rank_does_not_hold_up_the_other() -> None:
     assert job.wanted(A)
     assert job.alive == [A, "node1/1#2"]
     job.join(A, commit=7)
-    assert job.seats() == [A]
+    assert job.assignments() == [A]
     job.join("node1/1#2")
     assert job.wanted(A)
     job.join(A, commit=9)
-    assert job.seats() == [A, "node1/1#2"]
+    assert job.assignments() == [A, "node1/1#2"]
     assert job.said[0] == "rank 1 (node1, slot 1) was killed by SIGKILL; 1 rank continues"
     assert (
         job.said[2]
@@ -88,20 +88,24 @@ def test_rank_0_is_the_one_with_the_newest_commit() -> None:
     job.join("node1/0#2")
     job.join(B, commit=4)
     job.join("node2/0#1", commit=5)
-    assert job.seats() == ["node2/0#1", B, "node1/0#2"]
+    assert job.assignments() == ["node2/0#1", B, "node1/0#2"]
 
 
 def test_ranks_of_a_host_are_consecutive() -> None:
     """Workers that join in any order are grouped by host, and cross ranks count hosts."""
     job = Simulated({"node1": 2, "node2": 2}, np=4)
     job.join(A, "node2/0#1", B, "node2/1#1")
-    assert job.seats() == [A, B, "node2/0#1", "node2/1#1"]
-    seat = job.seat("node2/1#1")
-    assert seat is not None and (seat.local_rank, seat.cross_rank, seat.cross_size) == (1, 1, 2)
+    assert job.assignments() == [A, B, "node2/0#1", "node2/1#1"]
+    assignment = job.assignment("node2/1#1")
+    assert assignment is not None and (
+        assignment.local_rank,
+        assignment.cross_rank,
+        assignment.cross_size,
+    ) == (1, 1, 2)
 
 
 def test_max_np_limits_processes() -> None:
-    """No more processes are started than there are seats;
+    """No more processes are started than there are ranks;
     a free slot elsewhere replaces one that crashed.
     """
     job = Simulated({"node1": 2, "node2": 2}, max_np=2)
@@ -111,7 +115,7 @@ def test_max_np_limits_processes() -> None:
     assert job.alive == [A, "node2/0#1"]
 
 
-def test_who_is_one_too_many_goes_on_waiting() -> None:
+def test_a_worker_too_many_continues_to_wait() -> None:
     """A host that left and returned was replaced meanwhile: the third of two ranks is a spare."""
     job = Simulated({"node1": 2, "node2": 1}, max_np=2)
     job.join(A, B)
@@ -121,39 +125,39 @@ def test_who_is_one_too_many_goes_on_waiting() -> None:
     job.join("node2/0#1")
     assert not job.wanted(A), "there is no room for it"
     job.join(A, B, commit=4)
-    assert job.seats() == [A, B]
+    assert job.assignments() == [A, B]
     job.exit(B)
     job.join(A, commit=5)
-    assert job.seats() == [A, "node2/0#1"]
+    assert job.assignments() == [A, "node2/0#1"]
 
 
-def test_a_worker_that_dies_between_join_and_seat_is_not_seated() -> None:
-    """A worker that joined and died does not wait for a seat any more."""
+def test_a_worker_that_dies_between_join_and_rank_gets_none() -> None:
+    """A worker that joined and died does not wait for a rank any more."""
     job = Simulated()
     job.join(A)
     job.exit(A)
     job.join(B)
-    assert job.seats() == []
+    assert job.assignments() == []
     job.join("node1/0#2")
-    assert job.seats() == [B, "node1/0#2"]
+    assert job.assignments() == [B, "node1/0#2"]
 
 
-def test_a_seat_that_was_lost_on_its_way_is_given_again() -> None:
-    """A worker that asks with its old generation never got the new seat: it gets the same one."""
+def test_a_rank_that_was_lost_on_its_way_is_given_again() -> None:
+    """A worker that asks with its old generation never got the new rank: it gets the same one."""
     job = started()
     job.join(A, generation=0)
-    assert job.seats() == [A, B] and not job.wanted(B)
+    assert job.assignments() == [A, B] and not job.wanted(B)
     answer = job.state_machine.answer(A)
-    assert answer is not None and (answer["answer"], answer["rank"]) == ("seat", 0)
+    assert answer is not None and (answer["answer"], answer["rank"]) == ("rank", 0)
 
 
-def test_all_killed_after_a_seat_are_all_replaced() -> None:
+def test_all_killed_after_a_rank_are_all_replaced() -> None:
     """The job resumes from its checkpoint with new processes."""
     job = started()
     job.exit(A, B)
     assert job.alive == ["node1/0#2", "node1/1#2"]
     job.join(*job.alive)
-    assert len(job.seats()) == 2
+    assert len(job.assignments()) == 2
 
 
 def test_newcomers_without_a_survivor_wait_for_one_another_but_not_for_long() -> None:
@@ -162,12 +166,12 @@ def test_newcomers_without_a_survivor_wait_for_one_another_but_not_for_long() ->
     job.exit(A, B)
     job.join("node1/0#2")
     job.wait(9)
-    assert job.seats() == []
+    assert job.assignments() == []
     job.wait(2)
-    assert job.seats() == ["node1/0#2"]
+    assert job.assignments() == ["node1/0#2"]
 
 
-def test_all_killed_before_a_seat_end_the_job() -> None:
+def test_all_killed_before_a_rank_end_the_job() -> None:
     """A process that crashes before it has joined would crash again."""
     job = Simulated()
     job.exit(A)
@@ -225,12 +229,12 @@ def test_a_worker_that_stepped_is_replaced_at_once_again() -> None:
     """A crash after a worker's own steps counts as a first crash."""
     job = started()
     for step in range(2, 9, 2):
-        job.beat(*job.seats(), step=step)
-        job.beat(*job.seats(), step=step + 1)
+        job.beat(*job.assignments(), step=step)
+        job.beat(*job.assignments(), step=step + 1)
         job.exit(job.alive[-1])
         assert len(job.alive) == 2, "replaced without a pause"
         job.join(*reversed(job.alive), commit=step)
-        assert len(job.seats()) == 2
+        assert len(job.assignments()) == 2
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 127])
@@ -264,7 +268,7 @@ def test_a_preempted_worker_is_not_replaced() -> None:
     job.exit(B, code=75)
     assert job.wanted(A)
     job.join(A, commit=3)
-    assert job.seats() == [A]
+    assert job.assignments() == [A]
     job.wait(59)
     assert job.alive == [A]
     job.wait(2)
@@ -298,7 +302,7 @@ def test_a_crash_beside_a_preemption_is_still_replaced() -> None:
 
 
 def test_a_preemption_while_another_slot_pauses_is_not_the_end() -> None:
-    """Nobody lives, but a replacement is due in a second."""
+    """No worker lives, but a replacement is due in a second."""
     job = started()
     job.exit(A)
     job.exit("node1/0#2")
@@ -312,12 +316,12 @@ def test_a_job_is_done_when_rank_0_is() -> None:
     """All end with exit code 0, one after the other."""
     job = started()
     job.exit(B, code=0)
-    assert not job.wanted(A), "nobody is asked to join a job that ends"
+    assert not job.wanted(A), "no worker is asked to join a job that ends"
     job.exit(A, code=0)
     assert job.code == 0 and job.starts[-1].worker == B
 
 
-def test_who_waits_for_nobody_after_the_first_is_done_is_left_alone() -> None:
+def test_a_rank_that_waits_for_none_after_the_first_is_done_is_left_alone() -> None:
     """It may write the last checkpoint for minutes;
     thirty seconds in a collective end it: the other rank will not join.
     """
@@ -362,7 +366,7 @@ def test_a_newcomer_to_a_job_that_is_nearly_done_is_sent_home() -> None:
 
 
 def test_a_host_that_is_gone_takes_its_workers_with_it() -> None:
-    """They are told to leave when they join; the others continue without them."""
+    """They are sent away when they join; the others continue without them."""
     job = Simulated({"node1": 1, "node2": 1})
     job.join(A, "node2/0#1")
     job.hosts({"node1": 1})
@@ -371,7 +375,7 @@ def test_a_host_that_is_gone_takes_its_workers_with_it() -> None:
     answer = job.state_machine.answer("node2/0#1")
     assert answer == {"answer": "leave", "why": "slot 0 of node2 was removed"}
     job.join(A, commit=5)
-    assert job.seats() == [A]
+    assert job.assignments() == [A]
     job.exit("node2/0#1", code=0)
     assert job.code is None and job.alive == [A]
 
@@ -397,7 +401,7 @@ def test_how_a_worker_ends_whose_host_is_gone_does_not_matter(code: int | None) 
     job.hosts({"node1": 1})
     job.exit("node2/0#1", code=code)
     job.join(A, commit=1)
-    assert job.code is None and job.seats() == [A] and job.alive == [A]
+    assert job.code is None and job.assignments() == [A] and job.alive == [A]
 
 
 def test_a_host_that_comes_back_in_time_keeps_its_worker() -> None:
@@ -417,7 +421,7 @@ def test_the_highest_slots_go_first() -> None:
     job.hosts({"node1": 1})
     assert job.wanted(B)
     job.join(B, A)
-    assert job.seats() == [A]
+    assert job.assignments() == [A]
 
 
 def test_a_new_host_is_taken_in() -> None:
@@ -428,7 +432,7 @@ def test_a_new_host_is_taken_in() -> None:
     job.join("node2/0#1")
     assert job.wanted(A) and job.wanted(B)
     job.join(A, B, commit=2)
-    assert job.seats() == [A, B, "node2/0#1"]
+    assert job.assignments() == [A, B, "node2/0#1"]
 
 
 def test_too_few_workers_for_too_long_end_the_job() -> None:
@@ -449,7 +453,7 @@ def test_too_few_workers_for_too_long_end_the_job() -> None:
     )
 
 
-def test_the_timeout_begins_anew_with_each_generation() -> None:
+def test_the_timeout_begins_again_with_each_generation() -> None:
     """Two losses of four seconds each do not exceed five seconds."""
     job = Simulated({"node1": 1, "node2": 1}, min_np=2, timeout_s=5.0)
     job.join(A, "node2/0#1")
@@ -460,10 +464,10 @@ def test_the_timeout_begins_anew_with_each_generation() -> None:
         job.wait(4)
         job.hosts({"node1": 1, "node2": 1})
         job.join(f"node2/0#{count + 1}")
-        assert len(job.seats()) == 2
+        assert len(job.assignments()) == 2
 
 
-def test_a_rank_that_cannot_go_on_alone_is_said_to_wait() -> None:
+def test_a_rank_that_cannot_continue_alone_is_said_to_wait() -> None:
     """With --min-np 2 of 2 the other waits for a replacement;
     too few slots at the start are reported, too.
     """
@@ -485,7 +489,7 @@ def test_a_replacement_in_time_stops_the_clock() -> None:
     job.wait(60)
     assert job.code is None
     job.join("node1/1#2")
-    assert job.seats() == [A, "node1/1#2"]
+    assert job.assignments() == [A, "node1/1#2"]
 
 
 def test_a_process_that_never_joins_is_ended() -> None:
@@ -505,14 +509,14 @@ def test_the_reset_limit_ends_the_job() -> None:
     job = started(reset_limit=1)
     job.exit(B)
     job.join(A, commit=1)
-    assert job.seats() == [A]
+    assert job.assignments() == [A]
     job.join("node1/1#2")
     assert not job.wanted(A) and job.code is None
     job.exit(A)
     assert job.code == 1
 
 
-def test_a_signal_reaches_all_and_nobody_is_replaced() -> None:
+def test_a_signal_reaches_all_and_no_worker_is_replaced() -> None:
     """SIGTERM to horovodrun: each gets it; all leave with 75, and so does the job."""
     job = started()
     job.signal()
@@ -553,7 +557,7 @@ def test_who_does_not_heed_a_signal_is_killed() -> None:
     assert job.sent[A] == [signal.SIGTERM, signal.SIGKILL]
 
 
-def test_a_signal_before_any_seat_ends_with_the_signals_code() -> None:
+def test_a_signal_before_any_rank_ends_with_the_signals_code() -> None:
     """No worker had state to save."""
     job = Simulated()
     job.signal(signal.SIGINT)
@@ -561,7 +565,7 @@ def test_a_signal_before_any_seat_ends_with_the_signals_code() -> None:
     assert job.code == 130
 
 
-def test_nobody_is_called_away_after_a_signal() -> None:
+def test_no_worker_is_called_away_after_a_signal() -> None:
     """Each ends by itself at its next step: to join again would cost the grace."""
     job = started()
     job.signal()
@@ -569,13 +573,13 @@ def test_nobody_is_called_away_after_a_signal() -> None:
     assert not job.wanted(A)
 
 
-def test_survivors_of_a_signal_still_get_a_seat() -> None:
+def test_survivors_of_a_signal_still_get_a_rank() -> None:
     """A rank exited before the other has saved: the other needs a generation in which to end."""
     job = started()
     job.signal()
     job.exit(B, code=75)
     job.join(A, commit=3)
-    assert job.seats() == [A]
+    assert job.assignments() == [A]
 
 
 def test_a_frozen_worker_is_killed_and_replaced() -> None:
@@ -592,7 +596,7 @@ def test_a_frozen_worker_is_killed_and_replaced() -> None:
 
 
 def test_who_freezes_before_its_first_beat_is_killed_too() -> None:
-    """It has its seat and has not sent its limit yet: the others' limit applies."""
+    """It has its rank and has not sent its limit yet: the others' limit applies."""
     job = started()
     for step in range(7):
         job.beat(A, step=step, stall_s=5)
@@ -610,7 +614,7 @@ def test_ranks_that_are_all_new_have_the_limit_of_those_before() -> None:
     job.exit(A, B)
     c, d = "node1/0#2", "node1/1#2"
     job.join(c, d)
-    assert job.seats() == [c, d]
+    assert job.assignments() == [c, d]
     job.beat(c, waiting="the other ranks to connect")
     job.join(d)
     for _ in range(9):
@@ -618,10 +622,10 @@ def test_ranks_that_are_all_new_have_the_limit_of_those_before() -> None:
         job.beat(c, d, waiting="the other ranks to connect")
     assert job.sent == {c: [signal.SIGKILL]}
     job.exit(c)
-    assert job.seats() == [d]
+    assert job.assignments() == [d]
 
 
-def test_a_driver_that_was_stopped_itself_blames_nobody() -> None:
+def test_a_driver_that_was_stopped_itself_blames_no_worker() -> None:
     """Ctrl-Z for ten minutes, or a machine that slept."""
     job = started()
     job.beat(A, B, stall_s=5)
@@ -681,13 +685,13 @@ def test_ranks_that_wait_for_a_lost_one_are_no_deadlock() -> None:
     assert job.code is None and A not in job.sent and B not in job.sent
 
 
-def test_a_slow_rank_nobody_waits_for_is_left_alone() -> None:
+def test_a_slow_rank_that_no_rank_waits_for_is_left_alone() -> None:
     """If no worker is in a collective, no worker is blocked."""
     job = started()
     assert hang(job, 60, A="", B="") == [] and job.sent == {}
 
 
-def test_a_rank_alone_waits_for_nobody() -> None:
+def test_a_rank_alone_waits_for_no_other() -> None:
     """In a job with one rank, a slow step blocks no other."""
     job = Simulated({"node1": 1}, np=1)
     job.join(A)
@@ -707,7 +711,7 @@ def test_ranks_that_wait_for_one_another_end_the_job() -> None:
 
 
 def test_a_stall_that_dissolves_in_time_has_no_victim() -> None:
-    """Two seconds after the request for stacks it went on."""
+    """Two seconds after the request for stacks it continued."""
     job = started()
     hang(job, 7, A="grads", B="")
     job.beat(B, step=1, stall_s=5)
@@ -811,7 +815,7 @@ def test_a_job_without_a_host_that_can_be_reached_ends() -> None:
     assert "no host can be reached by ssh (noed1, noed2)" in job.state_machine.job.over.why
 
 
-def test_an_unknown_worker_is_told_to_end() -> None:
+def test_an_unknown_worker_is_ended() -> None:
     """A process that the driver has seen end, or never started."""
     job = started()
     job.join("node9/0#1")
@@ -852,7 +856,7 @@ def test_an_exception_ends_the_job_in_the_first_steps_too(late: bool) -> None:
     assert job.code == 3
 
 
-def test_a_program_that_never_asks_for_a_seat_is_told_so() -> None:
+def test_a_program_that_never_asks_for_a_rank_is_named() -> None:
     """Not "done"."""
     job = Simulated()
     job.exit(A, code=0)
@@ -914,10 +918,10 @@ def test_a_newcomer_that_prepares_for_long_is_left_alone_while_it_beats() -> Non
     assert job.sent[late] == [signal.SIGKILL]
 
 
-def test_a_worker_that_starts_horovod_without_a_seat_has_the_job_passed_on() -> None:
+def test_a_worker_that_starts_horovod_without_a_rank_has_the_job_passed_on() -> None:
     """All workers are ended, and no exit code is set: Horovod's own driver takes the job."""
     job = Simulated()
-    job.unseated()
+    job.unassigned()
     assert job.code is None and job.state_machine.job.over is not None
     assert set(job.sent) == {A, B}, "the workers have nothing to save"
     job.exit(A, B, code=-15)
@@ -927,17 +931,17 @@ def test_a_worker_that_starts_horovod_without_a_seat_has_the_job_passed_on() -> 
 def test_a_signal_while_a_job_is_passed_on_ends_it() -> None:
     """Otherwise Horovod's driver would start a job that was asked to end."""
     job = Simulated()
-    job.unseated()
+    job.unassigned()
     job.signal(signal.SIGTERM)
     job.exit(A, B, code=-15)
     assert job.code == 128 + signal.SIGTERM
 
 
-def test_a_job_that_has_seats_is_not_passed_on() -> None:
+def test_a_job_that_has_ranks_is_not_passed_on() -> None:
     """Its workers are trainkit's, whatever one of them does beside."""
     job = started()
-    job.unseated()
-    assert job.seats() == [A, B] and job.state_machine.job.over is None
+    job.unassigned()
+    assert job.assignments() == [A, B] and job.state_machine.job.over is None
 
 
 def test_events_at_once_share_their_consequences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -952,7 +956,7 @@ def test_events_at_once_share_their_consequences(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(state_machine, "settle", counted)
     with job.together():
         job.join(*job.alive)
-    assert (len(looks), len(job.seats())) == (1, 8)  # one by one, the first two would train
+    assert (len(looks), len(job.assignments())) == (1, 8)  # one by one, the first two would train
     with job.together():
         job.beat(*job.alive, step=3)
     assert len(looks) == 1

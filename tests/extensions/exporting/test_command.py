@@ -52,7 +52,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["ckpt_path=best", "run_dir=absent"], "run_dir is 'absent', which does not exist."),
     ],
 )
-def test_a_mistake_in_the_command_is_told(
+def test_a_mistake_in_the_command_is_named(
     arguments: list[str], words: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each mistake ends with exit code 2 and one sentence, and nothing is written."""

@@ -137,7 +137,7 @@ def test_a_forward_for_one_batch_size_is_written_for_it(
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_a_file_tells_nothing_of_this_machine(kind: str, tmp_path: Path) -> None:
+def test_a_file_has_nothing_of_this_machine(kind: str, tmp_path: Path) -> None:
     """It contains no path of a source file, nor of its own folder."""
     done = export(toy.Net(), tmp_path / f"net{SUFFIXES[kind]}", kind, torch.randn(4, 3))
     content = done.path.read_bytes()
@@ -202,7 +202,7 @@ def test_a_state_beside_the_weights_is_found_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_a_forward_that_cannot_be_traced_is_told(kind: str, tmp_path: Path) -> None:
+def test_a_forward_that_cannot_be_traced_is_reported(kind: str, tmp_path: Path) -> None:
     """A branch on values ends in trainkit's error, and leaves no file;
     the weights alone can still be written.
     """
@@ -216,7 +216,7 @@ def test_a_forward_that_cannot_be_traced_is_told(kind: str, tmp_path: Path) -> N
     export(task, tmp_path / "own.safetensors", "safetensors", torch.randn(4, 3))
 
 
-def test_what_has_no_form_in_onnx_is_told(tmp_path: Path) -> None:
+def test_what_has_no_form_in_onnx_is_refused(tmp_path: Path) -> None:
     """An operator that ONNX lacks ends in trainkit's error, and leaves no file."""
     task = Own(lambda y, x: torch.linalg.eigvalsh(x.T @ x) + y)
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_what_has_no_form_in_onnx_is_told(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_one_onnx_file_cannot_hold_is_told(
+def test_what_one_onnx_file_cannot_hold_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More weights than protobuf allows are refused before tracing."""
@@ -275,7 +275,7 @@ class Talkative(toy.Line):
         (Own(lambda y, x: None), "Own returned no tensor"),
     ],
 )
-def test_a_task_that_cannot_be_exported_is_told(task: Task, words: str, tmp_path: Path) -> None:
+def test_a_task_that_cannot_be_exported_is_refused(task: Task, words: str, tmp_path: Path) -> None:
     """The missing part is named, with the code to add."""
     with pytest.raises(TaskError, match=words):
         export(task, tmp_path / "x.safetensors", "safetensors", torch.randn(4, 3))
@@ -299,7 +299,7 @@ def test_a_task_that_cannot_be_exported_is_told(task: Task, words: str, tmp_path
         (torch.tensor(1.0), r"example_input has no samples: its first tensor has shape \[\]"),
     ],
 )
-def test_an_example_of_another_kind_is_told(example: Any, words: str, tmp_path: Path) -> None:
+def test_an_example_of_another_kind_is_refused(example: Any, words: str, tmp_path: Path) -> None:
     """An example that is no batch of tensors is refused with its type or shape."""
     with pytest.raises(ConfigError, match=words):
         export(toy.Line(), tmp_path / "x.safetensors", "safetensors", example)
@@ -326,13 +326,13 @@ def test_an_example_of_another_kind_is_told(example: Any, words: str, tmp_path: 
         (".", "onnx", "which is a folder; it must be a file, for example "),
     ],
 )
-def test_an_output_that_cannot_be_is_told(
+def test_an_output_that_cannot_be_is_refused(
     output: str, kind: str, words: str, tmp_path: Path
 ) -> None:
     """Format and file are checked before anything runs."""
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         export(toy.Line(), tmp_path / output, kind, torch.randn(4, 3))
-    assert words in str(told.value)
+    assert words in str(caught.value)
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

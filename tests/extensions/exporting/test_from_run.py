@@ -191,15 +191,15 @@ def test_a_checkpoint_by_its_folder(here: Path) -> None:
         ),
     ],
 )
-def test_a_checkpoint_that_is_not_there_is_told(
+def test_a_missing_checkpoint_is_named(
     asked: dict[str, Any], kind: type, words: str, here: Path
 ) -> None:
     """The existing checkpoints are named."""
     (here / "empty").mkdir()
     (run(here / "other") / "checkpoints" / "best").unlink()
-    with pytest.raises(kind) as told:
+    with pytest.raises(kind) as caught:
         exported(**asked)
-    assert words in str(told.value)
+    assert words in str(caught.value)
 
 
 def test_a_damaged_checkpoint_is_not_exported(here: Path) -> None:
@@ -365,7 +365,7 @@ def test_the_first_samples_of_the_data_are_the_example(
         ("empty", "there is no"),
     ],
 )
-def test_data_that_does_not_show_the_inputs_is_told(batch: str, found: str, here: Path) -> None:
+def test_data_that_does_not_show_the_inputs_is_refused(batch: str, found: str, here: Path) -> None:
     """If the inputs cannot be derived, the message requests an example_input_array."""
     run(here / "mine", users(batch))
     with pytest.raises(

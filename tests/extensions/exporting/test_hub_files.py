@@ -54,9 +54,9 @@ def test_a_language_model_ends_its_texts_in_transformers_as_here(tmp_path: Path)
     generation = transformers.GenerationConfig.from_pretrained(tmp_path / "mine")
     assert generation.eos_token_id == model.generation_config.eos_token_id == end
     asked = "prompt=To max_new_tokens=8 temperature=0"
-    told = run(f"generate run {asked}", tmp_path)
+    printed = run(f"generate run {asked}", tmp_path)
     ids = model.generate(**tokenizer("To", return_tensors="pt"), max_new_tokens=8, do_sample=False)
-    assert f"\n{tokenizer.decode(ids[0], skip_special_tokens=True)}\n" in told
+    assert f"\n{tokenizer.decode(ids[0], skip_special_tokens=True)}\n" in printed
     header, rows = read_card(tmp_path / "mine")
     assert header["library_name"] == "transformers" and header["tags"] == ["trainkit"]
     assert header["pipeline_tag"] == "text-generation" and "base_model" not in header

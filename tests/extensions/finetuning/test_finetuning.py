@@ -169,7 +169,7 @@ def test_ones_own_schedule(tmp_path: Path) -> None:
     assert watch.changed == [HEAD, HEAD | LINEAR, LINEAR]
 
 
-def test_a_run_that_goes_on_is_told_of_the_epochs_before(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_epochs_before(tmp_path: Path) -> None:
     """finetune_function is called for the epochs before the restart, too,
     so that its effects persist.
     """

@@ -8,7 +8,7 @@ import pytest
 
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError
-from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_seat
+from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_rank
 from trainkit.launch.environment import read_launcher
 
 
@@ -24,24 +24,24 @@ class OfJob(Ranks):
         self.joined += 1
 
 
-def seat(replicas: int, tensor: int = 1, pipeline: int = 1, **limits: int) -> OfJob:
-    """Take a seat."""
+def assignment(replicas: int, tensor: int = 1, pipeline: int = 1, **limits: int) -> OfJob:
+    """Take a rank."""
     ranks = type("Limited", (OfJob,), limits)(read_launcher())
     comm = cast(ReplicaCollectives, type("Alone", (), {"is_connected": False}))
-    take_seat(ranks, comm, (replicas, tensor, pipeline))
+    take_rank(ranks, comm, (replicas, tensor, pipeline))
     return cast(OfJob, ranks)
 
 
 @pytest.mark.parametrize(("replicas", "size"), [(2, 4), (4, 2), (8, 1)])
 def test_a_replica_has_the_ranks_of_the_start_divided_by_replicas(replicas: int, size: int) -> None:
     """Its number of ranks stays, however many replicas there are later."""
-    ranks = seat(replicas)
+    ranks = assignment(replicas)
     assert (ranks.replica_size, ranks.joined) == (size, 1)
 
 
 def test_with_copies_all_ranks_are_one_replica() -> None:
     """They are lost, and replaced, together."""
-    ranks = seat(1, copies=1, min_world_size=8)
+    ranks = assignment(1, copies=1, min_world_size=8)
     assert (ranks.replica_size, ranks.joined) == (8, 1)
 
 
@@ -74,6 +74,6 @@ def test_with_copies_all_ranks_are_one_replica() -> None:
     ],
 )
 def test_numbers_that_make_no_whole_replicas_are_refused(given: dict[str, int], said: str) -> None:
-    """The message has the key, the value, and what is legal; no seat is asked for."""
+    """The message has the key, the value, and what is legal; no rank is asked for."""
     with pytest.raises(ConfigError, match=said):
-        seat(**given)
+        assignment(**given)

@@ -59,7 +59,7 @@ def _wheel(folder: Path) -> Path:
     return wheel
 
 
-def test_key_tells_apart_what_cannot_be_exchanged():
+def test_key_differs_for_what_cannot_be_exchanged():
     """Another torch, MPI, NCCL, processor, MPI flavour or compiler flag is another wheel."""
     keys = [
         wheel_key(MACHINE, CPU, {}),

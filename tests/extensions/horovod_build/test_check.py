@@ -38,7 +38,7 @@ MPI = replace(CPU, mpi=Choice(True, ""))
         ({"parts": ("mpi",)}, "built without Gloo"),
     ],
 )
-def test_horovod_that_does_not_fit_is_told_why(change: dict[str, Any], problem: str):
+def test_horovod_that_does_not_fit_is_explained(change: dict[str, Any], problem: str):
     """Another version, no edits or old ones, another torch,
     a failed import a build without Gloo have their own messages.
     """
@@ -93,7 +93,7 @@ def test_crash_on_import_is_an_answer(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found.problem("2.15.0") == "it does not import: the import ended with exit code 77"
 
 
-def test_horovod_that_loads_tells_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_horovod_that_loads_names_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its parts come from its own functions."""
     init = (
         "mpi_lib_v2 = None\ngloo_built = nccl_built = lambda: 1\nmpi_built = cuda_built ="
@@ -138,7 +138,7 @@ def test_two_ranks_may_share_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         _prove_with([one + other + "0"], tmp_path, monkeypatch)
 
 
-def test_mpirun_is_told_what_it_would_refuse(monkeypatch: pytest.MonkeyPatch):
+def test_mpirun_is_not_given_what_it_would_refuse(monkeypatch: pytest.MonkeyPatch):
     """Open MPI refuses root, and more ranks than cores; MPICH knows neither option."""
     monkeypatch.setattr(horovod_proof.os, "geteuid", lambda: 0)
     start = ["/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]

@@ -248,7 +248,7 @@ def test_failed_proof_ends_with_1(steps: Steps, capsys: pytest.CaptureFixture[st
     assert "install --rebuild" in capsys.readouterr().err
 
 
-def test_check_tells_what_is_there_and_proves_it(steps: Steps, capsys: pytest.CaptureFixture[str]):
+def test_check_shows_what_is_there_and_proves_it(steps: Steps, capsys: pytest.CaptureFixture[str]):
     """check names version, torch and parts, and ends with 0 after the proof."""
     steps.installed = GOOD
     assert horovod.main("horovod", ["check"]) == 0

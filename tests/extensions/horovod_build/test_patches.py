@@ -69,7 +69,7 @@ def test_patch_changes_and_makes_files(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         (
             "-b\n",
@@ -85,13 +85,15 @@ def test_patch_changes_and_makes_files(tree: Path) -> None:
         (PATCH, "words\n", r"it\.patch is damaged: no file is named"),
     ],
 )
-def test_patch_that_does_not_fit_changes_nothing(old: str, new: str, told: str, tree: Path) -> None:
+def test_patch_that_does_not_fit_changes_nothing(
+    old: str, new: str, message: str, tree: Path
+) -> None:
     """A line that is not exactly at its place is an error with patch, file and line,
     and no file is changed.
     """
     before = (tree / "horovod" / "one.py").read_text()
     text = PATCH.replace(old, new)
-    with pytest.raises(EngineError, match=told):
+    with pytest.raises(EngineError, match=message):
         apply("it.patch", text, tree)
     assert (tree / "horovod" / "one.py").read_text() == before
     assert not (tree / "horovod" / "new").exists()
@@ -132,7 +134,7 @@ def test_name_follows_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert re.fullmatch(r"e[0-9a-f]{8}", after)
 
 
-def test_version_tells_the_edits() -> None:
+def test_version_names_the_edits() -> None:
     """The version is Horovod's with a local part that pip does not change, and contains the id."""
     assert str(Version(version())) == version() == f"0.28.1+trainkit.{identity()}"
     assert edits_of(version()) == edits_of(f"{version()}.torch2.15.0") == identity()
@@ -189,7 +191,7 @@ def test_source_of_another_version_is_refused(
         edited_source(archive, tmp_path / "source", version())
 
 
-def test_archive_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     """A file that is no archive ends in words."""
     (tmp_path / "horovod-0.28.1.tar.gz").write_bytes(b"no archive")
     with pytest.raises(EngineError, match="cannot be unpacked"):

@@ -176,7 +176,7 @@ def test_lack_for_gpu_is_a_reason_or_a_refusal(lack: dict[str, Any], reason: str
         choose(machine, Wanted(gpu=True))
 
 
-def test_lack_of_nvcc_is_told_where_a_gpu_is_seen():
+def test_lack_of_nvcc_is_reported_where_a_gpu_is_seen():
     """On a machine with a GPU the plan names what prevents NCCL."""
     assert (
         "this build trains on the CPU alone"

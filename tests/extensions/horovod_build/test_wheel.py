@@ -64,8 +64,8 @@ def test_cuda_is_the_toolkit_that_is_there(
         horovod.main("horovod", ["wheel", "--cuda", cuda, "--out", str(steps.cache / "out")])
         == code
     )
-    told = capsys.readouterr()
-    assert words in told.out + told.err
+    printed = capsys.readouterr()
+    assert words in printed.out + printed.err
     assert steps.done == (["build"] if code == 0 else [])
 
 

@@ -116,13 +116,13 @@ def test_what_is_missing_is_named_with_what_is_there_and_the_command(
     """
     make = f"python -m trainkit horovod wheel --mpi --torch {HERE.torch.version} --out DIR"  # type: ignore[union-attr]
     offers += [OTHER_TORCH]
-    with pytest.raises(EngineError) as told:
+    with pytest.raises(EngineError) as caught:
         wheelhouse.select(str(tmp_path), HERE, mpi=True, gpu=None)
     assert (
         f"openmpi4.1.4, trainkit's edits {identity()}; for this Python it has:\n  {OTHER_TORCH}\n"
-        in str(told.value)
+        in str(caught.value)
     )
-    assert make in str(told.value)
+    assert make in str(caught.value)
     offers.clear()
     file = write_wheel(tmp_path, PLAIN, "cp38")
     with pytest.raises(
@@ -133,7 +133,7 @@ def test_what_is_missing_is_named_with_what_is_there_and_the_command(
 
 def test_a_wheelhouse_that_cannot_be_read_is_refused(tmp_path: Path):
     """A folder that does not exist is an error of the option;
-    a server that does not answer is told in pip's words.
+    a server that does not answer is reported in pip's words.
     """
     with pytest.raises(ConfigError, match=r"--wheelhouse is '.*/none', which is no folder"):
         wheelhouse.select(str(tmp_path / "none"), HERE, mpi=False, gpu=None)

@@ -109,7 +109,7 @@ def fit(tmp_path: Path, task: Slow, *faults: dict[str, Any]) -> dict[str, Any]:
     return ledger
 
 
-def test_what_takes_time_is_told_apart(
+def test_what_takes_time_has_a_phase_of_its_own(
     tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Steps, data, validation and saving each get their time, and the sum is the run's duration."""
@@ -151,7 +151,7 @@ def test_steps_that_were_lost_do_not_count_twice(
     assert "1 restart or change of ranks" in capsys.readouterr().out
 
 
-def test_a_file_that_cannot_be_read_is_begun_anew(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_begun_again(tmp_path: Path) -> None:
     """A ledger that cannot be written does not end the run."""
     (tmp_path / "goodput.json").write_text('{"seconds": 3')
     assert Ledger(tmp_path / "goodput.json").seconds == dict.fromkeys(PARTS, 0.0)

@@ -58,7 +58,7 @@ def test_waiting_for_others_is_not_being_slow() -> None:
     assert find(parts(communication=0.5), parts(communication=0.5), parts()) == []
 
 
-def test_small_differences_are_not_told() -> None:
+def test_small_differences_are_not_reported() -> None:
     """No rank is reported below the factor, or below two milliseconds a step."""
     assert find(parts(), parts(compute=0.12)) == []
     tiny = dict.fromkeys(PARTS, 0.0001)
@@ -145,7 +145,7 @@ def test_the_clock_counts_each_part_where_it_ends() -> None:
     assert list(clock.durations) == [
         6.25,
         7.5,
-    ], "a step begins where the one before it ended; a validation is nobody's"
+    ], "a step begins where the one before it ended; a validation is no rank's"
 
 
 def test_a_validation_within_a_step_is_no_part_of_it() -> None:
@@ -227,7 +227,7 @@ def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.count("Straggler: rank 1") == 1
 
 
-def test_a_factor_that_makes_everybody_a_straggler_is_refused() -> None:
+def test_a_factor_that_makes_every_rank_a_straggler_is_refused() -> None:
     """The factor must be above 1."""
     with pytest.raises(ConfigError, match=r"stragglers.factor is 0.5; it must be above 1"):
         Stragglers(factor=0.5)

@@ -129,13 +129,13 @@ def test_given_flops_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert written.of("throughput/tflops") == [pytest.approx(40.0)] * 2
 
 
-def test_what_cannot_be_counted_is_told(
+def test_what_cannot_be_counted_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under compile a message names the missing setting, and no value is invented."""
     # it takes half a minute
     monkeypatch.setattr(
-        "trainkit.run.compile.compiled", lambda task, wish, in_blocks: contextlib.nullcontext()
+        "trainkit.run.compile.compiled", lambda task, mode, in_blocks: contextlib.nullcontext()
     )
     written = run(tmp_path, Line(), ThroughputMonitor(peak_flops=1.0), compile=True)
     assert (

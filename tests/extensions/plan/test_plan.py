@@ -94,9 +94,9 @@ def test_rates_are_those_of_the_run(tmp_path: Path) -> None:
         Scheduled(), loader(32), loader(8)
     )
     run, _ = planned(tmp_path, Scheduled(), loader(32), 1, lr_reference_batch_size=8, **settings)
-    told = {int(name.split()[1]): float(value.split()[0]) for name, value in plan.rate_rows(run)}
-    assert sorted(told) == [0, 2, 6, 12, 18, 23]
-    assert told == {step: pytest.approx(real.lrs[step], rel=1e-5) for step in told}
+    rows = {int(name.split()[1]): float(value.split()[0]) for name, value in plan.rate_rows(run)}
+    assert sorted(rows) == [0, 2, 6, 12, 18, 23]
+    assert rows == {step: pytest.approx(real.lrs[step], rel=1e-5) for step in rows}
 
 
 class Order(Callback):
@@ -151,17 +151,17 @@ def test_sizes(tmp_path: Path, ranks: int, compression: str, payload: int) -> No
     )
     sizes = plan.measure(run, compression)
     assert sizes == plan.Sizes(weights=16, gradients=16, optimizer=16, payload=payload, tensors=2)
-    told = dict(plan.size_rows(sizes, ranks))
+    rows = dict(plan.size_rows(sizes, ranks))
     ring = f"{payload * 1.5:.0f} B from each rank"
-    assert (ring in told["summed in a step"]) == (ranks > 1)
-    assert told["memory of a rank"].startswith("48 B: weights 16 B, gradients 16 B, optimizer 16 B")
+    assert (ring in rows["summed in a step"]) == (ranks > 1)
+    assert rows["memory of a rank"].startswith("48 B: weights 16 B, gradients 16 B, optimizer 16 B")
     assert dict(plan.checkpoint_rows(run, callbacks, sizes)) == {
         "checkpoints": "each epoch (6 in all), at the end: 32 B each, 1 retained"
     }
 
 
 def test_a_stream_has_no_steps_to_tell(tmp_path: Path) -> None:
-    """Where nobody knows the length, that is said."""
+    """Where the length is not known, that is said."""
     run, _ = planned(tmp_path, Line(), iter_of_batches(), 2)
     assert "steps" not in dict(plan.batch_rows(run))
     assert "not known" in plan.rate_rows(run)[0][1]
@@ -251,7 +251,7 @@ FAULTS: dict[str, tuple[type[Line], Any, dict[str, Any], dict[str, Any], str]] =
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_spoils_a_run_is_found(tmp_path: Path, fault: str) -> None:
-    """Each anti-pattern is told, and is not told of a run that lacks it."""
+    """Each anti-pattern is reported, and not of a run that lacks it."""
     make, data, settings, config, words = FAULTS[fault]
     if fault == "batch norm":
         loaded = torch.utils.data.DataLoader(Slow(), batch_size=8, num_workers=1)
@@ -277,8 +277,8 @@ def test_a_sound_run_has_nothing_to_look_at(tmp_path: Path) -> None:
         lr_warmup_steps=5,
         callbacks=ModelCheckpoint(every_n_epochs=1),
     )
-    told = advise(run, callbacks, config, cores=16)
-    assert told == []
+    advice = advise(run, callbacks, config, cores=16)
+    assert advice == []
 
 
 def test_planning_spends_no_real_rank(tmp_path: Path) -> None:

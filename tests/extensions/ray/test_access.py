@@ -41,7 +41,7 @@ def test_the_token_is_the_users_or_that_of_rays_file(tmp_path: Path) -> None:
 
 
 def test_a_rank_takes_it_unless_the_user_has_set_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray reads it when it is imported, or is told to read it again."""
+    """Ray reads it when it is imported, or is asked to read it again."""
     take_access({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "mine"})
     assert (os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"]) == ("token", "mine")
     take_access({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"})

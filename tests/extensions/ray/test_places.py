@@ -18,7 +18,7 @@ def test_bundles_become_slots_of_hosts() -> None:
     assert places.of("10.0.0.2", 0) == WorkerPlace(1, 0)
 
 
-def test_a_second_node_of_an_address_is_told_apart() -> None:
+def test_a_second_node_of_an_address_is_another() -> None:
     """Raylets of one machine: the later one has six digits of its id in its name."""
     places = Places()
     assert list(places.update({"aaaaaaaa1": [(0, 0)], "cccccccc3": [(0, 1)]}, ADDRESSES)) == [

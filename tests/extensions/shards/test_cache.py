@@ -155,7 +155,7 @@ def test_a_truncated_shard_is_refused(index: Index, bucket: ObjectStore, tmp_pat
         cache.open(replace(index.shards[0], url=str(tmp_path / "gone.tar")))
 
 
-def test_a_full_disk_is_told_in_words(
+def test_a_full_disk_is_a_sentence(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a fetch, if the disk has too little room; and if it fills up meanwhile.

@@ -140,7 +140,7 @@ def test_going_on_changes_no_bit(tmp_path: Path, stop_at: int) -> None:
     assert values == values_parts
 
 
-def test_more_epochs_go_on_averaging(tmp_path: Path) -> None:
+def test_more_epochs_continue_averaging(tmp_path: Path) -> None:
     """A run that ended with its average resumes from the trained weights,
     and averaging continues.
     """

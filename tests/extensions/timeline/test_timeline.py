@@ -228,7 +228,7 @@ def test_outside_of_a_recording_nothing_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outside a recording a step pays one comparison."""
-    monkeypatch.setattr(Recording, "mark", lambda *_: pytest.fail("nobody records"))
+    monkeypatch.setattr(Recording, "mark", lambda *_: pytest.fail("no rank records"))
     quiet(tmp_path, callbacks=[Timeline(start_step=None)]).fit(Line(), loader(23))
     assert recordings(tmp_path) == [] and not (tmp_path / FOLDER / HOROVOD.format(0)).exists()
 

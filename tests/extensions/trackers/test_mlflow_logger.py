@@ -108,7 +108,7 @@ def test_secrets_in_tags_and_names_are_masked(tmp_path: Path) -> None:
     assert run.info.run_name == "by ***"
 
 
-def test_a_run_that_goes_on_is_the_same_run_there(tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_same_run_there(tmp_path: Path) -> None:
     """From its own checkpoint: changed settings become tags, since params are immutable."""
     _, first = train(tmp_path, callbacks=ModelCheckpoint())
     client, run = train(
@@ -144,13 +144,13 @@ def test_a_run_from_another_ones_checkpoint_is_a_new_run(tmp_path: Path) -> None
         trainer.fit(Line(), loader(8), loader(4), **options)
         runs.add((logger.run_id, logger.state_dict()["key"]))
     assert len({run for run, _ in runs}) == 2
-    assert len({key for _, key in runs}) == 2  # else the second one would go on in either
+    assert len({key for _, key in runs}) == 2  # else the second one would resume either
 
 
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyError("broken"), "FAILED"), (Preempted("a signal"), "KILLED")]
 )
-def test_the_end_is_told(tmp_path: Path, error: BaseException, status: str) -> None:
+def test_the_end_is_reported(tmp_path: Path, error: BaseException, status: str) -> None:
     """A failed run is FAILED, and a run ended by a signal is KILLED."""
 
     class Ends(Line):
@@ -162,8 +162,10 @@ def test_the_end_is_told(tmp_path: Path, error: BaseException, status: str) -> N
     assert read(tmp_path)[1].info.status == status
 
 
-@pytest.mark.parametrize(("wish", "steps"), [(True, [6]), ("all", [2, 4, 6]), (False, [])])
-def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, steps: list[int]) -> None:
+@pytest.mark.parametrize(("log_model", "steps"), [(True, [6]), ("all", [2, 4, 6]), (False, [])])
+def test_checkpoints_are_artifacts_on_request(
+    tmp_path: Path, log_model: Any, steps: list[int]
+) -> None:
     """The best and the last, or each; tags name them."""
 
     class Waits(Told):
@@ -173,7 +175,7 @@ def test_checkpoints_are_artifacts_on_request(tmp_path: Path, wish: Any, steps: 
 
     keep = ModelCheckpoint(save_top_k=-1)
     client, run = train(
-        tmp_path, Waits(), MLFlowLogger(log_model=wish), callbacks=keep, max_epochs=3
+        tmp_path, Waits(), MLFlowLogger(log_model=log_model), callbacks=keep, max_epochs=3
     )
     names = [Path(item.path).name for item in client.list_artifacts(run.info.run_id, "checkpoints")]
     assert names == [f"epoch={step // 2 - 1}-step={step}" for step in steps]
@@ -204,14 +206,14 @@ def test_a_checkpoint_that_cannot_be_uploaded_costs_nothing_else(
     assert run.info.status == "FINISHED"
 
 
-def test_a_server_that_nobody_reaches_stops_nothing(
+def test_a_server_out_of_reach_stops_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Training ends as usual; the loss of data is reported once, by this logger only."""
-    with socket.socket() as nobody:  # bound, and does not listen: a connection is refused
-        nobody.bind(("127.0.0.1", 0))
+    with socket.socket() as closed:  # bound, and does not listen: a connection is refused
+        closed.bind(("127.0.0.1", 0))
         loggers = [
-            MLFlowLogger(tracking_uri=f"http://127.0.0.1:{nobody.getsockname()[1]}"),
+            MLFlowLogger(tracking_uri=f"http://127.0.0.1:{closed.getsockname()[1]}"),
             CSVLogger(),
         ]
         quiet(tmp_path, logger=loggers, log_every_n_steps=1).fit(Line(), loader(8), loader(4))

@@ -140,7 +140,7 @@ def test_a_disk_that_takes_nothing_does_not_keep_it_from_exporting(tmp_path: Pat
     assert one(samples, "trainkit_global_step") == 2
 
 
-def test_a_run_that_goes_on_begins_where_it_was(tmp_path: Path) -> None:
+def test_a_resumed_run_begins_where_it_was(tmp_path: Path) -> None:
     """Its counters are this process's, its steps the run's;
     earlier samples are not added at once.
     """
@@ -169,7 +169,7 @@ def test_the_first_rank_of_a_host_exports_alone(tmp_path: Path) -> None:
     assert one(samples, "trainkit_info", world_size="2") == 1
 
 
-def test_a_port_in_use_is_told_and_the_run_goes_on(
+def test_a_port_in_use_is_reported_and_the_run_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The message has the remedy."""
@@ -178,10 +178,10 @@ def test_a_port_in_use_is_told_and_the_run_goes_on(
         other.listen()
         port = other.getsockname()[1]
         quiet(tmp_path, logger=PrometheusLogger(port=port)).fit(Line(), loader(8))
-    told = capsys.readouterr().out
-    assert told.count("PrometheusLogger failed while opening") == 1
-    assert f"127.0.0.1:{port} is in use" in told
-    assert "another logger.prometheus.port, or 0 for a free one" in told
+    printed = capsys.readouterr().out
+    assert printed.count("PrometheusLogger failed while opening") == 1
+    assert f"127.0.0.1:{port} is in use" in printed
+    assert "another logger.prometheus.port, or 0 for a free one" in printed
 
 
 def test_the_address_is_printed_and_closed_at_the_end(
@@ -196,7 +196,7 @@ def test_the_address_is_printed_and_closed_at_the_end(
         urllib.request.urlopen(logger.address)
 
 
-def test_it_serves_this_host_alone_unless_told_otherwise() -> None:
+def test_it_serves_this_host_alone_by_default() -> None:
     """An exporter has no password."""
     assert PrometheusLogger().addr == "127.0.0.1"
 

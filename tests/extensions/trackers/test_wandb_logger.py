@@ -76,7 +76,7 @@ def test_secrets_in_labels_are_masked(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_run_that_goes_on_keeps_its_id(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_id(tmp_path: Path) -> None:
     """The second part uses the id stored in the checkpoint."""
     for epochs, options in ((1, {}), (2, {"ckpt_path": "last"})):
         logger = WandbLogger()
@@ -95,13 +95,13 @@ def test_a_run_that_goes_on_keeps_its_id(tmp_path: Path) -> None:
     assert files[0] == f"{logger.state_dict()['id']}.wandb"
 
 
-@pytest.mark.parametrize(("wish", "expected"), [(True, [4]), ("all", [2, 4]), (False, [])])
+@pytest.mark.parametrize(("log_model", "expected"), [(True, [4]), ("all", [2, 4]), (False, [])])
 @pytest.mark.usefixtures("offline")
 def test_checkpoints_are_artifacts_on_request(
-    tmp_path: Path, wish: Any, expected: list[int]
+    tmp_path: Path, log_model: Any, expected: list[int]
 ) -> None:
     """With their files, and their aliases: the last and the best, or each."""
-    logger, keep = WandbLogger(log_model=wish), ModelCheckpoint(save_top_k=-1)
+    logger, keep = WandbLogger(log_model=log_model), ModelCheckpoint(save_top_k=-1)
 
     class Waits(Line):
         def on_train_epoch_start(self) -> None:
@@ -114,7 +114,7 @@ def test_checkpoints_are_artifacts_on_request(
     )
     found = wandb_file.of_kind(tmp_path, "artifact")
     names = [json.loads(item.metadata)["checkpoint"] for item in found]
-    # one that was there before the links led to it is told again, with its aliases
+    # one that was there before the links led to it is sent again, with its aliases
     assert list(dict.fromkeys(names)) == [f"epoch={step // 2 - 1}-step={step}" for step in expected]
     for item in found:
         assert (item.name, item.type) == (f"model-{logger.state_dict()['id']}", "model")
@@ -128,20 +128,20 @@ class Fake:
     """Replaces the module wandb: records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def init(self, **options: Any) -> Any:
         """Start a run."""
-        self.told.append(options)
+        self.calls.append(options)
         return self
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         """Take numbers."""
-        self.told.append((step, sorted(metrics)))
+        self.calls.append((step, sorted(metrics)))
 
     def finish(self, exit_code: int) -> None:
         """End."""
-        self.told.append(exit_code)
+        self.calls.append(exit_code)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -162,7 +162,7 @@ def test_a_run_is_named_logged_and_finished(
         trainer.fit(Fails(), loader(8))
     except KeyError:
         assert fails
-    options, *logged, exit_code = fake.told
+    options, *logged, exit_code = fake.calls
     assert (options["project"], options["name"], options["group"], options["dir"]) == (
         "trainkit",
         "mine",
@@ -208,13 +208,13 @@ def test_illegal_values_are_refused(given: dict[str, Any], legal: str) -> None:
 
 def start(fake: Fake, folder: Path, epochs: int, **options: Any) -> tuple[Any, Any]:
     """Train some epochs; return the id and `resume` passed to W&B."""
-    fake.told.clear()
+    fake.calls.clear()
     trainer = quiet(folder, logger=WandbLogger(), max_epochs=epochs, callbacks=ModelCheckpoint())
     trainer.fit(Line(), loader(8), loader(4), **options)
-    return fake.told[0]["id"], fake.told[0]["resume"]
+    return fake.calls[0]["id"], fake.calls[0]["resume"]
 
 
-def test_a_run_that_goes_on_is_the_same_run_there(
+def test_a_resumed_run_is_the_same_run_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From its own checkpoint; a run that starts from another run's checkpoint is a new run."""
@@ -251,14 +251,14 @@ print("trained", flush=True)
 """
 
 
-def test_a_server_that_nobody_reaches_stops_nothing(tmp_path: Path) -> None:
+def test_a_server_out_of_reach_stops_nothing(tmp_path: Path) -> None:
     """Training ends as usual, within the time limit; lost data is reported.
     W&B reads its address once per process.
     """
     pytest.importorskip("wandb", reason="wandb is not installed")
-    with socket.socket() as nobody:  # bound, and does not listen: a connection is refused
-        nobody.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as closed:  # bound, and does not listen: a connection is refused
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
         own = {
             "WANDB_BASE_URL": address,
             "WANDB_API_KEY": 40 * "0",
@@ -271,12 +271,12 @@ def test_a_server_that_nobody_reaches_stops_nothing(tmp_path: Path) -> None:
             command, env=os.environ | own, stdout=pipe, text=True, cwd=root
         ) as process:
             assert process.stdout is not None
-            told = list(itertools.takewhile(lambda line: line != "trained\n", process.stdout))
+            calls = list(itertools.takewhile(lambda line: line != "trained\n", process.stdout))
             process.kill()  # W&B's own exit would wait a little longer
     assert any(
         line.startswith(
             ("WandbLogger did not finish within 0.5 s", "WandbLogger failed while opening")
         )
-        for line in told
+        for line in calls
     )
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 4

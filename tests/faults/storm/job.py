@@ -174,7 +174,7 @@ if __name__ == "__main__":
     try:
         main()
     except JobEnded as error:
-        sys.exit(fail(error, read_launcher(), "" if error.is_told else str(error), 1))
+        sys.exit(fail(error, read_launcher(), "" if error.is_reported else str(error), 1))
     except TrainkitError as error:
         sys.exit(fail(error, read_launcher(), str(error), error.exit_code))
     except Exception as error:

@@ -113,23 +113,23 @@ def fit_by_hand(task: Line, *data: Any, **settings: Any) -> Trainer:
 
 def main() -> None:
     """Fit."""
-    run_dir, wish = Path(sys.argv[1]), json.loads(sys.argv[2])
+    run_dir, asked = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
-    task = Slow(wish["slow_s"])
+    task = Slow(asked["slow_s"])
     callbacks: list[Callback] = [
-        FaultInjection(wish["faults"]),
-        Journal(run_dir, wish["waits_for"]),
+        FaultInjection(asked["faults"]),
+        Journal(run_dir, asked["waits_for"]),
     ]
     callbacks += [
-        Elastic(commit_every_n_steps=wish["commit"]),
-        Watchdog(stall_timeout_s=wish["stall_s"]),
+        Elastic(commit_every_n_steps=asked["commit"]),
+        Watchdog(stall_timeout_s=asked["stall_s"]),
     ]
-    callbacks.append(ModelCheckpoint(every_n_train_steps=wish["every"], every_n_epochs=1))
-    every = wish.get("every_n_steps", 0)
+    callbacks.append(ModelCheckpoint(every_n_train_steps=asked["every"], every_n_epochs=1))
+    every = asked.get("every_n_steps", 0)
     callbacks += [Goodput()] * bool(every)
     settings: dict[str, Any] = {
         "communication": DiLoCo(every_n_steps=every, outer_momentum=0.5) if every else "exact",
-        "max_epochs": wish["epochs"],
+        "max_epochs": asked["epochs"],
         "run_dir": str(run_dir),
         "callbacks": callbacks,
         "logger": [CSVLogger()],
@@ -142,12 +142,12 @@ def main() -> None:
             Numbered(SAMPLES),
             batch_size=BATCH,
             shuffle=True,
-            num_workers=wish.get("num_workers", 0),
+            num_workers=asked.get("num_workers", 0),
         ),
         DataLoader(Numbered(SAMPLES), batch_size=BATCH),
     )
     ckpt_path = "auto" if "TORCHELASTIC_RUN_ID" in os.environ else None
-    if wish.get("by_hand"):
+    if asked.get("by_hand"):
         trainer = fit_by_hand(task, *data, ckpt_path=ckpt_path, **settings)
     else:
         trainer = Trainer(**settings)
@@ -162,6 +162,6 @@ if __name__ == "__main__":
     try:
         main()
     except JobEnded as error:
-        fail(error, read_launcher(), "" if error.is_told else str(error), 1)
+        fail(error, read_launcher(), "" if error.is_reported else str(error), 1)
     except Exception as error:
         fail(error, read_launcher(), traceback.format_exc(), 1)

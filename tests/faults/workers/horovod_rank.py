@@ -91,7 +91,7 @@ def outlive(scope: str, size: str) -> None:
         later=later,
         later_ms=later_ms,
         shutdown_ms=shutdown_ms,
-        seat=[hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()],
+        assignment=[hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()],
         ranks=add("first"),
     )
 

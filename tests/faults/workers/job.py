@@ -89,7 +89,7 @@ class Marker(Callback):
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:
-        """Block for ever in this step, or kill the last rank in it,
+        """Block forever in this step, or kill the last rank in it,
         if the environment asks for it.
         """
         died = trainer.run_dir / "died"

@@ -1,7 +1,7 @@
 """A worker of an elastic job that only pretends to train: python member.py FOLDER STEPS. No torch,
 no Horovod.
 
-It tells what it does in FOLDER/log, one line an event: "<event> <worker> <pid> <generation> <rank>
+It writes what it does to FOLDER/log, one line an event: "<event> <worker> <pid> <generation> <rank>
 <size> <step>", and obeys files there: "stop" (all end), "hang-<rank>" (no progress, waits for
 nothing), "wait-<rank>" (waits in a collective), "exit-<rank>" (its text is the exit code), "late"
 (newcomers wait so many seconds before they join), "die-<host>" (newcomers there kill themselves),
@@ -62,25 +62,25 @@ def main() -> None:
     commit = -1
     while True:
         tell("join", m)
-        seat = m.join(commit)
+        assignment = m.join(commit)
         commit = m.step = max(commit, 0)
-        tell("seat", m, seat.rank, seat.size)
-        print(f"rank {seat.rank} of {seat.size}")
+        tell("rank", m, assignment.rank, assignment.size)
+        print(f"rank {assignment.rank} of {assignment.size}")
         while not m.wanted:
             time.sleep(STEP_S)
             if preempted:
-                tell("preempted", m, seat.rank, seat.size)
+                tell("preempted", m, assignment.rank, assignment.size)
                 sys.exit(75)
-            if (code := text(f"exit-{seat.rank}")) is not None:
+            if (code := text(f"exit-{assignment.rank}")) is not None:
                 sys.exit(int(code))
             if m.step >= STEPS or text("stop") is not None:
-                tell("done", m, seat.rank, seat.size)
+                tell("done", m, assignment.rank, assignment.size)
                 if text("slow-end") is not None:
                     sys.slow_end = SlowEnd()  # type: ignore[attr-defined]
                 return
-            if text(f"hang-{seat.rank}") is not None:
+            if text(f"hang-{assignment.rank}") is not None:
                 continue
-            m.waiting = "grads" if text(f"wait-{seat.rank}") is not None else ""
+            m.waiting = "grads" if text(f"wait-{assignment.rank}") is not None else ""
             if not m.waiting:
                 m.step += 1
                 m.progress += 1

@@ -160,38 +160,38 @@ def samples() -> TensorDataset:
 
 def main() -> None:
     """Fit, and write down how it ended."""
-    run_dir, wish = Path(sys.argv[1]), _DEFAULTS | json.loads(sys.argv[2])
+    run_dir, given = Path(sys.argv[1]), _DEFAULTS | json.loads(sys.argv[2])
     torch.set_num_threads(1)
-    dtype, is_elastic = _DTYPES[wish["dtype"]], wish["engine"] != "single"
-    task = Counted(wish["optimizer"], wish["width"], dtype, wish["dies"])
-    if wish["host_dies"]:
+    dtype, is_elastic = _DTYPES[given["dtype"]], given["engine"] != "single"
+    task = Counted(given["optimizer"], given["width"], dtype, given["dies"])
+    if given["host_dies"]:
         task.kill = kill_host
-    callbacks: list[Callback] = [FaultInjection(wish["faults"])] if wish["faults"] else []
-    callbacks += [Goodput(), Journal(run_dir, wish["pace_s"], wish["waits_for"])]
-    callbacks += [EMA(decay=0.9)] * wish["ema"]
+    callbacks: list[Callback] = [FaultInjection(given["faults"])] if given["faults"] else []
+    callbacks += [Goodput(), Journal(run_dir, given["pace_s"], given["waits_for"])]
+    callbacks += [EMA(decay=0.9)] * given["ema"]
     if is_elastic:
         callbacks += [
-            Elastic(commit_every_n_steps=wish["commit"], copies=wish["copies"]),
-            Watchdog(stall_timeout_s=wish["stall_s"]),
+            Elastic(commit_every_n_steps=given["commit"], copies=given["copies"]),
+            Watchdog(stall_timeout_s=given["stall_s"]),
         ]
-        callbacks += [ModelCheckpoint(every_n_epochs=1)] * wish["checkpoints"]
-    settings = {"precision": "64-true", "lr_scaling": "none"} | wish["trainer"]
+        callbacks += [ModelCheckpoint(every_n_epochs=1)] * given["checkpoints"]
+    settings = {"precision": "64-true", "lr_scaling": "none"} | given["trainer"]
     trainer = Trainer(
-        engine=make_engine(wish["engine"], **wish["options"]),
-        max_epochs=wish["epochs"],
+        engine=make_engine(given["engine"], **given["options"]),
+        max_epochs=given["epochs"],
         global_batch_size=STEP,
         run_dir=str(run_dir),
         callbacks=callbacks,
         logger=[CSVLogger()],
-        enable_checkpointing=is_elastic and wish["checkpoints"],
+        enable_checkpointing=is_elastic and given["checkpoints"],
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
         log_every_n_steps=1000,
         **settings,
     )
-    data = DataLoader(samples(), batch_size=wish["microbatch"], shuffle=True)
-    trainer.fit(task, data, ckpt_path="auto" if wish["auto"] else None)
+    data = DataLoader(samples(), batch_size=given["microbatch"], shuffle=True)
+    trainer.fit(task, data, ckpt_path="auto" if given["auto"] else None)
     weights = torch.cat([whole_of(p.detach()).flatten() for p in task.model.parameters()])
     end = {"step": trainer.global_step, "seen": whole_of(task.seen.detach()).tolist()}
     end |= {"weights": weights.tolist()}
@@ -202,7 +202,7 @@ if __name__ == "__main__":
     try:
         main()
     except JobEnded as error:
-        sys.exit(fail(error, read_launcher(), "" if error.is_told else str(error), 1))
+        sys.exit(fail(error, read_launcher(), "" if error.is_reported else str(error), 1))
     except TrainkitError as error:
         sys.exit(fail(error, read_launcher(), str(error), error.exit_code))
     except Exception as error:

@@ -90,7 +90,7 @@ class Tokens(Line):
 
 
 def resumed_without_a_sample() -> dict[str, Any]:
-    """Gone on with at a step in which all ranks but the first have no sample,
+    """Resumed at a step in which all ranks but the first have no sample,
     by a task that weighs its batches.
     """
     for stop, ckpt_path in ((2, None), (3, "last")):

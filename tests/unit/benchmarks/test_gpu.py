@@ -53,7 +53,7 @@ def test_a_profiler_without_kernels_is_no_proof_of_no_waits(
 def test_workers_have_room_in_shared_memory(
     gigabytes: float, workers: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container's 64 MB are told before a worker dies of them; less room means fewer workers."""
+    """A container's 64 MB are reported before a worker dies of them; less room means fewer workers."""
     usage: Any = SimpleNamespace(free=int(gigabytes * 1e9))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(16))

@@ -80,7 +80,7 @@ def test_what_is_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hashes", "told"),
+    ("hashes", "expected"),
     [
         ([1, 1, 1], None),
         ([1, 2], "'w' of rank 1"),
@@ -89,9 +89,9 @@ def test_what_is_compared(tmp_path: Path) -> None:
         ([1, None], "'w' of rank 1"),
     ],
 )
-def test_the_odd_ranks_are_named(hashes: list[Any], told: str | None) -> None:
+def test_the_odd_ranks_are_named(hashes: list[Any], expected: str | None) -> None:
     """Ranks that differ from the majority are named; from rank 0 if there is no majority."""
-    assert _difference("w", hashes) == told
+    assert _difference("w", hashes) == expected
 
 
 def test_bad_arguments() -> None:

@@ -164,7 +164,7 @@ def test_a_second_fit_stops_early_by_itself(tmp_path: Path) -> None:
     assert steps[0] == steps[1] > 10
 
 
-def test_a_monitored_step_value_is_told_apart(tmp_path: Path) -> None:
+def test_a_monitored_step_value_has_a_name_of_its_own(tmp_path: Path) -> None:
     """It was logged, but for steps alone."""
     with pytest.raises(
         ConfigError, match=r"'train/loss', which was not logged for an epoch; .*on_epoch=True"

@@ -161,7 +161,7 @@ def test_before_the_first_validation_a_checkpoint_ranks_last(tmp_path: Path) -> 
 
 
 def test_a_monitor_that_was_not_logged_is_named(tmp_path: Path) -> None:
-    """A value that nobody logs is an error that lists those that there are."""
+    """A value that is not logged is an error that lists those that there are."""
     with pytest.raises(
         ConfigError,
         match=(
@@ -210,8 +210,8 @@ def test_weights_alone(tmp_path: Path) -> None:
 def test_a_failed_write_costs_no_older_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the disk takes no more, the older checkpoints and the links stay, it is told,
-    and training goes on.
+    """Where the disk takes no more, the older checkpoints and the links stay, it is reported,
+    and training continues.
     """
     real = ckpt.write
 
@@ -226,9 +226,9 @@ def test_a_failed_write_costs_no_older_checkpoint(
     assert kept(folder) == ["epoch=0-step=2"]
     assert target(folder, "last") == target(folder, "best") == "epoch=0-step=2"
     assert keeper.last_model_path == str(folder / "epoch=0-step=2")
-    told = capsys.readouterr().out
-    assert told.count("was NOT written: No space left on device. Training continues.") == 2
-    assert re.search(r"Checkpoints that were NOT written: \S+step=4, \S+step=6\.", told)
+    message = capsys.readouterr().out
+    assert message.count("was NOT written: No space left on device. Training continues.") == 2
+    assert re.search(r"Checkpoints that were NOT written: \S+step=4, \S+step=6\.", message)
 
 
 def test_one_callback_serves_two_runs(tmp_path: Path) -> None:
@@ -238,14 +238,14 @@ def test_one_callback_serves_two_runs(tmp_path: Path) -> None:
         assert kept(run(tmp_path / name, keeper, [0])) == ["epoch=0-step=2"]
 
 
-@pytest.mark.parametrize("wish", [{"save_top_k": 0, "save_last": False}, {"save_top_k": -2}])
-def test_keeping_none_is_refused(wish: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{"save_top_k": 0, "save_last": False}, {"save_top_k": -2}])
+def test_keeping_none_is_refused(arguments: dict[str, Any]) -> None:
     """save_top_k is 1 or more, or -1, or 0 beside the last."""
     with pytest.raises(
         ConfigError,
-        match=rf"save_top_k is {wish['save_top_k']}; it must be 1 or more, -1 to retain all, or 0",
+        match=rf"save_top_k is {arguments['save_top_k']}; it must be 1 or more, -1 to retain all, or 0",
     ):
-        ModelCheckpoint(**wish)
+        ModelCheckpoint(**arguments)
 
 
 def test_none_but_the_last_is_kept(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_checkpoint_comes_when_the_time_is_over(tmp_path: Path) -> None:
 
 
 class Dies(Line):
-    """Momentum and dropout; fails where it is told:
+    """Momentum and dropout; fails where it is asked to:
     in a step, in its validation, or while weights are being changed.
     """
 
@@ -363,11 +363,11 @@ def train(
     ("where", "step"),
     [("step", 1), ("step", 4), ("step", 6), ("step", 11), ("validation", 3), ("validation", 6)],
 )
-def test_a_run_goes_on_from_before_the_step_that_failed(
+def test_a_run_resumes_from_before_the_step_that_failed(
     tmp_path: Path, where: str, step: int
 ) -> None:
     """What an error left is the state before its step (or validation):
-    gone on with, the run ends like one without error.
+    resumed, the run ends like one without error.
     """
     train(tmp_path / "whole", Dies())
     with pytest.raises(ValueError, match=f"in {where}"):
@@ -396,7 +396,7 @@ def test_an_error_in_the_middle_of_an_accumulation_undoes_all_of_the_step(tmp_pa
 def test_an_error_while_weights_are_changed_leaves_no_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Half an update is nothing to go on from, which is said."""
+    """Half an update is nothing to resume from, which is said."""
     with pytest.raises(ValueError, match="in update"):
         train(tmp_path, Dies("update", 4))
     assert not (tmp_path / "checkpoints").exists()
@@ -406,7 +406,7 @@ def test_an_error_while_weights_are_changed_leaves_no_checkpoint(
     )
 
 
-def test_without_the_wish_an_error_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_without_the_setting_an_error_leaves_no_checkpoint(tmp_path: Path) -> None:
     """By default an error writes nothing."""
     with pytest.raises(ValueError, match="in step"):
         quiet(tmp_path, callbacks=ModelCheckpoint(every_n_epochs=0)).fit(
@@ -416,7 +416,7 @@ def test_without_the_wish_an_error_leaves_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
-    """An error in the first step leaves no checkpoint: a run can begin anew."""
+    """An error in the first step leaves no checkpoint: a run can begin again."""
     with pytest.raises(ValueError, match="in step"):
         train(tmp_path, Dies("step", 0))
     assert not (tmp_path / "checkpoints").exists()
@@ -426,7 +426,7 @@ def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rank", "steps"), [(0, {4}), (1, {3, 4})])
 def test_at_several_ranks_rank_0_saves_alone(tmp_path: Path, rank: int, steps: set[int]) -> None:
     """Whichever rank fails, rank 0 saves what it has, as of the step before,
-    and waits for nobody.
+    and waits for no other.
     """
 
     class Plain(Dies):
@@ -445,7 +445,7 @@ def test_at_several_ranks_rank_0_saves_alone(tmp_path: Path, rank: int, steps: s
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """A place in memory that nobody else has."""
+    """A place in memory that no other run has."""
     place = f"memory://{uuid.uuid4().hex}/run"
     yield place
     with contextlib.suppress(FileNotFoundError):
@@ -454,7 +454,7 @@ def url() -> Iterator[str]:
 
 def test_checkpoints_lie_at_a_url(tmp_path: Path, url: str) -> None:
     """With a URL as dirpath the best and the last are kept there, both are pointed to,
-    and nothing lies in the run's folder.
+    and nothing is in the run's folder.
     """
     keeper = ModelCheckpoint(monitor="val/score", dirpath=url)
     run(tmp_path, keeper, [3.0, 1.0, 2.0])
@@ -466,10 +466,10 @@ def test_checkpoints_lie_at_a_url(tmp_path: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "start"),
+    ("arguments", "start"),
     [("last", 6), ("best", 4), ("auto", 6), ("{url}/epoch=1-step=4", 4), ("{url}/best", 4)],
 )
-def test_a_run_goes_on_from_a_url(tmp_path: Path, url: str, wish: str, start: int) -> None:
+def test_a_run_resumes_from_a_url(tmp_path: Path, url: str, arguments: str, start: int) -> None:
     """`last`, `best`, "auto" and a checkpoint's own URL are found at the URL,
     also from a new run folder.
     """
@@ -482,17 +482,17 @@ def test_a_run_goes_on_from_a_url(tmp_path: Path, url: str, wish: str, start: in
 
     keeper = ModelCheckpoint(monitor="val/score", dirpath=url)
     trainer = quiet(tmp_path / "second", max_epochs=4, callbacks=[Begun(), keeper])
-    trainer.fit(Scored([0.5, 0.4]), loader(8), loader(4), ckpt_path=wish.format(url=url))
+    trainer.fit(Scored([0.5, 0.4]), loader(8), loader(4), ckpt_path=arguments.format(url=url))
     assert begun == [start]
     assert make_store(url).target("best") == "epoch=3-step=8"
 
 
 @pytest.mark.parametrize("place", ["folder", "url"])
-def test_what_a_killed_run_no_longer_deleted_is_deleted_when_it_goes_on(
+def test_what_a_killed_run_no_longer_deleted_is_deleted_on_resume(
     tmp_path: Path, url: str, place: str
 ) -> None:
     """A checkpoint that another has replaced, and that is still there,
-    goes when the run goes on.
+    goes when the run resumes.
     """
     dirpath = url if place == "url" else str(tmp_path / "here")
     store = make_store(dirpath)
@@ -504,7 +504,7 @@ def test_what_a_killed_run_no_longer_deleted_is_deleted_when_it_goes_on(
             "epoch=0-step=2",
             ckpt.Snapshot(ckpt.read_state(folder), {}, ckpt.load_training(folder), {}),
         )
-    # somebody else's
+    # another process's
     store.write("epoch=1-step=3", ckpt.Snapshot({"w": torch.zeros(1)}, {}, None, {}))
     quiet(tmp_path, max_epochs=2, callbacks=ModelCheckpoint(dirpath=dirpath)).fit(
         Line(), loader(8), ckpt_path=f"{dirpath}/epoch=1-step=4"
@@ -549,11 +549,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("wish", "told"), BAD, ids=[str(wish) for wish, _ in BAD])
-def test_a_bad_argument_is_refused_by_its_name(wish: dict[str, Any], told: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"), BAD, ids=[str(arguments) for arguments, _ in BAD]
+)
+def test_a_bad_argument_is_refused_by_its_name(arguments: dict[str, Any], message: str) -> None:
     """Each argument of a wrong type or out of range is refused when the callback is made."""
-    with pytest.raises(ConfigError, match=told):
-        ModelCheckpoint(**wish)
+    with pytest.raises(ConfigError, match=message):
+        ModelCheckpoint(**arguments)
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "last", "best"])
@@ -643,7 +645,7 @@ def test_a_filename_that_cannot_be_filled_in_is_refused(filename: str, tmp_path:
 
 def test_an_average_does_not_keep_rank_0_from_saving_alone(tmp_path: Path) -> None:
     """With EMA, whose buffers are sent when a checkpoint is taken,
-    rank 0 saves alone after an error and waits for nobody.
+    rank 0 saves alone after an error and waits for no other.
     """
 
     class Plain(Dies):
@@ -661,15 +663,15 @@ def test_an_average_does_not_keep_rank_0_from_saving_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "wish", [{"monitor": "train/loss"}, {"filename": "{epoch}-{val_loss:.3f}"}]
+    "arguments", [{"monitor": "train/loss"}, {"filename": "{epoch}-{val_loss:.3f}"}]
 )
 def test_values_may_come_later_than_the_first_checkpoint(
-    tmp_path: Path, wish: dict[str, Any]
+    tmp_path: Path, arguments: dict[str, Any]
 ) -> None:
     """A checkpoint inside the first epoch may lack the value that is monitored,
     or stands in its name.
     """
-    keeper = ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1, save_top_k=-1, **wish)
+    keeper = ModelCheckpoint(every_n_train_steps=1, every_n_epochs=1, save_top_k=-1, **arguments)
 
     class Later(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -722,7 +724,7 @@ def test_another_runs_checkpoints_in_a_shared_folder_are_not_touched(tmp_path: P
 
 
 def test_a_run_that_begins_at_another_runs_checkpoint_has_one_of_its_own(tmp_path: Path) -> None:
-    """Gone on with from another run's folder, and ended at once,
+    """Resumed from another run's folder, and ended at once,
     a run leaves a checkpoint in its own.
     """
     quiet(tmp_path / "one", callbacks=ModelCheckpoint()).fit(Line(), loader(8))

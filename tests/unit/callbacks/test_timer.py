@@ -82,7 +82,7 @@ def test_max_time_is_a_limit_like_the_others(tmp_path: Path, clock: Clock, limit
     assert trainer.global_step == 6
 
 
-def test_a_checkpoint_is_there_and_time_goes_on_over_a_restart(
+def test_a_checkpoint_is_there_and_time_continues_over_a_restart(
     tmp_path: Path, clock: Clock
 ) -> None:
     """The run ends with a checkpoint;

@@ -70,12 +70,12 @@ def test_what_was_named_is_taken_or_refused(tmp_path: Path) -> None:
     fill(store, "a", "b")
     store.point("best", "b")
     (store.folder / "b" / "training.pt").unlink()
-    for wish in ("best", store.path_of("b")):
+    for path in ("best", store.path_of("b")):
         with pytest.raises(
             CheckpointError,
             match=r"b is damaged: training\.pt is missing\. Take another one: ckpt_path=PATH",
         ):
-            load(wish, [store], line(), resume=True)
+            load(path, [store], line(), resume=True)
 
 
 def test_all_damaged_is_an_error(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_a_url_is_loaded(tmp_path: Path) -> None:
     store = make_store(f"memory://{uuid.uuid4().hex}/run")
     fill(store, "a", "b")
     store.point("last", "a")
-    for wish, name in ((f"{store.place}/b", "b"), (f"{store.place}/last", "a"), ("last", "b")):
-        loaded = load(wish, [store], line(), resume=True)
+    for path, name in ((f"{store.place}/b", "b"), (f"{store.place}/last", "a"), ("last", "b")):
+        loaded = load(path, [store], line(), resume=True)
         assert loaded is not None
         assert loaded[0] == store.path_of(name)
 

@@ -1,4 +1,4 @@
-"""Weights that do not fit are told in a few lines, however many they are."""
+"""Weights that do not fit are listed in a few lines, however many they are."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def test_each_kind_of_mismatch_has_its_line() -> None:
 def test_hundreds_of_mismatches_fit_on_a_screen() -> None:
     """Six are shown, the others counted; each line is short, and the last says what to do."""
     names = {f"layers.{number}.weight": (64, 64) for number in range(300)}
-    told = str(unfit(Path("runs/a/checkpoints/last"), mismatches({}, names)))
-    assert len(told.splitlines()) == 9 and "and 294 more" in told
-    assert max(map(len, told.splitlines())) < 240
-    assert told.endswith("init_weights=runs/a/checkpoints/last strict=false.")
+    text = str(unfit(Path("runs/a/checkpoints/last"), mismatches({}, names)))
+    assert len(text.splitlines()) == 9 and "and 294 more" in text
+    assert max(map(len, text.splitlines())) < 240
+    assert text.endswith("init_weights=runs/a/checkpoints/last strict=false.")
 
 
 def test_a_few_are_all_shown() -> None:

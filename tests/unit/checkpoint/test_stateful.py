@@ -55,7 +55,7 @@ def saved(tmp_path: Path, *callbacks: Callback, task: Line | None = None) -> Pat
 
 
 def resumed(tmp_path: Path, *callbacks: Callback, task: Line | None = None) -> None:
-    """Go on from the checkpoint."""
+    """Resume from the checkpoint."""
     quiet(tmp_path, max_steps=3, callbacks=list(callbacks)).fit(
         task or Line(), loader(), ckpt_path=str(tmp_path / "saved")
     )

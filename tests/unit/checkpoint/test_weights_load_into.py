@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_listed_and_nothing_is_loaded() -> None:
     assert same(model.state_dict(), before)
 
 
-def test_six_misfits_are_shown_and_the_rest_counted() -> None:
+def test_six_mismatches_are_shown_and_the_rest_counted() -> None:
     """A model that is another one altogether does not fill the screen."""
     source = {f"x{i}": torch.zeros(1) for i in range(9)} | {"0.bias": torch.zeros(4)}
     with pytest.raises(CheckpointError) as said:

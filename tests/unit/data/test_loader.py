@@ -325,7 +325,7 @@ def test_tensors_with_augmentation_draw_from_seed_epoch_and_index() -> None:
 
 
 def test_a_samplers_own_generator_draws_again_what_it_drew(tmp_path: Path) -> None:
-    """A run that goes on behind its first epoch meets the order of
+    """A run that resumes behind its first epoch meets the order of
     the run that never stopped; epochs differ.
     """
 
@@ -380,7 +380,7 @@ class Drawn(IterableDataset[Any]):
 
 
 def test_workers_that_a_stream_keeps_are_seeded_by_epoch_and_ended(tmp_path: Path) -> None:
-    """A run that goes on behind an epoch draws what the run that never stopped did;
+    """A run that resumes behind an epoch draws what the run that never stopped did;
     no worker outlives the fit.
     """
 

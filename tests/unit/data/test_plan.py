@@ -56,7 +56,7 @@ def test_shares_deal_every_sample_once(plan: StepPlan, shares: list[int], even: 
 
 
 @given(plans)
-def test_every_sample_is_dealt_once(plan: StepPlan) -> None:
+def test_every_sample_is_given_once(plan: StepPlan) -> None:
     """Over ranks, microbatches and steps each place comes exactly once;
     drop_last leaves out less than a step.
     """

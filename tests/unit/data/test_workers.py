@@ -175,7 +175,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 @pytest.mark.parametrize("start", ["fork", "forkserver"])  # forkserver: Python 3.14's default
 def test_a_worker_that_waits_ends_with_its_killed_rank(tmp_path: Path, start: str) -> None:
-    """It holds the rank's GPU no longer, also while it is in a sample that takes for ever, and
+    """It holds the rank's GPU no longer, also while it is in a sample that takes forever, and
     without a signal of its own.
     """
     (script := tmp_path / "killed.py").write_text(KILLED)

@@ -75,7 +75,7 @@ def test_an_error_in_teardown_leaves_no_switch_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("used", "own"), [(True, None), (True, ":16:8"), (False, None)])
-def test_cublas_that_has_read_its_setting_is_told(
+def test_cublas_that_has_read_its_setting_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], used: bool, own: str | None
 ) -> None:
     """In a process that has used a GPU before, the variable that deterministic=true sets may be too

@@ -144,7 +144,7 @@ def test_batch_norm_is_plain_again_after_a_run(tmp_path: Path) -> None:
         quiet(tmp_path, engine=engine, sync_batchnorm=True).fit(task, loader(24))
         task.train()
         if engine.place == 0:
-            task(torch.randn(4, 3))  # nobody answers any more
+            task(torch.randn(4, 3))  # no rank answers any more
         return [
             isinstance(m, SyncBatchNorm) and m.link.all_reduce is not None for m in task.modules()
         ]

@@ -37,7 +37,7 @@ def collections() -> Iterator[list[str]]:
 )
 def test_no_collection_starts_while_ranks_run(start, collections: list[str]) -> None:  # type: ignore[no-untyped-def]
     """A collection inside torch.get_rng_state runs Python code under the generator's lock,
-    and ranks would block for ever.
+    and ranks would block forever.
     """
     seen: list[int] = []
 

@@ -134,7 +134,7 @@ def test_known_causes_have_their_remedy(log: str, remedy: str):
     assert remedy in advice(first_error(lines) or lines, lines)
 
 
-def test_failure_of_a_long_log_is_told_in_a_few_lines(tmp_path: Path):
+def test_failure_of_a_long_log_is_a_few_lines(tmp_path: Path):
     """Four hundred lines of output become at most eight, with the path of the log."""
     lines = ["x" * 1000] * 200 + CMAKE.splitlines() + ["x" * 1000] * 200
     text = failure("Building failed", lines, tmp_path / "log")
@@ -143,7 +143,7 @@ def test_failure_of_a_long_log_is_told_in_a_few_lines(tmp_path: Path):
     assert max(len(line) for line in text.splitlines()) < 300
 
 
-def test_failure_without_a_known_error_is_told_by_its_end(tmp_path: Path):
+def test_failure_without_a_known_error_shows_its_end(tmp_path: Path):
     """Without a known error line, only the last five lines are shown."""
     text = failure("It failed", [f"line {i}" for i in range(400)], tmp_path / "log")
     assert text.splitlines()[1:6] == [f"  line {i}" for i in range(395, 400)]
@@ -206,4 +206,4 @@ def test_no_way_out_leaves_a_process_behind(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         run(_python(child), what="It", log=tmp_path / "log", on_line=interrupt)
     with lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # waits for ever where the grandchild lives on
+        fcntl.flock(file, fcntl.LOCK_EX)  # waits forever where the grandchild lives on

@@ -81,7 +81,7 @@ def test_it_flushes_where_nothing_waits() -> None:
     background.close(lambda: None, 30)
 
 
-def test_who_does_not_keep_up_drops_and_tells_how_many_once(
+def test_a_slow_reader_drops_and_reports_how_many_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A full queue drops work without blocking, and the end reports the number."""
@@ -121,7 +121,9 @@ def test_handing_over_never_waits() -> None:
     notes.gate.set()
 
 
-def test_the_first_failure_is_told_and_ends_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_failure_is_reported_and_ends_the_work(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The failed logger is named, with its action and the error;
     later work is skipped, except for closing.
     """
@@ -134,18 +136,18 @@ def test_the_first_failure_is_told_and_ends_the_work(capsys: pytest.CaptureFixtu
     assert not background.put("writing step 6", lambda: notes.note("x"))
     background.close(lambda: notes.note("closed"), 30)
     assert notes.done == ["closed"]
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
-        told.count(
+        printed.count(
             "OwnLogger failed while writing step 3: OSError: [Errno 28] No space left on device"
         )
         == 1
     )
-    assert told.count("OwnLogger") == 2
-    assert "OwnLogger logs nothing from here on; training continues." in told
+    assert printed.count("OwnLogger") == 2
+    assert "OwnLogger logs nothing from here on; training continues." in printed
 
 
-def test_a_failure_at_the_end_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_at_the_end_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """A failure to close is reported: data may be lost."""
     notes = Notes()
     notes.start().close(fail, 30)

@@ -26,11 +26,11 @@ class Own(Logger):
 
     def __init__(self, *fails: str, error: type[Exception] = OSError) -> None:
         self.fails, self.error = fails, error
-        self.told: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.threads: set[int] = set()
 
     def _note(self, method: str, what: Any) -> None:
-        self.told.append((method, what))
+        self.calls.append((method, what))
         self.threads.add(threading.get_ident())
         if method in self.fails:
             raise self.error("the disk is gone")
@@ -64,14 +64,14 @@ def train(folder: Path, *loggers: Logger, task: Line | None = None, **settings: 
     return task
 
 
-def test_a_logger_is_told_of_the_run_in_order(tmp_path: Path) -> None:
+def test_a_logger_hears_of_the_run_in_order(tmp_path: Path) -> None:
     """Opened, settings, each report with its step and epoch, closed;
     all in one thread other than the main one.
     """
     own, task = Own(), Line()
     task.hparams["width"] = 7
     train(tmp_path, own, task=task)
-    (_, facts), *rest = own.told
+    (_, facts), *rest = own.calls
     assert (facts.run_dir, facts.global_step, facts.goes_on, facts.task) == (
         tmp_path,
         0,
@@ -91,16 +91,16 @@ def test_a_logger_is_told_of_the_run_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["open", "log_hyperparams", "log_metrics", "finalize"])
-def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(
+def test_a_logger_that_fails_is_reported_once_and_the_run_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
 ) -> None:
     """Whatever fails, training ends well, and the other loggers have all of it."""
     own, other = Own(method), CSVLogger()
     train(tmp_path, own, other)
-    told = capsys.readouterr().out
-    assert told.count("Own failed while") == 1
-    assert "OSError: the disk is gone" in told
-    assert [name for name, _ in own.told].count(method) == 1
+    calls = capsys.readouterr().out
+    assert calls.count("Own failed while") == 1
+    assert "OSError: the disk is gone" in calls
+    assert [name for name, _ in own.calls].count(method) == 1
     with (tmp_path / "metrics.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 3
 
@@ -156,7 +156,7 @@ def test_a_network_that_does_not_answer_stops_nothing(
     """
     stuck = Stuck()
     train(tmp_path, stuck, max_epochs=3)
-    assert stuck.told == []
+    assert stuck.calls == []
     assert "Stuck did not finish within 0.05 s" in capsys.readouterr().out
     stuck.gate.set()
 
@@ -191,11 +191,11 @@ def test_a_logger_that_asks_no_server_has_time_to_open(
     stuck.finish_timeout_s = 300.0
     threading.Timer(0.3, stuck.gate.set).start()
     train(tmp_path, stuck)
-    assert stuck.told
+    assert stuck.calls
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyError("broken"), "failed"), (None, "success")])
-def test_the_end_is_told(tmp_path: Path, error: Exception | None, status: str) -> None:
+def test_the_end_is_reported(tmp_path: Path, error: Exception | None, status: str) -> None:
     """A run that failed is closed as such, after all that it logged."""
 
     class Ends(Line):
@@ -208,17 +208,17 @@ def test_the_end_is_told(tmp_path: Path, error: Exception | None, status: str) -
         train(tmp_path, own, task=Ends())
     except KeyError as raised:
         assert raised is error
-    assert own.told[-1] == ("finalize", status)
-    assert [name for name, _ in own.told].count("log_metrics") == 3
+    assert own.calls[-1] == ("finalize", status)
+    assert [name for name, _ in own.calls].count("log_metrics") == 3
 
 
-def test_a_second_fit_opens_anew(tmp_path: Path) -> None:
+def test_a_second_fit_opens_again(tmp_path: Path) -> None:
     """A logger serves consecutive fits."""
     own = Own()
     trainer = quiet(tmp_path, logger=own, log_every_n_steps=1)
     for _ in range(2):
         trainer.fit(Line(), loader(8))
-    assert [name for name, _ in own.told] == 2 * [
+    assert [name for name, _ in own.calls] == 2 * [
         "open",
         "log_hyperparams",
         "log_metrics",
@@ -231,7 +231,7 @@ def test_an_evaluation_opens_no_logger(tmp_path: Path) -> None:
     """Loggers are a fit's."""
     own = Own()
     quiet(tmp_path, logger=own).validate(Line(), loader(4))
-    assert own.told == []
+    assert own.calls == []
 
 
 def test_a_checkpoint_waits_for_what_was_logged_before_it(tmp_path: Path) -> None:

@@ -51,13 +51,13 @@ def test_several_go_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "message"),
     [
         ("logger.prometheus.port=high", r"logger\.prometheus\.port is 'high'; it must be"),
         ("logger.prometheus.prot=1", r"logger\.prometheus\.prot is not a setting.*port"),
     ],
 )
-def test_a_wrong_setting_is_named_by_its_key(tmp_path: Path, typed: str, told: str) -> None:
+def test_a_wrong_setting_is_named_by_its_key(tmp_path: Path, typed: str, message: str) -> None:
     """It fails before anything is built."""
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         loggers_of(tmp_path, "logger=[prometheus]", typed)

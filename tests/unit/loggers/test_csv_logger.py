@@ -55,7 +55,7 @@ def test_the_table_holds_what_was_logged(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_are_on_disk_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_rows_are_on_disk_during_the_run(tmp_path: Path) -> None:
     """A killed run leaves its logged rows, under a complete header;
     rows are not held until the run's end.
     """
@@ -77,14 +77,14 @@ def test_rows_are_on_disk_while_the_run_goes_on(tmp_path: Path) -> None:
     assert sorted(files) == [".lock", "metrics.csv"]
 
 
-def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
+def test_a_resumed_run_appends(tmp_path: Path) -> None:
     """Going on from the last checkpoint gives the table of the run that never stopped."""
     train(tmp_path / "parts", max_epochs=2, enable_checkpointing=True)
     parts = train(tmp_path / "parts", max_epochs=3, ckpt_path="last")
     assert parts == train(tmp_path / "whole", max_epochs=3)
 
 
-def test_what_is_trained_anew_is_written_anew(tmp_path: Path) -> None:
+def test_what_is_trained_again_is_written_again(tmp_path: Path) -> None:
     """Resuming from an older checkpoint drops the rows after it."""
     keep_all = ModelCheckpoint(save_top_k=-1)
     train(tmp_path, max_epochs=3, callbacks=keep_all)
@@ -92,7 +92,7 @@ def test_what_is_trained_anew_is_written_anew(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]
 
 
-def test_a_new_run_in_an_old_folder_begins_anew(tmp_path: Path) -> None:
+def test_a_new_run_in_an_old_folder_begins_again(tmp_path: Path) -> None:
     """A run from the start does not mix its rows with those of an earlier run."""
     train(tmp_path, max_epochs=2)
     assert [row["step"] for row in train(tmp_path, max_epochs=1)] == ["1", "2", "2"]
@@ -108,7 +108,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path, rest: str) -> None:
     assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]
 
 
-def test_what_a_disk_does_not_take_is_told_and_training_goes_on(
+def test_a_failed_write_is_reported_and_training_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file cannot be made: the run ends well, without it."""
@@ -116,8 +116,8 @@ def test_what_a_disk_does_not_take_is_told_and_training_goes_on(
     quiet(tmp_path, logger=CSVLogger(), log_every_n_steps=1, max_epochs=2).fit(
         Fixed(), loader(8), loader(4)
     )
-    told = capsys.readouterr().out
-    assert told.count("CSVLogger failed while opening: IsADirectoryError") == 1
+    printed = capsys.readouterr().out
+    assert printed.count("CSVLogger failed while opening: IsADirectoryError") == 1
     assert not (tmp_path / "metrics.csv").exists()
 
 
@@ -138,9 +138,9 @@ def test_a_disk_that_is_full_from_some_step_on_costs_the_rest(
     quiet(tmp_path, logger=logger, log_every_n_steps=1, max_epochs=3).fit(
         Fills(), loader(8), loader(4)
     )
-    told = capsys.readouterr().out
-    assert told.count("CSVLogger failed while writing step ") == 1
-    assert "OSError: [Errno 28] No space left on device" in told
+    printed = capsys.readouterr().out
+    assert printed.count("CSVLogger failed while writing step ") == 1
+    assert "OSError: [Errno 28] No space left on device" in printed
     with (tmp_path / "metrics.csv").open(newline="") as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["1", "2", "2"]
 
@@ -169,7 +169,7 @@ def test_rows_of_the_step_of_a_checkpoint_that_came_after_it_are_left_out(tmp_pa
     assert [row["step"] for row in rows] == ["1", "2", "2", "3", "4", "4"]
 
 
-def test_a_second_fit_counts_anew(tmp_path: Path) -> None:
+def test_a_second_fit_counts_from_zero(tmp_path: Path) -> None:
     """A checkpoint's state of the table belongs to this fit,
     also if the logger has served another.
     """

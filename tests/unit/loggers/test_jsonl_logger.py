@@ -85,7 +85,7 @@ def test_numbers_that_json_has_not_are_null_and_named(tmp_path: Path) -> None:
     assert all(line["values"]["lr"] == 0.1 for line in odd)
 
 
-def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
+def test_a_resumed_run_appends(tmp_path: Path) -> None:
     """Resuming from the last checkpoint gives the lines of an uninterrupted run;
     earlier lines stay unchanged.
     """
@@ -95,7 +95,7 @@ def test_a_run_that_goes_on_appends(tmp_path: Path) -> None:
     assert without_time(parts) == without_time(train(tmp_path / "whole", max_epochs=3))
 
 
-def test_what_is_trained_anew_is_written_anew(tmp_path: Path) -> None:
+def test_what_is_trained_again_is_written_again(tmp_path: Path) -> None:
     """Resuming from an older checkpoint drops the lines after it."""
     train(tmp_path, max_epochs=3, callbacks=ModelCheckpoint(save_top_k=-1))
     lines = train(
@@ -132,7 +132,7 @@ def test_a_torn_line_is_left_out(tmp_path: Path, rest: str) -> None:
     ]
 
 
-def test_what_a_disk_does_not_take_is_told_and_training_goes_on(
+def test_a_failed_write_is_reported_and_training_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file cannot be made: the run ends well, without it."""

@@ -51,7 +51,7 @@ def test_scalars_and_settings_are_written(tmp_path: Path) -> None:
     assert b'"width": 7' in text.tensor_proto.string_val[0]
 
 
-def test_what_is_trained_anew_is_shown_once(tmp_path: Path) -> None:
+def test_what_is_trained_again_is_shown_once(tmp_path: Path) -> None:
     """Resuming from an older checkpoint hides the events after it."""
     train(tmp_path, max_epochs=3, callbacks=ModelCheckpoint(save_top_k=-1))
     reader = train(
@@ -200,9 +200,9 @@ def test_the_graph_is_drawn_from_the_first_batch(tmp_path: Path) -> None:
     dropout and batch norm included.
     """
     drawn, plain = Net(), Net()
-    for folder, task, wish in (("a", drawn, True), ("b", plain, False)):
+    for folder, task, log_graph in (("a", drawn, True), ("b", plain, False)):
         torch.manual_seed(3)
-        logger = TensorBoardLogger(log_graph=wish)
+        logger = TensorBoardLogger(log_graph=log_graph)
         quiet(tmp_path / folder, logger=logger, max_epochs=2, assert_no_sync=True).fit(
             task, loader(8), loader(4)
         )
@@ -217,7 +217,7 @@ def test_the_graph_is_drawn_from_the_first_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["forward raises", "batch has no tensor"])
-def test_a_model_that_cannot_be_drawn_is_told_once(
+def test_a_model_that_cannot_be_drawn_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     """It is no error: the picture is missing, scalars are not."""
@@ -238,14 +238,14 @@ def test_a_model_that_cannot_be_drawn_is_told_once(
     )
     logger = TensorBoardLogger(log_graph=True)
     quiet(tmp_path, logger=logger, log_every_n_steps=1, max_epochs=2).fit(Strange(), data)
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     why = (
         "RuntimeError: not in this mode"
         if how == "forward raises"
         else "TypeError: the batch starts with a str"
     )
-    assert told.count(f"TensorBoardLogger: no graph of Strange: {why}") == 1
-    assert "pages more" not in told
+    assert printed.count(f"TensorBoardLogger: no graph of Strange: {why}") == 1
+    assert "pages more" not in printed
     reader = EventAccumulator(str(tmp_path / "tensorboard"))
     reader.Reload()
     assert [event.step for event in reader.Scalars("lr")] == [1, 2, 3, 4]

@@ -31,8 +31,10 @@ def test_the_values_of_an_evaluation_are_a_table(
     trainer.fit(Line(), loader(8), loader(4))
     capsys.readouterr()
     (value,) = trainer.validate(Line(), loader(4)).values()
-    told = capsys.readouterr().out
-    assert "validation, the weights of the task" in told and f"val/loss │ {value:.6g} │" in told
+    printed = capsys.readouterr().out
+    assert (
+        "validation, the weights of the task" in printed and f"val/loss │ {value:.6g} │" in printed
+    )
     trainer.validate(Line(), loader(4), verbose=False)
     assert not capsys.readouterr().out
 

@@ -224,7 +224,7 @@ def test_nan_does_not_vanish(reduction: Any) -> None:
         ("on_epochs", "Did you mean 'on_epoch'?"),
     ],
 )
-def test_what_log_does_not_take_is_told(tmp_path: Path, option: str, words: str) -> None:
+def test_what_log_does_not_take_is_refused(tmp_path: Path, option: str, words: str) -> None:
     """Lightning's arguments with what to do, others with what there is."""
 
     class Other(Line):

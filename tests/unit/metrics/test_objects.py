@@ -195,7 +195,7 @@ class Counts(Line):
         return super().training_step(batch, batch_idx)
 
 
-def test_metric_objects_begin_anew_with_a_run(tmp_path: Path) -> None:
+def test_metric_objects_are_reset_with_a_run(tmp_path: Path) -> None:
     """What a run that broke off has counted, or SWA's pass over the data, is not the next run's."""
     task = Counts(breaks=True)
     with pytest.raises(ValueError, match="broken"):

@@ -74,12 +74,14 @@ def test_no_warmup_is_no_multiplier() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "wish", "expected"),
+    ("accumulate", "requested", "expected"),
     [(None, None, 1), (3, None, 3), (None, 64, 2), (2, 64, 2), (None, 32, 1)],
 )
-def test_accumulation_is_derived(accumulate: int | None, wish: int | None, expected: int) -> None:
+def test_accumulation_is_derived(
+    accumulate: int | None, requested: int | None, expected: int
+) -> None:
     """The accumulation is as given, or derived from the global batch at 4 ranks of 8."""
-    assert derive_accumulation(8, 4, accumulate, wish) == [(0, expected)]
+    assert derive_accumulation(8, 4, accumulate, requested) == [(0, expected)]
 
 
 def test_accumulation_by_epoch() -> None:
@@ -120,15 +122,15 @@ def test_contracts_tell_their_differences() -> None:
     ]
 
 
-@pytest.mark.parametrize(("wish", "nearest"), [(50, "32 or 64"), (31, "32"), (65, "64 or 96")])
-def test_a_global_batch_that_cannot_be_met_names_the_nearest(wish: int, nearest: str) -> None:
+@pytest.mark.parametrize(("requested", "nearest"), [(50, "32 or 64"), (31, "32"), (65, "64 or 96")])
+def test_a_global_batch_that_cannot_be_met_names_the_nearest(requested: int, nearest: str) -> None:
     """A global batch that is no multiple is refused with the nearest ones that can be met."""
     words = (
-        rf"global_batch_size is {wish}, .* data\.batch_size x ranks = 8 x 4 = 32\. Nearest:"
+        rf"global_batch_size is {requested}, .* data\.batch_size x ranks = 8 x 4 = 32\. Nearest:"
         rf" {nearest};"
     )
     with pytest.raises(ConfigError, match=words):
-        derive_accumulation(8, 4, None, wish)
+        derive_accumulation(8, 4, None, requested)
 
 
 def test_two_answers_that_disagree_are_refused() -> None:

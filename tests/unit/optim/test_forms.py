@@ -15,7 +15,7 @@ from trainkit.errors import TaskError
 
 
 def test_lbfgs_is_refused(tmp_path: Path) -> None:
-    """An optimizer that needs a closure is told before training."""
+    """An optimizer that needs a closure is refused before training."""
 
     class Closure(Line):
         def configure_optimizers(self) -> Any:

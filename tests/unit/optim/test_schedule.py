@@ -384,7 +384,7 @@ class Sequence(Line):
 
 
 @pytest.mark.parametrize("stop", [3, 9])
-def test_schedulers_within_schedulers_go_on(tmp_path: Path, stop: int) -> None:
+def test_schedulers_within_schedulers_resume(tmp_path: Path, stop: int) -> None:
     """What cannot be stored of one of them takes nothing else with it."""
     whole, rest = Sequence(), Sequence()
     quiet(tmp_path / "whole", max_steps=17).fit(whole, loader(23))

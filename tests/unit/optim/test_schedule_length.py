@@ -84,7 +84,7 @@ def rates(folder: Path, make: Make, max_epochs: int, **settings: Any) -> list[fl
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_longer_run_goes_on_as_one_that_was_longer_from_the_start(
+def test_a_resumed_run_is_one_that_was_as_long_from_the_start(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ended at 4 epochs and resumed to 8, its last 4 epochs have the rates of a run of 8;

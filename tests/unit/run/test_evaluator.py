@@ -234,7 +234,7 @@ def test_a_part_in_eval_stays_in_eval(tmp_path: Path) -> None:
     assert task.model[0].training
 
 
-def test_a_step_that_asks_for_the_loader_is_told(tmp_path: Path) -> None:
+def test_a_step_that_asks_for_the_loader_is_refused(tmp_path: Path) -> None:
     """validation_step with dataloader_idx gets the number of the loader."""
 
     class Several(Line):

@@ -55,7 +55,7 @@ def test_what_needs_a_known_batch_is_refused(
     assert "of unknown size" in said[0]
 
 
-def test_different_streams_are_not_dealt(tmp_path: Path) -> None:
+def test_different_streams_are_not_split(tmp_path: Path) -> None:
     """If the ranks' first batches differ, the batches of one stream cannot be dealt:
     refused on all ranks alike.
     """
@@ -72,7 +72,7 @@ def test_different_streams_are_not_dealt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_dealt_batches_train_as_those_of_one_rank(ranks: int, tmp_path: Path) -> None:
+def test_unequal_shares_train_as_one_rank_does(ranks: int, tmp_path: Path) -> None:
     """A list of batches on N ranks gives the weights of one rank
     that accumulates N of them in a step.
     """

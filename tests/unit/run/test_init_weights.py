@@ -55,7 +55,7 @@ class Translating(Net):
         }
 
 
-def foreign(folder: Path, task: Net) -> Path:
+def of_another(folder: Path, task: Net) -> Path:
     """Write the weights of a task as another library would, into a folder of transformers' layout;
     return the folder.
     """
@@ -245,19 +245,19 @@ def test_a_file_that_does_not_fit_is_not_validated(tmp_path: Path) -> None:
         )
 
 
-def test_a_task_translates_foreign_weights(tmp_path: Path) -> None:
+def test_a_task_translates_weights_of_others(tmp_path: Path) -> None:
     """`translate_weights` renames and turns them;
     checkpoints of the Task's own pass through it unchanged.
     """
-    start = begin(tmp_path / "run", Translating(), foreign(tmp_path / "theirs", trained()))
+    start = begin(tmp_path / "run", Translating(), of_another(tmp_path / "theirs", trained()))
     assert torch.equal(start.weights, weights(trained()))
     again = begin(tmp_path / "again", Translating(), as_checkpoint(tmp_path, trained()))
     assert torch.equal(again.weights, weights(trained()))
 
 
-def test_foreign_weights_are_evaluated_and_loaded(tmp_path: Path) -> None:
+def test_weights_of_others_are_evaluated_and_loaded(tmp_path: Path) -> None:
     """validate of a file and load_from_checkpoint of a file or a folder translate too."""
-    folder = foreign(tmp_path / "theirs", trained())
+    folder = of_another(tmp_path / "theirs", trained())
     task = Translating()
     quiet(tmp_path / "run").validate(task, loader(8), ckpt_path=str(folder / "model.safetensors"))
     assert torch.equal(weights(task), weights(trained()))

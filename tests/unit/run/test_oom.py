@@ -137,7 +137,7 @@ def test_a_batchs_class_survives_a_split(tmp_path: Path, room: int) -> None:
 
 
 def test_a_piece_knows_its_samples(tmp_path: Path) -> None:
-    """After a split, a loss that is not finite is told with the samples of its piece."""
+    """After a split, a loss that is not finite is reported with the samples of its piece."""
 
     class Bad(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -73,7 +73,7 @@ def test_stop_and_resume_change_no_bit(tmp_path: Path, stop_at: int) -> None:
 
 
 def test_a_checkpoint_inside_an_epoch_is_enough(tmp_path: Path) -> None:
-    """A checkpoint of every n steps, taken by a run that went on, leads to the same end."""
+    """A checkpoint of every n steps, taken by a resumed run, leads to the same end."""
     keeper = ModelCheckpoint(every_n_train_steps=4, every_n_epochs=None, save_top_k=-1)
     whole = Scheduled()
     quiet(tmp_path / "whole", max_epochs=2, callbacks=keeper).fit(
@@ -203,7 +203,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, entry: str) ->
         getattr(quiet(tmp_path), entry)(Wider(), loader(5), ckpt_path="last")
 
 
-def test_a_stream_with_another_accumulation_goes_on_where_it_was(
+def test_a_stream_with_another_accumulation_resumes_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the batches are of unknown size, microbatches are counted: none is left out."""

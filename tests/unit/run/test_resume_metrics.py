@@ -127,7 +127,7 @@ def test_an_epochs_values_are_the_same_bits_over_a_restart(
 def test_an_epochs_values_survive_another_number_of_ranks(
     tmp_path: Path, before: int, after: int
 ) -> None:
-    """Gone on with at another number of ranks,
+    """Resumed at another number of ranks,
     an epoch's values are those of the run that was not interrupted.
     """
     settings: dict[str, Any] = {

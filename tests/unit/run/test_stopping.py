@@ -229,11 +229,11 @@ def test_without_a_checkpoint_to_resume_from_it_is_reported(
 
 def test_a_checkpoint_is_written_also_where_it_is_not_among_the_best(tmp_path: Path) -> None:
     """With a monitor and save_last=false, a signal still saves a checkpoint of its step."""
-    wish: dict[str, Any] = {"monitor": "val/loss", "save_last": False}
-    asked(tmp_path, ModelCheckpoint(**wish), Asked(8))
+    arguments: dict[str, Any] = {"monitor": "val/loss", "save_last": False}
+    asked(tmp_path, ModelCheckpoint(**arguments), Asked(8))
     assert "epoch=1-step=9" in LocalStore(tmp_path / "checkpoints").names()
     steps = Recorder()
-    begin(tmp_path, ModelCheckpoint(**wish), steps)
+    begin(tmp_path, ModelCheckpoint(**arguments), steps)
     assert len(steps.lrs) == 3
 
 
@@ -354,11 +354,11 @@ def test_a_validation_at_the_end_that_was_interrupted_is_run_again(
 
 def test_what_signals_left_is_deleted_in_the_end(tmp_path: Path) -> None:
     """Checkpoints retained only for a resume are removed when the run is done."""
-    wish: dict[str, Any] = {"monitor": "val/loss", "save_last": False}
-    begin(tmp_path / "whole", ModelCheckpoint(**wish))
+    arguments: dict[str, Any] = {"monitor": "val/loss", "save_last": False}
+    begin(tmp_path / "whole", ModelCheckpoint(**arguments))
     for after in (2, 7, 8):
-        asked(tmp_path / "parts", ModelCheckpoint(**wish), Asked(after))
-    begin(tmp_path / "parts", ModelCheckpoint(**wish))
+        asked(tmp_path / "parts", ModelCheckpoint(**arguments), Asked(after))
+    begin(tmp_path / "parts", ModelCheckpoint(**arguments))
     there, wanted = (
         LocalStore(tmp_path / run / "checkpoints").names() for run in ("parts", "whole")
     )

@@ -88,7 +88,7 @@ class DDPEngine(Engine):
 
     def _start(self) -> None:
         if self.ranks.is_elastic:
-            self._take_seat()
+            self._take_rank()
         else:
             assign_ranks(self.ranks, self.launcher, self.name)
         world_size = self.ranks.world_size
@@ -98,7 +98,7 @@ class DDPEngine(Engine):
         if chosen is not None and len(chosen) < world_size:
             self.comm.narrow(chosen)
 
-    def _take_seat(self) -> None:
+    def _take_rank(self) -> None:
         """Take the ranks of from now on of an elastic job, unless they are connected already."""
         if not self.comm.is_connected:
             self.ranks.join(self._process_set)

@@ -4,7 +4,7 @@ launch.py       `python -m trainkit launch`: the driver by its own name, without
 horovodrun.py   what horovodrun asks for; `python -m trainkit.launch.elastic`
 driver.py       the driver of a job, with its call tree; no torch
 ranks.py        a rank's side: the ranks of its engine, which the driver assigns again (client.py)
-replicas.py     which workers get seats together, and are lost together (engine=fsdp engine.replicas)
+replicas.py     which workers get ranks together, and are lost together (engine=fsdp engine.replicas)
 copies/         each rank's state in the memory of other hosts (engine=fsdp without replicas)
 callback.py     commits of a fit, from which it continues (attempts.py, rehearsal.py)
 """

@@ -1,7 +1,7 @@
-"""A worker's membership in an elastic job: it requests a seat (its rank) from the driver
+"""A worker's membership in an elastic job: it requests its rank from the driver
 (driver.py) and sends heartbeats.
 
-    Membership.current() -> join(commit) -> RankAssignment        requests a seat until it gets one, or the job ends
+    Membership.current() -> join(commit) -> RankAssignment        requests a rank until it gets one, or the job ends
                         a thread, every 0.5 s (beat_s)      reports step, progress and what the main thread waits for;
                                                     receives whether the driver wants to form a new
                                                     generation
@@ -119,7 +119,7 @@ class Membership:
 
     def __init__(self, worker: str, address: tuple[str, int], secret: str) -> None:
         self.worker = worker  # this process's name at the driver: "node1/0#3" is host, slot, count
-        self.generation = 0  # generation of the last seat, 0 before the first
+        self.generation = 0  # generation of the last rank, 0 before the first
         self.ranks = 0  # of that generation
         self.step = 0  # the loop's current optimizer step
         self.progress = 0  # a counter that increases while the main thread makes progress
@@ -191,11 +191,11 @@ class Membership:
     def join(
         self, commit: int, replica_size: int = 1, is_whole: bool = True, copies: int = 0
     ) -> RankAssignment:
-        """Request a seat in the next generation, and wait for it.
+        """Request a rank in the next generation, and wait for it.
 
         Args:
             commit: the newest step with its state in this worker's memory, -1 for none.
-            replica_size: ranks that hold the weights together; they get seats together.
+            replica_size: ranks that hold the weights together; they get ranks together.
             is_whole: whether this worker's can still work together.
             copies: hosts whose memory holds a copy of this worker's state.
 
@@ -208,20 +208,20 @@ class Membership:
         request |= {"replica_size": replica_size, "is_whole": is_whole, "copies": copies}
         while True:
             answer = self._ask(request)
-            if answer["answer"] == "seat":
-                seat = RankAssignment(
+            if answer["answer"] == "rank":
+                assignment = RankAssignment(
                     **{
                         field.name: int(answer[field.name])
                         for field in dataclasses.fields(RankAssignment)
                     }
                 )
-                self.generation, self.ranks = seat.generation, seat.size
+                self.generation, self.ranks = assignment.generation, assignment.size
                 self.why = ""
-                return seat
+                return assignment
             if answer["answer"] == "leave":
                 raise Dismissed(str(answer["why"]))
             if answer["answer"] == "end":
-                raise JobEnded(str(answer["why"]), is_told=True)
+                raise JobEnded(str(answer["why"]), is_reported=True)
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         while True:

@@ -1,4 +1,4 @@
-"""The driver of an elastic job: starts workers, assigns their ranks (seats), and replaces lost
+"""The driver of an elastic job: starts workers, assigns their ranks, and replaces lost
 workers.
 
     run_elastic(args)                   called by horovodrun, with its parsed arguments
@@ -11,7 +11,7 @@ workers.
     Driver.run                      one loop: event -> state_machine.py -> decisions -> processes
 
 All events go through one queue, so only one thread uses the state machine. There is no polling: a
-thread waits for each process to end, and a worker that waits for a seat is answered in the same
+thread waits for each process to end, and a worker that waits for a rank is answered in the same
 turn of the loop.
 """
 
@@ -156,7 +156,7 @@ class Driver:
         self._rests_until = 0.0
         self._dumping: set[str] = set()  # workers that were asked for their stacks
         self._server = Server(
-            network.address, self._secret, self._on_join, self._on_beat, self._on_unseated
+            network.address, self._secret, self._on_join, self._on_beat, self._on_unassigned
         )
         starter = backend.of_command(server_command(settings.command))
         self._copies = None if starter is None else CopyServers(starter, self._given, output)
@@ -255,9 +255,9 @@ class Driver:
 
         self.post(event)
 
-    def _on_unseated(self) -> None:
+    def _on_unassigned(self) -> None:
         if self._settings.passes_on:
-            self.post(self.state_machine.unseated)
+            self.post(self.state_machine.unassigned)
 
     def _on_beat(self, request: Request) -> None:
         """Answer a heartbeat in its own thread; the loop hears of it with the next event."""
@@ -291,13 +291,13 @@ class Driver:
     # ---- decisions
 
     def _answer(self) -> None:
-        """Answer the workers that wait for a seat, if there is an answer."""
+        """Answer the workers that wait for a rank, if there is an answer."""
         if self.state_machine.job.generation > self._generation:
             self._generation = self.state_machine.job.generation
             self._server.forget(before=self._generation)
             for worker in self.state_machine.job.workers.values():
-                if worker.seat is not None:
-                    self._output.label(worker.name, str(worker.seat.rank))
+                if worker.assignment is not None:
+                    self._output.label(worker.name, str(worker.assignment.rank))
         for name in list(self._asking):
             answer = self.state_machine.answer(name)
             if answer is not None:
@@ -326,7 +326,7 @@ class Driver:
 
     def _given(self, start: Start) -> Mapping[str, str]:
         """Return the job's variables in a worker's environment.
-        The numbers are placeholders until it has a seat.
+        The numbers are placeholders until it has a rank.
         """
         np = self._settings.rules.np
         rank = np if start.first is None else start.first

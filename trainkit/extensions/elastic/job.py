@@ -31,7 +31,7 @@ class Job:
         self.changes: list[tuple[str, float]] = []
         self.short_s = 0.0  # seconds with too few workers since a generation was last formed
         self.stop: signal.Signals | None = None  # the signal that ends the job
-        self.codes: list[int] = []  # exit codes, since that signal, of workers that ever had a seat
+        self.codes: list[int] = []  # exit codes, since that signal, of workers that ever had a rank
         self.done_at: float | None = None  # time at which the first worker was done
         # exit code of rank 0 of the newest generation, once it has ended
         self.main_code: int | None = None
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def coming(self) -> list[Worker]:
-        """The workers that may get a seat in the next generation."""
+        """The workers that may get a rank in the next generation."""
         return [w for w in self.alive("starting", "waiting") if not w.unwanted]
 
     @property
@@ -133,13 +133,13 @@ class Job:
             self.over = Over(code, why)
             for w in self.workers.values():
                 if w.term_at is None and w.kill_at is None:
-                    # no seat: nothing to save
-                    w.term_at = self.now + (self.rules.end_s if w.seat is not None else 0.0)
+                    # no rank: nothing to save
+                    w.term_at = self.now + (self.rules.end_s if w.assignment is not None else 0.0)
 
     def lose(self, w: Worker, text: str) -> None:
         """Report a worker that was lost unexpectedly."""
         left = [one for one in self.alive("waiting", "running") if w.name not in one.replica]
-        others = sum(other.seat is not None for other in left)
+        others = sum(other.assignment is not None for other in left)
         if not others:
             rest = "no rank is left"
         elif others < self.need:

@@ -20,7 +20,7 @@ class Words:
     reset_limit: str = "--reset-limit"
     reached: str = "reached by ssh"
     lost: str = "the ssh connection to its host broke, or could not be made"
-    unseated: str = WHY  # why the job ends if its script calls hvd.init() itself
+    unassigned: str = WHY  # why the job ends if its script calls hvd.init() itself
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rules:
     crashes: int = 5  # maximum number of crashes of a slot while the job's step does not advance
     # maximum number of generations that end by a crash; None: no limit
     max_failures: int | None = None
-    # workers that hold the weights together, and get seats together: what they say when they join
+    # workers that hold the weights together, and get ranks together: what they say when they join
     replica_size: int = 1
     words: Words = Words()
 

@@ -56,12 +56,12 @@ class ElasticRanks(Ranks):
             )
         os.environ |= worker_interface(os.environ)
         is_first = not self._membership.generation
-        seat = self._membership.join(
+        assignment = self._membership.join(
             self.committed_step, self.replica_size, self._is_whole, self.copies
         )
-        os.environ |= seat.environment()
+        os.environ |= assignment.environment()
         if is_first:  # a spare may have been started with the first ranks, and get a rank later
-            self.joins_late = seat.generation > 1
+            self.joins_late = assignment.generation > 1
             os.environ["TRAINKIT_LATE"] = "1" if self.joins_late else ""
 
     @property

@@ -54,8 +54,8 @@ class Server:
         secret: the job's secret, see signing.py.
         on_join, on_beat: called with a request in its own thread; they pass it on and return at
             once.
-        on_unseated: called in a request's thread when a value of no generation is stored: by
-            hvd.init() without a seat.
+        on_unassigned: called in a request's thread when a value of no generation is stored: by
+            hvd.init() without a rank.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Server:
         secret: str,
         on_join: Callable[[Request], None],
         on_beat: Callable[[Request], None],
-        on_unseated: Callable[[], None] = lambda: None,
+        on_unassigned: Callable[[], None] = lambda: None,
     ) -> None:
         self._store: dict[str, dict[str, bytes]] = {}
         self._lock = threading.Lock()
         self._given_up = 0
         self.torch_store = TorchStore(POLL_S)
-        self._on_unseated = on_unseated
+        self._on_unassigned = on_unassigned
         self.secret = secret
         self.posts = {"/elastic/join": on_join, "/elastic/beat": on_beat}
         self.nonces = Nonces()
@@ -103,7 +103,7 @@ class Server:
         with self._lock:
             self._store.setdefault(scope, {})[key] = value
         if generation_of(scope) is None:
-            self._on_unseated()
+            self._on_unassigned()
 
     def delete(self, scope: str, key: str) -> None:
         """Delete a value, unless it belongs to a generation.

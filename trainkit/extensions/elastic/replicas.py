@@ -1,5 +1,5 @@
 """The order of an elastic job's ranks, and its replicas (engine=fsdp engine.replicas=N): workers that
-hold the weights together, get their seats together, and are lost together.
+hold the weights together, get their ranks together, and are lost together.
 
 in_order     workers that hold all weights each
 complete     workers that hold the weights together: those of whole replicas
@@ -45,7 +45,7 @@ def _order(workers: Sequence[Worker]) -> tuple[int, float, int]:
     """Return the sort key of a replica."""
     return (
         -min(worker.commit for worker in workers),
-        min(float("inf") if w.seat is None else w.seat.rank for w in workers),
+        min(float("inf") if w.assignment is None else w.assignment.rank for w in workers),
         min(worker.came for worker in workers),
     )
 

@@ -48,13 +48,13 @@ def stalled(workers: Iterable[Worker], of_job: float, now: float) -> Stall | Non
     hang = [w for w in running if now - w.moved > limit(w, of_job)]
     busy = [w for w in hang if not w.waiting]
     blocked = [w for w in hang if w.waiting]
-    seatless = [
+    rejoining = [
         w
         for w in all_workers
-        if w.phase == "waiting" and w.seat is not None and now - w.joined > limit(w, of_job)
+        if w.phase == "waiting" and w.assignment is not None and now - w.joined > limit(w, of_job)
     ]
-    if busy and (blocked or seatless):
-        waiters = "; ".join(_waits(w, now) for w in blocked + seatless)
+    if busy and (blocked or rejoining):
+        waiters = "; ".join(_waits(w, now) for w in blocked + rejoining)
         who = ", ".join(
             f"{w} has made no progress for {now - w.moved:.0f} s and waits for nothing"
             for w in busy
@@ -62,9 +62,9 @@ def stalled(workers: Iterable[Worker], of_job: float, now: float) -> Stall | Non
         return Stall(tuple(w.name for w in busy), f"{who}, while {waiters}")
     if not blocked or len(blocked) < len(running):
         return None
-    waiters = "; ".join(_waits(w, now) for w in blocked + seatless)
+    waiters = "; ".join(_waits(w, now) for w in blocked + rejoining)
     # they left the generation: the collectives of the blocked ones will never complete
-    if seatless:
+    if rejoining:
         return Stall(tuple(w.name for w in blocked), waiters)
     return Stall((), waiters) if len(running) > 1 else None
 

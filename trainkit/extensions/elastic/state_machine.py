@@ -1,8 +1,8 @@
 """An elastic job's state machine: maps events and the time to decisions; it neither reads a clock
 nor starts anything.
 
-    hosts, joined, unseated, beat, exited, signalled, tick  ->  [Start, Send, Say]; `answer`: to
-    workers waiting for a seat
+    hosts, joined, unassigned, beat, exited, signalled, tick  ->  [Start, Send, Say]; `answer`: to
+    workers waiting for a rank
 
 Every event ends in transitions.settle: it ends workers that must leave, forms a generation if none
 runs and enough wait, and fills free slots. It looks at all workers, so events that come at once may
@@ -116,7 +116,7 @@ class StateMachine:
         is_whole: bool = True,
         copies: int = 0,
     ) -> list[Decision]:
-        """A worker requests a seat; `generation` is that of its last one. See also
+        """A worker requests a rank; `generation` is that of its last one. See also
         Membership.join.
         """
         rules = self.job.rules
@@ -137,17 +137,21 @@ class StateMachine:
                 w.joined = now
                 if self.job.generation:
                     self.job.changes.append((f"{w} came", now))
-            elif w.phase == "running" and w.seat is not None and generation >= w.seat.generation:
+            elif (
+                w.phase == "running"
+                and w.assignment is not None
+                and generation >= w.assignment.generation
+            ):
                 w.phase = "waiting"
                 w.joined = now
         return self._settle(now)
 
-    def unseated(self, now: float) -> list[Decision]:
-        """A worker calls hvd.init() without a seat.
+    def unassigned(self, now: float) -> list[Decision]:
+        """A worker calls hvd.init() without a rank.
         Before any has one, this says that the script is not trainkit's.
         """
         if not self.job.generation and self.job.stop is None:
-            self.job.end(None, self.job.rules.words.unseated)
+            self.job.end(None, self.job.rules.words.unassigned)
         return self._settle(now)
 
     def beat(self, now: float, name: str, said: dict[str, Any]) -> list[Decision]:
@@ -168,8 +172,8 @@ class StateMachine:
                 w.moved = now
             if (
                 w.phase == "running"
-                and w.seat is not None
-                and said["generation"] == w.seat.generation
+                and w.assignment is not None
+                and said["generation"] == w.assignment.generation
                 and w.got_on
             ):
                 self.job.slots[w.host, w.slot].crashes = 0
@@ -189,13 +193,17 @@ class StateMachine:
         for other in job.workers.values() if code != 0 else ():
             if name in other.replica:
                 other.broken = other.broken or f"it lost worker {name}"
-        if w.seat is not None and w.seat.generation == job.generation and w.seat.rank == 0:
+        if (
+            w.assignment is not None
+            and w.assignment.generation == job.generation
+            and w.assignment.rank == 0
+        ):
             job.main_code = shell_code(code)
         if job.over is not None:
             pass
         elif job.stop is not None:
             # a host that is lost says nothing of the others' checkpoint
-            if w.seat is not None and code is not None:
+            if w.assignment is not None and code is not None:
                 job.codes.append(shell_code(code))
         elif (w.phase == "ending" and not w.fate) or (w.unwanted and code != 0):
             job.preempted = False
@@ -257,7 +265,7 @@ class StateMachine:
     # ---- answers to workers
 
     def answer(self, name: str) -> dict[str, Any] | None:
-        """Return the answer to a worker that requests a seat, or None while it must wait."""
+        """Return the answer to a worker that requests a rank, or None while it must wait."""
         w = self.job.workers.get(name)
         if w is None:
             return {
@@ -268,8 +276,8 @@ class StateMachine:
             return {"answer": "end", "why": f"the job is over: {self.job.over.why}"}
         if w.phase == "ending":
             return {"answer": "leave", "why": w.unwanted or w.fate}
-        if w.phase == "running" and w.seat is not None:
-            return {"answer": "seat"} | dataclasses.asdict(w.seat)
+        if w.phase == "running" and w.assignment is not None:
+            return {"answer": "rank"} | dataclasses.asdict(w.assignment)
         return None
 
     def reply(self, name: str) -> dict[str, Any]:

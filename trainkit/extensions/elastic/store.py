@@ -29,7 +29,7 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
     torch calls its methods, also from C++, under these names.
 
     Args:
-        membership: of this process, with a seat.
+        membership: of this process, with a rank.
     """
 
     def __init__(self, membership: Membership) -> None:

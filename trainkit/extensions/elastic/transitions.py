@@ -81,7 +81,7 @@ def _dismiss(job: Job) -> None:
     """Make workers leave that are not wanted."""
     if job.done_at is not None:
         for w in job.alive("starting", "waiting"):
-            if w.seat is None:
+            if w.assignment is None:
                 w.unwanted = "the other ranks are done"
                 if w.phase == "starting":
                     job.kill(w, "")  # it has no state to save
@@ -111,12 +111,12 @@ def _form(job: Job) -> None:
             f"{what}, and the {most} changes that {job.rules.words.reset_limit} allows are used up",
         )
         return
-    waiting = [w for w in job.alive("waiting") if not job.is_ending or w.seat is not None]
+    waiting = [w for w in job.alive("waiting") if not job.is_ending or w.assignment is not None]
     if job.rules.replica_size > 1:
         waiting = complete(waiting, job.rules.replica_size)
     if len(waiting) < job.need or job.alive("running"):
         return
-    fresh = job.generation > 0 and all(w.seat is None for w in waiting)
+    fresh = job.generation > 0 and all(w.assignment is None for w in waiting)
     if (
         fresh
         and job.alive("starting")
@@ -129,17 +129,19 @@ def _form(job: Job) -> None:
     chosen = chosen[
         : int(min(len(chosen), job.rules.most)) // job.rules.replica_size * job.rules.replica_size
     ]
-    seats = _assign(chosen, job.generation + 1)
-    for name, seat in seats.items():
+    assignments = _assign(chosen, job.generation + 1)
+    for name, assignment in assignments.items():
         w = job.workers[name]
-        w.replica = mates(name, list(seats), job.rules.replica_size)
+        w.replica = mates(name, list(assignments), job.rules.replica_size)
         w.phase = "running"
-        w.seat = seat
+        w.assignment = assignment
         w.entered = begins_at
         w.moved = w.heard = job.now
-    job.say(_formed(job, list(seats.values()), [job.workers[name].host for name in seats]))
+    job.say(
+        _formed(job, list(assignments.values()), [job.workers[name].host for name in assignments])
+    )
     job.generation += 1
-    job.members = set(seats)
+    job.members = set(assignments)
     job.main_code = None
     job.short_s = 0.0
     job.stall = None
@@ -147,16 +149,16 @@ def _form(job: Job) -> None:
 
 
 def _assign(workers: Sequence[Worker], generation: int) -> dict[str, RankAssignment]:
-    """Return the seats of a generation by the workers' names; they are in the order of ranks."""
+    """Return the ranks of a generation by the workers' names; they are in the order of ranks."""
     by_host: dict[str, list[Worker]] = {}
     for worker in workers:
         by_host.setdefault(worker.host, []).append(worker)
-    seats = {}
+    assignments = {}
     for rank, worker in enumerate(workers):
         on_host = by_host[worker.host]
         local_rank = on_host.index(worker)
         peers = [name for name, others in by_host.items() if len(others) > local_rank]
-        seats[worker.name] = RankAssignment(
+        assignments[worker.name] = RankAssignment(
             generation=generation,
             rank=rank,
             size=len(workers),
@@ -165,13 +167,13 @@ def _assign(workers: Sequence[Worker], generation: int) -> dict[str, RankAssignm
             cross_rank=peers.index(worker.host),
             cross_size=len(peers),
         )
-    return seats
+    return assignments
 
 
-def _formed(job: Job, seats: list[RankAssignment], hosts: list[str]) -> str:
+def _formed(job: Job, assignments: list[RankAssignment], hosts: list[str]) -> str:
     counts = {host: hosts.count(host) for host in hosts}
     where = ", ".join(f"{host} ({n})" if len(counts) > 1 else host for host, n in counts.items())
-    text = f"{plural(len(seats), 'rank')} on {where}, generation {job.generation + 1}"
+    text = f"{plural(len(assignments), 'rank')} on {where}, generation {job.generation + 1}"
     if not job.generation or not job.changes:
         return text
     what = "; ".join(change for change, _ in job.changes)

@@ -2,8 +2,8 @@
 `TorchState`).
 
 TRAINKIT_ELASTIC_DRIVER chooses the driver: trainkit or horovod. If it is not set, trainkit's driver
-starts the job, and passes it on if a worker calls hvd.init() without a seat: trainkit's own workers
-get a seat first, and Horovod reads it.
+starts the job, and passes it on if a worker calls hvd.init() without a rank: trainkit's own workers
+get a rank first, and Horovod reads it.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ class Worker:
     host: str
     slot: int
     born: float  # start of its process
-    # starting: has not joined; waiting: for a seat; running: has one; ending: asked to end, or
+    # starting: has not joined; waiting: for a rank; running: has one; ending: asked to end, or
     # killed
     phase: Literal["starting", "waiting", "running", "ending"] = "starting"
     commit: int = -1  # the newest step in its memory, -1 for none
     came: int = 0  # its number among all workers that ever joined
-    seat: RankAssignment | None = None  # its last seat
+    assignment: RankAssignment | None = None  # its last rank
     # names of the workers that hold the weights together with it, in the order of their ranks;
-    # empty before its first seat, and where each holds all weights
+    # empty before its first rank, and where each holds all weights
     replica: tuple[str, ...] = ()
     broken: str = ""  # why it cannot work with those any more; "" if it can
     joined: float = 0.0  # start of its current wait
@@ -50,12 +50,12 @@ class Worker:
     @property
     def got_on(self) -> bool:
         """Whether it has taken a step in its generation."""
-        return self.seat is not None and self.step > self.entered
+        return self.assignment is not None and self.step > self.entered
 
     def __str__(self) -> str:
-        if self.seat is None:
+        if self.assignment is None:
             return f"worker {self.name}"
-        return f"rank {self.seat.rank} ({self.host}, slot {self.slot})"
+        return f"rank {self.assignment.rank} ({self.host}, slot {self.slot})"
 
     def shift(self, gap: float) -> None:
         """Skip a period in which the driver itself did not run."""

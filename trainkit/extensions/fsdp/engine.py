@@ -53,7 +53,7 @@ from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extensions.fsdp.layouts import layout_of, refuse_settings
-from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_seat
+from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_rank
 from trainkit.extensions.fsdp.tensor import split_widths
 from trainkit.extensions.fsdp.units import (
     reporting_peers,
@@ -168,7 +168,7 @@ class FSDPEngine(Engine):
     def _start(self) -> None:
         sizes = self._replicas, self.ranks.tensor_size, self.ranks.pipeline_size
         if isinstance(self.comm, ReplicaCollectives):
-            take_seat(self.ranks, self.comm, sizes)
+            take_rank(self.ranks, self.comm, sizes)
             self.launcher = read_launcher()
         else:
             assign_ranks(self.ranks, self.launcher, self.name)

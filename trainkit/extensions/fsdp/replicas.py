@@ -308,7 +308,7 @@ def _drop_links() -> None:
     ReplicaCollectives._links = None
 
 
-def take_seat(ranks: Ranks, comm: ReplicaCollectives, sizes: tuple[int, int, int]) -> None:
+def take_rank(ranks: Ranks, comm: ReplicaCollectives, sizes: tuple[int, int, int]) -> None:
     """Take the ranks of from now on of an elastic job, unless they are connected already.
 
     Args:

@@ -114,7 +114,7 @@ class Actors:
             ) from None
         order = sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
         self._actors = [self._actors[i] for i in order]
-        self._seats = seats([nodes[i] for i in order])
+        self._assignments = assignments([nodes[i] for i in order])
 
     def submit(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -130,9 +130,10 @@ class Actors:
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "TRAINKIT_LAUNCHER": "ray",
         } | ({"TRAINKIT_GPU": "0"} if self._options.resources.get("GPU", 0) else {})
-        pairs = zip(self._actors, self._seats, strict=True)
+        pairs = zip(self._actors, self._assignments, strict=True)
         return [
-            actor.call.remote(given | seat, fn, list(args), dict(kwargs)) for actor, seat in pairs
+            actor.call.remote(given | assignment, fn, list(args), dict(kwargs))
+            for actor, assignment in pairs
         ]
 
     def results(self, references: list[Any]) -> list[Any]:
@@ -203,7 +204,7 @@ class Actors:
         return bool(self._actors)
 
 
-def seats(nodes: Sequence[str]) -> list[dict[str, str]]:
+def assignments(nodes: Sequence[str]) -> list[dict[str, str]]:
     """Return the variables of each rank, by its node; ranks of a node are consecutive."""
     hosts = list(dict.fromkeys(nodes))
     result = []

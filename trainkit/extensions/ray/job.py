@@ -33,7 +33,7 @@ _WORDS = Words(
     reset_limit="launcher.max_failures",
     reached="reached by Ray",
     lost="its actor or its node has ended",
-    unseated=(
+    unassigned=(
         "the script calls hvd.init() itself, without the Trainer: such a function runs in"
         " trainkit.launch.ray.RayExecutor with a fixed num_workers"
     ),
@@ -106,7 +106,7 @@ def run_job(
             # to disconnect, Ray would wait for the head, and then abort this process
             os._exit(code)
     if code is None:
-        raise EngineError(f"The job was ended: {_WORDS.unseated}.")
+        raise EngineError(f"The job was ended: {_WORDS.unassigned}.")
     return code, backend.results
 
 

@@ -31,7 +31,7 @@ def stall(
 SUMS = "the sums of gradients"
 
 
-def test_a_rank_that_waits_for_nobody_and_does_not_get_on_is_named() -> None:
+def test_a_stuck_rank_that_waits_for_no_other_is_named() -> None:
     """It is named with its host, process and step, and the collective in which the others wait."""
     text = stall(note(0, SUMS, 12, ("conv1.weight", "fc.bias")), note(1, "", 12))
     assert text is not None
@@ -53,7 +53,7 @@ def test_a_rank_whose_note_does_not_change_is_frozen() -> None:
     )
 
 
-def test_ranks_that_wait_for_each_other_are_told_so() -> None:
+def test_ranks_that_wait_for_each_other_are_named() -> None:
     """Mismatched calls are no single rank's fault."""
     text = stall(note(0, SUMS, 12), note(1, "the barrier", 12))
     assert text is not None and text.startswith("All ranks wait, but for different collectives")
@@ -63,7 +63,7 @@ def test_ranks_that_wait_for_each_other_are_told_so() -> None:
 @pytest.mark.parametrize(
     "notes",
     [
-        # a long validation step, a long download: nobody waits for anybody
+        # a long validation step, a long download: no rank waits for another
         [note(0, "", 50), note(1, "", 50)],
         [note(0, SUMS, 9), note(1, "", 9)],
         [note(0, SUMS, 12), note(1, "", 3)],  # it is slow, and gets on

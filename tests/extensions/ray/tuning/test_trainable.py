@@ -55,7 +55,7 @@ def test_reports_pass_and_the_answer_ends_a_run(tmp_path: Path) -> None:
 
 def test_an_error_of_a_report_ends_the_job_first(tmp_path: Path) -> None:
     """Tune ends a trial by SystemExit within a report:
-    the job is asked to stop, and then the error goes on its way.
+    the job is asked to stop, and then the error is raised.
     """
 
     def report(metrics: dict[str, Any], folder: str | None) -> bool:

@@ -173,9 +173,9 @@ def test_without_a_direction_no_run_is_best(top: Path) -> None:
 def test_the_command_prints_json(top: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With exact settings, and the range of each metric."""
     assert runs.main("runs", [str(top), "--json", "sort=val/acc"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["best"] == "sweep1/10"
-    first, *_, last = told["runs"]
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["best"] == "sweep1/10"
+    first, *_, last = facts["runs"]
     assert first["settings"] == {"optimizer.lr": "0.12345678901"}
     assert first["metrics"]["val/acc"] == {"last": 0.8, "min": 0.5, "max": 0.9}
     assert (last["state"], last["error"]) == ("failed", "RuntimeError: boom\nmore")

@@ -58,7 +58,7 @@ def test_twice_the_workers_halve_a_step_at_most(tmp_path: Path) -> None:
     assert of(analysis, "data.").gain == pytest.approx(1.0)
 
 
-def test_a_rank_that_computes_longest_is_dealt_fewer_samples(tmp_path: Path) -> None:
+def test_a_rank_that_computes_longest_gets_fewer_samples(tmp_path: Path) -> None:
     """The gain is that of equal times: of 30 and 60 ms for as many samples both compute 40 ms;
     for 1:3 of them, 48.
     """

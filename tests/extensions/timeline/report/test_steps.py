@@ -92,7 +92,7 @@ def test_a_lapse_before_it_is_not_where_slowness_begins(tmp_path: Path) -> None:
     assert slow is not None and (slow.rank, slow.since) == (1, 5)
 
 
-def test_chance_names_nobody() -> None:
+def test_chance_names_no_rank() -> None:
     """Of recordings of ten steps that vary by chance alone, hardly any has a slowest rank."""
     draw, named = random.Random(0), 0
     for _ in range(300):
@@ -150,7 +150,7 @@ def test_a_slow_rank_on_another_host_is_found_by_aligned_clocks(tmp_path: Path) 
     assert ms(analysis, "waiting") == pytest.approx(10.0, abs=0.2)  # twenty on one of two
 
 
-def test_clocks_that_cannot_be_compared_accuse_nobody(tmp_path: Path) -> None:
+def test_clocks_that_cannot_be_compared_accuse_no_rank(tmp_path: Path) -> None:
     """By the time of day a rank would seem eight milliseconds late in each step,
     and others to wait for it.
     """
@@ -189,7 +189,7 @@ def test_lateness_within_the_error_of_the_clocks_is_none(tmp_path: Path) -> None
     assert analyse(ranks).slow is None
 
 
-def test_the_way_of_a_gradient_is_told(tmp_path: Path) -> None:
+def test_the_way_of_a_gradient_is_shown(tmp_path: Path) -> None:
     """Until all ranks have it, until Horovod takes it, copies, the collective."""
     late = PARTS | {"forward": 16.0}
     folder = record(
@@ -252,7 +252,7 @@ def test_steps_that_a_rank_did_not_end_are_left_out(tmp_path: Path) -> None:
         seen(folder)
 
 
-def test_one_rank_waits_for_nobody(tmp_path: Path) -> None:
+def test_one_rank_waits_for_no_other(tmp_path: Path) -> None:
     """And reduces nothing."""
     alone = seen(record(tmp_path, about=replace(ABOUT, engine="single", cycle_ms=0.0)))
     assert (

@@ -59,7 +59,7 @@ def fit(measured: list[Measured]) -> Model | None:
     return None if both is None else both[0]
 
 
-def test_the_model_foretells_ranks_that_it_has_not_seen(tmp_path: Path) -> None:
+def test_the_model_predicts_ranks_that_it_has_not_seen(tmp_path: Path) -> None:
     """From the steps of one rank and the cost of reductions among two,
     it predicts the steps of two to the last digit.
     """
@@ -99,7 +99,7 @@ def test_a_model_that_is_off_says_not_to_trust_it(tmp_path: Path) -> None:
     assert "-47" in check_words(model, two) and "do not trust" in check_words(model, two)
 
 
-def test_ranks_that_share_a_host_are_foretold_by_a_line(tmp_path: Path) -> None:
+def test_ranks_that_share_a_host_are_predicted_by_a_line(tmp_path: Path) -> None:
     """One rank takes 36 ms, two take 46 each: four should take 66;
     and no more on further hosts like this one.
     """
@@ -139,7 +139,7 @@ def test_waiting_grows_with_what_varies(tmp_path: Path) -> None:
     assert same is not None and same.spread_s == pytest.approx(0.0, abs=1e-9)
 
 
-def test_nothing_is_foretold_from_one_size(tmp_path: Path) -> None:
+def test_nothing_is_predicted_from_one_size(tmp_path: Path) -> None:
     """Nor from reductions that do not determine the cost."""
     one, two = measured(tmp_path, 1), measured(tmp_path, 2)
     assert fit_both([one]) is None and fit_both([two]) is None

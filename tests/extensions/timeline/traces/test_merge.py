@@ -128,7 +128,7 @@ def test_the_newest_recording_is_the_last(tmp_path: Path) -> None:
     assert recordings(tmp_path / "nothing") == []
 
 
-def test_a_folder_without_a_recording_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_recording_is_refused(tmp_path: Path) -> None:
     """The message says how to record one."""
     (tmp_path / OWN.format(0)).write_text("[")
     with pytest.raises(TraceError, match=r"no readable recording.*callbacks=timeline"):

@@ -277,7 +277,7 @@ def test_without_checkpoints_the_average_is_left_too(tmp_path: Path) -> None:
     assert close(weights(task), averages(watch.trained, 0.5, True)[-1])
 
 
-def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
+def test_a_second_fit_begins_again(tmp_path: Path) -> None:
     """A fit does not inherit the average of the previous fit."""
     trainer = quiet(tmp_path, max_epochs=1, callbacks=EMA(0.5))
     trainer.fit(Line(), loader(23))

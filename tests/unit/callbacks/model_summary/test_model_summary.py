@@ -84,7 +84,7 @@ def test_an_example_of_the_task_comes_first(
     assert "(its own)  Several" in out and "parameters 18, 6 trainable" in out
 
 
-def test_a_forward_that_cannot_be_run_is_told(
+def test_a_forward_that_cannot_be_run_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Then the table has no shapes, the reason is printed below it, and training continues."""

@@ -66,7 +66,7 @@ def test_a_long_epoch_is_seen_to_live(
     assert all("train/score 0.25" in line for line in steps)
 
 
-def test_a_stop_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A stopped run prints the reason at its end."""
 
     class Stops(Line):
@@ -153,27 +153,27 @@ def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     """Epoch, validation and test show their totals, and each ends;
     the sanity check's two batches are not shown.
     """
-    told: list[str] = []
+    shown: list[str] = []
 
     class Told:
         def begin(self, name: str, total: int | None, done: int = 0) -> None:
-            told.append(f"{name} of {total}")
+            shown.append(f"{name} of {total}")
 
         def moved(self, done: int, rate: str, values: Any) -> None:
-            told.append(str(done))
+            shown.append(str(done))
 
         def end(self) -> None:
-            told.append("end")
+            shown.append("end")
 
         def epoch(self, *_: Any) -> None: ...
 
         def close(self) -> None:
-            told.append("close")
+            shown.append("close")
 
     monkeypatch.setattr("trainkit.callbacks.progress.progress.make_screen", lambda *_: Told())
     trainer = quiet(tmp_path, enable_progress_bar=True, num_sanity_val_steps=1)
     trainer.fit(Line(), loader(8, 4), loader(12, 4))
-    assert told == [
+    assert shown == [
         "epoch 1/1  step of 2",
         "1",
         "2",
@@ -185,9 +185,9 @@ def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         "end",
         "close",
     ]
-    told.clear()
+    shown.clear()
     trainer.validate(Line(), loader(12, 4))
-    assert told == ["validating of 3", "1", "2", "3", "end", "close"]
+    assert shown == ["validating of 3", "1", "2", "3", "end", "close"]
 
 
 def test_values_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,9 +301,9 @@ def test_no_epoch_comes_after_the_last(tmp_path: Path, capsys: pytest.CaptureFix
     quiet(tmp_path, max_epochs=2, callbacks=swa, enable_progress_bar=True).fit(
         Line(), loader(8), loader(5)
     )
-    told = capsys.readouterr()
-    assert "2/2" in told.out + told.err
-    assert "3/2" not in told.out + told.err
+    shown = capsys.readouterr()
+    assert "2/2" in shown.out + shown.err
+    assert "3/2" not in shown.out + shown.err
 
 
 def test_a_task_on_text_shows_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,7 +195,7 @@ def test_a_device_without_its_sums_counts_as_waiting(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """On a GPU the main thread runs ahead of the sums: a rank whose device waits for another one
-    tells its watchdog so, until the device has them or has failed.
+    reports that to its watchdog, until the device has them or has failed.
     """
     monkeypatch.setattr(torch.cuda, "Event", Event)
     net = model()
