@@ -105,7 +105,7 @@ def test_a_slower_rank_gets_fewer_samples(
     )
 
 
-def test_by_default_it_looks_at_an_epochs_end_and_deals_most_of_the_way(tmp_path: Path) -> None:
+def test_by_default_it_looks_at_an_epochs_end_and_goes_most_of_the_way(tmp_path: Path) -> None:
     """Four steps an epoch; the last deal left less than a tenth to gain, so there is no other."""
     found = fit(tmp_path, {}, max_epochs=6)
     assert found[0].deals == found[1].deals == [(4, (11, 5)), (8, (12, 4))]
@@ -167,7 +167,7 @@ def test_three_ranks_have_shares_by_their_speeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("at", "damping"), [(3, 0.0), (4, 0.25), (5, 0.0), (6, 0.25)])
-def test_a_resumed_run_deals_alike(at: int, damping: float, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_shares(at: int, damping: float, tmp_path: Path) -> None:
     """The checkpoint's shares deal the first step after it, within an epoch and at its end; weights
     and samples end bit for bit as in the run that never stopped."""
     settings = {"every_n_steps": 2, "damping": damping}

@@ -368,14 +368,14 @@ def test_pdb_stops_before_training_step(tmp_path: Path, monkeypatch: pytest.Monk
     """The debugger is entered once for each microbatch, before the step runs."""
     calls: list[str] = []
 
-    class Told(Drops):
+    class Listed(Drops):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             calls.append("step")
             return super().training_step(batch, batch_idx)
 
     folder = run(tmp_path, Drops(), poisoned(), accumulate_grad_batches=2)
     monkeypatch.setattr("sys.breakpointhook", lambda: calls.append("stop"))
-    replay(folder, Told(), pdb=True)
+    replay(folder, Listed(), pdb=True)
     assert calls == ["stop", "step"] * (len(calls) // 2) and calls
 
 

@@ -421,7 +421,7 @@ def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(
     tasks: list[Ends] = []
     said: list[str] = []
 
-    class Told(Callback):
+    class Noted(Callback):
         def on_exception(self, trainer: RunView, task: Line, exception: BaseException) -> None:
             said.append(type(exception).__name__)
 
@@ -435,9 +435,9 @@ def test_a_task_is_set_up_and_torn_down_once_whatever_happens_in_between(
 
     if fails:
         with pytest.raises(EngineError, match="formed again 5 times"):
-            run(tmp_path, "a", make_callbacks=lambda: [Told()], make_task=make)
+            run(tmp_path, "a", make_callbacks=lambda: [Noted()], make_task=make)
     else:
-        run(tmp_path, "a", make_callbacks=lambda: [Told()], make_task=make)
+        run(tmp_path, "a", make_callbacks=lambda: [Noted()], make_task=make)
     assert tasks[0].ends == ["setup", "teardown"]
     assert said == ["EngineError"] * fails
 
@@ -505,7 +505,7 @@ def test_a_late_rank_has_its_data_before_the_others_wait_for_it(tmp_path: Path) 
     )
 
 
-class Told(Numbers):
+class Noted(Numbers):
     """Notes when it is set up, and when its optimizer is made; the rate falls in each step."""
 
     def __init__(self, engine: ElasticThreadEngine, book: list[tuple[str, str, bool]]) -> None:
@@ -560,7 +560,7 @@ def test_a_late_rank_sets_up_its_task_before_the_others_wait_for_it(tmp_path: Pa
         trainer = Trainer(
             engine=engine, max_epochs=2, run_dir=folder, callbacks=[Grow(), Elastic()], **options
         )
-        task = Told(engine, seen)
+        task = Noted(engine, seen)
         trainer.fit(task, DataLoader(Numbered(SAMPLES), batch_size=4, shuffle=True))
         if engine.worker == "a":
             weights[grows] = torch.cat(

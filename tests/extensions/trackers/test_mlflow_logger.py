@@ -29,7 +29,7 @@ def _no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 
-class Told(Line):
+class Reported(Line):
     """Has settings, and logs a name and numbers that MLflow treats specially."""
 
     def __init__(self, width: int = 7) -> None:
@@ -49,7 +49,7 @@ def train(
     ckpt_path = settings.pop("ckpt_path", None)
     known: dict[str, Any] = {"log_every_n_steps": 1, "num_sanity_val_steps": 0}
     trainer = quiet(folder, logger=logger or MLFlowLogger(), **known | settings)
-    trainer.fit(task or Told(), loader(8), loader(4), ckpt_path=ckpt_path)
+    trainer.fit(task or Reported(), loader(8), loader(4), ckpt_path=ckpt_path)
     return read(folder)
 
 
@@ -112,7 +112,7 @@ def test_a_resumed_run_is_the_same_run_there(tmp_path: Path) -> None:
     """From its own checkpoint: changed settings become tags, since params are immutable."""
     _, first = train(tmp_path, callbacks=ModelCheckpoint())
     client, run = train(
-        tmp_path, Told(width=9), callbacks=ModelCheckpoint(), max_epochs=2, ckpt_path="last"
+        tmp_path, Reported(width=9), callbacks=ModelCheckpoint(), max_epochs=2, ckpt_path="last"
     )
     assert run.info.run_id == first.info.run_id
     assert run.info.status == "FINISHED"
@@ -168,7 +168,7 @@ def test_checkpoints_are_artifacts_on_request(
 ) -> None:
     """The best and the last, or each; tags name them."""
 
-    class Waits(Told):
+    class Waits(Reported):
         def on_train_epoch_start(self) -> None:
             if self.current_epoch:
                 self.trainer.checkpoints.wait()
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_cannot_be_uploaded_costs_nothing_else(
         def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:
             raise PermissionError("no space for you")
 
-    _, run = train(tmp_path, Told(), Fails(log_model="all"), callbacks=ModelCheckpoint())
+    _, run = train(tmp_path, Reported(), Fails(log_model="all"), callbacks=ModelCheckpoint())
     assert (
         "Fails did NOT upload the checkpoint epoch=0-step=2: PermissionError: no space for you"
         in capsys.readouterr().out

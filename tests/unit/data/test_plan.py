@@ -75,7 +75,7 @@ def test_a_step_takes_the_next_samples_of_the_order(plan: StepPlan) -> None:
 
 
 @given(plans)
-def test_a_full_step_deals_contiguous_cells(plan: StepPlan) -> None:
+def test_a_full_step_has_contiguous_cells(plan: StepPlan) -> None:
     """In a full step, cell micro * world_size + rank takes the cell'th chunk of batch_size."""
     for step in range(plan.num_samples // plan.global_batch_size):
         for rank, micros in enumerate(cells(plan, step)):

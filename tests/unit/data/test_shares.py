@@ -46,7 +46,7 @@ def test_what_a_limit_takes_goes_to_the_others() -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 8))
-def test_samples_of_shares_are_those_that_a_plan_deals(shares: list[int], batch_size: int) -> None:
+def test_samples_of_shares_are_those_of_a_plan(shares: list[int], batch_size: int) -> None:
     """The plan's first round and this arithmetic agree, for even shares too."""
     ranks = len(shares)
     for chosen in (tuple(shares), None):
@@ -91,7 +91,7 @@ def test_the_gain_is_of_a_whole_step_and_within_the_limits() -> None:
 
 
 @given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=4), st.floats(0.0, 20.0))
-def test_deals_come_to_rest_where_all_compute_as_long(
+def test_shares_come_to_rest_where_all_compute_as_long(
     sample_s: list[float], fixed_s: float
 ) -> None:
     """Also if each microbatch has a fixed cost:

@@ -155,7 +155,7 @@ def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     """
     shown: list[str] = []
 
-    class Told:
+    class Listed:
         def begin(self, name: str, total: int | None, done: int = 0) -> None:
             shown.append(f"{name} of {total}")
 
@@ -170,7 +170,7 @@ def test_a_validation_has_a_bar_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         def close(self) -> None:
             shown.append("close")
 
-    monkeypatch.setattr("trainkit.callbacks.progress.progress.make_screen", lambda *_: Told())
+    monkeypatch.setattr("trainkit.callbacks.progress.progress.make_screen", lambda *_: Listed())
     trainer = quiet(tmp_path, enable_progress_bar=True, num_sanity_val_steps=1)
     trainer.fit(Line(), loader(8, 4), loader(12, 4))
     assert shown == [
