@@ -266,12 +266,12 @@ class ChatModel(TransformersTask):
         return batch["input_ids"], mask, batch.get("position_ids"), varlen
 
     def _loss(self, batch: Batch) -> Tensor:
-        inputs, end = self._inputs(batch), -1
+        inputs, end, next_BT = self._inputs(batch), -1, batch["labels"][:, 1:]
         if is_shared():  # padding is on the right, where no token sees it: no mask
-            ids_BT, positions_BT = batch["input_ids"][:, :-1], batch.get("position_ids")
-            own = parts_of_rows(ids_BT, None if positions_BT is None else positions_BT[:, :-1])
+            own = parts_of_rows(batch["input_ids"], batch.get("position_ids"))
             inputs, end = (own[0], None, own[1], None), None
-        next_N = part(batch["labels"][:, 1:], fill=IGNORED).flatten()
+            next_BT = functional.pad(next_BT, (0, 1), value=IGNORED)  # as many as tokens
+        next_N = part(next_BT, fill=IGNORED).flatten()
         count = self.batch_weight(batch).clamp(min=1)
         if self.loss_chunk is not None:
             states_BTD = states_of(self.model, *inputs)

@@ -63,6 +63,9 @@ def test_chunks_of_context_ranks_add_up_to_the_whole(width: int) -> None:
         total += sketch(part, Place((4, *at.shape), at.dim + 1, at.offset, at.late), 4, width)
     torch.testing.assert_close(total, sketch(whole, Place((4, 12, 5)), 4, width))
     assert place((12, 1), {(12, 3)}, 0, 3, of_tokens=True) is None
+    # another microbatch of one process has half the tokens
+    assert place((4, 5), {(4, 5), (8, 5)}, 0, 2, of_tokens=True) == Place((8, 5), 0, 0, 6)
+    assert place((4, 5), {(4, 5)}, 0, 2, of_tokens=True) == Place((4, 5))
 
 
 def test_a_part_is_placed_by_its_rank() -> None:

@@ -53,9 +53,10 @@ def place(
         index: of the rank in its tensor group, or its context group.
         parts: ranks of the group.
         of_tokens: whether it is a context group, whose ranks have two chunks of the tokens (the
-            first dimension): those of context.parts.chunks_of.
+            first dimension): those of context.parts.chunks_of. Another microbatch may have as many
+            tokens as a part of this one, so a part is looked for first.
     """
-    if shape in wholes or not wholes:
+    if not wholes or shape in wholes and not of_tokens:
         return Place(shape)
     for whole in wholes:
         if len(whole) != len(shape):
@@ -68,7 +69,7 @@ def place(
         if unlike == [0]:
             early, late = (chunk * shape[0] // 2 for chunk in chunks_of(index, parts))
             return Place(whole, 0, early, late)
-    return None
+    return Place(shape) if shape in wholes else None
 
 
 def sketch(tensor: Tensor, at: Place, rows: int, width: int) -> Tensor:
