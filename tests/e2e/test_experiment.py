@@ -13,7 +13,9 @@ def test_two_scripts_are_compared_seed_by_seed(command: Command, tmp_path: Path)
     """The pairs share weights and samples; a second call runs only the seed that is new, and a
     budget of too few seconds names what is left out.
     """
-    page = next(block for block in blocks(ROOT / "docs" / "own_script.md") if block.file)
+    page = next(
+        block for block in blocks(ROOT / "docs" / "tutorial_script.md") if block.file == "mine.py"
+    )
     text = page.content.replace("lr=0.05", "lr=rate").replace(
         "width = parser",
         'parser.add_argument("--lr", type=float)\nrate = parser.parse_args().lr\nwidth = parser',

@@ -1,4 +1,4 @@
-"""Every command of docs/finding_settings.md runs, and prints the override to type."""
+"""Every command of docs/optimizers.md on finding settings runs, and prints the override to type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.helpers.launching import Command
 from tests.helpers.pages import part
 
-PAGE = Path(__file__).parents[2] / "docs" / "finding_settings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
 PRINTED = {
     "lr": r"(steepest|valley) +\S+ +optimizer\.lr=[\d.e-]+\n",
     "batch": (
@@ -25,7 +25,7 @@ def commands() -> list[str]:
     """Return the page's commands."""
     return [
         line
-        for block in re.findall(r"```sh\n(.*?)```", part(PAGE, ""), flags=re.DOTALL)
+        for block in re.findall(r"```sh\n(.*?)```", part(PAGE, "Finding settings"), flags=re.DOTALL)
         for line in block.splitlines()
     ]
 

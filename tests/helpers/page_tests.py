@@ -23,7 +23,6 @@ TESTS: dict[str, dict[str, str]] = {
     "data": {"": GUIDES, "Data at a cluster's scale": "e2e/test_data_at_scale_page.py"},
     "elastic": {"": GUIDES, "Reliability": "architecture/test_reliability_page.py"},
     "errors": {"": "e2e/test_errors_page.py"},
-    "finding_settings": {"": "e2e/test_finding_page.py", "Experiments with pairs": GUIDES},
     "horovod": {"": GUIDES, "Horovod on MPI": "mpi/test_page.py"},
     "index": {"": "e2e/test_readme.py"},
     "kubernetes": {"": "extensions/kubernetes/test_refusals.py"},
@@ -46,13 +45,20 @@ TESTS: dict[str, dict[str, str]] = {
         "From Accelerate or Fabric": TUTORIALS,
         "From transformers' Trainer": TUTORIALS,
     },
-    "optimizers": {"": GUIDES},
-    "own_script": {"": GUIDES},
+    "optimizers": {
+        "": GUIDES,
+        "Finding settings": "e2e/test_finding_page.py",
+        "Experiments with pairs": GUIDES,
+    },
     "ray": {"": "ray/test_page.py"},
     "slurm": {"": "slurm/test_page.py"},
     "tutorial_cluster": {"": TUTORIALS},
     "tutorial_killed": {"": TUTORIALS},
-    "tutorial_script": {"": TUTORIALS},
+    "tutorial_script": {
+        "": TUTORIALS,
+        "The tools for your own script": GUIDES,
+        "Your own loop": GUIDES,
+    },
     "tutorial_slow": {"": TUTORIALS},
 }
 

@@ -1,5 +1,5 @@
 """trainkit.Loop: a training loop that the user writes, with all that a Trainer's fit has
-(docs/own_script.md).
+(docs/tutorial_script.md).
 
 loop.py   the Loop: each turn of the user's loop is a step of a fit
 task.py   the Task that the user's loop stands for; schedulers.py: the schedulers that it steps

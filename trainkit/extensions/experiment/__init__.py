@@ -1,4 +1,4 @@
-"""experiment: two variants of a training, compared seed by seed (docs/finding_settings.md).
+"""experiment: two variants of a training, compared seed by seed (docs/optimizers.md).
 
 command.py     the command: sides, seeds, budget
 sides.py       a side: a config, overrides or a script; what must be equal between two

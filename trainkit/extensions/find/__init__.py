@@ -1,5 +1,5 @@
 """Settings found by measuring the job itself:
-each finder trains copies, and leaves no trace (docs/finding_settings.md).
+each finder trains copies, and leaves no trace (docs/optimizers.md).
 """
 
 from trainkit.extension import Command, Extension

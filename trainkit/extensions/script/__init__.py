@@ -1,5 +1,5 @@
 """A plain Python script where a command takes conf=NAME: plan, check-resume, check-engine, find,
-scaling and experiment (docs/own_script.md).
+scaling and experiment (docs/tutorial_script.md).
 
 command_line   the script and its arguments among those of a command
 engine_options an engine before the script, in place of its own

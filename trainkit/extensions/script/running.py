@@ -150,7 +150,7 @@ def _never_fits(script: Script, around: FirstFit) -> str:
     return (
         f"{script.name} ended without a fit: it constructs no trainkit.Trainer and no"
         " trainkit.Loop. With the loop in your own hands write `with trainkit.Loop(model,"
-        " optimizer, loader, max_epochs=3) as loop:` (docs/own_script.md); with a Task call"
+        " optimizer, loader, max_epochs=3) as loop:` (docs/tutorial_script.md); with a Task call"
         " trainkit.Trainer(...).fit(task, loader)."
     )
 
