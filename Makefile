@@ -2,7 +2,7 @@
 # make test      set up what is missing, then the tests that answer in minutes
 # make test-all  all tests
 # The rest is for those who change trainkit: see CONTRIBUTING.md.
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3.14 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready

@@ -34,7 +34,14 @@ from trainkit.config.choices import in_force
 from trainkit.config.command_line import as_typed, find_conf, force, select_experiment, split
 from trainkit.config.explain import explain
 from trainkit.config.files import explain_file
-from trainkit.config.hydra_node import check_hydra, compose, is_of_hydra, of_trial, plain_hydra
+from trainkit.config.hydra_node import (
+    check_hydra,
+    compose,
+    is_of_hydra,
+    of_trial,
+    plain_help,
+    plain_hydra,
+)
 from trainkit.config.launchers import refuse_several
 from trainkit.config.moved import with_current_names
 from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first_start, primary_of
@@ -259,7 +266,8 @@ def _run_hydra(
         *start.flags,
     ]
     try:
-        hydra.main(version_base="1.3", config_path=str(start.primary.folder))(task)()
+        with plain_help() if sys.version_info >= (3, 14) else contextlib.nullcontext():
+            hydra.main(version_base="1.3", config_path=str(start.primary.folder))(task)()
     finally:
         sys.argv = before
 

@@ -4,6 +4,7 @@ it decides what Hydra itself builds and runs, so only the command line may set i
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import functools
@@ -124,3 +125,22 @@ def _hydra_parts(config: DictConfig) -> dict[str, Any]:
         key: OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part
         for key, part in parts.items()
     }
+
+
+@contextlib.contextmanager
+def plain_help() -> Iterator[None]:
+    """Let Hydra 1.3 define its options under Python 3.14, whose argparse reads the help of an option
+    as soon as it is defined: Hydra gives it an object that only prints as text.
+    """
+    add = argparse.ArgumentParser.add_argument
+
+    def add_argument(parser: argparse.ArgumentParser, *names: str, **settings: Any) -> Any:
+        if settings.get("help") is not None:
+            settings["help"] = str(settings["help"])
+        return add(parser, *names, **settings)
+
+    argparse.ArgumentParser.add_argument = add_argument  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.add_argument = add  # type: ignore[method-assign]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from trainkit.cli.run import main
+from trainkit.config.hydra_node import plain_help
 
 HEAD = "defaults: [mlp, _self_]\n"
 BAD = {
@@ -90,3 +92,17 @@ def test_trust_can_only_be_given_at_the_command_line(
     monkeypatch.chdir(tmp_path)
     assert main("fit", ["conf=own"]) == 2
     assert "it may only be given on the command line: trust=[...]" in capsys.readouterr().err
+
+
+def test_an_options_help_is_text_when_it_is_defined() -> None:
+    """Hydra's for completion is an object that prints as text, which Python 3.14 refuses."""
+
+    class Late:
+        def __repr__(self) -> str:
+            return "what it does"
+
+    add = argparse.ArgumentParser.add_argument
+    with plain_help():
+        option = argparse.ArgumentParser().add_argument("--first", help=Late())  # type: ignore[arg-type]
+    assert option.help == "what it does"
+    assert argparse.ArgumentParser.add_argument is add
