@@ -18,6 +18,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.console import are_printed, console_of, info, plural, short, show_table
 from trainkit.data.feed import MapFeed, StreamFeed
+from trainkit.device.accelerator import is_accelerator, name_of
 from trainkit.engine.sizes import numel_of
 from trainkit.launch.terminal import columns_of_launcher
 
@@ -130,8 +131,8 @@ def _device(device: torch.device) -> str:
     """Name a rank's device; on the CPU with its threads,
     which the engine divides among the ranks of a host.
     """
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
+    if is_accelerator(device):
+        return f"{device} ({name_of(device)})"
     threads = torch.get_num_threads()
     return f"{device} with {plural(threads, 'thread')} a rank"
 

@@ -14,6 +14,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.data.feed import StreamFeed
+from trainkit.device.accelerator import is_accelerator, mark
 
 PARTS = ("data", "compute", "communication", "optimizer", "hooks")
 _KEPT = 4096  # steps whose durations are retained
@@ -57,7 +58,7 @@ class StepClock(Callback):
         on_before_optimizer_step   ends "communication": the part of the reduction that backward did not hide
         on_train_step_end          ends "optimizer"
 
-    On a GPU the host runs ahead: compute is then taken from CUDA events, and the wait for it is
+    On a GPU the host runs ahead: compute is then taken from its events, and the wait for it is
     subtracted from communication.
 
     Attributes:
@@ -73,11 +74,11 @@ class StepClock(Callback):
         self._reset(torch.device("cpu"), stream=False)
 
     def _reset(self, device: torch.device, stream: bool) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._on_gpu = is_accelerator(device)
         self._stream = stream
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._device_s = 0.0
-        self._events: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._events: deque[tuple[torch.Event, torch.Event]] = deque()
         self._running = False
         self._mark = self._began = self._paused = 0.0
         self.steps = 0
@@ -86,7 +87,7 @@ class StepClock(Callback):
     def read(self) -> Times:
         """Return the sums since training began. On a GPU it waits for the steps counted so far."""
         if self._events:
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
             self._settle()
         ahead = max(0.0, self._device_s - self._seconds["compute"]) if self._on_gpu else 0.0
         waited = max(0.0, self._seconds["communication"] - ahead)
@@ -110,7 +111,7 @@ class StepClock(Callback):
         """End the wait for a batch, which is on the device now."""
         self._add("data")
         if self._on_gpu:
-            self._started = _event()
+            self._started = mark(timed=True)
 
     def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """End forward and backward, run or queued."""
@@ -127,7 +128,7 @@ class StepClock(Callback):
     def _end_compute(self) -> None:
         self._add("compute")
         if self._on_gpu:
-            self._events.append((self._started, _event()))
+            self._events.append((self._started, mark(timed=True)))
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """End the wait for the reduction: the gradients of the whole step are there."""
@@ -150,8 +151,8 @@ class StepClock(Callback):
         self._mark, self._began = self._mark + lasted, self._began + lasted
 
     def _settle(self) -> None:
-        """Add the CUDA events that have completed, without waiting."""
-        while self._events and self._events[0][1].query():  # type: ignore[no-untyped-call]
+        """Add the events that have completed, without waiting."""
+        while self._events and self._events[0][1].query():
             begun, ended = self._events.popleft()
             self._device_s += begun.elapsed_time(ended) / 1000
 
@@ -159,12 +160,6 @@ class StepClock(Callback):
         now = self._now()
         self._seconds[part] += now - self._mark
         self._mark = now
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def is_log_step(trainer: RunView, ahead: int = 0, every_n_steps: int | None = None) -> bool:

@@ -12,19 +12,21 @@ import torch
 from torch import Tensor
 
 from trainkit.checkpoint.format import Snapshot, find_aliases
+from trainkit.device.accelerator import has_streams, mark
 from trainkit.safety.threads import start_thread
 
 
 class HostCopy:
     """Copies tensors into host memory that is allocated once and reused by the next copy.
 
-    From a GPU the copy is only queued: it takes the tensors' values at that point of the stream.
+    From an accelerator the copy is only queued: it takes the tensors' values at that point of the stream.
     Only `wait`, which the writing thread calls, waits for it.
     """
 
     def __init__(self) -> None:
         self._held: dict[tuple[Any, ...], Tensor] = {}
-        self._event: torch.cuda.Event | None = None
+        self._is_queued = False
+        self._event: torch.Event | None = None
 
     def take(self, tree: Any, place: tuple[Any, ...] = ()) -> Any:
         """Return `tree` (dicts, lists, tuples, plain values) with each tensor in it copied."""
@@ -41,9 +43,8 @@ class HostCopy:
 
     def mark(self) -> None:
         """Record an event after the queued copies."""
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        if self._is_queued:
+            self._event = mark()
 
     def wait(self) -> None:
         """Wait for the queued copies."""
@@ -53,6 +54,7 @@ class HostCopy:
     def _copy(self, tensor: Tensor, place: tuple[Any, ...]) -> Tensor:
         if tensor.layout is not torch.strided:
             return tensor.cpu().clone()
+        is_queued = has_streams(tensor.device)
         held = self._held.get(place)
         if held is None or (held.shape, held.dtype, held.stride()) != (
             tensor.shape,
@@ -61,10 +63,9 @@ class HostCopy:
         ):
             # Of the same layout, so it is one plain copy of memory; the writing thread reorders for
             # the file.
-            held = self._held[place] = torch.empty_like(
-                tensor, device="cpu", pin_memory=tensor.is_cuda
-            )
-        return held.copy_(tensor, non_blocking=True)
+            held = self._held[place] = torch.empty_like(tensor, device="cpu", pin_memory=is_queued)
+        self._is_queued = self._is_queued or is_queued
+        return held.copy_(tensor, non_blocking=is_queued)
 
 
 class Writer:

@@ -14,6 +14,8 @@ from typing import Any, cast
 
 import torch
 
+from trainkit.device.accelerator import is_accelerator
+
 
 class DeviceStats:
     """Reads current values. The first `cpu_utilization_ratio` is of
@@ -82,15 +84,21 @@ class DeviceStats:
         return values
 
     def _of_torch(self) -> dict[str, float]:
-        if self._device.type != "cuda" or not (
-            reserved := torch.cuda.memory_reserved(self._device)
-        ):
-            return {}  # another rank computes there
-        allocated = float(torch.cuda.memory_allocated(self._device))
-        return {
-            "gpu_memory_allocated_bytes": allocated,
+        """Return what this process holds; {} if another rank computes there."""
+        if not is_accelerator(self._device):
+            return {}
+        of_kind: Any = torch.get_device_module(self._device)
+        if self._device.type == "mps":
+            allocated = of_kind.current_allocated_memory()
+            reserved = of_kind.driver_allocated_memory()
+        else:
+            allocated = of_kind.memory_allocated(self._device)
+            reserved = of_kind.memory_reserved(self._device)
+        values = {
+            "gpu_memory_allocated_bytes": float(allocated),
             "gpu_memory_reserved_bytes": float(reserved),
         }
+        return values if reserved else {}
 
     def of_host(self) -> dict[str, float]:
         """Return the others."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from trainkit.device.accelerator import has_streams, is_accelerator
 from trainkit.errors import TaskError
 
 
@@ -31,7 +32,7 @@ def to_device(
     """
     if isinstance(batch, Tensor):
         moved = (
-            batch if batch.device == device else batch.to(device, non_blocking=device.type != "cpu")
+            batch if batch.device == device else batch.to(device, non_blocking=has_streams(device))
         )
         if dtype is None and not channels_last:
             return moved
@@ -72,7 +73,7 @@ def to_device(
 def _by_its_own(batch: Any, device: torch.device) -> Any:
     """Return what an object's `to` returns: without a wait for the copy, if it can say so."""
     kind: Any = type(batch)
-    if device.type == "cpu" or not _takes_non_blocking(kind):
+    if not has_streams(device) or not _takes_non_blocking(kind):
         return batch.to(device)
     return batch.to(device, non_blocking=True)
 
@@ -110,7 +111,7 @@ def _items_of(batch: Any) -> Iterable[Any] | None:
 
 
 class Mover:
-    """Moves batches to a device; for a GPU on a stream of its own, so the copy runs beside the
+    """Moves batches to a device; for an accelerator on a stream of its own, so the copy runs beside the
     computation.
 
     The loop is ahead of the device (only Horovod's engine waits), so a batch is copied while the
@@ -124,7 +125,7 @@ class Mover:
         self, device: torch.device, dtype: torch.dtype | None = None, channels_last: bool = False
     ) -> None:
         self._how = (device, dtype, channels_last)
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = torch.Stream(device) if has_streams(device) else None
 
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device, for use on the current stream."""
@@ -132,12 +133,12 @@ class Mover:
             return batch if self._is_there(batch) else to_device(batch, *self._how)
         if not all(may_go_beside(tensor) for tensor in each_tensor(batch)):
             return to_device(batch, *self._how)
-        with torch.cuda.stream(self._stream):
+        with self._stream:
             moved = to_device(batch, *self._how)
-        computing = torch.cuda.current_stream(self._how[0])
+        computing = torch.accelerator.current_stream(self._how[0])
         computing.wait_stream(self._stream)
         for tensor in each_tensor(moved):
-            if tensor.is_cuda:
+            if is_accelerator(tensor.device):
                 # the copying stream must not reuse its memory too soon
                 tensor.record_stream(computing)
         return moved
@@ -155,13 +156,13 @@ class Mover:
 
 
 def may_go_beside(tensor: Tensor) -> bool:
-    """Whether a tensor of a batch may be copied to a GPU on a stream of its own.
+    """Whether a tensor of a batch may be copied to an accelerator on a stream of its own.
 
-    A tensor on a GPU was made on the current stream, for which the other does not wait. A sparse or
+    A tensor that is there was made on the current stream, for which the other does not wait. A sparse or
     nested one is copied as several tensors, and torch cannot hold their memory for another stream
     (`record_stream`).
     """
-    return not tensor.is_cuda and tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def each_tensor(batch: Any) -> Iterator[Tensor]:

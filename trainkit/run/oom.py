@@ -23,6 +23,7 @@ from torch import Tensor
 from trainkit.api.state import TrainState
 from trainkit.api.view import RunView
 from trainkit.data.feed import Microbatch, Moving, Step
+from trainkit.device.accelerator import empty_cache
 from trainkit.device.transfer import Mover
 from trainkit.engine.base import Engine
 from trainkit.run.feature import Feature
@@ -89,8 +90,7 @@ class Halving:
             if self._state.oom_pieces >= max(size for size, _ in sizes):
                 raise torch.OutOfMemoryError(next(text for _, text in sizes if text is not None))
             self._state.oom_pieces *= 2
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            empty_cache(self._engine.device)
             ranks = [str(rank) for rank, (_, text) in enumerate(sizes) if text is not None]
             self._say(
                 f"Out of memory on rank {', '.join(ranks)}: all ranks split each microbatch into"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from tests.helpers.late_device import late_device
 from trainkit.extensions.capsule import async_losses as late_losses
 from trainkit.extensions.capsule.async_losses import AsyncLosses
 
@@ -25,7 +27,7 @@ def test_on_the_cpu_a_loss_is_there_at_once() -> None:
     assert losses.ready() == losses.drain() == []
 
 
-def test_of_a_step_that_is_taken_again_the_last_attempt_counts() -> None:
+def test_of_a_step_that_is_taken_anew_the_last_attempt_counts() -> None:
     """The losses of a failed attempt are discarded."""
     losses = AsyncLosses(torch.device("cpu"))
     losses.add(torch.tensor(9.0), 4)
@@ -38,60 +40,51 @@ def test_of_a_step_that_is_taken_again_the_last_attempt_counts() -> None:
     assert losses.ready() == [(0, 1.5), (1, 4.0)]
 
 
-class Event:
-    """A GPU event that completes when the test says so."""
-
-    come = 0
-    made = 0
-
-    def __init__(self) -> None:
-        self.number = Event.made
-        Event.made += 1
-
-    def record(self) -> None:
-        """Do nothing."""
-
-    def query(self) -> bool:
-        """Return whether it has completed."""
-        return self.number < Event.come
-
-    def synchronize(self) -> None:
-        """Wait for it."""
-        Event.come = max(Event.come, self.number + 1)
-
-
-@pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> AsyncLosses:
-    """AsyncLosses on a GPU with events controlled by the test; four steps fit in its memory."""
-    Event.come = Event.made = 0
-    empty = torch.empty
+@pytest.fixture(params=[None, *range(4)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An accelerator whose work runs late; four steps fit in the memory for losses."""
     monkeypatch.setattr(late_losses, "_SLOTS", 4)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-
-    def without_pinning(*size: Any, **options: Any) -> torch.Tensor:
-        return empty(
-            *size, **{name: value for name, value in options.items() if name != "pin_memory"}
-        )
-
-    monkeypatch.setattr(torch, "empty", without_pinning)
-    return AsyncLosses(torch.device("cuda"))
+    with late_device(request.param) as device:
+        yield device
 
 
-def test_on_a_gpu_no_step_waits(on_gpu: AsyncLosses) -> None:
-    """Losses are returned in order, as soon as their event has completed."""
-    for step in range(3):
-        on_gpu.add(torch.tensor(float(step)), 1)
-        on_gpu.end_step(step)
-    assert on_gpu.ready() == []
-    Event.come = 2
-    assert on_gpu.ready() == [(0, 0.0), (1, 1.0)]
-    assert on_gpu.drain() == [(2, 2.0)]
+def steps(losses: AsyncLosses, device: torch.device, numbers: range) -> Iterator[None]:
+    """Take steps of two microbatches each, whose losses are on the device."""
+    for step in numbers:
+        losses.begin_step()
+        losses.add(torch.full((), float(step), device=device), 1)
+        losses.add(torch.full((), float(step), device=device), 3)
+        losses.end_step(step)
+        yield
 
 
-def test_a_host_that_is_far_ahead_loses_nothing(on_gpu: AsyncLosses) -> None:
+def test_on_an_accelerator_no_step_waits(device: torch.device) -> None:
+    """Losses are returned in order, as soon as they have come: those behind nothing has waited for
+    come with `drain`.
+    """
+    losses = AsyncLosses(device)
+    list(steps(losses, device, range(3)))
+    early = losses.ready()
+    assert early == [(step, float(step)) for step in range(len(early))]
+    torch.accelerator.synchronize()
+    assert early + losses.ready() == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert losses.drain() == []
+    list(steps(losses, device, range(3, 5)))
+    assert losses.drain() == [(3, 3.0), (4, 4.0)]
+
+
+def test_a_host_that_is_far_ahead_loses_nothing(device: torch.device) -> None:
     """With all slots used, the host waits for the oldest."""
-    for step in range(9):
-        on_gpu.add(torch.tensor(float(step)), 1)
-        on_gpu.end_step(step)
-    assert [step for step, _ in on_gpu.ready()] == [0, 1, 2, 3, 4]
-    assert on_gpu.drain() == [(step, float(step)) for step in (5, 6, 7, 8)]
+    losses = AsyncLosses(device)
+    list(steps(losses, device, range(9)))
+    came = losses.ready()
+    assert len(came) >= 5
+    assert came + losses.drain() == [(step, float(step)) for step in range(9)]
+
+
+def test_no_step_waits_while_there_are_slots() -> None:
+    """If work runs as late as possible, nothing has run when the steps are over."""
+    with late_device() as device:
+        losses = AsyncLosses(device)
+        list(steps(losses, device, range(3)))
+        assert losses.ready() == [] and torch.accelerator.current_stream().query() is False

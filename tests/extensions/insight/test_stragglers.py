@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from tests.helpers.late_device import late_device
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, loader
 from trainkit.callbacks import FaultInjection, Stragglers
@@ -170,13 +173,13 @@ def test_a_validation_within_a_step_is_no_part_of_it() -> None:
 
 
 class Event:
-    """Replaces torch.cuda.Event: the device needs ten seconds
+    """Replaces torch.Event: the device needs ten seconds
     for work that the host queues in one.
     """
 
     made, waited = 0, False
 
-    def __init__(self) -> None:
+    def __init__(self, timed: bool) -> None:
         self.at, Event.made = 10.0 * Event.made, Event.made + 1
 
     def query(self) -> bool:
@@ -192,8 +195,8 @@ def test_on_a_gpu_compute_is_what_the_device_says(monkeypatch: pytest.MonkeyPatc
     """The host has run ahead, and then waited in the reduction:
     that is no communication. No step waits.
     """
-    monkeypatch.setattr("trainkit.callbacks.step_clock._event", Event)
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: setattr(Event, "waited", True))
+    monkeypatch.setattr("trainkit.callbacks.step_clock.mark", Event)
+    monkeypatch.setattr("torch.accelerator.synchronize", lambda: setattr(Event, "waited", True))
     times = iter([0.0, 1.0, 2.0, 13.0, 14.0] + [14.0, 15.0, 16.0, 27.0, 28.0])
     clock = StepClock(now=lambda: next(times))
     clock._on_gpu = True
@@ -207,6 +210,25 @@ def test_on_a_gpu_compute_is_what_the_device_says(monkeypatch: pytest.MonkeyPatc
         "hooks": 0.0,
     }
     assert Event.waited and clock.read() == clock.read()
+
+
+@pytest.mark.parametrize("seed", [None, *range(4)])
+def test_the_clock_waits_for_a_device_only_where_it_is_read(seed: int | None) -> None:
+    """Its events are around forward and backward, three pieces of work and the second event here;
+    what comes between two steps is no part of them.
+    """
+    with late_device(seed) as device:
+        clock = StepClock(now=itertools.count().__next__)
+        clock._on_gpu = True
+        total = torch.zeros(2, device=device)
+        for _ in range(3):
+            play(clock, "begin", "batch_came")
+            total.add_(1).add_(1).add_(1)
+            play(clock, "batch_done", "sums_came", "end")
+            total.mul_(1)
+        assert seed is not None or not torch.accelerator.current_stream().query()
+        assert clock.read().steps == 3 and clock._device_s == pytest.approx(0.004 * 3)
+        assert total.tolist() == [9.0, 9.0]
 
 
 def test_a_slow_rank_is_found_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:

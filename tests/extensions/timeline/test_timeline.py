@@ -240,7 +240,7 @@ class Device:
         self.zero = self.handed = time.perf_counter()
         self.done = 0.0
 
-    def event(self) -> Event:
+    def event(self, timed: bool) -> Event:
         """Record an event after all queued work."""
         now = time.perf_counter()
         self.done += 10 * (now - self.handed)
@@ -250,7 +250,7 @@ class Device:
 
 @dataclass
 class Event:
-    """Replaces torch.cuda.Event."""
+    """Replaces torch.Event."""
 
     at: float
 
@@ -272,9 +272,9 @@ def test_on_a_gpu_the_devices_own_times_are_recorded(
     monkeypatch.setattr(
         "trainkit.extensions.timeline.recording._computes_on_gpu", lambda trainer: True
     )
-    monkeypatch.setattr("trainkit.extensions.timeline.recording._event", device.event)
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "H200")
+    monkeypatch.setattr("trainkit.extensions.timeline.recording.mark", device.event)
+    monkeypatch.setattr("torch.accelerator.synchronize", lambda: None)
+    monkeypatch.setattr("trainkit.extensions.timeline.recording.name_of", lambda device: "H200")
     quiet(tmp_path, callbacks=[Timeline(1, 3, torch_profiler=False)]).fit(Line(), loader(23))
     (folder,) = recordings(tmp_path)
     events = [

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.late_device import late_device
 from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
@@ -274,6 +275,33 @@ def test_plain_values_and_kinds_of_containers_stay() -> None:
     assert type(copy["a"][1]) is tuple
     copy["a"].append(1)
     assert len(tree["a"]) == 2
+
+
+@pytest.mark.parametrize("seed", [None, *range(4)])
+def test_an_accelerators_state_is_copied_when_the_stream_gets_there(
+    writer: Writer, seed: int | None
+) -> None:
+    """A step does not wait for the copy: the thread that writes does. The next update, queued
+    behind it, is not in it; the next save uses the memory again.
+    """
+    written: list[dict[str, list[float]]] = []
+    with late_device(seed) as device:
+        weights = {"a": torch.zeros(3, device=device), "b": torch.ones(2, device=device)}
+        for step in range(3):
+            for weight in weights.values():
+                weight += 1
+            snapshot = writer.snapshot(weights, {"on_host": torch.full((1,), float(step))}, {})
+            assert seed is not None or snapshot.weights["a"].isnan().all() or step > 0
+
+            def write(snapshot: Any = snapshot) -> None:
+                tensors = snapshot.weights | snapshot.training
+                written.append({name: tensor.tolist() for name, tensor in tensors.items()})
+
+            writer.start(write)
+        writer.wait()
+    assert written == [
+        {"a": [n] * 3, "b": [n + 1] * 2, "on_host": [n - 1]} for n in (1.0, 2.0, 3.0)
+    ]
 
 
 @pytest.fixture

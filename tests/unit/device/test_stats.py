@@ -124,6 +124,23 @@ def test_a_gpu_on_which_another_process_computes_has_none_of_ours(
     assert read(monkeypatch, Fake()) == ALL
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("xpu", ("memory_allocated", "memory_reserved")),
+        ("mps", ("current_allocated_memory", "driver_allocated_memory")),
+    ],
+)
+def test_other_accelerators_tell_what_this_process_holds(
+    monkeypatch: pytest.MonkeyPatch, kind: str, names: tuple[str, str]
+) -> None:
+    """By torch, which has its own names for mps; NVML is not asked."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    for name, value in zip(names, (5, 6), strict=True):
+        monkeypatch.setattr(torch.get_device_module(kind), name, lambda *_, value=value: value)
+    assert DeviceStats(torch.device(kind)).of_gpu() == TORCHS
+
+
 def test_what_is_called_is_there_in_the_real_package() -> None:
     """The stand-in's names are those of nvidia-ml-py."""
     real = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")

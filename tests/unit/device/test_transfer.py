@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from tests.helpers.late_device import late_device
 from trainkit.device.transfer import Mover, count_samples, each_tensor, may_go_beside, to_device
 from trainkit.errors import TaskError
 
@@ -166,20 +167,43 @@ def test_what_torch_cannot_keep_for_another_stream_is_copied_on_the_current_one(
         assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::record_stream", key)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_batch_is_copied_beside_what_is_computed() -> None:
-    """On a GPU the copy runs on a stream of its own,
-    and later work on the current stream sees it complete.
+@pytest.mark.parametrize("seed", [None, *range(8)])
+def test_a_batch_is_copied_beside_what_is_computed(seed: int | None) -> None:
+    """The copy runs on a stream of its own; later work on the current stream sees it complete, and
+    its memory is not given to the next batch before.
     """
+    with late_device(seed) as device:
+        move, total = Mover(device), torch.zeros(4, device=device)
+        for step in range(8):
+            batch = move((torch.full((4,), float(step)).pin_memory(), step))
+            total += batch[0]
+        assert (batch[0].device, batch[1]) == (device, 7)
+        assert total.tolist() == [28.0] * 4
+
+
+def test_a_batch_of_a_gpus_loader_is_not_waited_for() -> None:
+    """Of pinned memory: nothing of the copy has run when the batch is returned."""
+    with late_device() as device:
+        moved = Mover(device)([torch.ones(3).pin_memory()])[0]
+        assert moved.memory.isnan().all()
+        torch.accelerator.synchronize()
+        assert moved.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_handed_complete_batches() -> None:
+    """The same on a real device."""
     numbers = torch.arange(2**24, dtype=torch.float32).pin_memory()
     moved = Mover(torch.device("cuda", 0))((numbers,))[0]
     assert float(moved.double().sum()) == float(numbers.double().sum())
 
 
-@pytest.mark.parametrize(("device", "expected"), [("cpu", {}), ("meta", {"non_blocking": True})])
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cpu", {}), ("mps", {}), ("cuda", {"non_blocking": True})]
+)
 def test_an_objects_own_move_does_not_wait(device: str, expected: dict[str, bool]) -> None:
     """If its `to` can copy without a wait, as a tokenizer's batch can, it is asked to; on the CPU
-    nothing is copied.
+    nothing is copied, and mps may read what has been overwritten.
     """
     asked: list[dict[str, bool]] = []
 
@@ -195,5 +219,3 @@ def test_an_objects_own_move_does_not_wait(device: str, expected: dict[str, bool
     to_device(Asynchronous(), torch.device(device))
     to_device(Batch(), torch.device(device))
     assert asked == [expected, {}]
-    packed = to_device(pack_sequence([torch.zeros(2)]), torch.device(device))
-    assert packed.data.device.type == device

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainkit.device.accelerator import empty_cache, is_accelerator
 from trainkit.device.sync_guard import allowed_read
 from trainkit.engine.reduce.buckets import NamedParameter
 from trainkit.engine.reduce.low_rank import LowRank, TwoMessages
@@ -148,8 +149,8 @@ class GradientReducer(GradientSums):
             self.reset()
             raise
         self.reset()
-        if self._used.is_cuda:
-            self._device_end = self._device_end or torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if is_accelerator(self._used.device):
+            self._device_end = self._device_end or torch.Event()
             self._device_end.record()
         if any(p.requires_grad for p in unused):
             with allowed_read():
@@ -168,8 +169,7 @@ class GradientReducer(GradientSums):
         for bucket in self._buckets:
             if bucket.handle is None or not self._is_in_place:
                 _drop(bucket)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_cache(self._used.device)
         for bucket in self._buckets:
             if bucket.handle is None:
                 for _, parameter in bucket.entries:

@@ -7,6 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from trainkit.device.accelerator import has_streams, mark, wide
 from trainkit.device.sync_guard import allowed_read
 
 _SLOTS = 256  # maximum lead of the host over the device, in steps
@@ -20,14 +21,14 @@ class AsyncLosses:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
+        self._on_gpu = has_streams(device)
         self._sum: Tensor | None = None
         self._weight = 0
         self._attempt = 1
-        self._pending: deque[tuple[int, int, torch.cuda.Event]] = deque()
+        self._pending: deque[tuple[int, int, torch.Event]] = deque()
         self._ready: deque[tuple[int, float]] = deque()
         self._slots = (
-            torch.empty(_SLOTS, dtype=torch.float64, pin_memory=True)
+            torch.empty(_SLOTS, dtype=wide(device), pin_memory=True)
             if self._on_gpu
             else torch.empty(0)
         )
@@ -45,7 +46,7 @@ class AsyncLosses:
         if attempt != self._attempt:
             self._attempt = attempt
             self.begin_step()
-        part = loss.detach().double() * num_samples
+        part = loss.detach().to(wide(loss.device)) * num_samples
         self._sum = part if self._sum is None else self._sum + part
         self._weight += num_samples
 
@@ -64,9 +65,7 @@ class AsyncLosses:
             self._settle()
         slot = self._next
         self._slots[slot].copy_(mean, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._pending.append((step, slot, event))
+        self._pending.append((step, slot, mark()))
         self._next = (slot + 1) % _SLOTS
 
     def ready(self) -> list[tuple[int, float]]:
@@ -83,7 +82,7 @@ class AsyncLosses:
         return self.ready()
 
     def _settle(self) -> None:
-        while self._pending and self._pending[0][2].query():  # type: ignore[no-untyped-call]
+        while self._pending and self._pending[0][2].query():
             step, slot, _ = self._pending.popleft()
             with allowed_read():
                 self._ready.append((step, float(self._slots[slot])))

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from trainkit.api.view import RunView
 from trainkit.console import warning
 from trainkit.data.feed import MapFeed, StreamFeed
+from trainkit.device.accelerator import is_accelerator, mark, name_of
 from trainkit.engine.reduce.reducer import Summed
 from trainkit.extensions.timeline.traces.pieces import (
     HOROVOD,
@@ -65,7 +66,7 @@ class Recording:
         self._try(self._open)
         self._meet()
         self._marks: list[tuple[str, int]] = []
-        self._events: list[tuple[str, int, torch.cuda.Event]] = []
+        self._events: list[tuple[str, int, torch.Event]] = []
         self._step = -1
         self.updated = False
         self._has_sums = False
@@ -73,8 +74,8 @@ class Recording:
         self._ready: dict[str, Summed] = {}
         self._hooks = self._hook_parameters() if trainer.world_size == 1 else []
         if self._on_gpu:
-            torch.cuda.synchronize()
-            self._zero = _event()
+            torch.accelerator.synchronize()
+            self._zero = mark(timed=True)
             self._zero.synchronize()
         self._last = self._zero_ns = time.perf_counter_ns()
 
@@ -87,7 +88,7 @@ class Recording:
         self._epoch = self._trainer.current_epoch
         self._last = time.perf_counter_ns()
         if self._on_gpu:
-            self._events.append(("", self._step, _event()))
+            self._events.append(("", self._step, mark(timed=True)))
 
     def mark(self, ended: str) -> None:
         """Mark the end of "data", "forward", "backward", "communication", "optimizer" or "hooks";
@@ -95,7 +96,7 @@ class Recording:
         self._marks.append((ended, time.perf_counter_ns()))
         self.updated = self.updated or ended == "optimizer"
         if self._on_gpu:
-            self._events.append((ended, self._step, _event()))
+            self._events.append((ended, self._step, mark(timed=True)))
 
     def mark_sums(self) -> None:
         """Mark the gradients of the whole step as reduced;
@@ -226,7 +227,7 @@ class Recording:
     def _by_device(self) -> list[Event]:
         if not self._on_gpu:
             return []
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
         events = []
         began = 0
         for name, step, event in self._events:
@@ -267,7 +268,7 @@ def _about(trainer: RunView) -> About:
         monotonic_ns=time.perf_counter_ns(),
         unix_ns=time.time_ns(),
         engine=engine.name,
-        device=torch.cuda.get_device_name(engine.device) if _computes_on_gpu(trainer) else "cpu",
+        device=name_of(engine.device) if _computes_on_gpu(trainer) else "cpu",
         samples=contract.global_batch_size or 0,
         accumulate=contract.at(trainer.current_epoch).accumulate,
         workers=(
@@ -279,7 +280,7 @@ def _about(trainer: RunView) -> About:
 
 
 def _computes_on_gpu(trainer: RunView) -> bool:
-    return trainer.engine.device.type == "cuda"
+    return is_accelerator(trainer.engine.device)
 
 
 def _profiler(on_gpu: bool) -> profile:
@@ -289,9 +290,3 @@ def _profiler(on_gpu: bool) -> profile:
     )
     profiler.start()
     return profiler
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event

@@ -171,7 +171,7 @@ def test_a_sparse_gradient_travels_as_rows_and_an_idle_one_as_none() -> None:
 class OnGpu(Tensor):
     """A tensor that says that it is on a GPU."""
 
-    is_cuda = property(lambda self: True)
+    device = property(lambda self: torch.device("cuda", 0))
 
 
 class Event:
@@ -197,7 +197,7 @@ def test_a_device_without_its_sums_counts_as_waiting(
     """On a GPU the main thread runs ahead of the sums: a rank whose device waits for another one
     reports that to its watchdog, until the device has them or has failed.
     """
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch, "Event", Event)
     net = model()
     reducer = Noting(net, in_order=True)
     heartbeat = Heartbeat()
@@ -219,7 +219,7 @@ def test_a_device_without_its_sums_counts_as_waiting(
 
 def test_on_the_cpu_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """There `finish` returns when the sums are there."""
-    monkeypatch.setattr(torch.cuda, "Event", None)
+    monkeypatch.setattr(torch, "Event", None)
     net = model()
     reducer = Noting(net, in_order=True)
     reducer.finish()
