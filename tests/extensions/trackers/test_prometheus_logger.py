@@ -20,8 +20,8 @@ from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
+from trainkit.extensions.trackers.series import SERIES, Board
 from trainkit.loggers import PrometheusLogger
-from trainkit.loggers.series import SERIES, Board
 from trainkit.version import __version__
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")

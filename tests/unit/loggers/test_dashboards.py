@@ -15,7 +15,7 @@ import trainkit
 from tests.helpers.prometheus_scrape import exported
 from trainkit.device.stats import DeviceStats
 from trainkit.extensions.trackers import prometheus
-from trainkit.loggers.series import SERIES
+from trainkit.extensions.trackers.series import SERIES
 
 FOLDER = Path(trainkit.__file__).parent / "loggers" / "dashboards"
 DASHBOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text())

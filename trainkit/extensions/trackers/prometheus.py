@@ -19,8 +19,8 @@ from trainkit.arguments import NonNegativeInt, checked
 from trainkit.console import info
 from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
+from trainkit.extensions.trackers.series import SERIES, Board
 from trainkit.loggers.base import Logger, RunFacts
-from trainkit.loggers.series import SERIES, Board
 from trainkit.version import __version__
 
 
@@ -29,7 +29,7 @@ class PrometheusLogger(Logger):
     """Serves `http://ADDR:PORT/metrics` from the first rank of each host during a fit. Needs the
     extra: `pip install 'trainkit[prometheus]'`.
 
-    trainkit/loggers/series.py lists the series; each has the labels run (the last two folders of
+    trainkit/extensions/trackers/series.py lists the series; each has the labels run (the last two folders of
     its path), rank and host. A Grafana dashboard and alerts are in trainkit/loggers/dashboards/. A
     step stores a few plain numbers; a scrape reads them, and memory and load, in its own thread.
 
