@@ -93,6 +93,8 @@ def _num_nodes(value: Any) -> dict[str, Any]:
 def _accelerator(value: Any) -> dict[str, Any]:
     if value in ("auto", None):
         return {}
+    if value in ("xpu", "mps"):
+        return {"engine": auto_engine(device=value)}
     has_gpu = torch.cuda.is_available()
     if value in ("gpu", "cuda") and not has_gpu:
         raise ConfigError(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainkit.device.accelerator import generators
 from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.pieces import OwnPart
 from trainkit.errors import TaskError
@@ -119,7 +120,8 @@ def random_state() -> dict[str, Any]:
     """Return this process's random states as tensors and plain values."""
     drawn = np.random.get_state(legacy=False)
     version, numbers, gauss_next = random.getstate()
-    return {
+    others = {name: kind.get_rng_state() for name, kind in generators().items()}
+    return others | {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
         "numpy": [
@@ -145,6 +147,9 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
+    for name, kind in generators().items():
+        if name in state:
+            kind.set_rng_state(state[name])
     np.random.set_state(_of_numpy(state))
     random.setstate(_of_python(state))
 
@@ -154,8 +159,9 @@ def check_random_state(state: Mapping[str, Any]) -> None:
     raises what their libraries raise if `set_random_state` would fail on the host.
     """
     torch.Generator().set_state(state["torch"])
-    if state["cuda"] is not None and not isinstance(state["cuda"], Tensor):
-        raise TypeError(f"cuda is {type(state['cuda']).__name__}")
+    for name in {"cuda", "xpu", "mps"} & state.keys():
+        if state[name] is not None and not isinstance(state[name], Tensor):
+            raise TypeError(f"{name} is {type(state[name]).__name__}")
     np.random.RandomState().set_state(_of_numpy(state))
     random.Random().setstate(_of_python(state))
 

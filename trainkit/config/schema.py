@@ -84,7 +84,9 @@ _SPECIAL = ("_target_", "_partial_")
 SAMPLE_KEYS = ("on_bad_sample", "on_bad_sample_limit")
 # What trainkit gives an optimizer and a schedule that a config leaves `_partial_`.
 _OF_THE_CALLER = ("params", "optimizer", "total_steps")
-_ACCELERATOR = Parameter("Literal['auto', 'cpu', 'gpu', 'cuda'] | None", required=False)
+_ACCELERATOR = Parameter(
+    "Literal['auto', 'cpu', 'gpu', 'cuda', 'xpu', 'mps'] | None", required=False
+)
 
 
 def check(

@@ -7,6 +7,7 @@ cuda also names ROCm's GPUs, xpu those of Intel, mps those of Apple.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -52,3 +53,12 @@ def name_of(device: torch.device) -> str:
     """Return the name of an accelerator's model; its kind if torch does not know it (mps)."""
     lookup = getattr(torch.get_device_module(device), "get_device_name", None)
     return device.type if lookup is None else str(lookup(device))
+
+
+@functools.cache
+def generators() -> dict[str, Any]:
+    """Return what has get_rng_state and set_rng_state of xpu or mps, by name, if torch sees one."""
+    seen = torch.accelerator.current_accelerator(check_available=True)
+    if seen is None or seen.type not in ("xpu", "mps"):
+        return {}
+    return {seen.type: torch.get_device_module(seen)}

@@ -50,8 +50,14 @@ class Precision:
         """Build for a device.
 
         Raises:
-            ConfigError: there is no such precision.
+            ConfigError: there is no such precision, or the device lacks it.
         """
+        if device.type == "mps" and name in ("64-true", "16-mixed"):
+            lacks = "float64" if name == "64-true" else "the loss scale that float16 needs"
+            raise ConfigError(
+                f"trainer.precision is '{name}', and engine.device=mps lacks {lacks}. Use bf16-mixed"
+                " or 32-true."
+            )
         if name not in _OWN:
             raise ConfigError(
                 f"trainer.precision is '{name}'; it must be one of"

@@ -46,7 +46,7 @@ from trainkit.engine.pinning import Device, pin_device
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.reduce.reducer import GradientReducer
 from trainkit.engine.step_settings import StepSettings
-from trainkit.errors import TaskError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.optim.clipping import clear_gradients, clip, multiply, with_gradients
 
@@ -125,7 +125,17 @@ class Engine(ABC):
         """Connect the ranks, assign their numbers, and pin the device."""
 
     def pin(self) -> torch.device:
-        """Make the requested device this rank's, and return it; see pin_device."""
+        """Make the requested device this rank's, and return it; see pin_device.
+
+        Raises:
+            ConfigError: it has no sums over ranks.
+        """
+        if self._requested_device in ("xpu", "mps") and self.name != "single":
+            raise ConfigError(
+                f"engine.device is '{self._requested_device}', and the engine is '{self.name}':"
+                " ranks have sums on the CPU and on CUDA's GPUs. Start one process, without a"
+                " launcher, or use engine.device=cpu."
+            )
         self.device = pin_device(self._requested_device, self.ranks)
         return self.device
 

@@ -19,7 +19,7 @@ from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.environment import own_gpu
 
-Device = Literal["auto", "cpu", "cuda"]
+Device = Literal["auto", "cpu", "cuda", "xpu", "mps"]
 Gpu = tuple[str, str]  # the name of a GPU's host, and its UUID; ("", "") for a rank on the CPU
 
 
@@ -29,10 +29,15 @@ def pin_device(requested: Device, ranks: Ranks) -> torch.device:
     Ranks that share a host's CPU get an equal part of its cores as threads, unless OMP_NUM_THREADS
     is set.
 
+    "auto" takes CUDA's GPUs alone: others are requested by name, and have one rank.
+
     Raises:
-        ConfigError: CUDA was requested and there is none.
+        ConfigError: an accelerator was requested and there is none.
         EngineError: this host has more ranks than GPUs, and shows several of them to each rank.
     """
+    if requested in ("xpu", "mps"):
+        _require(requested, torch.get_device_module(requested).is_available())
+        return torch.device(requested, 0)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if requested == "cpu" or (requested == "auto" and gpus == 0):
         if ranks.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
@@ -40,15 +45,20 @@ def pin_device(requested: Device, ranks: Ranks) -> torch.device:
             # for the cores.
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.local_size))
         return torch.device("cpu")
-    if gpus == 0:
-        raise ConfigError(
-            "engine.device is 'cuda', but torch sees no GPU here. Use engine.device=cpu."
-        )
+    _require("cuda", gpus > 0)
     if not sees_one_of_several(ranks) and own_gpu() is None and ranks.local_size > gpus:
         raise _too_few(ranks, gpus)
     device = torch.device("cuda", 0 if sees_one_of_several(ranks) else ranks.gpu_index)
     torch.cuda.set_device(device)
     return device
+
+
+def _require(kind: str, is_there: bool) -> None:
+    if not is_there:
+        raise ConfigError(
+            f"engine.device is '{kind}', but torch sees no GPU here of this kind. Use"
+            " engine.device=cpu."
+        )
 
 
 def sees_one_of_several(ranks: Ranks) -> bool:

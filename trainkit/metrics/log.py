@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from trainkit.device.accelerator import wide
 from trainkit.errors import TaskError
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.objects import EpochMetrics
@@ -92,7 +93,7 @@ class Accumulator:
         self._weight += weight
 
     def parts(self) -> list[Tensor]:
-        """Return the values on a device, folded: none or one scalar of float64."""
+        """Return the values on a device, folded: none or one scalar, float64 if it has that."""
         self._fold()
         return self._parts
 
@@ -102,7 +103,7 @@ class Accumulator:
 
     def _fold(self) -> None:
         for weight, values in self._pending.items():
-            self._parts.append(self._combine_tensor(torch.stack(values).double() * weight))
+            self._parts.append(self._combine_tensor(_wide(torch.stack(values)) * weight))
         if len(self._parts) > 1:
             self._parts = [self._combine_tensor(torch.stack(self._parts))]
         self._pending.clear()
@@ -143,6 +144,10 @@ def read_all(table: Mapping[str, Accumulator]) -> dict[str, Reading]:
     }
 
 
+def _wide(values: Tensor) -> Tensor:
+    return values.to(wide(values.device))
+
+
 def _pack(values: list[Tensor]) -> tuple[str, Tensor] | None:
     """Return tensors of one number as (kind of device, one tensor of the host)."""
     return (values[0].device.type, torch.stack(values).cpu()) if values else None
@@ -152,6 +157,8 @@ def _unpack(packed: tuple[str, Tensor] | None, device: torch.device) -> list[Ten
     if packed is None:
         return []
     kind, values = packed
+    if values.dtype == torch.float64 and kind != "cpu":
+        values = values.to(wide(device))
     return list((values if kind == "cpu" else values.to(device)).unbind())
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainkit.device.accelerator import wide
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import TaskError
 
@@ -39,13 +40,14 @@ class SampleWeights:
         """
         self._task_name = task_name
         self._device = device
+        self._dtype = wide(device)
         self._all_reduce = all_reduce
         self._batch_weight = batch_weight
         self._is_alone = is_alone
         self._own = self._skipped = 0  # this rank's samples of this step
         self._num_ranks = num_ranks
         self._needs_backward = needs_backward
-        self._held: Tensor | None = None  # the Task's own weights of this step, float64
+        self._held: Tensor | None = None  # the Task's own weights of this step
         self._by_task: bool | None = None  # None until this rank has had a batch
         self._is_agreed = False  # whether all ranks know of `_by_task`
 
@@ -68,9 +70,9 @@ class SampleWeights:
         if own is None:
             return loss if num_samples == num_in_step else loss * (num_samples / num_in_step)
         if isinstance(own, Tensor):
-            weight = own.to(self._device, torch.float64)
+            weight = own.to(self._device, self._dtype)
         else:  # a number is filled in on the device: copied to it, the host would wait
-            weight = torch.full((), own, dtype=torch.float64, device=self._device)
+            weight = torch.full((), own, dtype=self._dtype, device=self._device)
         self._held = weight if self._held is None else self._held + weight
         return loss * (weight / num_in_step)
 
@@ -103,20 +105,20 @@ class SampleWeights:
         samples, self._own = self._own, 0
         skipped, self._skipped = self._skipped, 0
         if skipped and samples and not self._by_task:
-            return torch.full((), num_in_step / samples, dtype=torch.float64, device=self._device)
+            return torch.full((), num_in_step / samples, dtype=self._dtype, device=self._device)
         if not self._by_task:
             if not self._is_alone() or samples == num_in_step:
                 return None
             return torch.full(
                 (),
                 num_in_step / samples if samples else 0.0,
-                dtype=torch.float64,
+                dtype=self._dtype,
                 device=self._device,
             )
         held = (
             self._held
             if self._held is not None
-            else torch.zeros((), dtype=torch.float64, device=self._device)
+            else torch.zeros((), dtype=self._dtype, device=self._device)
         )
         total = held if self._is_alone() else self._all_reduce(held)
         self._held = None

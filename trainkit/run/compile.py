@@ -58,10 +58,16 @@ class Compile(Feature):
         self._enter(compiled(run.task, self._mode, in_blocks))
 
     def data_read(self, run: RunView) -> None:
-        """Refuse trainer.assert_no_sync on the CPU."""
-        if run.options.numerics.assert_no_sync and run.engine.device.type == "cpu":
+        """Refuse CUDA graphs on other accelerators, and trainer.assert_no_sync beside CUDA."""
+        kind = run.engine.device.type
+        if kind in ("xpu", "mps") and uses_graphs(self._mode):
             raise ConfigError(
-                "trainer.assert_no_sync and trainer.compile are both set: on the CPU the guard's"
+                f"trainer.compile is '{self._mode}', which replays CUDA graphs, and engine.device is"
+                f" '{kind}'. Use trainer.compile=true."
+            )
+        if run.options.numerics.assert_no_sync and kind != "cuda":
+            raise ConfigError(
+                f"trainer.assert_no_sync and trainer.compile are both set: on '{kind}' the guard's"
                 " interception of calls prevents torch.compile from compiling. Check without"
                 " compile."
             )

@@ -19,6 +19,7 @@ from torch import Tensor
 from trainkit.api.state import TrainState
 from trainkit.api.view import RunView
 from trainkit.data.feed import Microbatch
+from trainkit.device.accelerator import wide
 from trainkit.device.sync_guard import allowed_read
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import DivergenceError
@@ -120,7 +121,7 @@ class FiniteLosses:
         """
         with allowed_read():
             losses = (
-                torch.stack([loss.double() for loss, _ in self._seen]).tolist()
+                torch.stack([loss.to(wide(loss.device)) for loss, _ in self._seen]).tolist()
                 if self._seen
                 else []
             )

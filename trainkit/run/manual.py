@@ -23,6 +23,7 @@ from torch import Tensor
 from trainkit.api.manual import connect
 from trainkit.api.view import RunView
 from trainkit.data.feed import MapFeed, Microbatch, Step
+from trainkit.device.accelerator import wide
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError, TaskError
 from trainkit.optim.clipping import clip
@@ -207,7 +208,8 @@ class ManualRun:
         )
         if not isinstance(loss, Tensor):
             return loss
-        return self._run.engine.comm.all_reduce(loss.detach().double() * self._share).to(loss.dtype)
+        wide_loss = loss.detach().to(wide(loss.device))
+        return self._run.engine.comm.all_reduce(wide_loss * self._share).to(loss.dtype)
 
     def before_clear(self, optimizer: torch.optim.Optimizer) -> None:
         """Call the hook before an optimizer's gradients are dropped."""

@@ -26,6 +26,7 @@ from trainkit.data.feed import Microbatch, Moving, Step
 from trainkit.device.accelerator import empty_cache
 from trainkit.device.transfer import Mover
 from trainkit.engine.base import Engine
+from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature
 
 NO_OBJECTS = (
@@ -45,6 +46,14 @@ class HalveOnOom(Feature):
         " inside a gather. Leave it out; engine.cpu_offload=true,"
         " trainer.activation_checkpointing=true or a smaller data.batch_size save memory."
     )
+
+    def data_read(self, run: RunView) -> None:
+        """Refuse mps, where running out of memory is an error like any other."""
+        if run.engine.device.type == "mps":
+            raise ConfigError(
+                "trainer.halve_batch_on_oom is true, and on engine.device=mps torch does not say"
+                " that memory ran out. Leave it out, and set a smaller data.batch_size."
+            )
 
     def in_step(
         self, run: RunView, optimizers: Sequence[torch.optim.Optimizer]

@@ -49,7 +49,10 @@ MISTAKES = {
     "data.batch_size=0": ["data.batch_size is 0", "1 or more"],
     "optimizer.lr=abc": ["optimizer.lr is 'abc'", "a number"],
     "seed=abc": ["seed is 'abc'", "a whole number"],
-    "trainer.accelerator=tpu": ["trainer.accelerator is 'tpu'", "'cpu', 'gpu', 'cuda' or null"],
+    "trainer.accelerator=tpu": [
+        "trainer.accelerator is 'tpu'",
+        "'cpu', 'gpu', 'cuda', 'xpu', 'mps' or null",
+    ],
     "trainer.accelerator=gpu engine.device=cpu": [
         "trainer.accelerator is 'gpu', and engine.device is cpu"
     ],

@@ -17,6 +17,7 @@ from trainkit.api.task import Task
 from trainkit.checkpoint.batches import unpack
 from trainkit.checkpoint.stateful import set_random_state
 from trainkit.data.feed import Microbatch, Step
+from trainkit.device.accelerator import is_accelerator
 from trainkit.device.transfer import Mover
 from trainkit.errors import ConfigError
 from trainkit.extensions.capsule.folder import Capsule, read
@@ -205,7 +206,7 @@ def _notes(stored: Capsule, run: Run) -> list[str]:
     """Describe the differences from the run."""
     about, settings, device = stored.about, stored.about["settings"], run.engine.device
     was_gpu, notes = not str(about.get("device", "cpu")).startswith("cpu"), []
-    if was_gpu != (device.type == "cuda"):
+    if was_gpu != is_accelerator(device):
         notes.append(
             f"the run computed on {about['device']}, this is {device.type}: kernels and random"
             " numbers differ"

@@ -17,6 +17,7 @@ from trainkit.api.view import RunView, checkpoint_policies
 from trainkit.checkpoint.batches import pack, tensors_in
 from trainkit.checkpoint.stateful import random_state, set_random_state, versions
 from trainkit.data.feed import MapFeed, Microbatch
+from trainkit.device.accelerator import generators, is_accelerator, name_of
 from trainkit.safety.masking import scrubbed
 
 
@@ -63,7 +64,8 @@ def raw_random() -> tuple[Any, ...]:
     converting them to the stored form takes longer.
     """
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()
+    others = {name: kind.get_rng_state() for name, kind in generators().items()}
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate(), others
 
 
 def _as_plain(raw: tuple[Any, ...]) -> dict[str, Any]:
@@ -73,6 +75,8 @@ def _as_plain(raw: tuple[Any, ...]) -> dict[str, Any]:
         torch.cuda.set_rng_state(raw[1])
     np.random.set_state(raw[2])
     random.setstate(raw[3])
+    for name, state in raw[4].items():
+        generators()[name].set_rng_state(state)
     plain = random_state()
     set_random_state(before)
     return plain
@@ -183,11 +187,7 @@ def last_checkpoint(trainer: RunView) -> str | None:
 
 
 def _device(device: torch.device) -> str:
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"cpu, {torch.get_num_threads()} threads"
-    )
+    return name_of(device) if is_accelerator(device) else f"cpu, {torch.get_num_threads()} threads"
 
 
 def samples_of(trainer: RunView, epoch: int, step_in_epoch: int) -> list[list[int]] | None:

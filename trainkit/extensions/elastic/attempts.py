@@ -19,8 +19,7 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from trainkit.device.accelerator import empty_cache, is_accelerator
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import EngineError, JobEnded
@@ -78,11 +77,11 @@ class ElasticRun:
                 if is_lost:  # a sum may still wait here, or another rank for this one
                     attempt.engine.comm.abort()
                 attempt.engine.comm.disconnect()
-                if attempt.engine.device.type == "cuda":
+                if is_accelerator(attempt.engine.device):
                     # torch's schedulers and optimizers refer to each other: free their memory for
                     # the next, and give it to NCCL, which allocates beside torch's cache
                     gc.collect()
-                    torch.cuda.empty_cache()
+                    empty_cache(attempt.engine.device)
         except BaseException as error:
             is_own = isinstance(error, Exception) and not isinstance(
                 error, (PeerError, RanksChanged, JobEnded)

@@ -10,11 +10,13 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from trainkit import loop
 from trainkit.data.feed import MapFeed, Step
+from trainkit.device.accelerator import has_streams
 from trainkit.errors import ConfigError
 from trainkit.extensions.find.trial_run import (
     random_numbers_kept,
@@ -182,7 +184,9 @@ def _train(run: Run, limit: int | None) -> tuple[bool, int]:
     All ranks end at the same step.
     """
     gc.collect()
-    peak = _gpu_peak if run.engine.device.type == "cuda" else _cpu_peak
+    if run.engine.device.type == "mps":
+        raise ConfigError("find batch compares peaks of memory, which torch does not know of mps.")
+    peak = _gpu_peak if has_streams(run.engine.device) else _cpu_peak
     peak(run.engine.device, True)
     run.hooks("on_fit_start")
     run.hooks("on_train_start")
@@ -225,10 +229,11 @@ def _out_of_memory(work: Callable[[], None]) -> bool:
 
 
 def _gpu_peak(device: torch.device, begins: bool) -> int:
+    of_kind: Any = torch.get_device_module(device)
     if begins:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.max_memory_reserved(device)
+        of_kind.empty_cache()
+        of_kind.reset_peak_memory_stats(device)
+    return int(of_kind.max_memory_reserved(device))
 
 
 def _cpu_peak(device: torch.device, begins: bool) -> int:

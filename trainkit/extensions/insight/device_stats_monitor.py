@@ -13,6 +13,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.step_clock import is_log_step, write
+from trainkit.device.accelerator import has_streams
 from trainkit.device.stats import DeviceStats
 from trainkit.safety.threads import printed, start_thread
 
@@ -143,9 +144,9 @@ class DeviceStatsMonitor(Callback):
 
 
 def _of_allocator(device: torch.device) -> dict[str, float]:
-    if device.type != "cuda":
+    if not has_streams(device):
         return {}
-    stats = torch.cuda.memory_stats(device)
+    stats = torch.get_device_module(device).memory_stats(device)
     return {
         "gpu_memory_peak_bytes": float(stats.get("allocated_bytes.all.peak", 0)),
         "gpu_alloc_retries": float(stats.get("num_alloc_retries", 0)),
