@@ -24,8 +24,9 @@ from trainkit.engine.sending import dense_view
 
 
 class BucketReducer(GradientReducer):
-    """Each bucket's gradients as one flat buffer and one asynchronous all_reduce; `.grad` becomes a
-    view of it.
+    """Each bucket's gradients as one flat buffer and one asynchronous all_reduce. `.grad` is a view
+    of it as soon as the sum starts, so gradients are held once; after it, if they are narrowed on
+    the way.
 
     Args:
         buckets, frozen, wire, sparse, low_rank: see GradientReducer.
@@ -54,24 +55,24 @@ class BucketReducer(GradientReducer):
             pieces.append(grad.reshape(-1) if flat is None else flat)
         if flags is not None:
             pieces.append(flags.to(pieces[0].dtype))
-        buffer = self._wire.pack(torch.cat(pieces))
-        return dist.all_reduce(buffer, group=self._group, async_op=True), buffer
+        flat = torch.cat(pieces)
+        buffer = self._wire.pack(flat)
+        views = _put(bucket, flat) if buffer is flat else None
+        return dist.all_reduce(buffer, group=self._group, async_op=True), buffer, views
 
     def _end(self, bucket: Bucket) -> Tensor | None:
-        work, buffer = bucket.handle
+        work, buffer, views = bucket.handle
         work.wait()
-        buffer = self._wire.unpack(buffer, bucket.entries[0][1].dtype)
-        start = 0
-        for _, parameter in bucket.entries:
-            piece = buffer[start : start + parameter.numel()]
-            start += parameter.numel()
-            dense = dense_view(parameter.detach()) is not None
-            parameter.grad = (
-                piece.as_strided(parameter.size(), parameter.stride())
-                if dense
-                else piece.reshape(parameter.size())
-            )
-        return buffer[start:] if bucket is self._carrier else None
+        total = self._wire.unpack(buffer, bucket.entries[0][1].dtype)
+        if views is None or total is not buffer:
+            _put(bucket, total)
+        else:
+            # a hook may have put another tensor there, whose sum this is not
+            for (_, parameter), view in zip(bucket.entries, views, strict=True):
+                if parameter.grad is not view:
+                    parameter.grad = view
+        size = sum(parameter.numel() for _, parameter in bucket.entries)
+        return total[size:] if bucket is self._carrier else None
 
     def _wait(self, handle: Any) -> None:
         handle[0].wait()
@@ -111,3 +112,21 @@ class BucketReducer(GradientReducer):
         work, vector = handle
         work.wait()
         return vector  # type: ignore[no-any-return]
+
+
+def _put(bucket: Bucket, flat: Tensor) -> list[Tensor]:
+    """Make each `.grad` of a bucket a view of its gradients, [numel of all of them, and more]."""
+    views = []
+    start = 0
+    for _, parameter in bucket.entries:
+        piece = flat[start : start + parameter.numel()]
+        start += parameter.numel()
+        dense = dense_view(parameter.detach()) is not None
+        view = (
+            piece.as_strided(parameter.size(), parameter.stride())
+            if dense
+            else piece.reshape(parameter.size())
+        )
+        parameter.grad = view
+        views.append(view)
+    return views

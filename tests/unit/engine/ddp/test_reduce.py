@@ -83,3 +83,44 @@ def test_a_rank_without_room_starts_the_sums_of_all_others(
     net(torch.ones(2, 3)).sum().backward()
     reducer.finish()
     assert sent == whole
+
+
+def storages(tensors: Any) -> set[int]:
+    """Return where the memory of these tensors begins."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+
+@pytest.mark.parametrize("narrow", [None, torch.bfloat16])
+def test_gradients_are_held_once_while_they_are_summed(
+    sent: list[int], narrow: torch.dtype | None
+) -> None:
+    """From the moment on that a bucket's sum starts, `.grad` is in the memory that is summed; only
+    what is narrowed on the way is held beside it. After the step it is there in both cases.
+    """
+    net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    trained, frozen = split_frozen(net.named_parameters())
+    buckets = [trained[3:1:-1], trained[1::-1]]
+    reducer = BucketReducer(buckets, frozen, Wire(narrow), set(), None)
+    with reducer.no_sync():
+        net(torch.ones(2, 3)).sum().backward()
+    own = [parameter.grad.clone() for _, parameter in trained]
+    net(torch.ones(2, 3)).sum().backward()
+    last = [parameter for _, parameter in buckets[0]]
+    summed = storages([reducer._buckets[0].handle[1]])
+    assert (storages(p.grad for p in last) == summed) == (narrow is None)
+    reducer.finish()
+    assert len(storages(p.grad for _, p in trained)) == 2
+    for (_, parameter), before in zip(trained, own, strict=True):
+        twice = (2 * before).to(narrow or before.dtype).float()
+        assert torch.equal(parameter.grad, twice)
+        assert parameter.grad.stride() == parameter.stride()
+
+
+def test_a_gradient_that_was_put_in_place_of_a_sum_is_not_taken(sent: list[int]) -> None:
+    """After `finish` each `.grad` is the sum of what backward left, whatever a hook put there."""
+    net = nn.Linear(3, 5)
+    reducer = reducer_of(net)
+    net(torch.ones(2, 3)).sum().backward()
+    net.bias.grad = torch.zeros(5)
+    reducer.finish()
+    assert net.bias.grad.tolist() == [2.0] * 5
