@@ -220,6 +220,7 @@ class LateDevice:
     Attributes:
         clock: pieces of work that have run.
         current: the current stream.
+        pinned: blocks of the host's memory that were pinned.
         freed: blocks without a tensor: their stream, memory, and what must be done before.
     """
 
@@ -232,7 +233,7 @@ class LateDevice:
         self.streams: list[LateStream] = []
         self.freed: list[tuple[LateStream, torch.Tensor, list[tuple[LateStream, int]]]] = []
         self.random = None if seed is None else random.Random(seed)
-        self._pinned: list[torch.UntypedStorage] = []
+        self.pinned: list[torch.UntypedStorage] = []
         self.current = LateStream()
 
     def progress(self) -> None:
@@ -279,12 +280,12 @@ class LateDevice:
         return self._compute(func, args, kwargs)
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._pinned.append(tensor.untyped_storage())
+        self.pinned.append(tensor.untyped_storage())
         return tensor
 
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
         own = tensor.untyped_storage().data_ptr()
-        return any(storage.data_ptr() == own for storage in self._pinned)
+        return any(0 <= own - pinned.data_ptr() < pinned.nbytes() for pinned in self.pinned)
 
     def _to(self, source: Any, non_blocking: bool = False, **options: Any) -> Any:
         there = torch.device(options.pop("device"))

@@ -5,7 +5,7 @@ one checkpoint at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trainkit.checkpoint.format import Snapshot, find_aliases
 from trainkit.device.accelerator import has_streams, mark
+from trainkit.device.pinned import pinned_like
 from trainkit.safety.threads import start_thread
 
 
@@ -30,6 +31,8 @@ class HostCopy:
 
     def take(self, tree: Any, place: tuple[Any, ...] = ()) -> Any:
         """Return `tree` (dicts, lists, tuples, plain values) with each tensor in it copied."""
+        if not place:
+            self._reserve(tree)
         if isinstance(tree, Tensor):
             return self._copy(tree.detach(), place)
         if isinstance(tree, dict):
@@ -40,6 +43,15 @@ class HostCopy:
         if type(tree) in (list, tuple, set):
             return type(tree)(self.take(value, (*place, i)) for i, value in enumerate(tree))
         return tree
+
+    def _reserve(self, tree: Any) -> None:
+        """Pin memory for the tensors of an accelerator that have none yet, together."""
+        new = {
+            place: tensor
+            for place, tensor in _queued(tree)
+            if not _is_alike(self._held.get(place), tensor)
+        }
+        self._held.update(zip(new, pinned_like(list(new.values())), strict=True))
 
     def mark(self) -> None:
         """Record an event after the queued copies."""
@@ -56,16 +68,35 @@ class HostCopy:
             return tensor.cpu().clone()
         is_queued = has_streams(tensor.device)
         held = self._held.get(place)
-        if held is None or (held.shape, held.dtype, held.stride()) != (
-            tensor.shape,
-            tensor.dtype,
-            tensor.stride(),
-        ):
+        if held is None or not _is_alike(held, tensor):
             # Of the same layout, so it is one plain copy of memory; the writing thread reorders for
             # the file.
-            held = self._held[place] = torch.empty_like(tensor, device="cpu", pin_memory=is_queued)
+            held = self._held[place] = torch.empty_like(tensor, device="cpu")
         self._is_queued = self._is_queued or is_queued
         return held.copy_(tensor, non_blocking=is_queued)
+
+
+def _queued(tree: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Yield the tensors of an accelerator that copies beside its computation, with their places."""
+    if isinstance(tree, Tensor):
+        if has_streams(tree.device) and tree.layout is torch.strided:
+            yield place, tree.detach()
+        return
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(tree, dict):
+        items = tree.items()
+    elif type(tree) in (list, tuple, set):
+        items = enumerate(tree)
+    for key, value in items:
+        yield from _queued(value, (*place, key))
+
+
+def _is_alike(held: Tensor | None, tensor: Tensor) -> bool:
+    return held is not None and (held.shape, held.dtype, held.stride()) == (
+        tensor.shape,
+        tensor.dtype,
+        tensor.stride(),
+    )
 
 
 class Writer:

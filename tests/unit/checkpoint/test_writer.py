@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.late_device import late_device
+from tests.helpers.late_device import LateDevice, late_device
 from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
@@ -282,7 +282,7 @@ def test_an_accelerators_state_is_copied_when_the_stream_gets_there(
     writer: Writer, seed: int | None
 ) -> None:
     """A step does not wait for the copy: the thread that writes does. The next update, queued
-    behind it, is not in it; the next save uses the memory again.
+    behind it, is not in it; the next save uses the memory again, one block for all tensors.
     """
     written: list[dict[str, list[float]]] = []
     with late_device(seed) as device:
@@ -299,6 +299,7 @@ def test_an_accelerators_state_is_copied_when_the_stream_gets_there(
 
             writer.start(write)
         writer.wait()
+        assert LateDevice.active is not None and len(LateDevice.active.pinned) == 1
     assert written == [
         {"a": [n] * 3, "b": [n + 1] * 2, "on_host": [n - 1]} for n in (1.0, 2.0, 3.0)
     ]
