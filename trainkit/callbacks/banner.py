@@ -18,10 +18,14 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.console import are_printed, console_of, info, plural, short, show_table
 from trainkit.data.feed import MapFeed, StreamFeed
-from trainkit.device.accelerator import is_accelerator, name_of
+from trainkit.device.accelerator import has_streams, is_accelerator, name_of
 from trainkit.engine.sizes import numel_of
 from trainkit.launch.terminal import columns_of_launcher
 
+_NOT_PINNED = (
+    "the host waits while its batches are copied; with pin_memory=True in the DataLoader they are"
+    " copied beside the computation"
+)
 _TENSOR_CORES = (
     "matrices of float32 are multiplied without this GPU's tensor cores: trainer.precision=bf16-mixed"
     " uses them, or trainer.float32_matmul_precision=high (TF32)"
@@ -78,6 +82,8 @@ class Banner(Callback):
             rows.append(("advice", advice))
         if lacks_tensor_cores(trainer):
             rows.append(("advice", _TENSOR_CORES))
+        if waits_for_copies(trainer):
+            rows.append(("advice", _NOT_PINNED))
         if approximation := engine.approximation.shown:
             rows.append(("gradients", approximation))
         rows.append(("run", _plan(trainer)))
@@ -125,6 +131,16 @@ def lacks_tensor_cores(trainer: RunView) -> bool:
         return False
     rounded = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return not rounded and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def waits_for_copies(trainer: RunView) -> bool:
+    """Return whether a loader's batches are copied to an accelerator from memory that is not
+    pinned. DataLoader's default cannot be told from a user's choice, so it is not changed.
+    """
+    feed = trainer.train_feed
+    if not isinstance(feed, MapFeed) or not has_streams(trainer.engine.device):
+        return False
+    return not feed.source.options.get("pin_memory")
 
 
 def _device(device: torch.device) -> str:
