@@ -115,20 +115,17 @@ class Precision:
         """Update the weights under fp16's loss scale; return False if an overflow held the update
         back.
 
-        Waits for the device. All ranks decide alike: an overflow on one is in the sum of all.
+        Waits for the device, once. All ranks decide alike: an overflow on one is in the sum of all.
         """
+        overflows = self._overflows(optimizers)
         with allowed_read():
-            before = self.scaler.get_scale()
             # one skips all: they are one step, and are clipped as one
-            overflows = any(bool(inf) for inf in self._overflows(optimizers))
+            together = torch.stack([overflow.to(self.device) for overflow in overflows])
+            is_finite = not bool(together.any())
+        if is_finite:
             for optimizer in optimizers:
-                # By itself a fused optimizer finds an overflow on the device, and keeps momenta
-                # that it allocated without filling them: torch's SGD then continues from
-                # uninitialised memory.
-                optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-                if not overflows and any(
-                    p.grad is not None for group in optimizer.param_groups for p in group["params"]
-                ):
-                    self.scaler.step(optimizer)
-            self.scaler.update()
-            return self.scaler.get_scale() >= before
+                # Not by the scaler, which reads again. Nor with its scale: a fused SGD that finds
+                # an overflow on the device keeps momenta of uninitialised memory.
+                optimizer.step()
+        self.scaler.update()
+        return is_finite

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.toy import Line, loader, quiet, weights
 from trainkit.device.precision import Precision
@@ -122,3 +123,27 @@ def test_an_overflow_holds_back_all_optimizers(loss: float, limit: float | None)
     clip(optimizers, limit, "norm")
     assert not precision.step(optimizers)
     assert all(torch.equal(weights(model), was) for model, was in zip(models, before, strict=True))
+
+
+class Reads(TorchDispatchMode):
+    """Counts what the host reads off the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("factor", [1.0, math.inf])
+def test_a_step_waits_for_the_device_once(factor: float) -> None:
+    """For the overflows of all optimizers together; the scale is halved if there is one."""
+    precision, models = Precision("16-mixed", CPU), [nn.Linear(2, 1), nn.Linear(2, 1)]
+    optimizers = [SGD(model.parameters(), lr=0.1) for model in models]
+    for model in models:
+        precision.scale((model(torch.ones(1, 2)) * factor).sum()).backward()
+    precision.unscale(optimizers)
+    with Reads() as reads:
+        assert precision.step(optimizers) is math.isfinite(factor)
+    assert reads.count == 1
+    assert precision.scaler.get_scale() == 65536.0 * (1.0 if math.isfinite(factor) else 0.5)
