@@ -26,8 +26,8 @@ Gpu = tuple[str, str]  # the name of a GPU's host, and its UUID; ("", "") for a 
 def pin_device(requested: Device, ranks: Ranks) -> torch.device:
     """Choose this rank's device by its local rank, and make it the current one.
 
-    Ranks that share a host's CPU get an equal part of its cores as threads, unless OMP_NUM_THREADS
-    is set.
+    Ranks that share a host get an equal part of its cores as threads, unless OMP_NUM_THREADS is
+    set; on GPUs too, if no launcher has bound them to some of the cores.
 
     "auto" takes CUDA's GPUs alone: others are requested by name, and have one rank.
 
@@ -40,17 +40,23 @@ def pin_device(requested: Device, ranks: Ranks) -> torch.device:
         return torch.device(requested, 0)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if requested == "cpu" or (requested == "auto" and gpus == 0):
-        if ranks.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-            # horovodrun leaves each rank a thread per core of the whole host: they would compete
-            # for the cores.
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.local_size))
+        _share_cores(ranks)
         return torch.device("cpu")
     _require("cuda", gpus > 0)
     if not sees_one_of_several(ranks) and own_gpu() is None and ranks.local_size > gpus:
         raise _too_few(ranks, gpus)
     device = torch.device("cuda", 0 if sees_one_of_several(ranks) else ranks.gpu_index)
     torch.cuda.set_device(device)
+    if len(os.sched_getaffinity(0)) == os.cpu_count():
+        _share_cores(ranks)
     return device
+
+
+def _share_cores(ranks: Ranks) -> None:
+    if ranks.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        # horovodrun leaves each rank a thread per core of the whole host: they would compete for
+        # the cores.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.local_size))
 
 
 def _require(kind: str, is_there: bool) -> None:

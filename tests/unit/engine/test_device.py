@@ -126,14 +126,20 @@ def test_without_gpus_the_cpu_is_taken_unless_cuda_was_asked_for(
         device_on(0, 1, gpus=0, monkeypatch=monkeypatch, device="cuda")
 
 
-def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU, with more ranks than cores, each computes with one thread,
-    unless OMP_NUM_THREADS is set.
+@pytest.mark.parametrize("gpus", [0, 10_000])
+def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    """On the CPU as beside GPUs, with more ranks than cores, each has one thread, unless
+    OMP_NUM_THREADS is set.
     """
     chosen: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(os.cpu_count() or 1))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    device_on(0, 10_000, gpus=0, monkeypatch=monkeypatch)
+    device_on(0, 10_000, gpus=gpus, monkeypatch=monkeypatch)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    device_on(0, 10_000, gpus=0, monkeypatch=monkeypatch)
+    device_on(0, 10_000, gpus=gpus, monkeypatch=monkeypatch)
     assert chosen == [1]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range((os.cpu_count() or 1) + 1))
+    device_on(0, 10_000, gpus=10_000, monkeypatch=monkeypatch)
+    assert chosen == [1], "bound by a launcher, the cores are the rank's own"
