@@ -82,7 +82,7 @@ class Trainer(LastRun):
         channels_last: use that memory format for four-dimensional weights and inputs; "auto": on a
             GPU, where it is faster.
         compile: true, or a mode of torch.compile ("reduce-overhead", ...), for each module of the
-            task; see run/compile.py.
+            task; "blocks": its repeated blocks alone; see run/compile.py.
         sync_batchnorm: compute batch norm's statistics over all ranks' microbatches.
         activation_checkpointing: compute the activations of repeated blocks again in backward, in
             place of keeping them; or of the modules or classes of these names.
@@ -167,7 +167,13 @@ class Trainer(LastRun):
         channels_last: bool | Literal["auto"] = False,
         compile: (  # noqa: A002
             bool
-            | Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+            | Literal[
+                "default",
+                "blocks",
+                "reduce-overhead",
+                "max-autotune",
+                "max-autotune-no-cudagraphs",
+            ]
         ) = False,
         sync_batchnorm: bool = False,
         halve_batch_on_oom: bool = False,

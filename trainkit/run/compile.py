@@ -6,7 +6,8 @@ stay Python.
 
 The gradients of a compiled module are ready all at once, at the end of its backward; their sums
 over ranks start then. A model held as several modules, or as a ModuleList of its blocks, has them
-earlier.
+earlier; so does any model with mode "blocks", which compiles its repeated blocks alone (a
+transformer's layers), and those of one class once for all.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _ALONE: dict[str, Any] = (
     if "isolate_recompiles" in signature(torch.compile).parameters
     else {}
 )
+_BLOCKS = "blocks"  # torch's default mode, for repeated blocks
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")  # modes in which a GPU replays CUDA graphs
 
 
@@ -85,7 +87,8 @@ def compiled(task: nn.Module, mode: bool | str, in_blocks: bool = False) -> Iter
 
     Args:
         task: its direct children with weights are compiled, each as one graph if possible.
-        mode: false for nothing, true for torch.compile's default mode, or the name of a mode.
+        mode: false for nothing, true or "blocks" for torch.compile's default mode, or the name of a
+            mode.
         in_blocks: compile its repeated blocks in place of its children.
 
     Raises:
@@ -94,20 +97,30 @@ def compiled(task: nn.Module, mode: bool | str, in_blocks: bool = False) -> Iter
     if mode is False:
         yield
         return
+    in_blocks = in_blocks or mode == _BLOCKS
     modules = list(repeated_blocks(task) if in_blocks else _called(task))
+    if not modules and in_blocks:
+        raise ConfigError(
+            f"trainer.compile is {mode}, but {type(task).__name__} has no list of several modules of"
+            " one class (nn.ModuleList of a transformer's layers). Use trainer.compile=true."
+        )
     if not modules:
         raise ConfigError(
             f"trainer.compile is {mode}, but {type(task).__name__} has no module with weights as an"
             " attribute. Put the model into one (self.model = ...), or leave it out."
         )
+    alone = {} if in_blocks else _ALONE  # blocks of one class share what is compiled
     # not those that the user compiled
     fresh = [m for m in modules if m._compiled_call_impl is None]
     for module in fresh:
         module._compiled_call_impl = torch.compile(
-            _traceable(module), mode=None if mode is True else mode, **_ALONE
+            _traceable(module), mode=None if mode in (True, _BLOCKS) else mode, **alone
         )
     try:
-        with _room_for(fresh), _graphs(task) if uses_graphs(mode) else contextlib.nullcontext():
+        with (
+            _room_for(fresh, bool(alone)),
+            _graphs(task) if uses_graphs(mode) else contextlib.nullcontext(),
+        ):
             yield
     finally:
         for module in fresh:
@@ -133,7 +146,7 @@ def _traceable(module: nn.Module) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
+def _room_for(modules: Sequence[nn.Module], alone: bool) -> Iterator[None]:
     """Let torch compile each of these as often as one: beyond its limits a module would run
     uncompiled, without an error.
 
@@ -143,7 +156,7 @@ def _room_for(modules: Sequence[nn.Module]) -> Iterator[None]:
 
     before = config.recompile_limit, config.accumulated_recompile_limit
     most = max(Counter(map(type, modules)).values(), default=1)
-    config.recompile_limit = before[0] * (1 if _ALONE else most)
+    config.recompile_limit = before[0] * (1 if alone else most)
     config.accumulated_recompile_limit = before[1] * most
     try:
         yield

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from tests.helpers.toy import Line, compile_with, loader, quiet, weights
 from trainkit.api.step_call import call_step
+from trainkit.errors import ConfigError
 from trainkit.run.compile import _ALONE, compiled
 
 
@@ -59,6 +60,82 @@ def test_many_modules_are_all_compiled(
             block(torch.ones(1, 3 + i))
     assert counter.frame_count == 12
     assert torch._dynamo.config.recompile_limit == limit
+
+
+class Residual(nn.Module):
+    """A block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 3] of [B, 3]."""
+        return x + self.layer(x).relu()
+
+
+class Stack(nn.Module):
+    """Twelve blocks and a head; notes in `events` when a gradient is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual() for _ in range(12))
+        self.head = nn.Linear(3, 1)
+        self.events: list[int] = []
+        for i, block in enumerate(self.blocks):
+            weight: Any = block.layer.weight
+            weight.register_post_accumulate_grad_hook(lambda _, i=i: self.events.append(i))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, 1] of [B, 3]."""
+        for block in self.blocks[:6]:
+            x = block(x)
+        if x.requires_grad:
+            x.register_hook(lambda _: self.events.append(-1))
+        for block in self.blocks[6:]:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+class OfBlocks(Line):
+    """A Task of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Stack()  # type: ignore[assignment]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler itself
+def test_blocks_are_compiled_once_and_hand_gradients_over_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """trainer.compile=blocks: two compilations, without and with a gradient of the input, serve all
+    of one class. The last blocks' gradients are there, and their sums start, before the first
+    blocks' backward begins.
+    """
+    task = OfBlocks()
+    x = torch.ones(2, 3)
+    expected = task.model(x)
+    counter = CompileCounterWithBackend("aot_eager")
+    compile_with(monkeypatch, counter)
+    with compiled(task, "blocks"):
+        on = [name for name, m in task.named_modules() if m._compiled_call_impl is not None]
+        out = task.model(x)
+        out.sum().backward()
+    assert on == [f"model.blocks.{i}" for i in range(12)]
+    assert counter.frame_count == 2
+    assert torch.equal(out, expected)
+    assert task.model.events == [*range(11, 5, -1), -1, *range(5, -1, -1)]  # type: ignore[attr-defined]
+
+
+def test_a_task_without_blocks_is_refused() -> None:
+    """With what to set in place of it."""
+    with (
+        pytest.raises(ConfigError, match="is blocks, but Line has no list.*trainer.compile=true"),
+        compiled(Line(), "blocks"),
+    ):
+        pass
 
 
 @pytest.mark.skipif(not _ALONE, reason="this torch counts modules of one class together")
