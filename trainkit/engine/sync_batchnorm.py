@@ -9,6 +9,9 @@ only the combination (Chan et al. 1979) is of sums of squares, in float64: nothi
 mean is large. Weight and bias get this rank's part of their gradient; the engine sums it like every
 other.
 
+On CUDA the passes over the batch are torch's own kernels, those of nn.SyncBatchNorm; elsewhere they
+are written out below, which is what the kernels are compared with.
+
 A layer becomes synchronised in place, by its class: parameters, buffers (hence the keys of a
 state_dict), hooks, and whatever else refers to the layer stay as they are. In eval mode, or without
 ranks, it is the BatchNorm that it was.
@@ -63,7 +66,7 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or self.link.all_reduce is None:
             return super().forward(input)
         self._check_input_dim(input)
-        output, count, mean, var = _Normalise.apply(
+        output, count, mean, var = _way_of(input).apply(
             input, self.weight, self.bias, self.eps, self.link.all_reduce
         )
         if self.track_running_stats:
@@ -103,14 +106,7 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         dims = [0, *range(2, x_NC.dim())]
         var_C, mean_C = torch.var_mean(_at_least_float32(x_NC), dims, correction=0)
-        mean_C, var_C = mean_C.double(), var_C.double()
-        count = torch.full(
-            (1,), x_NC.numel() // x_NC.shape[1], dtype=torch.float64, device=x_NC.device
-        )
-        total = all_reduce(torch.cat([count, count * mean_C, count * (var_C + mean_C.square())]))
-        count, sums_C, squares_C = total[:1].clone(), *total[1:].chunk(2)
-        mean_C = sums_C / count
-        var_C = (squares_C / count - mean_C.square()).clamp(min=0)
+        count, mean_C, var_C = _of_all(x_NC, mean_C.double(), var_C.double(), all_reduce)
         invstd_C = (var_C + eps).rsqrt()
         wide = _at_least_float32(x_NC).dtype
         scale_C = invstd_C if weight_C is None else invstd_C * weight_C
@@ -143,6 +139,78 @@ class _Normalise(torch.autograd.Function):
             own_dy_C.to(weight_C.dtype if weight_C is not None else wide) if ctx.has_bias else None
         )
         return dx, dweight_C, dbias_C, None, None
+
+
+class _ByKernels(torch.autograd.Function):
+    """The same by torch's kernels for CUDA: each reads the batch once, in its own dtype."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NC: Tensor,
+        weight_C: Tensor | None,
+        bias_C: Tensor | None,
+        eps: float,
+        all_reduce: AllReduce,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x_NC = _laid_out(x_NC)
+        mean_C, invstd_C = torch.batch_norm_stats(x_NC, eps)
+        var_C = (invstd_C.double().pow(-2) - eps).clamp(min=0)
+        count, all_mean_C, all_var_C = _of_all(x_NC, mean_C.double(), var_C, all_reduce)
+        wide = mean_C.dtype
+        mean_C = all_mean_C.to(wide)
+        invstd_C = (all_var_C + eps).rsqrt().to(wide)
+        ctx.save_for_backward(x_NC, weight_C, mean_C, invstd_C, count)
+        ctx.all_reduce = all_reduce
+        ctx.has_bias = bias_C is not None
+        ctx.mark_non_differentiable(count, all_mean_C, all_var_C)
+        output = torch.batch_norm_elemt(x_NC, weight_C, bias_C, mean_C, invstd_C, eps)
+        return output, count, all_mean_C, all_var_C
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_NC: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x_NC, weight_C, mean_C, invstd_C, count = ctx.saved_tensors
+        dy_NC = _laid_out(dy_NC)
+        has_weight = weight_C is not None
+        dy_C, dot_C, dweight_C, dbias_C = torch.batch_norm_backward_reduce(
+            dy_NC, x_NC, mean_C, invstd_C, weight_C, True, has_weight, ctx.has_bias
+        )
+        total = ctx.all_reduce(torch.cat([dy_C, dot_C]).double()).to(mean_C.dtype)
+        wide_C = weight_C.to(mean_C.dtype) if has_weight else None
+        dx_NC = torch.batch_norm_backward_elemt(
+            dy_NC, x_NC, mean_C, invstd_C, wide_C, *total.chunk(2), count.to(torch.int32)
+        )
+        dweight_C, dbias_C = (
+            (dweight_C if has_weight else None),
+            (dbias_C if ctx.has_bias else None),
+        )
+        return dx_NC, dweight_C, dbias_C, None, None
+
+
+def _way_of(tensor: Tensor) -> Any:
+    return _ByKernels if tensor.is_cuda else _Normalise
+
+
+def _laid_out(tensor: Tensor) -> Tensor:
+    """Return a tensor in a layout that the kernels read: channel by channel, or channels last."""
+    last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    is_last = tensor.dim() in (4, 5) and tensor.is_contiguous(memory_format=last)
+    return tensor if is_last else tensor.contiguous()
+
+
+def _of_all(
+    x_NC: Tensor, mean_C: Tensor, var_C: Tensor, all_reduce: AllReduce
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the number of elements a channel on all ranks [1], their mean and their biased
+    variance [C], given those of this rank, in float64.
+    """
+    own = x_NC.numel() // x_NC.shape[1]
+    count = torch.full((1,), own, dtype=torch.float64, device=x_NC.device)
+    total = all_reduce(torch.cat([count, count * mean_C, count * (var_C + mean_C.square())]))
+    count, sums_C, squares_C = total[:1].clone(), *total[1:].chunk(2)
+    mean_C = sums_C / count
+    return count, mean_C, (squares_C / count - mean_C.square()).clamp(min=0)
 
 
 def synchronise(model: nn.Module, comm: Collectives) -> nn.Module:

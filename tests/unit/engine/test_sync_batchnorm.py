@@ -6,6 +6,7 @@ import copy
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Net, loader, quiet
 from trainkit.data.plan import StepPlan
+from trainkit.engine import sync_batchnorm
 from trainkit.engine.single import SingleEngine
 from trainkit.engine.sync_batchnorm import SyncBatchNorm, check_even, convert, synchronise
 from trainkit.errors import ConfigError
@@ -22,6 +24,107 @@ from trainkit.errors import ConfigError
 def alone(tensor: Tensor) -> Tensor:
     """The sum over one rank."""
     return tensor.clone()
+
+
+def along(vector: Tensor | None, like: Tensor) -> Any:
+    """A vector over channels, to broadcast; 1 for none."""
+    return 1 if vector is None else vector.reshape(1, -1, *[1] * (like.dim() - 2))
+
+
+class Kernels:
+    """What torch's kernels for CUDA compute, by their formulas (ATen/native/cuda/Normalization.cuh):
+    they exist for no other device.
+    """
+
+    @staticmethod
+    def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """The mean, and 1 / sqrt(biased variance + eps)."""
+        var, mean = torch.var_mean(x, [0, *range(2, x.dim())], correction=0)
+        return mean, (var + eps).rsqrt()
+
+    @staticmethod
+    def batch_norm_elemt(
+        x: Tensor, weight: Any, bias: Any, mean: Tensor, invstd: Tensor, eps: float
+    ) -> Tensor:
+        """The output."""
+        scaled = (x - along(mean, x)) * along(invstd, x) * along(weight, x)
+        return scaled if bias is None else scaled + along(bias, x)
+
+    @staticmethod
+    def batch_norm_backward_reduce(
+        dy: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Any, *needed: bool
+    ) -> tuple[Tensor, ...]:
+        """The sums of dy and of dy (x - mean), and the gradients of weight and bias."""
+        dims = [0, *range(2, x.dim())]
+        sum_dy, sum_dy_xmu = dy.sum(dims), (dy * (x - along(mean, x))).sum(dims)
+        none = torch.empty(0)
+        assert needed[0]
+        return (
+            sum_dy,
+            sum_dy_xmu,
+            sum_dy_xmu * invstd if needed[1] else none,
+            sum_dy if needed[2] else none,
+        )
+
+    @staticmethod
+    def batch_norm_backward_elemt(
+        dy: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        invstd: Tensor,
+        weight: Any,
+        sum_dy: Tensor,
+        sum_dy_xmu: Tensor,
+        count: Tensor,
+    ) -> Tensor:
+        """The gradient of the input."""
+        assert count.dtype == torch.int32
+        number = count.sum()
+        centred = (x - along(mean, x)) * along(invstd.square() * sum_dy_xmu / number, x)
+        return (dy - along(sum_dy / number, x) - centred) * along(invstd, x) * along(weight, x)
+
+
+@pytest.fixture(params=["written out", "kernels"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the passes over a batch are computed."""
+    if request.param == "kernels":
+        monkeypatch.setattr(sync_batchnorm, "_way_of", lambda tensor: sync_batchnorm._ByKernels)
+        for name in [name for name in vars(Kernels) if name.startswith("batch_norm")]:
+            monkeypatch.setattr(torch, name, getattr(Kernels, name))
+    return str(request.param)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_ranks_with_parts_of_a_batch_have_its_statistics(
+    way: str, memory_format: torch.memory_format
+) -> None:
+    """Two ranks with 3 and 5 images: outputs, gradients and statistics of one BatchNorm over all,
+    in float64.
+    """
+    whole = torch.randn(8, 4, 3, 3, dtype=torch.float64).to(memory_format=memory_format)
+    plain, inputs = nn.BatchNorm2d(4).double(), whole.clone().requires_grad_()
+    expected = plain(inputs)
+    expected.sin().sum().backward()
+
+    def work(engine: ThreadEngine) -> tuple[Tensor, ...]:
+        own = whole[:3] if engine.place == 0 else whole[3:]
+        part, layer = own.clone().requires_grad_(), nn.BatchNorm2d(4).double()
+        with engine:
+            synchronise(layer, engine.comm)
+            output = layer(part)
+            output.sin().sum().backward()
+        return output, part.grad, layer.running_var, layer.weight.grad, layer.bias.grad  # type: ignore[return-value]
+
+    (a, da, var, dwa, dba), (b, db, _, dwb, dbb) = World(2).run(work)
+    assert plain.weight.grad is not None and plain.bias.grad is not None
+    for found, right in (
+        (torch.cat([a, b]), expected),
+        (torch.cat([da, db]), inputs.grad),
+        (var, plain.running_var),
+        (dwa + dwb, plain.weight.grad),
+        (dba + dbb, plain.bias.grad),
+    ):
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +136,9 @@ def alone(tensor: Tensor) -> Tensor:
         (lambda: nn.BatchNorm3d(4, eps=0.1, track_running_stats=False), (2, 4, 2, 2, 2)),
     ],
 )
-def test_at_one_rank_it_is_batchnorm(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_at_one_rank_it_is_batchnorm(
+    way: str, make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
     """Outputs, gradients and statistics of two batches, of every form of the layer, in float64."""
     plain, layer = make().double(), make().double()
     convert(layer, alone)
@@ -52,7 +157,7 @@ def test_at_one_rank_it_is_batchnorm(make: Callable[[], nn.Module], shape: tuple
         torch.testing.assert_close(layer.state_dict()[name], value, rtol=0, atol=1e-12)
 
 
-def test_nothing_cancels_where_the_mean_is_large() -> None:
+def test_nothing_cancels_where_the_mean_is_large(way: str) -> None:
     """float32 around 10,000 with a spread of 1:
     the variance has all the digits that the input has.
     """
