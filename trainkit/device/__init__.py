@@ -1,1 +1,1 @@
-"""A rank's device: precision, transfers, statistics, and torch's process-wide switches."""
+"""A rank's device: precision, transfers, and torch's process-wide switches."""

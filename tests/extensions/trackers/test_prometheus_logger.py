@@ -18,8 +18,8 @@ from tests.helpers.prometheus_scrape import Samples, Scrapes, exported
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import ModelCheckpoint
-from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
+from trainkit.extensions.insight.device_stats import DeviceStats
 from trainkit.extensions.trackers.series import SERIES, Board
 from trainkit.loggers import PrometheusLogger
 from trainkit.version import __version__

@@ -13,7 +13,7 @@ import yaml
 
 import trainkit
 from tests.helpers.prometheus_scrape import exported
-from trainkit.device.stats import DeviceStats
+from trainkit.extensions.insight.device_stats import DeviceStats
 from trainkit.extensions.trackers import prometheus
 from trainkit.extensions.trackers.series import SERIES
 

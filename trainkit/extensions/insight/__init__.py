@@ -6,7 +6,7 @@ goodput.py                the share of the time that trained (docs/elastic.md)
 stragglers.py             names ranks that are slower than the others
 throughput.py             samples a second, FLOPs, share of the device's peak (peak_flops.py)
 gradient_monitor.py       norms and zeros of gradients
-device_stats_monitor.py   memory, use and power of devices
+device_stats_monitor.py   memory, use and power of devices (device_stats.py)
 """
 
 from trainkit.extension import Extension

@@ -14,7 +14,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.callbacks.step_clock import is_log_step, write
 from trainkit.device.accelerator import has_streams
-from trainkit.device.stats import DeviceStats
+from trainkit.extensions.insight.device_stats import DeviceStats
 from trainkit.safety.threads import printed, start_thread
 
 _OF_HOST = ("cpu_", "host_", "process_")
@@ -81,7 +81,7 @@ def _joined(name: str, values: list[float]) -> float:
 class DeviceStatsMonitor(Callback):
     """Logs `device/...` of rank 0's device and host every log_every_n_steps.
 
-    The numbers are those of trainkit.device.stats (`gpu_memory_used_bytes`,
+    The numbers are those of trainkit.extensions.insight.device_stats (`gpu_memory_used_bytes`,
     `gpu_utilization_ratio`, `gpu_power_watts`, `host_memory_used_bytes`, ...; GPUs need
     nvidia-ml-py, hosts psutil) and, on a GPU, torch's `gpu_memory_peak_bytes` and
     `gpu_alloc_retries` (each retry freed torch's cache and waited: memory is short). A thread reads

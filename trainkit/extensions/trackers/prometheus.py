@@ -17,8 +17,8 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView, step_clock_of
 from trainkit.arguments import NonNegativeInt, checked
 from trainkit.console import info
-from trainkit.device.stats import DeviceStats
 from trainkit.errors import ConfigError
+from trainkit.extensions.insight.device_stats import DeviceStats
 from trainkit.extensions.trackers.series import SERIES, Board
 from trainkit.loggers.base import Logger, RunFacts
 from trainkit.version import __version__

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trainkit.device.stats import DeviceStats
+from trainkit.extensions.insight.device_stats import DeviceStats
 
 Kind = Literal["gauge", "counter", "histogram"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainkit.device.stats import DeviceStats
+from trainkit.extensions.insight.device_stats import DeviceStats
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 UUID = "d0df4a8c-8a3b-11ee-b9d1-0242ac120002"
