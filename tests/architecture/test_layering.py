@@ -84,9 +84,9 @@ HOMES = {
     "mlflow": ["extensions/trackers/mlflow.py"],
     "prometheus_client": ["extensions/trackers/prometheus.py"],
     "greenlet": ["extensions/by_hand/loop.py"],
-    "psutil": ["device/stats.py"],
+    "psutil": ["extensions/insight/device_stats.py"],
     "scipy": ["extensions/experiment/statistics.py"],
-    "pynvml": ["device/stats.py"],
+    "pynvml": ["extensions/insight/device_stats.py"],
     "kubernetes_validate": ["extensions/kubernetes/schemas.py"],
     "tensorboard": ["loggers/tensorboard.py"],
     "plotly": [
@@ -332,8 +332,6 @@ def test_core_imports_at_the_top() -> None:
         ("engine.ddp", "trainkit.engine.ddp.engine"),  # the engine that a run uses, and no other
         ("engine.horovod", "trainkit.engine.horovod.engine"),
         ("run.compile", "torch._dynamo"),  # slow as well
-        ("device.stats", "psutil"),
-        ("device.stats", "pynvml"),
         ("loggers.media_files", "PIL"),  # slow as well, and most runs log no picture
         ("loggers.tensorboard", "tensorboard.backend.event_processing.event_file_loader"),
         ("loggers.tensorboard", "torch.utils.tensorboard.summary"),  # slow too

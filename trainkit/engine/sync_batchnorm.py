@@ -173,18 +173,17 @@ class _ByKernels(torch.autograd.Function):
         x_NC, weight_C, mean_C, invstd_C, count = ctx.saved_tensors
         dy_NC = _laid_out(dy_NC)
         has_weight = weight_C is not None
-        dy_C, dot_C, dweight_C, dbias_C = torch.batch_norm_backward_reduce(
+        dy_C, dot_C, *of_own = torch.batch_norm_backward_reduce(
             dy_NC, x_NC, mean_C, invstd_C, weight_C, True, has_weight, ctx.has_bias
         )
         total = ctx.all_reduce(torch.cat([dy_C, dot_C]).double()).to(mean_C.dtype)
         wide_C = weight_C.to(mean_C.dtype) if has_weight else None
+        dy_C, dot_C = total.chunk(2)
         dx_NC = torch.batch_norm_backward_elemt(
-            dy_NC, x_NC, mean_C, invstd_C, wide_C, *total.chunk(2), count.to(torch.int32)
+            dy_NC, x_NC, mean_C, invstd_C, wide_C, dy_C, dot_C, count.to(torch.int32)
         )
-        dweight_C, dbias_C = (
-            (dweight_C if has_weight else None),
-            (dbias_C if ctx.has_bias else None),
-        )
+        dweight_C = of_own[0] if has_weight else None
+        dbias_C = of_own[1] if ctx.has_bias else None
         return dx_NC, dweight_C, dbias_C, None, None
 
 

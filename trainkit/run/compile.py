@@ -112,10 +112,9 @@ def compiled(task: nn.Module, mode: bool | str, in_blocks: bool = False) -> Iter
     alone = {} if in_blocks else _ALONE  # blocks of one class share what is compiled
     # not those that the user compiled
     fresh = [m for m in modules if m._compiled_call_impl is None]
+    own = None if mode is True or mode == _BLOCKS else mode
     for module in fresh:
-        module._compiled_call_impl = torch.compile(
-            _traceable(module), mode=None if mode in (True, _BLOCKS) else mode, **alone
-        )
+        module._compiled_call_impl = torch.compile(_traceable(module), mode=own, **alone)
     try:
         with (
             _room_for(fresh, bool(alone)),
