@@ -394,6 +394,8 @@ def late_device(seed: int | None = None) -> Iterator[torch.device]:
     late = LateDevice(seed)
     module: Any = types.ModuleType(f"torch.{_NAME}")
     module.empty_cache = lambda: None
+    module._is_in_bad_fork = lambda: False
+    module.manual_seed_all = lambda seed: None
     accelerator = {
         "current_stream": lambda device=None: late.current,
         "synchronize": late.synchronize,

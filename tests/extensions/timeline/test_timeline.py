@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.late_device import late_device
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.api.callback import Callback
@@ -231,6 +232,23 @@ def test_outside_of_a_recording_nothing_is_noted(
     monkeypatch.setattr(Recording, "mark", lambda *_: pytest.fail("no rank records"))
     quiet(tmp_path, callbacks=[Timeline(start_step=None)]).fit(Line(), loader(23))
     assert recordings(tmp_path) == [] and not (tmp_path / FOLDER / HOROVOD.format(0)).exists()
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_a_recording_reads_events_that_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
+    """On a device whose work runs late: the end of the recording waits, once; no step does."""
+    monkeypatch.setattr(
+        "trainkit.extensions.timeline.recording._computes_on_gpu", lambda trainer: True
+    )
+    monkeypatch.setattr("trainkit.extensions.timeline.recording.name_of", lambda device: "late")
+    with late_device(seed):
+        quiet(tmp_path, callbacks=[Timeline(1, 3, torch_profiler=False)]).fit(Line(), loader(23))
+    (folder,) = recordings(tmp_path)
+    parts = [e for e in read_events(folder / OWN.format(0)) if e.get("cat") == "part"]
+    steps = [e["args"]["step"] for e in parts if e["tid"] == 1 and e["name"] == "backward"]
+    assert steps == [1, 2, 3]
 
 
 class Device:
