@@ -27,7 +27,7 @@ def test_on_the_cpu_a_loss_is_there_at_once() -> None:
     assert losses.ready() == losses.drain() == []
 
 
-def test_of_a_step_that_is_taken_anew_the_last_attempt_counts() -> None:
+def test_of_a_step_that_is_taken_again_the_last_attempt_counts() -> None:
     """The losses of a failed attempt are discarded."""
     losses = AsyncLosses(torch.device("cpu"))
     losses.add(torch.tensor(9.0), 4)

@@ -31,7 +31,7 @@ def banner(
     return {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in lines}
 
 
-def test_the_banner_tells_the_arithmetic(
+def test_the_banner_shows_the_arithmetic(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Engine, model, batch, rate, length and files have one line each."""
@@ -68,7 +68,7 @@ def test_a_loader_that_is_not_pinned_is_told(
     assert waits_for_copies(on_device) == waits
 
 
-def test_one_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_is_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Counts of 1 are singular: not "1 epochs of 1 steps"."""
     assert (
         banner(tmp_path, capsys, max_epochs=1, limit_train_batches=1)["run"]
@@ -76,7 +76,7 @@ def test_one_is_told_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_the_banner_tells_where_a_run_goes_on(
+def test_the_banner_shows_where_a_run_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resumed run names its checkpoint, epoch and step."""
@@ -109,11 +109,13 @@ def test_rates_are_those_that_the_user_wrote(
     assert rows["learning rate"] == "0.1 x 4 / 2 = 0.2 (lr_scaling=linear)"
 
 
-def test_what_changes_the_sum_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_changes_the_sum_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Engine options that change the computed or sent values are on the first line."""
     engine = SimulatedEngine("ddp", 1, 1)
     engine.shown_options = changed(compression="fp16", op="sum", gradient_predivide_factor=1.0)
-    assert banner(tmp_path / "told", capsys, engine=engine)["engine"].endswith(
+    assert banner(tmp_path / "named", capsys, engine=engine)["engine"].endswith(
         ", compression fp16, op sum"
     )
     assert banner(tmp_path, capsys)["engine"].endswith("precision 32-true")
