@@ -36,7 +36,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     with Stage("fit", make_task(), sources, trainer.callbacks, trainer.options) as stage:
         run = build_run(stage, StartFrom())
         measuring = Measuring(run)
-        measuring.measure([2], [2], [2])
+        measuring.measure([2], [2, 4], [2])
         plan.measure(run, "none")
         return measuring.measured()
 

@@ -4,6 +4,8 @@ process does, and read the same samples, which count once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,7 +21,8 @@ LINES = {
         ' \'{{"pipeline":4,"pipeline_schedule":"gpipe"}}\''
     ),
 }
-SPLIT = ["1f1b", "4 stages"]
+# the ranks of 1f1b train both ways, one after the other
+SPLIT = ["1f1b", "interleaved_1f1b", "4 stages"]
 
 pytestmark = pytest.mark.parallel
 
@@ -27,16 +30,21 @@ pytestmark = pytest.mark.parallel
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     """The worker in one process, and on four ranks."""
-    return Starts(LINES.__getitem__, tmp_path_factory, timeout_s=240)
+    return Starts(LINES.__getitem__, tmp_path_factory, timeout_s=480)
+
+
+def results_of(starts: Starts, start: str) -> Any:
+    """The results of each scenario, by rank."""
+    return starts["1f1b"][start] if start == "interleaved_1f1b" else starts[start]
 
 
 @pytest.mark.parametrize("start", SPLIT)
 def test_weights_are_those_of_one_process(start: str, starts: Starts) -> None:
     """With weighted samples, a short last step, clipping, two tensors that are handed on, and a
-    weight of the Task itself.
+    weight of the Task itself. Two of the models' ranks have three microbatches.
     """
     expected = starts["single"]["counted"][0]["state"]
-    ranks = starts[start]["counted"]
+    ranks = results_of(starts, start)["counted"]
     weights = {name for name in expected if not name.endswith(".calls")}
     assert {name for rank in ranks for name in rank["state"]} >= weights
     for rank in ranks:
@@ -47,7 +55,7 @@ def test_weights_are_those_of_one_process(start: str, starts: Starts) -> None:
 @pytest.mark.parametrize("start", SPLIT)
 def test_each_sample_counts_once(start: str, starts: Starts) -> None:
     """Logged means and sums, and predictions with their values, in order."""
-    alone, first = starts["single"]["counted"][0], starts[start]["counted"][0]
+    alone, first = starts["single"]["counted"][0], results_of(starts, start)["counted"][0]
     assert first["values"] == pytest.approx(alone["values"], rel=1e-12)
     assert first["values"]["train/samples"] == first["values"]["val/samples"] == 29
     assert [number for number, _ in first["predicted"]] == list(range(29))
@@ -68,7 +76,7 @@ def test_the_stages_of_a_model_read_and_draw_the_same(starts: Starts) -> None:
 @pytest.mark.parametrize("start", SPLIT)
 def test_it_resumes_bit_for_bit_with_dropout(start: str, starts: Starts) -> None:
     """From the middle of an epoch."""
-    for rank in starts[start]["resumed"]:
+    for rank in results_of(starts, start)["resumed"]:
         assert rank["whole"].keys() == rank["resumed"].keys()
         for name, value in rank["whole"].items():
             assert torch.equal(rank["resumed"][name], value), name

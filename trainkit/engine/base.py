@@ -27,9 +27,10 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,23 @@ class HandedOn:
     """What a step returns on a rank whose part of the model another rank's follows:
     the loss, and what the step logs, are that rank's.
     """
+
+
+@dataclass(frozen=True)
+class Calls(Generic[Microbatch, Forwarded]):
+    """What a step does with each microbatch.
+
+    Attributes:
+        forward: calls the hook before it, and the Task's step.
+        again: the step once more, for another part of the model that this rank has.
+        backward: of the loss, or of what was handed on.
+        leave: calls the hooks after it; in the order of the microbatches.
+    """
+
+    forward: Callable[[Microbatch], Forwarded]
+    again: Callable[[Forwarded], Forwarded]
+    backward: Callable[[Forwarded], None]
+    leave: Callable[[Forwarded], None]
 
 
 class Engine(ABC):
@@ -192,16 +210,15 @@ class Engine(ABC):
         self.clear_gradients = partial(clear_gradients, (), ())
 
     def run_microbatches(
-        self,
-        microbatches: Iterable[Microbatch],
-        forward: Callable[[Microbatch], Forwarded],
-        backward: Callable[[Forwarded], None],
+        self, microbatches: Iterable[Microbatch], calls: Calls[Microbatch, Forwarded]
     ) -> None:
         """Run forward and backward of each microbatch of a step; backwards in the order of the
         microbatches, each after its forward.
         """
         for microbatch in microbatches:
-            backward(forward(microbatch))
+            forwarded = calls.forward(microbatch)
+            calls.backward(forwarded)
+            calls.leave(forwarded)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which backward keeps gradients on this rank:

@@ -2,7 +2,9 @@
 
 compute_gradients   all microbatches of a step on this rank
   forward_batch     forward of one; its backward follows, unless the engine runs others in between
+  forward_again     for another part of the model that this rank has
   backward_batch    backward of one, weighted by its share of the step's samples
+  leave_batch       the hooks after it
 end_last_batch      after the update: the hook of the last one, which sees the new weights
 check_epoch         at the end of an epoch: whether it has trained
 train_manually      a batch of a Task that updates its weights itself
@@ -15,12 +17,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
-from trainkit.engine.base import HandedOn
+from trainkit.engine.base import Calls, HandedOn
 from trainkit.errors import DataError, TaskError
 from trainkit.run.borrowed import backward_borrowed, forward_borrowed
 from trainkit.run.run import Run
@@ -45,11 +45,11 @@ def compute_gradients(run: Run, step: Step) -> None:
     parts.open_batch = None
     parts.has_begun = False
     parts.num_ahead = 0
-    forward, backward = partial(forward_batch, run), partial(backward_batch, run, step)
+    calls: Any = [forward_batch, forward_again, partial(backward_batch, step), leave_batch]
+    calls = [partial(call, run) for call in calls]
     if parts.sync_guard is not NOT_GUARDED:  # entered for nothing it would cost each microbatch
-        forward = partial(_guarded, parts.sync_guard, forward)
-        backward = partial(_guarded, parts.sync_guard, backward)
-    run.engine.run_microbatches(step.microbatches, forward, backward)
+        calls = [partial(_guarded, parts.sync_guard, call) for call in calls]
+    run.engine.run_microbatches(step.microbatches, Calls(*calls))
     drop_old_gradients(run)
 
 
@@ -60,40 +60,58 @@ def _guarded(guard: AbstractContextManager[None], call: Callable[[Any], Any], gi
 
 def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     """Run forward and backward of one microbatch."""
-    backward_batch(run, step, forward_batch(run, microbatch))
+    forwarded = forward_batch(run, microbatch)
+    backward_batch(step, run, forwarded)
+    leave_batch(run, forwarded)
 
 
 def forward_batch(run: Run, microbatch: Microbatch) -> Forwarded:
     """Call the hook before a batch, and run its forward. Its backward follows at once, unless the
     engine runs other microbatches in between.
     """
-    parts, task = run.step, run.task
+    parts = run.step
     batch_idx = run.state.batch_idx + parts.num_ahead
     parts.num_ahead += microbatch.ends_batch
     if not microbatch.num_samples:
         drop_old_gradients(run)  # a hook has no other moment
         return forward_borrowed(run, microbatch, batch_idx)
-    task._log_to(LogTarget(parts.log, microbatch.num_samples, on_step=True, on_epoch=False))
+    _log_of(run, microbatch)
     start_batch(run, microbatch.batch, batch_idx, first=not parts.has_begun)
     parts.has_begun = True
+    return _run_step(run, microbatch, batch_idx)
+
+
+def forward_again(run: Run, forwarded: Forwarded) -> Forwarded:
+    """Run the step of a microbatch once more, for another part of the model that this rank has."""
+    microbatch, _, batch_idx = forwarded
+    if not microbatch.num_samples:
+        return forward_borrowed(run, microbatch, batch_idx)
+    _log_of(run, microbatch)
+    return _run_step(run, microbatch, batch_idx)
+
+
+def _log_of(run: Run, microbatch: Microbatch) -> None:
+    target = LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False)
+    run.task._log_to(target)
+
+
+def _run_step(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
     with run.precision.autocast():
-        outputs = call_step(task, "training_step", microbatch.batch, batch_idx)
+        outputs = call_step(run.task, "training_step", microbatch.batch, batch_idx)
     return Forwarded(microbatch, outputs, batch_idx)
 
 
-def backward_batch(run: Run, step: Step, forwarded: Forwarded) -> None:
-    """Run backward of a microbatch, its loss weighted by its share of the step's samples, and the
-    hooks around it; all but a rank's last keep their gradients on the rank.
+def backward_batch(step: Step, run: Run, forwarded: Forwarded) -> None:
+    """Run backward of a microbatch, its loss weighted by its share of the step's samples;
+    all but a rank's last keep their gradients on the rank.
     """
     parts, task = run.step, run.task
-    microbatch, outputs, batch_idx = forwarded
+    microbatch, outputs, _ = forwarded
     if not microbatch.num_samples:
         backward_borrowed(run, forwarded)
-        parts.num_ahead -= microbatch.ends_batch
-        run.state.batch_idx += microbatch.ends_batch
         return
     if parts.num_ahead > microbatch.ends_batch:  # another one's forward was after this one's
-        task._log_to(LogTarget(parts.log, microbatch.num_samples, on_step=True, on_epoch=False))
+        _log_of(run, microbatch)
     if outputs is None:
         drop_old_gradients(run)
         parts.weights.skip(microbatch.num_samples)
@@ -104,13 +122,10 @@ def backward_batch(run: Run, step: Step, forwarded: Forwarded) -> None:
             )
             parts.has_skipped = True
         parts.num_skipped += microbatch.ends_batch
-        leave_batch(run, microbatch, None, None, batch_idx)
         return
     if isinstance(outputs, HandedOn):
         drop_old_gradients(run)
         run_backward(run.engine, microbatch, outputs)
-        run.hooks("on_after_backward")
-        leave_batch(run, microbatch, None, None, batch_idx)
         return
     loss = loss_of(outputs, task)
     parts.watch.look(loss)
@@ -122,8 +137,6 @@ def backward_batch(run: Run, step: Step, forwarded: Forwarded) -> None:
         loss, outputs, microbatch.num_samples, step.num_samples, microbatch.batch
     )
     run_backward(run.engine, microbatch, run.precision.scale(weighted))
-    run.hooks("on_after_backward")
-    leave_batch(run, microbatch, outputs, loss, batch_idx)
 
 
 def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:
@@ -152,24 +165,26 @@ def start_batch(run: Run, batch: Any, batch_idx: int, first: bool) -> None:
     )
 
 
-def leave_batch(
-    run: Run, microbatch: Microbatch, outputs: Any, loss: Tensor | None, batch_idx: int
-) -> None:
-    """End a microbatch now, or after the update if it is this rank's last of the step.
-
-    Args:
-        loss: of `outputs`; None if the Task has skipped the batch.
+def leave_batch(run: Run, forwarded: Forwarded) -> None:
+    """Call the hooks after a microbatch's backward. It ends now, or after the update if it is this
+    rank's last of the step.
     """
-    run.task._log_to(None)
-    if run.hooks.has("on_train_batch_end"):  # else the batch is not held until the update
-        shown = dict(outputs) if isinstance(outputs, Mapping) else {}
-        if loss is not None:
-            shown["loss"] = loss.detach()
-        ended = OpenBatch(microbatch.num_samples, shown, microbatch.batch, batch_idx)
-        if microbatch.ends_step:
-            run.step.open_batch = ended
-        else:
-            end_batch(run, ended)
+    microbatch, outputs, batch_idx = forwarded
+    if microbatch.num_samples:
+        if outputs is not None:
+            if run.step.num_ahead > microbatch.ends_batch:
+                _log_of(run, microbatch)
+            run.hooks("on_after_backward")
+        run.task._log_to(None)
+        if run.hooks.has("on_train_batch_end"):  # else the batch is not held until the update
+            shown = dict(outputs) if isinstance(outputs, Mapping) else {}
+            if outputs is not None and not isinstance(outputs, HandedOn):
+                shown["loss"] = loss_of(outputs, run.task).detach()
+            ended = OpenBatch(microbatch.num_samples, shown, microbatch.batch, batch_idx)
+            if microbatch.ends_step:
+                run.step.open_batch = ended
+            else:
+                end_batch(run, ended)
     run.step.num_ahead -= microbatch.ends_batch
     run.state.batch_idx += microbatch.ends_batch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from trainkit.engine.base import HandedOn
 from trainkit.errors import TaskError
-from trainkit.extensions.pipeline.passes import Passes, stage_class
+from trainkit.extensions.pipeline.passes import Pass, Passes, stage_class
 from trainkit.extensions.pipeline.placeholder import Placeholder, placeholder
 from trainkit.extensions.pipeline.units import units_of
 
@@ -27,19 +26,19 @@ class Wire:
     def __init__(self, places: Sequence[int]) -> None:
         self.places, self.sent = list(places), deque[list[Tensor]]()
 
-    def request(self, places: Sequence[int]) -> None:
+    def request(self, stage: int, places: Sequence[int]) -> None:
         """Check what stage 1 asks for: stage 0 ran first."""
         assert list(places) == self.places
 
-    def requested(self) -> list[int]:
+    def requested(self, stage: int) -> list[int]:
         """Return what stage 1 will ask for."""
         return self.places
 
-    def send(self, tensors: Sequence[Tensor]) -> None:
+    def send(self, stage: int, tensors: Sequence[Tensor]) -> None:
         """Hold copies of tensors."""
         self.sent.append([t.detach().clone().requires_grad_(t.requires_grad) for t in tensors])
 
-    def receive(self) -> list[Tensor]:
+    def receive(self, stage: int) -> list[Tensor]:
         """Return them."""
         return self.sent.popleft()
 
@@ -59,11 +58,13 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Takes tokens; `after` is what follows the blocks."""
 
-    def __init__(self, after: Callable[[Any, Tensor, Tensor], Tensor] | None = None) -> None:
+    def __init__(
+        self, after: Callable[[Any, Tensor, Tensor], Tensor] | None = None, depth: int = 4
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.table = nn.Embedding(5, 3)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
         self.head = nn.Linear(3, 1)
         self.constant = False
         self.after = after or (lambda self, x, first: self.head(x))
@@ -77,17 +78,23 @@ class Model(nn.Module):
         return self.after(self, x, first).mean()
 
 
-def staged(model: Model, wire: Wire, stage: int) -> Callable[..., Any]:
-    """Return a copy of the model's step as a stage runs it, and its pass."""
-    passes = Passes(wire, stage, 2, CPU)  # type: ignore[arg-type]
-    own = Model(model.after)
-    own.load_state_dict(model.state_dict())
-    for unit in units_of(own, 2):
-        if unit.stage != stage:
-            unit.module.to("meta")
-        unit.module.__class__ = stage_class(type(unit.module))
-        object.__setattr__(unit.module, "_pipeline_place", (passes, unit))
-    return functools.partial(passes.run, "training_step", passes.cutting(own.step))
+class Rank:
+    """A rank of two: calls run a pass of its copy of a model's step."""
+
+    def __init__(self, model: Model, wire: Wire, place: int, chunks: int = 1) -> None:
+        self.passes = Passes(wire, place, 2, CPU, chunks)  # type: ignore[arg-type]
+        self.model = Model(model.after, len(model.blocks))
+        self.model.load_state_dict(model.state_dict())
+        for unit in units_of(self.model, 2, chunks=chunks):
+            if unit.stage % 2 != place:
+                unit.module.to("meta")
+            unit.module.__class__ = stage_class(type(unit.module))
+            object.__setattr__(unit.module, "_pipeline_place", (self.passes, unit))
+
+    def __call__(self, ids: Tensor, chunk: int = 0, seed: int | None = None) -> tuple[Any, Pass]:
+        """Return the outputs and the pass."""
+        own = self.passes.begin("training_step", chunk, seed)
+        return self.passes.run(own, self.passes.cutting(self.model.step), ids), own
 
 
 IDS = torch.tensor([[1, 0, 4], [2, 2, 3]])
@@ -96,7 +103,7 @@ IDS = torch.tensor([[1, 0, 4], [2, 2, 3]])
 def test_two_stages_compute_what_one_process_does() -> None:
     """A tensor that all blocks take is handed on too; the mask is each stage's own."""
     model, wire = Model(), Wire([0, 1])
-    first, last = staged(model, wire, 0), staged(model, wire, 1)
+    first, last = Rank(model, wire, 0), Rank(model, wire, 1)
     outputs, own = first(IDS)
     assert isinstance(outputs, HandedOn) and len(own.outputs) == 2
     loss, other = last(IDS)
@@ -104,6 +111,28 @@ def test_two_stages_compute_what_one_process_does() -> None:
     loss.backward()
     torch.autograd.backward(own.outputs, [tensor.grad for _, tensor in other.inputs])
     assert all(tensor.grad is not None for _, tensor in other.inputs)
+
+
+def test_a_rank_with_two_stages_runs_the_step_twice() -> None:
+    """Four stages on two ranks: in its second pass the layers of its first stage are placeholders."""
+    model = Model()
+    model.blocks.extend([Block(), Block()])
+    wire = Wire([0, 1])
+    ranks = [Rank(model, wire, place, 2) for place in range(2)]
+    expected = model.step(IDS)
+    passes = []
+    for stage in range(4):
+        outputs, own = ranks[stage % 2](IDS, stage // 2, 7)
+        passes.append(own)
+    assert torch.equal(outputs, expected)
+    outputs.backward()
+    for earlier, later in zip(passes[2::-1], passes[3:0:-1], strict=True):
+        torch.autograd.backward(earlier.outputs, [tensor.grad for _, tensor in later.inputs])
+    expected.backward()
+    for rank in ranks:
+        for own, one in zip(rank.model.parameters(), model.parameters(), strict=True):
+            if not own.is_meta:
+                assert torch.equal(own.grad, one.grad)  # type: ignore[arg-type]
 
 
 def test_random_numbers_outside_of_layers_are_those_of_all_stages() -> None:
@@ -123,7 +152,7 @@ def test_random_numbers_outside_of_layers_are_those_of_all_stages() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Model, "step", step)
         for stage in range(2):
-            run = staged(model, wire, stage)
+            run = Rank(model, wire, stage)
             torch.manual_seed(3)
             np.random.seed(stage)
             run(IDS)
@@ -145,7 +174,7 @@ def test_random_numbers_inside_of_layers_are_a_stages_own() -> None:
     model, wire = Model(), Wire([0, 1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Block, "forward", forward)
-        runs = [staged(model, wire, stage) for stage in range(2)]
+        runs = [Rank(model, wire, stage) for stage in range(2)]
         for run in runs:  # the first time layers of the earlier stage draw for their shapes
             run(IDS)
         of_stages = []
@@ -160,11 +189,11 @@ def test_random_numbers_inside_of_layers_are_a_stages_own() -> None:
 def test_arguments_that_change_are_refused() -> None:
     """The previous stage sends what was asked for in the first step of the kind."""
     model, wire = Model(), Wire([0, 1])
-    first, last = staged(model, wire, 0), staged(model, wire, 1)
+    first, last = Rank(model, wire, 0), Rank(model, wire, 1)
     first(IDS)
     last(IDS)
     first(IDS)
-    last.args[1].__wrapped__.__self__.constant = True
+    last.model.constant = True
     with pytest.raises(TaskError, match=r"'blocks\.2' that earlier .* change from one"):
         last(IDS)
 
@@ -186,8 +215,8 @@ def test_arguments_that_change_are_refused() -> None:
 def test_what_is_no_chain_is_refused(after: Any, text: str) -> None:
     """On the stage that lacks the values, with what it needs."""
     model, wire = Model(after), Wire([0, 1])
-    staged(model, wire, 0)(IDS)
-    run = staged(model, wire, 1)
+    Rank(model, wire, 0)(IDS)
+    run = Rank(model, wire, 1)
     if not text:
         run(IDS)
         return
@@ -198,10 +227,9 @@ def test_what_is_no_chain_is_refused(after: Any, text: str) -> None:
 def test_a_layer_of_another_stage_runs_in_steps_alone() -> None:
     """Outside of a step the error names the layer and the stage."""
     model = Model()
-    run = staged(model, Wire([0, 1]), 0)
-    own = run.args[1].__wrapped__.__self__
+    first = Rank(model, Wire([0, 1]), 0)
     with pytest.raises(TaskError, match=r"'head' was called outside of a step, .* stage 1"):
-        own.head(torch.ones(2, 3))
+        first.model.head(torch.ones(2, 3))
 
 
 def test_a_placeholder_has_a_shape_and_no_values() -> None:

@@ -43,6 +43,24 @@ def test_a_schedule_needs_stages() -> None:
         FSDPEngine(pipeline_schedule="gpipe")
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"pipeline_chunks": 2}, "engine.pipeline_chunks is '2', and engine.pipeline is 1"),
+        ({"pipeline": 2, "pipeline_chunks": 2}, "is '1f1b', which has one stage on each rank"),
+        (
+            {"pipeline": 2, "pipeline_schedule": "interleaved_1f1b", "pipeline_chunks": 1},
+            "takes several stages of each rank in turn. Set engine.pipeline_chunks=2",
+        ),
+    ],
+    ids=["no stages", "1f1b", "one chunk"],
+)
+def test_chunks_need_a_schedule_that_takes_turns(options: Any, text: str) -> None:
+    """And that schedule needs chunks."""
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        FSDPEngine(**options)
+
+
 def test_an_unknown_schedule_is_refused() -> None:
     """With those that there are."""
     wrong: Any = "zigzag"

@@ -287,10 +287,10 @@ def test_a_stage_holds_its_layers_and_microbatches() -> None:
     first, last = rank_bytes(MEASURED, Layout(2, "fsdp", pipeline=2, accumulate=4))
     assert (first.weights, first.optimizer) == (last.weights, last.optimizer) == (2000, 4000)
     held = 3000 + 200  # the activations of another microbatch, and what it has handed on
-    links = (4 - 2) * 200
-    assert first.step == 3000 + held + links + 2000 + 2000
+    assert first.step == 3000 + held + 2000 + 2000
     own = 3000 - 200  # alive as the second stage begins, but for what it takes
-    assert last.step == 6000 - own + (4 - 1) * 200 + 2000 + 2000
+    sent = 2 * 200  # gradients on their way to the first stage
+    assert last.step == 6000 - own + sent + 2000 + 2000
 
 
 def test_a_rank_has_a_part_of_split_widths() -> None:

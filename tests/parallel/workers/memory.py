@@ -34,6 +34,9 @@ LAYOUTS = {
     "tensor, 2 microbatches": Layout(2, "fsdp", tensor=2, accumulate=2),
     "pipeline, 4 microbatches": Layout(2, "fsdp", pipeline=2, accumulate=4),
     "pipeline, checkpointing": Layout(2, "fsdp", pipeline=2, accumulate=4, recomputes=True),
+    "pipeline, 2 stages a rank": Layout(
+        2, "fsdp", pipeline=2, schedule="interleaved_1f1b", chunks=2, accumulate=4
+    ),
     "context": Layout(2, "fsdp", context=2),
     "context, 2 microbatches": Layout(2, "fsdp", context=2, accumulate=2),
 }
@@ -112,6 +115,8 @@ def measured(layout: Layout, folder: Path) -> dict[str, int]:
         "reshard_after_forward": False if layout.gathers_once else None,
         "tensor": layout.tensor,
         "pipeline": layout.pipeline,
+        "pipeline_schedule": layout.schedule,
+        "pipeline_chunks": layout.chunks if layout.chunks > 1 else None,
         "context": layout.context,
     }
     trainer = trainkit.Trainer(

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 4 pipeline.py OUT fsdp '{"pipeline":2}'
     python pipeline.py OUT single '{}'
 
-Rank 0 saves {scenario: [rank 0's result, ...]}.
+Rank 0 saves {scenario: [rank 0's result, ...]}; if a model has two ranks, these train by another
+schedule then, whose results are beside the scenarios by its name.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ OUT, NAME, OPTIONS = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 # a step has 12 samples: 3 microbatches of 2 on each of 2 data ranks, or 6 in one process; the last
 # one of an epoch has 5
 WIDTH, SAMPLES, STEP = 6, 29, 12
+INTERLEAVED = "interleaved_1f1b"
 
 
 class Rows(Dataset[Any]):
@@ -176,10 +178,17 @@ if __name__ == "__main__":
     if len(sys.argv) > 4:  # a job of its own: its ranks end at different places
         wrong = {kind.__name__: kind for kind in (Skips, Beside, Early)}[sys.argv[4]]
         trainer("wrong", max_steps=1).fit(wrong(), data())
-    results = {}
+    results: dict[str, Any] = {}
     with make_engine(NAME, **OPTIONS) as engine:  # type: ignore[arg-type]
         for scenario, run in SCENARIOS.items():
             results[scenario] = engine.comm.all_gather_object(run())
+        if OPTIONS.get("pipeline") == 2:
+            OUT = OUT.parent / INTERLEAVED / OUT.name
+            OPTIONS["pipeline_schedule"] = INTERLEAVED
+            results[INTERLEAVED] = {
+                scenario: engine.comm.all_gather_object(run())
+                for scenario, run in SCENARIOS.items()
+            }
         if engine.ranks.is_main:
-            torch.save(results, OUT)
+            torch.save(results, Path(sys.argv[1]))
         engine.comm.barrier()

@@ -54,7 +54,7 @@ class Block(nn.Module):
 
 
 class Deep(trainkit.Task):
-    """Three blocks, a buffer, and a first layer that shares its weight with the last."""
+    """Four blocks, a buffer, and a first layer that shares its weight with the last."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Deep(trainkit.Task):
         configure_model's come from rank 0's random numbers.
         """
         torch.manual_seed(3 + (ENGINE.ranks.rank if type(self) is Deep else 0))
-        self.first, self.blocks = nn.Linear(6, WIDTH), nn.ModuleList(Block() for _ in range(3))
+        self.first, self.blocks = nn.Linear(6, WIDTH), nn.ModuleList(Block() for _ in range(4))
         self.last = nn.Linear(6, WIDTH, bias=False)
         self.last.weight = self.first.weight
         self.register_buffer("shift", torch.full((1,), 0.25))

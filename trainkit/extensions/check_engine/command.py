@@ -40,7 +40,7 @@ _DISTURBED = 2
 _DIFFERENT = 1
 _UNCHECKED = 2
 # options that messages show
-_SHOWN = ("shard", "replicas", "tensor", "pipeline", "context", "param_dtype")
+_SHOWN = ("shard", "replicas", "tensor", "pipeline", "pipeline_schedule", "context", "param_dtype")
 _SINGLE, _DOUBLE = "32-true", "64-true"
 
 
@@ -339,7 +339,9 @@ def _run_all(children: Children, asked: CheckRequest, problem: Any, error: float
 
 def _engine_text(subject: Subject) -> str:
     own = {name: subject.engine.get(name) for name in _SHOWN}
-    shown = [f"engine.{name}={value}" for name, value in own.items() if value not in (None, 1)]
+    shown = [
+        f"engine.{name}={value}" for name, value in own.items() if value not in (None, 1, "1f1b")
+    ]
     name = subject.engine_name or "your own"
     if name == "auto":
         name = "horovod" if launcher_of(name) == "horovodrun" else "ddp"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
 from trainkit.device.shards import whole_of
 from trainkit.device.sync_guard import allowed_read
+from trainkit.engine.base import HandedOn
 from trainkit.extensions.check_engine.disturbance import Disturbance
 from trainkit.extensions.check_engine.sketch import sketch
 from trainkit.extensions.check_engine.watch import MicrobatchWatch, Shapes
@@ -59,6 +63,9 @@ class EngineRecorder(Callback):
         self._record: dict[str, Any] = {}
         self._step: dict[str, Any] = {}
         self._watch: MicrobatchWatch | None = None
+        # of microbatches whose backward is not done: a pipeline runs others in between
+        self._watches: dict[int, MicrobatchWatch] = {}
+        self._with_loss: deque[MicrobatchWatch] = deque()
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Record the weights, and disturb them."""
@@ -88,12 +95,15 @@ class EngineRecorder(Callback):
             "steps": [],
         }
         self._record["start"] = self._weights(task)
+        vars(task)["training_step"] = self._watched(task, task.training_step)
         if self._disturbance is not None:
             self._disturbance.weights(task)
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Open the step's record."""
         self._step = {"microbatches": [], "gradients": {}, "used": {}}
+        self._watches.clear()
+        self._with_loss.clear()
 
     def on_train_batch_start(
         self, trainer: RunView, task: Task, batch: Any, batch_idx: int
@@ -102,7 +112,7 @@ class EngineRecorder(Callback):
         self._close()
         if not self._is_recording:
             return
-        self._watch = MicrobatchWatch(batch, self._shapes)
+        self._watch = self._watches[id(batch)] = MicrobatchWatch(batch, self._shapes)
         self._step["microbatches"].append(self._watch.record)
         if self._disturbance is not None:
             self._disturbance.batch(batch)
@@ -110,8 +120,8 @@ class EngineRecorder(Callback):
 
     def on_before_backward(self, trainer: RunView, task: Task, loss: Any) -> None:
         """Record the loss."""
-        if self._watch is not None:
-            self._watch.end_forward(loss)
+        if self._with_loss:
+            self._with_loss.popleft().end_forward(loss)
 
     def on_after_backward(self, trainer: RunView, task: Task) -> None:
         """Watch nothing any more."""
@@ -143,6 +153,25 @@ class EngineRecorder(Callback):
         self._close()
         if self._record and len(self._record["steps"]) < self.steps:
             self._write()
+
+    def _watched(self, task: Task, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a step in which the modules of its own microbatch are watched: a rank of a pipeline
+        may run it for several parts of the model, with other microbatches in between.
+        """
+
+        @functools.wraps(step)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            own = self._watches.get(id(args[0])) if args else None
+            if own is not None and own is not self._watch:
+                self._close()
+                self._watch = own
+                own.open(task)
+            outputs = step(*args, **kwargs)
+            if own is not None and not isinstance(outputs, (HandedOn, NoneType)):
+                self._with_loss.append(own)
+            return outputs
+
+        return run
 
     @property
     def _is_recording(self) -> bool:

@@ -94,6 +94,7 @@ class MicrobatchWatch:
 
     def open(self, task: nn.Module) -> None:
         """Watch the modules of a Task from now on, with dropout off."""
+        self._calls.clear()
         self._opened.enter_context(self._without)
         self._opened.enter_context(outputs_of_modules(task, self._output, self._inside.append))
 

@@ -33,6 +33,7 @@ EXTENSION = Extension(
                 "tensor_plan",
                 "pipeline",
                 "pipeline_schedule",
+                "pipeline_chunks",
                 "context",
                 "reshard_after_forward",
                 "cpu_offload",

@@ -40,7 +40,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.precision import Precision
 from trainkit.device.shards import local_of
-from trainkit.engine.base import Engine, Forwarded, HandedOn, Microbatch
+from trainkit.engine.base import Calls, Engine, Forwarded, HandedOn, Microbatch
 from trainkit.engine.blocks import blocks_of, without_shared
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ddp.start import assign_ranks
@@ -52,7 +52,7 @@ from trainkit.engine.ranks import check_groups, ranks_of
 from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
-from trainkit.extensions.fsdp.layouts import layout_of, refuse_settings
+from trainkit.extensions.fsdp.layouts import layout_of, refuse_schedule, refuse_settings
 from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_rank
 from trainkit.extensions.fsdp.tensor import split_widths
 from trainkit.extensions.fsdp.units import (
@@ -88,7 +88,10 @@ class FSDPEngine(Engine):
             parallelism); the microbatches of a step (trainer.accumulate_grad_batches) are under way
             at once. Stages are neighbours by rank; the last one is that of rank 0.
         pipeline_schedule: "1f1b" holds the activations of at most as many microbatches as there are
-            stages; "gpipe" runs all forwards of a step before its backwards.
+            stages; "gpipe" runs all forwards of a step before its backwards; "interleaved_1f1b" is
+            1f1b with several stages on each rank, for which ranks wait less, and send more.
+        pipeline_chunks: stages on each rank; engine.pipeline counts ranks then. Default: 2 with
+            pipeline_schedule="interleaved_1f1b", else 1.
         context: ranks that read the same samples, and have a part of the tokens of each (context
             parallelism), for long sequences; keys and values travel. The Task takes its part:
             trainkit.extensions.context.sequence. They are neighbours by rank, as tensor ranks are.
@@ -118,7 +121,8 @@ class FSDPEngine(Engine):
         tensor: PositiveInt = 1,
         tensor_plan: dict[str, Literal["colwise", "rowwise"]] | None = None,
         pipeline: PositiveInt = 1,
-        pipeline_schedule: Literal["1f1b", "gpipe"] = "1f1b",
+        pipeline_schedule: Literal["1f1b", "gpipe", "interleaved_1f1b"] = "1f1b",
+        pipeline_chunks: PositiveInt | None = None,
         context: PositiveInt = 1,
         reshard_after_forward: bool | None = None,
         cpu_offload: bool = False,
@@ -139,12 +143,8 @@ class FSDPEngine(Engine):
                 "engine.tensor_plan is set, and engine.tensor is 1: nothing would be split. Set"
                 " engine.tensor=2, say."
             )
-        self._schedule = pipeline_schedule
-        if pipeline_schedule != "1f1b" and pipeline == 1:
-            raise ConfigError(
-                f"engine.pipeline_schedule is '{pipeline_schedule}', and engine.pipeline is 1:"
-                " there are no stages to schedule. Set engine.pipeline=2, say."
-            )
+        self._schedule = pipeline_schedule, pipeline_chunks
+        refuse_schedule(pipeline, *self._schedule)
         if context > 1 and pipeline > 1:
             raise ConfigError(
                 f"engine.context is {context}, and engine.pipeline is {pipeline}: stages of parts of a"
@@ -217,7 +217,7 @@ class FSDPEngine(Engine):
                 self.comm.broadcast_tensors(with_values)
             if self.ranks.pipeline_size > 1:
                 self._stages = layout_of("pipeline")(
-                    self.ranks, self.comm, self.device, self._schedule
+                    self.ranks, self.comm, self.device, *self._schedule
                 )
                 self._stages.cut(task, self._sample)
             elsewhere = set() if self._stages is None else self._stages.elsewhere
@@ -297,14 +297,14 @@ class FSDPEngine(Engine):
         super().release()
 
     def run_microbatches(
-        self,
-        microbatches: Iterable[Microbatch],
-        forward: Callable[[Microbatch], Forwarded],
-        backward: Callable[[Forwarded], None],
+        self, microbatches: Iterable[Microbatch], calls: Calls[Microbatch, Forwarded]
     ) -> None:
         """See Engine: by the schedule of the pipeline, if there is one."""
-        run = super().run_microbatches if self._stages is None else self._stages.run_microbatches
-        run(microbatches, forward, backward)
+        if self._stages is None:
+            super().run_microbatches(microbatches, calls)
+        else:
+            run = reporting_peers(self._stages.run_microbatches, self.ranks)
+            run(microbatches, calls, self.no_sync)
 
     def backward(self, loss: Tensor | HandedOn) -> None:
         """See Engine: weights are gathered, and gradients summed, while it runs."""

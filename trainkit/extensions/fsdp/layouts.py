@@ -39,6 +39,35 @@ def refuse_settings(ranks: Ranks, settings: StepSettings) -> None:
         )
 
 
+def refuse_schedule(pipeline: int, name: str, chunks: int | None) -> None:
+    """Refuse a schedule without stages, and chunks that it does not take.
+
+    Args:
+        pipeline, name, chunks: engine.pipeline, .pipeline_schedule and .pipeline_chunks.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    given = {"pipeline_schedule": (name, "1f1b"), "pipeline_chunks": (chunks, None)}
+    for option, (own, default) in given.items():
+        if own != default and pipeline == 1:
+            raise ConfigError(
+                f"engine.{option} is '{own}', and engine.pipeline is 1: there are no stages to"
+                " schedule. Set engine.pipeline=2, say."
+            )
+    if name != "interleaved_1f1b" and (chunks or 1) > 1:
+        raise ConfigError(
+            f"engine.pipeline_chunks is {chunks}, and engine.pipeline_schedule is '{name}', which"
+            " has one stage on each rank. Set engine.pipeline_schedule=interleaved_1f1b."
+        )
+    if name == "interleaved_1f1b" and chunks == 1:
+        raise ConfigError(
+            "engine.pipeline_chunks is 1, and engine.pipeline_schedule is 'interleaved_1f1b', which"
+            " takes several stages of each rank in turn. Set engine.pipeline_chunks=2, or"
+            " engine.pipeline_schedule=1f1b for one."
+        )
+
+
 def layout_of(option: str) -> Any:
     """Return the class that an option names.
 

@@ -5,8 +5,17 @@
     forward     a header (shapes and dtypes, by the host), then these tensors
     backward    their gradients, whose shapes are known
 
-Forward and backward have a group of their own each: NCCL runs what one group sends in order, and
-both directions are under way at once.
+Stages are on ranks in turn, so neighbouring ranks are linked, and the last one with the first if a
+rank holds several. What one group sends NCCL runs in order, receives too, and a rank would wait for
+what it receives before it sends what others wait for. So in each group a rank only sends, or only
+receives: links take two groups in turn (the last of an odd ring a third one), and forward and
+backward have groups of their own.
+
+Between two ranks all arrives in the order in which it was sent, and is received in this order
+(schedule.py). A send that is under way holds its tensor, so a rank waits for it, but never longer
+than the order of passes does. Outputs have arrived if their pass has its gradients. Of gradients
+that are sent back, all but the latest have: as many as the passes that their receiver has open.
+Without interleaving no link leads back to a rank that waits, and two are enough.
 """
 
 from __future__ import annotations
@@ -21,127 +30,167 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainkit.engine.collectives import Collectives
+from trainkit.extensions.pipeline.schedule import Schedule
 
 _DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
 )
 _MOST, _DIMENSIONS = 16, 8  # tensors, and dimensions of one
 _ROW = 3 + _DIMENSIONS
+_UNANSWERED = 2  # messages of an evaluation that may be under way
+Message = list[tuple[Any, Tensor]]  # sends under way, and what they read
 
 
 @dataclass
 class Group:
-    """The ranks of one model that hold the stages of it, by stage, and their groups.
+    """The ranks of one model that hold the stages of it, in their order, and their groups by lane.
 
-    A dataclass that is not frozen: before the interpreter ends, groups are taken from what holds
-    them (engine/ddp/collectives.py).
+    A dataclass that is not frozen, and dicts: before the interpreter ends, groups are taken from
+    what holds them (engine/ddp/collectives.py).
     """
 
     ranks: Sequence[int]
-    forward: Any
-    backward: Any
+    forward: dict[int, Any]
+    backward: dict[int, Any]
 
 
 class Links:
-    """Sends to the next and the previous stage, and receives from them.
+    """Sends to the ranks of the next and the previous stage, and receives from them. A stage is this
+    rank's that sends or receives.
 
     Args:
-        in_flight: tensors that may be under way; beyond them a send waits for the oldest.
+        place: of this rank among those of the group.
+        schedule: how many passes are open at once.
     """
 
     def __init__(
-        self, group: Group, stage: int, device: torch.device, comm: Collectives, in_flight: int
+        self,
+        group: Group,
+        place: int,
+        schedule: Schedule,
+        device: torch.device,
+        comm: Collectives,
     ) -> None:
-        self._group, self._stage, self._device, self._comm = group, stage, device, comm
-        self._in_flight = in_flight
-        self._sent: deque[tuple[Any, Tensor]] = deque()
+        self._group, self._device, self._comm = group, device, comm
+        self._size = schedule.ranks
+        self._most_gradients = schedule.gradients_under_way(place)
+        self._sent: deque[Message] = deque()
+        self._gradients: deque[Message] = deque()
 
-    def request(self, places: Sequence[int]) -> None:
+    def request(self, stage: int, places: Sequence[int]) -> None:
         """Ask the previous stage for arguments of its last call, by their places."""
         table = torch.full((_MOST,), -1, dtype=torch.int64)
         table[: len(places)] = torch.tensor(places, dtype=torch.int64)
-        self._send(table, self._stage - 1, self._group.backward)
+        self._sent.append(self._send([table], stage, stage - 1))
 
-    def requested(self) -> list[int]:
+    def requested(self, stage: int) -> list[int]:
         """Return what the next stage asks for."""
         table = torch.empty(_MOST, dtype=torch.int64)
-        self._receive(table, self._stage + 1, self._group.backward)
+        self._receive(table, stage + 1, stage)
         return [int(place) for place in table if place >= 0]
 
-    def send(self, tensors: Sequence[Tensor]) -> None:
-        """Send tensors to the next stage; they must not be written to until it has them."""
+    def send(self, stage: int, tensors: Sequence[Tensor]) -> Message:
+        """Send tensors to the next stage; they must not be written to until it has them.
+
+        Returns:
+            What `wait` or `hold` takes.
+        """
         header = torch.zeros(_MOST, _ROW, dtype=torch.int64)
         for row, tensor in zip(header, tensors, strict=False):
             numbers = [1 + _DTYPES.index(tensor.dtype), tensor.requires_grad, tensor.dim()]
             row[: 3 + tensor.dim()] = torch.tensor([*numbers, *tensor.shape])
-        self._send(header, self._stage + 1, self._group.forward)
-        for tensor in tensors:
-            self._send(tensor.detach().contiguous(), self._stage + 1, self._group.forward)
+        sent = [header, *(tensor.detach().contiguous() for tensor in tensors)]
+        return self._send(sent, stage, stage + 1)
 
-    def receive(self) -> list[Tensor]:
+    def receive(self, stage: int) -> list[Tensor]:
         """Return what the previous stage sends: tensors that will hold its gradients."""
         header = torch.empty(_MOST, _ROW, dtype=torch.int64)
-        self._receive(header, self._stage - 1, self._group.forward)
+        self._receive(header, stage - 1, stage)
         tensors = []
         for dtype, requires_grad, dimensions, *sizes in header.tolist():
             if not dtype:
                 break
             tensor = torch.empty(sizes[:dimensions], dtype=_DTYPES[dtype - 1], device=self._device)
-            self._receive(tensor, self._stage - 1, self._group.forward)
+            self._receive(tensor, stage - 1, stage)
             tensors.append(tensor.requires_grad_(bool(requires_grad)))
         return tensors
 
-    def send_gradients(self, tensors: Sequence[Tensor]) -> None:
+    def send_gradients(self, stage: int, tensors: Sequence[Tensor]) -> None:
         """Send the gradients of received tensors to the previous stage."""
-        for tensor in tensors:
-            if tensor.requires_grad:
-                own = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-                self._send(own.contiguous(), self._stage - 1, self._group.backward)
+        sent = [
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
+            for tensor in tensors
+            if tensor.requires_grad
+        ]
+        if sent:
+            self._settle(self._gradients, self._most_gradients - 1)
+            self._gradients.append(self._send(sent, stage, stage - 1))
 
-    def receive_gradients(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def receive_gradients(self, stage: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients of tensors that the next stage has received."""
         gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
         for gradient in gradients:
-            self._receive(gradient, self._stage + 1, self._group.backward)
+            self._receive(gradient, stage + 1, stage)
         return gradients
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over the stages of this model."""
         total = tensor.detach().clone()
         with self._comm.waiting_for("a sum over pipeline stages"):
-            dist.all_reduce(total, group=self._group.forward)
+            dist.all_reduce(total, group=self._group.forward[0])
         return total
+
+    def wait(self, message: Message) -> None:
+        """Wait until a message has arrived."""
+        with self._comm.waiting_for("the neighbouring pipeline stages"):
+            for work, _ in message:
+                work.wait()
+
+    def hold(self, message: Message) -> None:
+        """Hold a message for which no gradients come, and wait for earlier ones."""
+        self._sent.append(message)
+        self._settle(self._sent, _UNANSWERED)
 
     def finish(self) -> None:
         """Wait until all that was sent has arrived."""
-        while self._sent:
-            self._wait()
+        self._settle(self._sent, 0)
+        self._settle(self._gradients, 0)
 
     def release(self) -> None:
         """Drop what was sent, and has arrived: all ranks have met since. Waits for nothing, so that
         a rank with an error ends.
         """
         self._sent.clear()
+        self._gradients.clear()
 
-    def _send(self, tensor: Tensor, stage: int, group: Any) -> None:
-        while len(self._sent) >= self._in_flight:
-            self._wait()
+    def _settle(self, sent: deque[Message], most: int) -> None:
+        """Wait until at most so many messages are under way."""
+        while len(sent) > most:
+            self.wait(sent.popleft())
+
+    def _send(self, tensors: Sequence[Tensor], stage: int, to: int) -> Message:
+        rank, group = self._group.ranks[to % self._size], self._group_of(stage, to)
+        with self._comm.waiting_for(f"pipeline stage {to}"):
+            return [(dist.isend(tensor, rank, group=group), tensor) for tensor in tensors]
+
+    def _receive(self, tensor: Tensor, stage: int, to: int) -> None:
+        rank, group = self._group.ranks[stage % self._size], self._group_of(stage, to)
         with self._comm.waiting_for(f"pipeline stage {stage}"):
-            self._sent.append((dist.isend(tensor, self._group.ranks[stage], group=group), tensor))
+            dist.recv(tensor, rank, group=group)
 
-    def _wait(self) -> None:
-        work, _ = self._sent[0]
-        with self._comm.waiting_for("the neighbouring pipeline stages"):
-            work.wait()
-        self._sent.popleft()
+    def _group_of(self, stage: int, to: int) -> Any:
+        groups = self._group.forward if to > stage else self._group.backward
+        return groups[_lane(min(stage, to), self._size)]
 
-    def _receive(self, tensor: Tensor, stage: int, group: Any) -> None:
-        with self._comm.waiting_for(f"pipeline stage {stage}"):
-            dist.recv(tensor, self._group.ranks[stage], group=group)
+
+def _lane(stage: int, ranks: int) -> int:
+    """Return the lane of the link between a stage and the next one."""
+    rank = stage % ranks
+    return 2 if ranks % 2 and rank == ranks - 1 else rank % 2
 
 
 def make_group(
-    world_size: int, tensor: int, stages: int, rank: int, sockets: Callable[[], Any]
+    world_size: int, tensor: int, schedule: Schedule, rank: int, sockets: Callable[[], Any]
 ) -> Group:
     """Make the groups of all models' stages, and return this rank's. Call it on all ranks.
 
@@ -152,13 +201,16 @@ def make_group(
         sockets: a context within which groups connect.
     """
     own: Group | None = None
-    size = tensor * stages
+    size = tensor * schedule.ranks
+    lanes = sorted({_lane(stage, schedule.ranks) for stage in range(schedule.stages - 1)})
     for first in range(0, world_size, size):
         for index in range(tensor):
-            ranks = [first + index + tensor * place for place in reversed(range(stages))]
+            ranks = [first + index + tensor * place for place in reversed(range(schedule.ranks))]
             with sockets():
-                groups = [dist.new_group(sorted(ranks)) for _ in range(2)]
+                forward, backward = (
+                    {lane: dist.new_group(sorted(ranks)) for lane in lanes} for _ in range(2)
+                )
             if rank in ranks:
-                own = Group(ranks, *groups)
+                own = Group(ranks, forward, backward)
     assert own is not None
     return own

@@ -1,23 +1,22 @@
-"""Pipeline: the stages of one model on neighbouring ranks (Huang et al. 2019, GPipe; Narayanan et
-al. 2019, PipeDream's 1F1B), which FSDPEngine asks.
+"""Pipeline: the stages of one model on neighbouring ranks, which FSDPEngine asks.
 
     cut               units of other stages lose their weights here: parameters without memory, by
                       which names, optimizers' groups and checkpoints are the same on all ranks
     enter_steps       the Task's steps are run by stages (passes.py)
-    run_microbatches  the schedule: which forwards run before which backwards
+    run_microbatches  the schedule (schedule.py): which forwards run before which backwards
     backward          of the loss, or of what was handed on, with the next stage's gradients
     sum_shared        gradients of weights that several stages hold
 
 The microbatches of a step are those of accumulation, so batch, rate and the order of samples are
-what they are without a pipeline.
+what they are without a pipeline. A rank that holds several stages runs the step once for each; its
+hooks are called once for each microbatch: before its first pass, and after its last backward.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -26,52 +25,60 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainkit.device.shards import is_spread, local_of, norms_of
-from trainkit.engine.base import HandedOn
+from trainkit.engine.base import Calls, Forwarded, HandedOn, Microbatch
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ranks import Ranks
-from trainkit.errors import ConfigError, TaskError
+from trainkit.errors import TaskError
 from trainkit.extensions.pipeline.links import Links, make_group
 from trainkit.extensions.pipeline.passes import Pass, Passes, stage_class
+from trainkit.extensions.pipeline.repeated import Repeated
+from trainkit.extensions.pipeline.schedule import schedule_of
 from trainkit.extensions.pipeline.units import Unit, units_of
 from trainkit.extensions.pipeline.work import try_to_count
 
-Microbatch = TypeVar("Microbatch")
-Forwarded = TypeVar("Forwarded")
-
-SCHEDULES = ("1f1b", "gpipe")
+Entry = TypeVar("Entry")
 
 
 class Pipeline:
-    """This rank's stage, and its neighbours.
+    """This rank's stages, and its neighbours.
 
     Args:
         schedule: "1f1b" runs a backward as soon as its gradients can be there, and holds the
-            activations of at most as many microbatches as there are stages; "gpipe" runs all
-            forwards of a step first.
+            activations of at most as many microbatches as there are ranks; "gpipe" runs all
+            forwards of a step first; "interleaved_1f1b" is 1f1b of several stages on each rank.
+        chunks: stages of a rank; None: two if the schedule interleaves them, else one.
     """
 
     def __init__(
-        self, ranks: Ranks, comm: DDPCollectives, device: torch.device, schedule: str
+        self,
+        ranks: Ranks,
+        comm: DDPCollectives,
+        device: torch.device,
+        schedule: str,
+        chunks: int | None = None,
     ) -> None:
-        if schedule not in SCHEDULES:
-            raise ConfigError(
-                f"engine.pipeline_schedule is '{schedule}'; it must be one of"
-                f" {', '.join(SCHEDULES)}."
-            )
         self._ranks, self._comm, self._device = ranks, comm, device
-        self._stage, self._stages = ranks.stage, ranks.pipeline_size
-        # forwards that run before the first backward
-        self._most_ahead = math.inf if schedule == "gpipe" else self._stages - 1 - self._stage
+        self._place = ranks.stage
+        self._schedule = schedule_of(schedule, ranks.pipeline_size, chunks)
         group = make_group(
-            ranks.world_size, ranks.tensor_size, self._stages, ranks.rank, comm.connecting
+            ranks.world_size, ranks.tensor_size, self._schedule, ranks.rank, comm.connecting
         )
-        self._links = Links(group, self._stage, device, comm, in_flight=8 * self._stages)
-        self._passes = Passes(self._links, self._stage, self._stages, device)
+        self._links = Links(group, self._place, self._schedule, device, comm)
+        self._passes = Passes(
+            self._links,
+            self._place,
+            self._schedule.ranks,
+            device,
+            self._schedule.chunks,
+        )
         self._units: list[Unit] = []
-        self._open: deque[Pass] = deque()
+        # by microbatch, then chunk
+        self._open: dict[int, dict[int, Pass]] = {}
+        self._at: tuple[int, int] | None = None
         self.elsewhere: set[nn.Parameter] = set()
         self._shared: list[str] = []
         self._task: nn.Module | None = None
+        self._repeated: Repeated | None = None
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
@@ -89,21 +96,26 @@ class Pipeline:
             ConfigError: the Task cannot be cut into so many stages.
         """
         self._task = task
-        self._units = units_of(task, self._stages, self._work_of_units(task, sample))
+        self._units = units_of(
+            task,
+            self._schedule.ranks,
+            self._work_of_units(task, sample),
+            self._schedule.chunks,
+        )
         homes: dict[nn.Parameter, set[int]] = {p: set() for p in task.parameters()}
         for unit in self._units:
             for parameter in unit.module.parameters():
-                homes[parameter].add(unit.stage)
-        everywhere = set(range(self._stages))
-        homes = {p: stages if len(stages) == 1 else everywhere for p, stages in homes.items()}
+                homes[parameter].add(self._place_of(unit))
+        everywhere = set(range(self._schedule.ranks))
+        homes = {p: places if len(places) == 1 else everywhere for p, places in homes.items()}
         names = {parameter: name for name, parameter in task.named_parameters()}
-        self._shared = [names[parameter] for parameter, stages in homes.items() if len(stages) > 1]
+        self._shared = [names[parameter] for parameter, places in homes.items() if len(places) > 1]
         blank = {
             parameter: nn.Parameter(
                 torch.empty_like(parameter, device="meta"), parameter.requires_grad
             )
-            for parameter, stages in homes.items()
-            if self._stage not in stages
+            for parameter, places in homes.items()
+            if self._place not in places
         }
         for module in task.modules():
             for name, own in module._parameters.items():
@@ -113,6 +125,12 @@ class Pipeline:
         for unit in self._units:
             unit.module.__class__ = stage_class(type(unit.module))
             object.__setattr__(unit.module, "_pipeline_place", (self._passes, unit))
+        if self._schedule.chunks > 1:
+            self._repeated = Repeated(task, [unit.module for unit in self._units])
+
+    def _place_of(self, unit: Unit) -> int:
+        """Return the rank that holds a unit, by its place among those of a model."""
+        return unit.stage % self._schedule.ranks
 
     def _work_of_units(
         self, task: nn.Module, sample: Callable[[], Any] | None
@@ -135,7 +153,8 @@ class Pipeline:
         for unit in self._units:
             own = list(unit.module.buffers())
             of_units |= {id(buffer) for buffer in own}
-            first = (self._stages - 1 - unit.stage) * self._ranks.tensor_size
+            after = self._schedule.ranks - 1 - self._place_of(unit)
+            first = after * self._ranks.tensor_size
             self._broadcast(own, first)
         self._broadcast([each for each in task.buffers() if id(each) not in of_units], 0)
 
@@ -158,55 +177,107 @@ class Pipeline:
         Args:
             whole: the user's, which another step may call.
         """
-        trains = name == "training_step"
 
         @functools.wraps(step)
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._passes.current is not None:
                 return whole(*args, **kwargs)
-            outputs, own = self._passes.run(name, step, *args, **kwargs)
-            if not trains:
-                return None if isinstance(outputs, HandedOn) else outputs
-            if outputs is None:
-                raise TaskError(
-                    f"{type(self._task).__name__}.training_step returned None to skip a batch,"
-                    " which earlier pipeline stages have computed. Return a loss times 0, and"
-                    " {'loss': loss, 'num_samples': 0} if the batch is not to count."
-                )
-            self._open.append(own)
-            return outputs
+            if name == "training_step" and self._at is not None:
+                return self._train(step, args, kwargs, *self._at)
+            seed, outputs = None, None
+            for chunk in range(self._schedule.chunks):
+                own = self._passes.begin(name, chunk, seed)
+                seed = own.seed
+                outputs = self._run(own, step, args, kwargs)
+                self._links.hold(own.sent)
+            return None if isinstance(outputs, HandedOn) else outputs
 
         return run
+
+    def _train(
+        self,
+        step: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        microbatch: int,
+        chunk: int,
+    ) -> Any:
+        """Run a pass of a microbatch, whose backward follows."""
+        passes = self._open.setdefault(microbatch, {})
+        seed = passes[0].seed if passes else None
+        passes[chunk] = own = self._passes.begin("training_step", chunk, seed)
+        outputs = self._run(own, step, args, kwargs)
+        if outputs is None:
+            raise TaskError(
+                f"{type(self._task).__name__}.training_step returned None to skip a batch,"
+                " which earlier pipeline stages have computed. Return a loss times 0, and"
+                " {'loss': loss, 'num_samples': 0} if the batch is not to count."
+            )
+        return outputs
+
+    def _run(self, own: Pass, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._repeated is None:
+            return self._passes.run(own, step, *args, **kwargs)
+        again = own.stage + self._schedule.ranks < self._schedule.stages
+        with self._repeated.one_of_several(own.kind[0], args, kwargs, again) as (args, kwargs):
+            return self._passes.run(own, step, *args, **kwargs)
 
     def run_microbatches(
         self,
         microbatches: Iterable[Microbatch],
-        forward: Callable[[Microbatch], Forwarded],
-        backward: Callable[[Forwarded], None],
+        calls: Calls[Microbatch, Forwarded],
+        no_sync: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
-        """See Engine."""
+        """See Engine.
+
+        Args:
+            no_sync: makes a context in which backward leaves gradients on this rank.
+        """
         self._open.clear()
-        ahead: deque[Forwarded] = deque()
-        for microbatch in microbatches:
-            ahead.append(forward(microbatch))
-            if len(ahead) > self._most_ahead:
-                backward(ahead.popleft())
-        while ahead:
-            backward(ahead.popleft())
+        forwarded: dict[int, Forwarded] = {}
+        actions = self._schedule.order(self._place, enumerate(microbatches))
+        last = self._schedule.chunks - 1
+        try:
+            for action, is_last in _with_last(actions):
+                number, microbatch = action.microbatch
+                self._at = number, action.chunk
+                if action.forward:
+                    begun = forwarded.get(number)
+                    forwarded[number] = (
+                        calls.forward(microbatch) if begun is None else calls.again(begun)
+                    )
+                    continue
+                with contextlib.nullcontext() if is_last or not last else no_sync():
+                    if action.chunk == last:
+                        calls.backward(forwarded[number])
+                    else:
+                        self.backward(HandedOn())
+                if not action.chunk:
+                    del self._open[number]
+                    calls.leave(forwarded.pop(number))
+        finally:
+            self._at = None
         self._links.finish()
 
-    def backward(self, loss: Tensor | HandedOn, run: Callable[[Tensor], None]) -> None:
-        """Run backward of the oldest open microbatch, and send its gradients on.
+    def backward(
+        self, loss: Tensor | HandedOn, run: Callable[[Tensor], None] | None = None
+    ) -> None:
+        """Run backward of the pass that is due, and send its gradients on.
 
         Args:
             run: runs backward of a scalar loss.
         """
-        own = self._open.popleft()
+        assert self._at is not None
+        number, chunk = self._at
+        own = self._open[number].pop(chunk)
         if isinstance(loss, Tensor):
+            assert run is not None
             run(loss)
         elif outputs := [tensor for tensor in own.outputs if tensor.requires_grad]:
-            torch.autograd.backward(outputs, self._links.receive_gradients(outputs))
-        self._links.send_gradients([tensor for _, tensor in own.inputs])
+            gradients = self._links.receive_gradients(own.stage, outputs)
+            torch.autograd.backward(outputs, gradients)
+        self._links.wait(own.sent)
+        self._links.send_gradients(own.stage, [tensor for _, tensor in own.inputs])
 
     def release(self) -> None:
         """See Engine."""
@@ -232,7 +303,7 @@ class Pipeline:
     def norm_of(self, gradients: Sequence[Tensor]) -> Tensor:
         """See Engine: each weight counts once."""
         parameters = self._parameters()
-        again = {id(parameters[name].grad) for name in self._shared} if self._stage else ()
+        again = {id(parameters[name].grad) for name in self._shared} if self._place else ()
         own = [gradient for gradient in gradients if id(gradient) not in again]
         square = torch.zeros((), dtype=torch.float64, device=self._device)
         if own:
@@ -268,6 +339,16 @@ class Pipeline:
     def _parameters(self) -> dict[str, nn.Parameter]:
         assert self._task is not None
         return dict(self._task.named_parameters())
+
+
+def _with_last(actions: Iterable[Entry]) -> Iterator[tuple[Entry, bool]]:
+    """Yield each, and whether it is the last one."""
+    source = iter(actions)
+    own = next(source, None)
+    while own is not None:
+        following = next(source, None)
+        yield own, following is None
+        own = following
 
 
 def _parameter(optimizer: Optimizer, index: int) -> nn.Parameter:

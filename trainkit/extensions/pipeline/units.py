@@ -24,7 +24,7 @@ class Unit:
 
     Attributes:
         name: of the module.
-        stage: that holds it, from 0.
+        stage: that holds it, from 0; of a rank with several, each is one.
     """
 
     name: str
@@ -32,11 +32,18 @@ class Unit:
     stage: int
 
 
-def units_of(task: nn.Module, stages: int, work: Sequence[int] | None = None) -> list[Unit]:
+def units_of(
+    task: nn.Module,
+    ranks: int,
+    work: Sequence[int] | None = None,
+    chunks: int = 1,
+) -> list[Unit]:
     """Return the units of a Task, each with its stage: those that the Task's `pipeline_stages()`
     names, else runs of about as much work.
 
     Args:
+        ranks: engine.pipeline.
+        chunks: stages of each.
         work: of each unit (`named_units`). Default: its weights, without embeddings, which compute
             nothing.
 
@@ -44,16 +51,21 @@ def units_of(task: nn.Module, stages: int, work: Sequence[int] | None = None) ->
         ConfigError: there are fewer blocks than stages, or `pipeline_stages()` does not name each
             unit once.
     """
+    stages = ranks * chunks
+    given = f"engine.pipeline is {ranks}"
+    if chunks > 1:
+        given += f" and engine.pipeline_chunks is {chunks}: {stages} stages"
     blocks = set(repeated_blocks(task))
     parts = named_units(task)
     chosen = getattr(task, "pipeline_stages", None)
     if chosen is not None:
-        return _named(task, parts, chosen(), stages)
+        return _named(task, parts, chosen(), stages, given)
     starts = [place for place, (_, module) in enumerate(parts) if module in blocks]
     if len(starts) < stages:
         raise ConfigError(
-            f"engine.pipeline is {stages}, and {type(task).__name__} has {len(starts)} blocks"
-            " (several modules of one class in a list); each stage needs one. Choose fewer stages,"
+            f"{given}, and {type(task).__name__} has {len(starts)} blocks"
+            " (several modules of one class in a list); each stage needs one. Choose fewer stages"
+            f"{', or engine.pipeline_schedule=1f1b' if chunks > 1 else ''},"
             " or return the modules of each stage from the Task's pipeline_stages()."
         )
     if work is None:
@@ -132,12 +144,13 @@ def _named(
     parts: Sequence[tuple[str, nn.Module]],
     chosen: object,
     stages: int,
+    given: str,
 ) -> list[Unit]:
     kind = type(task).__name__
     if not isinstance(chosen, Sequence) or len(chosen) != stages:
         count = len(chosen) if isinstance(chosen, Sequence) else chosen
         raise ConfigError(
-            f"engine.pipeline is {stages}, and {kind}.pipeline_stages() returned {count} stages. It"
+            f"{given}, and {kind}.pipeline_stages() returned {count} stages. It"
             " must return a list with an entry for each stage, in order: its modules, or one that"
             " holds them."
         )

@@ -85,7 +85,7 @@ def measure_layouts(
     """Measure what the layouts of a run's ranks need.
 
     Args:
-        groups: "tensor", "pipeline" and "context" of the run itself, which are measured too.
+        groups: "tensor", "pipeline" (stages) and "context" of the run itself, which are measured too.
 
     Raises:
         ConfigError: there is no batch to measure.
@@ -173,7 +173,8 @@ class Fits:
         measured, ranks = self._measured, self._ranks
         hosts = ranks // self._local
         tensors = sorted(count for count in measured.split if count > 1)
-        pipelines = sorted(measured.stages)
+        # the run's own schedule may have several stages on each rank
+        pipelines = sorted(count for count in measured.stages if not ranks % count)
         contexts = sorted({context for _, context, _ in measured.recordings} - {1})
         for again in sorted({bool(kind[2]) for kind in measured.recordings}):
             yield [Layout(ranks, recomputes=again)]

@@ -7,7 +7,8 @@ section 2.2):
     forward, backward   activations, as they were recorded; under fsdp a unit's gathered weights, and
                         those of the next one; in backward their gradients beside them
     between two         with several microbatches in a step the whole gradients of what it computes
-    a pipeline          activations of as many microbatches as are under way on its stage
+    a pipeline          activations of the passes that are open on its stages at once (the schedule
+                        says it), and gradients on their way to the stage before
 
 The most of it is what the rank needs. Parts are those that FSDP2 makes: of the first dimension,
 after the one that engine.tensor splits.
@@ -16,12 +17,11 @@ after the one that engine.tensor splits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from trainkit.extensions.pipeline.schedule import Schedule
 from trainkit.extensions.plan.record import Moment, Recording
-
-_LINKS = 4  # microbatches for each stage whose sent tensors may be held (pipeline.Links)
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Layout:
         engine: "auto" (whole copies) or "fsdp".
         gathers_once: weights stay gathered from forward to backward (ZeRO 2).
         replicas, tensor, pipeline, context: as of engine=fsdp.
+        schedule, chunks: of the pipeline: engine.pipeline_schedule, and stages of a rank.
         offloads: parts are in host memory.
         recomputes: with activation checkpointing.
         accumulate: microbatches of a step, on a rank.
@@ -45,6 +46,8 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
     offloads: bool = False
     recomputes: bool = False
     accumulate: int = 1
@@ -153,24 +156,45 @@ class RankBytes:
 
 
 def rank_bytes(measured: Measured, layout: Layout) -> list[RankBytes]:
-    """Return the bytes of a rank of each stage."""
-    return [_Stage(measured, layout, stage).bytes() for stage in range(layout.pipeline)]
+    """Return the bytes of a rank of each of a pipeline's places, by its first stage."""
+    return [_Rank(measured, layout, place).bytes() for place in range(layout.pipeline)]
 
 
-class _Stage:
-    """A rank of one stage; of the only one without a pipeline."""
+@dataclass(frozen=True)
+class _Chunk:
+    """A stage of a rank.
 
-    def __init__(self, measured: Measured, layout: Layout, stage: int) -> None:
-        self._measured, self._layout, self._stage = (
+    Attributes:
+        units: its units.
+        entering, handed: bytes that it takes from the stage before it, and hands on.
+        base: bytes that are alive in a recording and are not this stage's, as it begins.
+        others: bytes that are held for other passes while it runs.
+    """
+
+    stage: int
+    units: Sequence[int]
+    entering: int
+    handed: int
+    base: int
+    others: int = 0
+
+
+class _Rank:
+    """A rank of a pipeline; any, without one."""
+
+    def __init__(self, measured: Measured, layout: Layout, place: int) -> None:
+        self._measured, self._layout, self._place = (
             measured,
             layout,
-            stage,
+            place,
         )
         self._recording = measured.recordings[layout.kind]
-        count = len(self._recording.starts)
-        self._homes = measured.stages.get(layout.pipeline, [0] * count)
-        self._units = [place for place in range(count) if self._homes[place] == stage]
-        self._own = [place for place, weight in enumerate(measured.weights) if self._holds(weight)]
+        self._count = len(self._recording.starts)
+        self._schedule = Schedule(layout.schedule, layout.pipeline, layout.chunks)
+        self._homes = measured.stages.get(self._schedule.stages, [0] * self._count)
+        self._own = [index for index, weight in enumerate(measured.weights) if self._holds(weight)]
+        stages = range(place, self._schedule.stages, layout.pipeline)
+        self._chunks = self._with_others([self._chunk(stage) for stage in stages])
 
     def bytes(self) -> RankBytes:
         """Return them."""
@@ -186,13 +210,55 @@ class _Stage:
             gradients,
             state,
             step,
-            self._stage,
+            self._place,
             host,
         )
 
     def _holds(self, weight: Weight) -> bool:
-        homes = {self._homes[unit] for unit in weight.units}
-        return len(homes) != 1 or self._stage in homes
+        homes = {self._homes[unit] % self._layout.pipeline for unit in weight.units}
+        return len(homes) != 1 or self._place in homes
+
+    def _chunk(self, stage: int) -> _Chunk:
+        units = [unit for unit in range(self._count) if self._homes[unit] == stage]
+        starts = self._recording.starts
+        is_last = stage == self._schedule.stages - 1
+        entering = self._measured.entering[units[0]] if stage else 0
+        handed = 0 if is_last else self._measured.entering[units[-1] + 1]
+        base = starts[units[0]] - starts[0] - entering if stage else 0
+        return _Chunk(
+            stage,
+            units,
+            entering,
+            handed,
+            base,
+        )
+
+    def _with_others(self, chunks: Sequence[_Chunk]) -> list[_Chunk]:
+        """Return chunks with the bytes that are held for other passes."""
+        if self._schedule.ranks == 1:
+            return list(chunks)
+        held = [self._held(chunk) for chunk in chunks]
+        count = self._layout.accumulate
+        others = self._schedule.most_of(
+            self._place,
+            count,
+            held,
+        )
+        under_way = self._schedule.gradients_under_way(self._place)
+        sent = min(under_way, count) * max(chunk.entering for chunk in chunks)
+        return [
+            replace(
+                chunk,
+                others=own + sent,
+            )
+            for chunk, own in zip(chunks, others, strict=True)
+        ]
+
+    def _held(self, chunk: _Chunk) -> int:
+        """Return what a pass holds until its backward; the last stage's follows at once."""
+        if chunk.stage == self._schedule.stages - 1:
+            return 0
+        return self._recording.starts[chunk.units[-1] + 1] - chunk.base + chunk.handed
 
     def _part(self, place: int, *, gathered: bool = False) -> int:
         """Return the elements of a parameter that this rank has, or has gathered."""
@@ -231,63 +297,39 @@ class _Stage:
         rest = [place for place in self._own if not weights[place].in_block]
         return self._whole(rest) + 2 * self._block() * in_block
 
-    def _base(self) -> int:
-        """Return what is alive in a recording and is not this stage's."""
-        if self._layout.pipeline == 1 or not self._stage:
-            return 0
-        recording = self._recording
-        return recording.starts[self._units[0]] - recording.starts[0] - self._entering()
-
-    def _entering(self) -> int:
-        return self._measured.entering[self._units[0]] if self._stage else 0
-
-    def _under_way(self) -> int:
-        """Return the bytes of other microbatches than the one that is computed."""
-        layout, last = (
-            self._layout,
-            self._stage == self._layout.pipeline - 1,
-        )
-        if layout.pipeline == 1:
-            return 0
-        handed = 0 if last else self._measured.entering[self._units[-1] + 1]
-        count = min(layout.accumulate, layout.pipeline - self._stage)
-        held = 0
-        if not last:
-            held = self._recording.starts[self._units[-1] + 1] - self._base() + handed
-        links = min(layout.accumulate, _LINKS * layout.pipeline) - count
-        return (count - 1) * held + max(0, links) * (self._entering() + handed)
-
     def _forward(self) -> int:
-        most = max(
-            (self._recording.forward[unit] for unit in self._units),
-            default=0,
-        )
-        whole = self._whole(self._own, trained=True) if self._layout.accumulate > 1 else 0
-        return most - self._base() + self._under_way() + whole + self._gathered(in_block=True)
+        most = 0
+        for chunk in self._chunks:
+            own = max((self._recording.forward[unit] for unit in chunk.units), default=0)
+            now = own - chunk.base + chunk.others
+            most = max(most, now)
+        whole = 0
+        if self._layout.accumulate > 1:
+            whole = self._whole(self._own, trained=True)
+        return most + whole + self._gathered(in_block=True)
 
     def _backward(self) -> int:
         """Return the most in backward: gradients become more, activations fewer."""
         layout, weights = self._layout, self._measured.weights
-        fixed = self._under_way() - self._base()
         # whole gradients, beside the parts that are summed; a pipeline's last microbatch is alone
         sums = self._block() if layout.engine == "fsdp" and layout.pipeline == 1 else 0
         whole = self._whole(self._own, trained=True) if layout.accumulate > 1 else 0
         done = most = 0
-        for moment in self._moments():
+        for chunk, moment in self._moments():
             weight = weights[moment.parameter]
-            now = moment.peak + fixed + self._gathered(in_block=weight.in_block)
+            now = moment.peak + chunk.others - chunk.base
+            now += self._gathered(in_block=weight.in_block)
             now += sums * weight.in_block
             most = max(most, now + max(done, whole))
             done += self._part(moment.parameter) * weight.width
         return most
 
-    def _moments(self) -> Sequence[Moment]:
-        """Return this stage's."""
-        stage = self._layout.pipeline - 1
-        own = []
+    def _moments(self) -> Iterator[tuple[_Chunk, Moment]]:
+        """Yield those of this rank's stages."""
+        of_stage = {chunk.stage: chunk for chunk in self._chunks}
+        stage = self._schedule.stages - 1
         for moment in self._recording.moments:
             homes = {self._homes[unit] for unit in self._measured.weights[moment.parameter].units}
             stage = min(homes) if len(homes) == 1 else stage
-            if stage == self._stage:
-                own.append(moment)
-        return own
+            if stage in of_stage:
+                yield of_stage[stage], moment

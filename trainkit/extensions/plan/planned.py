@@ -14,6 +14,8 @@ from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
 from trainkit.engine.ranks import check_groups, check_ranks
 from trainkit.engine.simulated import SimulatedEngine
+from trainkit.extensions.fsdp.layouts import refuse_schedule
+from trainkit.extensions.pipeline.schedule import Schedule, schedule_of
 from trainkit.extensions.script.subject import Subject
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers.base import Logger
@@ -38,6 +40,19 @@ def groups_of(engine: Mapping[str, Any]) -> tuple[int, int, int, int]:
         int(engine.get(name) or 1) for name in ("replicas", "tensor", "pipeline", "context")
     )
     return replicas, tensor, stages, context
+
+
+def schedule_in(engine: Mapping[str, Any]) -> Schedule:
+    """Return the schedule of an engine's options.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    name = str(engine.get("pipeline_schedule") or "1f1b")
+    chunks = engine.get("pipeline_chunks")
+    _, _, ranks, _ = groups_of(engine)
+    refuse_schedule(ranks, name, chunks)
+    return schedule_of(name, ranks, chunks)
 
 
 @contextlib.contextmanager

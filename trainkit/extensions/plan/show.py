@@ -27,7 +27,7 @@ from trainkit.extensions.plan.layouts import (
     Measured,
     rank_bytes,
 )
-from trainkit.extensions.plan.planned import groups_of, planned
+from trainkit.extensions.plan.planned import groups_of, planned, schedule_in
 from trainkit.extensions.plan.traffic import traffic_rows
 from trainkit.extensions.script.subject import Subject
 from trainkit.run.run import Run
@@ -101,14 +101,15 @@ def make_plan(
         # first: measuring the rest spoils the weights
         tensor_plan = subject.engine.get("tensor_plan")
         replicas, tensor, stages, context = groups_of(subject.engine)
-        groups = {"tensor": tensor, "pipeline": stages, "context": context}
+        schedule = schedule_in(subject.engine)
+        groups = {"tensor": tensor, "pipeline": schedule.stages, "context": context}
         measuring = None if memory_gb is None else measure_layouts(run, tensor_plan, groups)
         sizes = plan.measure(run, subject.engine.get("compression") or "none")
         measured = None if measuring is None else measuring.measured()
         if stages > 1:
             samples = measuring.samples if measuring is not None else run.batch_plan.batch_size or 1
             rows = _stage_rows(run, subject, measured, samples)
-            sections["stages"] = (f"the layers of {stages} stages", rows)
+            sections["stages"] = (f"the layers of {schedule.stages} stages", rows)
         parts = ranks // replicas if engine.name == "fsdp" else 1
         sections["size"] = (
             "traffic, memory, disk",
@@ -154,12 +155,13 @@ def _stage_rows(
 ) -> list[tuple[str, str]]:
     """Return rows on the stages of a pipeline, with the bytes of each if a step was measured."""
     replicas, tensor, stages, _ = groups_of(subject.engine)
+    schedule = schedule_in(subject.engine)
     count = run.batch_plan.accumulate
     work, needs = None, [0][:0]
     sample = sample_of(run)
     if sample is not None and not hasattr(run.task, "pipeline_stages"):
         work, _ = try_to_count(run.task, sample, run.engine.device)
-    if measured is not None and stages in measured.stages:
+    if measured is not None and schedule.stages in measured.stages:
         recomputes = bool(run.options.numerics.activation_checkpointing)
         layout = Layout(
             run.engine.ranks.world_size,
@@ -167,12 +169,14 @@ def _stage_rows(
             replicas=replicas,
             tensor=tensor,
             pipeline=stages,
+            schedule=schedule.name,
+            chunks=schedule.chunks,
             recomputes=recomputes,
             accumulate=count,
         )
         if layout.kind in measured.recordings:
             needs = [own.step for own in rank_bytes(measured, layout)]
-    return stage_rows(run.task, stages, count, tensor, work, samples, needs)
+    return stage_rows(run.task, schedule, count, tensor, work, samples, needs)
 
 
 def _fits_of(
