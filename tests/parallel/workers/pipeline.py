@@ -26,8 +26,8 @@ from trainkit.engine.select import make_engine
 
 OUT, NAME, OPTIONS = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 # a step has 12 samples: 3 microbatches of 2 on each of 2 data ranks, or 6 in one process; the last
-# one of an epoch has 5
-WIDTH, SAMPLES, STEP = 6, 29, 12
+# one of an epoch has 3: one microbatch on each
+WIDTH, SAMPLES, STEP = 6, 27, 12
 INTERLEAVED = "interleaved_1f1b"
 
 

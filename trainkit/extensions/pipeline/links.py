@@ -126,12 +126,20 @@ class Links:
             self._settle(self._gradients, self._most_gradients - 1)
             self._gradients.append(self._send(sent, stage, stage - 1))
 
-    def receive_gradients(self, stage: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradients of tensors that the next stage has received."""
+    def expect_gradients(self, stage: int, tensors: Sequence[Tensor]) -> Message:
+        """Begin to receive the gradients of tensors that the next stage has received: they travel
+        while this rank computes something else.
+
+        Returns:
+            What `arrived` takes.
+        """
         gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
-        for gradient in gradients:
-            self._receive(gradient, stage + 1, stage)
-        return gradients
+        return self._expect(gradients, stage + 1, stage)
+
+    def arrived(self, stage: int, message: Message) -> list[Tensor]:
+        """Wait for a message of the next stage, and return its tensors."""
+        self.wait(message, f"pipeline stage {stage + 1}")
+        return [tensor for _, tensor in message]
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum over the stages of this model."""
@@ -140,9 +148,9 @@ class Links:
             dist.all_reduce(total, group=self._group.forward[0])
         return total
 
-    def wait(self, message: Message) -> None:
-        """Wait until a message has arrived."""
-        with self._comm.waiting_for("the neighbouring pipeline stages"):
+    def wait(self, message: Message, what: str = "the neighbouring pipeline stages") -> None:
+        """Wait until a message has arrived; `what` is reported meanwhile."""
+        with self._comm.waiting_for(what):
             for work, _ in message:
                 work.wait()
 
@@ -174,9 +182,14 @@ class Links:
             return [(dist.isend(tensor, rank, group=group), tensor) for tensor in tensors]
 
     def _receive(self, tensor: Tensor, stage: int, to: int) -> None:
-        rank, group = self._group.ranks[stage % self._size], self._group_of(stage, to)
+        message = self._expect([tensor], stage, to)
+        self.wait(message, f"pipeline stage {stage}")
+
+    def _expect(self, tensors: Sequence[Tensor], stage: int, to: int) -> Message:
+        rank = self._group.ranks[stage % self._size]
+        group = self._group_of(stage, to)
         with self._comm.waiting_for(f"pipeline stage {stage}"):
-            dist.recv(tensor, rank, group=group)
+            return [(dist.irecv(tensor, rank, group=group), tensor) for tensor in tensors]
 
     def _group_of(self, stage: int, to: int) -> Any:
         groups = self._group.forward if to > stage else self._group.backward

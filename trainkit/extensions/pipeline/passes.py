@@ -63,6 +63,7 @@ class Pass:
         inputs: placeholders and the tensors in their place.
         outputs: what was handed on.
         sent: the message with them.
+        coming: their gradients, if this rank has begun to receive them.
         has_run: whether a unit of this stage has computed.
     """
 
@@ -72,12 +73,18 @@ class Pass:
     inputs: list[tuple[Placeholder, Tensor]] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     sent: Message = field(default_factory=list)
+    coming: Message = field(default_factory=list)
     has_run: bool = False
 
     @property
     def stage(self) -> int:
         """That of the kind."""
         return self.kind[2]
+
+    @property
+    def trained_outputs(self) -> list[Tensor]:
+        """Outputs for which gradients come."""
+        return [tensor for tensor in self.outputs if tensor.requires_grad]
 
     def filled(self, value: Any) -> Any:
         """Return the tensor that stands for a received placeholder; any other value as it is."""

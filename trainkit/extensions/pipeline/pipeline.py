@@ -238,7 +238,11 @@ class Pipeline:
         actions = self._schedule.order(self._place, enumerate(microbatches))
         last = self._schedule.chunks - 1
         try:
-            for action, is_last in _with_last(actions):
+            for action, following in _with_next(actions):
+                # in the order of backwards: one may follow its own forward
+                for each in (action, following):
+                    if each is not None and not each.forward:
+                        self._expect(each.microbatch[0], each.chunk)
                 number, microbatch = action.microbatch
                 self._at = number, action.chunk
                 if action.forward:
@@ -247,7 +251,7 @@ class Pipeline:
                         calls.forward(microbatch) if begun is None else calls.again(begun)
                     )
                     continue
-                with contextlib.nullcontext() if is_last or not last else no_sync():
+                with no_sync() if following and last else contextlib.nullcontext():
                     if action.chunk == last:
                         calls.backward(forwarded[number])
                     else:
@@ -273,11 +277,17 @@ class Pipeline:
         if isinstance(loss, Tensor):
             assert run is not None
             run(loss)
-        elif outputs := [tensor for tensor in own.outputs if tensor.requires_grad]:
-            gradients = self._links.receive_gradients(own.stage, outputs)
+        elif outputs := own.trained_outputs:
+            gradients = self._links.arrived(own.stage, own.coming)
             torch.autograd.backward(outputs, gradients)
         self._links.wait(own.sent)
         self._links.send_gradients(own.stage, [tensor for _, tensor in own.inputs])
+
+    def _expect(self, microbatch: int, chunk: int) -> None:
+        """Begin to receive the gradients of a pass, if its forward is done."""
+        own = self._open.get(microbatch, {}).get(chunk)
+        if own is not None and own.trained_outputs and not own.coming:
+            own.coming = self._links.expect_gradients(own.stage, own.trained_outputs)
 
     def release(self) -> None:
         """See Engine."""
@@ -341,13 +351,13 @@ class Pipeline:
         return dict(self._task.named_parameters())
 
 
-def _with_last(actions: Iterable[Entry]) -> Iterator[tuple[Entry, bool]]:
-    """Yield each, and whether it is the last one."""
+def _with_next(actions: Iterable[Entry]) -> Iterator[tuple[Entry, Entry | None]]:
+    """Yield each, and the one after it."""
     source = iter(actions)
     own = next(source, None)
     while own is not None:
         following = next(source, None)
-        yield own, following is None
+        yield own, following
         own = following
 
 
