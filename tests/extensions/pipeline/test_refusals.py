@@ -61,11 +61,17 @@ def test_chunks_need_a_schedule_that_takes_turns(options: Any, text: str) -> Non
         FSDPEngine(**options)
 
 
-def test_an_unknown_schedule_is_refused() -> None:
-    """With those that there are."""
-    wrong: Any = "zigzag"
-    with pytest.raises(ConfigError, match=r"pipeline_schedule is 'zigzag'.*1f1b.*gpipe"):
-        FSDPEngine(pipeline=2, pipeline_schedule=wrong)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("zigzag", "is 'zigzag'; it must be one of 1f1b, gpipe, interleaved_1f1b"),
+        ("zero_bubble", "zero_bubble is not there: .* Set engine.pipeline_schedule=interleaved"),
+    ],
+)
+def test_other_schedules_are_refused(name: str, text: str) -> None:
+    """With those that there are; the one that torch cannot serve with the reason."""
+    with pytest.raises(ConfigError, match=text):
+        FSDPEngine(pipeline=2, pipeline_schedule=name)
 
 
 def test_groups_that_do_not_come_out_even_are_refused() -> None:

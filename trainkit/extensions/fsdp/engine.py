@@ -121,7 +121,7 @@ class FSDPEngine(Engine):
         tensor: PositiveInt = 1,
         tensor_plan: dict[str, Literal["colwise", "rowwise"]] | None = None,
         pipeline: PositiveInt = 1,
-        pipeline_schedule: Literal["1f1b", "gpipe", "interleaved_1f1b"] = "1f1b",
+        pipeline_schedule: str = "1f1b",
         pipeline_chunks: PositiveInt | None = None,
         context: PositiveInt = 1,
         reshard_after_forward: bool | None = None,

@@ -9,6 +9,8 @@ from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extension import find, resolve
 
+SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")
+
 
 def refuse_settings(ranks: Ranks, settings: StepSettings) -> None:
     """Refuse what does not go with stages, or with parts of a sequence.
@@ -40,7 +42,7 @@ def refuse_settings(ranks: Ranks, settings: StepSettings) -> None:
 
 
 def refuse_schedule(pipeline: int, name: str, chunks: int | None) -> None:
-    """Refuse a schedule without stages, and chunks that it does not take.
+    """Refuse an unknown schedule, one without stages, and chunks that it does not take.
 
     Args:
         pipeline, name, chunks: engine.pipeline, .pipeline_schedule and .pipeline_chunks.
@@ -48,6 +50,17 @@ def refuse_schedule(pipeline: int, name: str, chunks: int | None) -> None:
     Raises:
         ConfigError: they do not go together.
     """
+    if name == "zero_bubble":
+        raise ConfigError(
+            "engine.pipeline_schedule=zero_bubble is not there: torch has the gradients of inputs"
+            " apart from those of weights in private functions alone, and by public ones a backward"
+            " computes the former twice, which costs more than the waiting it saves. Set"
+            " engine.pipeline_schedule=interleaved_1f1b, whose ranks wait less than those of 1f1b."
+        )
+    if name not in SCHEDULES:
+        raise ConfigError(
+            f"engine.pipeline_schedule is '{name}'; it must be one of {', '.join(SCHEDULES)}."
+        )
     given = {"pipeline_schedule": (name, "1f1b"), "pipeline_chunks": (chunks, None)}
     for option, (own, default) in given.items():
         if own != default and pipeline == 1:

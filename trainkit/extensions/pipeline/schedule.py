@@ -33,10 +33,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from trainkit.errors import ConfigError
-
 INTERLEAVED = "interleaved_1f1b"
-SCHEDULES = ("1f1b", "gpipe", INTERLEAVED)
 _BACKWARD = 2  # the work of a backward, in forwards
 WORK_OF_STEP = 1 + _BACKWARD
 Given = TypeVar("Given")
@@ -56,7 +53,7 @@ class Schedule:
     """A schedule of the ranks of one model.
 
     Attributes:
-        name: one of SCHEDULES.
+        name: engine.pipeline_schedule.
         ranks: of a model.
         chunks: stages of each.
     """
@@ -153,15 +150,7 @@ def _given(action: Action[Given | None]) -> Iterator[Action[Given]]:
 
 
 def schedule_of(name: str, ranks: int, chunks: int | None = None) -> Schedule:
-    """Return the schedule of engine.pipeline_schedule, .pipeline and .pipeline_chunks.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    if name not in SCHEDULES:
-        raise ConfigError(
-            f"engine.pipeline_schedule is '{name}'; it must be one of {', '.join(SCHEDULES)}."
-        )
+    """Return the schedule of engine.pipeline_schedule, .pipeline and .pipeline_chunks."""
     default = 2 if name == INTERLEAVED else 1
     return Schedule(
         name,
