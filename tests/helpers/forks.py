@@ -66,7 +66,12 @@ if words[:1] == ["-u"]:
     words, env["PYTHONUNBUFFERED"] = words[1:], "1"
 plain = not any(os.environ.get(key) for key in ("PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONSAFEPATH", "LD_PRELOAD"))
 here = all(os.readlink(f"/proc/self/ns/{{kind}}") == known for kind, known in {namespaces!r}.items())
-named = bool(words) and (words[0] == "-m" and len(words) > 1 or words[0][0] != "-" and os.path.isfile(words[0]))
+# programs of others may pass descriptors on, or take their process id for that of the fork
+ours = ("trainkit", "torch.distributed.run", "horovod.runner.launch", "benchmarks", "recipes", "tests")
+named = bool(words) and (
+    words[0] == "-m" and "".join(words[1:2]).startswith(ours)
+    or words[0][0] != "-" and os.path.isfile(words[0])
+)
 if not plain or not here or name == "python" and not named:
     os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

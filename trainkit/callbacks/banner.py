@@ -135,7 +135,7 @@ def lacks_tensor_cores(trainer: RunView) -> bool:
 
 def waits_for_copies(trainer: RunView) -> bool:
     """Return whether a loader's batches are copied to an accelerator from memory that is not
-    pinned. DataLoader's default cannot be told from a user's choice, so it is not changed.
+    pinned. DataLoader's default looks like a user's choice, so it is not changed.
     """
     feed = trainer.train_feed
     if not isinstance(feed, MapFeed) or not has_streams(trainer.engine.device):
