@@ -53,7 +53,7 @@ def test_the_banner_shows_the_arithmetic(
     ("kind", "is_pinned", "waits"),
     [("cuda", False, True), ("cuda", True, False), ("mps", False, False), ("cpu", False, False)],
 )
-def test_a_loader_that_is_not_pinned_is_told(
+def test_a_loader_that_is_not_pinned_is_mentioned(
     tmp_path: Path, kind: str, is_pinned: bool, waits: bool
 ) -> None:
     """On an accelerator that could copy its batches beside the computation."""

@@ -127,6 +127,8 @@ def test_augmentation_does_not_depend_on_workers(num_workers: int) -> None:
     workers = getattr(loader._loader._iterator, "_workers", [])
     assert len(workers) == num_workers
     loader.close()
+    for worker in workers:
+        worker.join(60)  # it ends by itself, later on a busy machine
     assert not any(worker.is_alive() for worker in workers)
 
 

@@ -332,6 +332,9 @@ def _let_go(group: Any) -> None:
     such as the modules of a Task that a script has as a global.
     """
     for holder in gc.get_referrers(group):
+        if isinstance(holder, list):
+            holder[:] = [None if value is group else value for value in holder]
+            continue
         held = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
         for name in [name for name, value in held.items() if value is group]:
             held[name] = None

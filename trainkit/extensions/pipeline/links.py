@@ -45,13 +45,13 @@ Message = list[tuple[Any, Tensor]]  # sends under way, and what they read
 class Group:
     """The ranks of one model that hold the stages of it, in their order, and their groups by lane.
 
-    A dataclass that is not frozen, and dicts: before the interpreter ends, groups are taken from
+    A dataclass that is not frozen, and lists: before the interpreter ends, groups are taken from
     what holds them (engine/ddp/collectives.py).
     """
 
     ranks: Sequence[int]
-    forward: dict[int, Any]
-    backward: dict[int, Any]
+    forward: list[Any]
+    backward: list[Any]
 
 
 class Links:
@@ -221,7 +221,7 @@ def make_group(
             ranks = [first + index + tensor * place for place in reversed(range(schedule.ranks))]
             with sockets():
                 forward, backward = (
-                    {lane: dist.new_group(sorted(ranks)) for lane in lanes} for _ in range(2)
+                    [dist.new_group(sorted(ranks)) for _ in lanes] for _ in range(2)
                 )
             if rank in ranks:
                 own = Group(ranks, forward, backward)
