@@ -148,7 +148,7 @@ def test_the_clock_counts_each_part_where_it_ends() -> None:
     assert list(clock.durations) == [
         6.25,
         7.5,
-    ], "a step begins where the one before it ended; a validation is no rank's"
+    ], "a step begins where the one before it ended; a validation belongs to no rank"
 
 
 def test_a_validation_within_a_step_is_no_part_of_it() -> None:
