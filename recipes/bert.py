@@ -142,6 +142,14 @@ class BERT(nn.Module):
                 translated[f"{names.get(layer, layer)}.{kind}"] = tensor
         return translated
 
+    def settings(self) -> dict[str, Any]:
+        """Return what changes the model's answers, and no weight's shape, by transformers' names."""
+        return {
+            "hidden_act": "gelu",
+            "num_attention_heads": self.heads,
+            "layer_norm_eps": _EPS,
+        }
+
     def to_huggingface(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the config and the weights of a BertForMaskedLM."""
         names, translated = self._layers(), {}
@@ -158,21 +166,17 @@ class BERT(nn.Module):
         del translated["cls.predictions.decoder.weight"]  # tied
         if self.types is None:  # transformers always adds some
             translated["bert.embeddings.token_type_embeddings.weight"] = torch.zeros(1, self.width)
-        config = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_act": "gelu"}
+        config = {"model_type": "bert", "architectures": ["BertForMaskedLM"]} | self.settings()
         config |= {
             "vocab_size": self.vocab_size,
             "max_position_embeddings": self.context,
             "hidden_size": self.width,
         }
         config |= {
-            "num_attention_heads": self.heads,
             "num_hidden_layers": len(self.blocks),
             "tie_word_embeddings": True,
-        }
-        config |= {
             "intermediate_size": 4 * self.width,
             "type_vocab_size": self.token_types or 1,
-            "layer_norm_eps": _EPS,
         }
         config |= dict.fromkeys(
             ("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout.p

@@ -65,6 +65,14 @@ class GPT2Form(nn.Module, ABC):
             translated[f"{names.get(layer, layer)}.{kind}"] = tensor
         return translated
 
+    def settings(self) -> dict[str, Any]:
+        """Return what changes the model's answers, and no weight's shape, by transformers' names."""
+        return {
+            "activation_function": self.activation,
+            "n_head": self.heads,
+            "layer_norm_epsilon": EPS,
+        }
+
     def to_huggingface(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the config and the weights of a GPT2LMHeadModel."""
         names, translated = self._layers(), {}
@@ -75,20 +83,12 @@ class GPT2Form(nn.Module, ABC):
             tensor = tensor.T if theirs.endswith(_TRANSPOSED) and kind == "weight" else tensor
             translated[f"transformer.{theirs}.{kind}"] = tensor.contiguous()
         del translated["transformer.lm_head.weight"]  # tied
-        config = {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "activation_function": self.activation,
-        }
+        config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]} | self.settings()
         config |= {
             "vocab_size": self.vocab_size,
             "n_positions": self.context,
             "n_embd": translated["transformer.wte.weight"].shape[1],
-            "n_head": self.heads,
-        }
-        config |= {
             "n_layer": len(self.blocks),
-            "layer_norm_epsilon": EPS,
             "tie_word_embeddings": True,
         }
         config |= self.dropouts()

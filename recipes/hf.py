@@ -16,9 +16,11 @@ from torch import Tensor
 from torch.nn import functional
 
 import trainkit
+from recipes.causal_model import ignores_padding
 from recipes.experts import in_float64, joined
 from recipes.hf_data import Bytes
 from recipes.schedule import with_schedule
+from recipes.weights_config import differences_of_config
 from trainkit.api.view import with_role
 from trainkit.arguments import ExistingFolder, PositiveInt
 from trainkit.console import short
@@ -36,6 +38,22 @@ except ImportError as error:
 
 Batch = Mapping[str, Tensor]
 _MASKED = -100  # a label that counts in no loss
+# Kinds that take a mask as their attention reads it. Of a mask of padding transformers asks whether it
+# hides anything, for which a GPU's host waits in each forward.
+READS_WHOLE_MASKS = (
+    "albert",
+    "bert",
+    "camembert",
+    "data2vec-text",
+    "distilbert",
+    "electra",
+    "ernie",
+    "nomic_bert",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+)
 
 
 def load_model(
@@ -139,7 +157,18 @@ class TransformersTask(trainkit.Task):
         return torch.arange(16).view(2, 8) % self.model.config.vocab_size
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return logits."""
+        """Return logits.
+
+        Args:
+            attention_mask: [B, T], 0 at padding.
+        """
+        config = self.model.config
+        if (
+            attention_mask is not None
+            and config.model_type in READS_WHOLE_MASKS
+            and config._attn_implementation == "sdpa"
+        ):
+            attention_mask = attention_mask.bool()[:, None, None, :]
         return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -186,6 +215,10 @@ class TransformersTask(trainkit.Task):
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(folder)
         self.trainer.say(f"pretrained       {short(folder)}")
+
+    def compare_config(self, config: Mapping[str, Any]) -> list[str]:
+        """Return how the config of a folder differs from the model's, one line each."""
+        return differences_of_config(config, self.model.config, "task.config")
 
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of `save_pretrained` by this Task's names; others as they are."""
@@ -286,6 +319,11 @@ class HFCausalLM(TransformersTask):
     ) -> None:
         loaded = load_model(transformers.AutoModelForCausalLM, model, model_type, config)
         super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
+        self._masks_padding = True
+
+    def setup(self, stage: str) -> None:
+        """Choose whether padding gets a mask: none, if the model does not see it."""
+        self._masks_padding = not ignores_padding(self.model)
 
     def batch_weight(self, batch: Batch) -> Tensor:
         """Return the number of tokens that the batch predicts: all but the first of each text."""
@@ -326,7 +364,8 @@ class HFCausalLM(TransformersTask):
         return TransformersSource(self.model, Bytes() if is_of_bytes else load_tokenizer(tokenizer))
 
     def _loss(self, batch: Batch) -> Tensor:
-        logits_BTV = self(batch["input_ids"], batch["attention_mask"]).float()
+        mask_BT = batch["attention_mask"] if self._masks_padding else None
+        logits_BTV = self(batch["input_ids"], mask_BT).float()
         next_N = batch["labels"][:, 1:].flatten()
         total = functional.cross_entropy(
             logits_BTV[:, :-1].flatten(0, 1), next_N, ignore_index=_MASKED, reduction="sum"

@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from torch.nn import functional
 import trainkit
 from recipes.schedule import with_schedule
 from recipes.transformer import plan_of_blocks
+from recipes.weights_config import differences
 from trainkit.arguments import NonNegativeFloat, PositiveInt
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.context.sequence import mean_of_parts, part, sum_of_parts
@@ -109,6 +110,16 @@ class TextTask(trainkit.Task):
         """
         heads = getattr(self.model, "heads", None)
         return None if heads is None else plan_of_blocks(heads, mesh.size())
+
+    def compare_config(self, config: Mapping[str, Any]) -> list[str]:
+        """Return how the config of a model of this form differs, one line each."""
+        if not hasattr(self.model, "settings"):
+            return []
+        ours = dict(self.model.settings())
+        if hasattr(self.model, "note_of_weights"):  # it says this one
+            ours.pop("activation_function", None)
+        heads = dict.fromkeys(("n_head", "num_attention_heads"), "task.model.heads")
+        return differences(config, ours, heads)
 
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return weights of transformers by this Task's names; others as they are."""

@@ -7,7 +7,7 @@ or GLM-4.5, whose routers have biases.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ import trainkit
 from recipes.experts import ExpertLoad, Routed, Routers, even_loss, in_float64, joined
 from recipes.hf import load_model, transformers
 from recipes.language_model import LanguageModel
+from recipes.weights_config import differences_of_config
 from trainkit.arguments import NonNegativeFloat, PositiveInt
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.context.sequence import part, sum_of_parts
@@ -278,6 +279,10 @@ class Llama(LanguageModel):
             rowwise += ("mlp.down_proj",)
         plan = dict.fromkeys(colwise, "colwise") | dict.fromkeys(rowwise, "rowwise")
         return {f"model.model.layers.*.{layer}": style for layer, style in plan.items()}
+
+    def compare_config(self, config: Mapping[str, Any]) -> list[str]:
+        """Return how the config of a folder differs from the model's, one line each."""
+        return differences_of_config(config, self.model.config, "task.config")
 
     def translate_weights(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the weights of `save_pretrained` by this Task's names; others as they are."""

@@ -16,7 +16,7 @@ from torch import nn
 
 from trainkit.checkpoint.format import MANIFEST, read_manifest
 from trainkit.checkpoint.places import local_copy
-from trainkit.checkpoint.weights import load_into, read_weights
+from trainkit.checkpoint.weights import compare, load_into, read_config, read_weights
 from trainkit.errors import CheckpointError
 from trainkit.safety.masking import MASK
 
@@ -54,6 +54,7 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
             _arguments_of(read_manifest(Path(local))) if (Path(local) / MANIFEST).is_file() else {}
         )
         weights = read_weights(local)
+        config = read_config(local)
     parameters = inspect.signature(cls).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments = {
@@ -75,6 +76,8 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     make_model: Any = getattr(task, "_make_model", None)  # of a Task, which imports this file
     if make_model is not None:
         make_model()
+    differences: Any = getattr(task, "compare_config", lambda config: [])
+    compare(differences, config, path, strict)
     translate: Any = getattr(task, "translate_weights", dict)
     load_into(task, translate(weights), path, strict)
     return task

@@ -116,6 +116,18 @@ class Task(
         """
         return weights
 
+    def compare_config(self, config: Mapping[str, Any]) -> list[str]:
+        """Return what makes the weights of a folder compute something else here than where they
+        come from, though names and shapes are the same; called before `init_weights` are loaded.
+
+        As the number of attention heads. Each line names both values, and what to set.
+
+        Args:
+            config: the content of the folder's config.json, as transformers writes it. Without such
+                a file nothing is compared.
+        """
+        return []
+
     def parallelize(self, mesh: Any) -> Mapping[str, Any] | None:
         """Return which layers are split by width over the ranks of a tensor group (engine=fsdp
         engine.tensor=2).

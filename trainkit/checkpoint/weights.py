@@ -2,6 +2,8 @@
 torch.save, of Lightning.
 
 read_weights   file or folder -> {name: tensor}; runs no code of the file
+read_config    what transformers writes beside them: of which model they are
+compare        that with the Task that loads them
 load_into      {name: tensor} -> model, all of them or (strict=False) those that match by name and shape
 """
 
@@ -74,6 +76,52 @@ def read_weights(path: str) -> dict[str, Tensor]:
     if not state:
         raise CheckpointError(f"{path} has no weights; it must be {_LEGAL}.")
     return _plain_names(state, path)
+
+
+def compare(
+    differences: Callable[[Mapping[str, Any]], list[str]],
+    config: Mapping[str, Any],
+    source: str,
+    strict: bool = True,
+) -> list[str]:
+    """Return how a Task differs from the config beside weights, one line each; empty if strict.
+
+    Args:
+        differences: Task.compare_config.
+        config: see `read_config`.
+        source: the weights' origin, for errors.
+        strict: nothing may differ.
+
+    Raises:
+        CheckpointError: something differs, if strict.
+    """
+    lines = differences(config)
+    if lines and strict:
+        raise CheckpointError(
+            f"The weights of {source} would compute something else here than where they come"
+            f" from:\n{listed(lines)}\nstrict=false loads them nevertheless."
+        )
+    return lines
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Return the config.json beside weights of transformers, a folder's or its file's; empty if there
+    is none.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    folder = Path(path)
+    if folder.name == _OF_TRANSFORMERS:
+        folder = folder.parent
+    file = folder / "config.json"
+    if not file.is_file():
+        return {}
+    try:
+        config = json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    return config if isinstance(config, dict) else {}
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:

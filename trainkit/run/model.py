@@ -15,7 +15,7 @@ import torch
 from trainkit.api.layers import LayerChange, change_layers
 from trainkit.api.task import Task
 from trainkit.checkpoint.places import local_copy
-from trainkit.checkpoint.weights import load_into, read_weights
+from trainkit.checkpoint.weights import compare, load_into, read_config, read_weights
 from trainkit.device.shards import is_spread
 from trainkit.engine.base import Engine
 from trainkit.engine.deferred.record import Record
@@ -60,9 +60,10 @@ def load_whole(task: Task, path: str, strict: bool = True) -> list[str]:
     return what does not match.
     """
     with local_copy(path) as local:
+        differing = compare(task.compare_config, read_config(local), path, strict)
         weights = task.translate_weights(read_weights(local))
         try:
-            return load_into(task, weights, path, strict)
+            return differing + load_into(task, weights, path, strict)
         except CheckpointError as error:
             if task._layers_of is None:
                 raise
@@ -92,7 +93,8 @@ def fill_parts(task: Task, engine: Engine, path: str | None, strict: bool = True
     left = []
     try:
         with local_copy(path) as local:
-            left = load_into(
+            left = compare(task.compare_config, read_config(local), path, strict)
+            left += load_into(
                 task,
                 task.translate_weights(read_weights(local)),
                 path,

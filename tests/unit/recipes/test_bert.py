@@ -4,6 +4,7 @@ the test against transformers needs it.
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,8 @@ def test_weights_of_transformers_give_its_logits(theirs: Any, tmp_path: Path) ->
         == []
     )
     same(ours, theirs)
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert ours.compare_config(config) == []
 
 
 def test_files_of_the_first_bert_load_too(theirs: Any) -> None:

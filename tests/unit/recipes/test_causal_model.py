@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 from transformers.integrations import flex_attention as integration
 
@@ -22,6 +21,7 @@ from recipes.dpo_data import PreferencePairs
 from recipes.llama import Llama
 from tests.helpers.threads import World
 from tests.helpers.toy import quiet
+from tests.helpers.waits import Waits, silent
 from tests.unit.recipes.test_sft import GPT2, SGD, STEP, chats, file, gpt2, model, one_by_one, train
 from trainkit.extensions.language.packing import VARLEN
 
@@ -35,12 +35,6 @@ def batch_of(file: str, layout: str) -> dict[str, Any]:
     data.setup("fit")
     data.used_layout = layout
     return data.collate([data.train[i] for i in range(STEP)])
-
-
-def silent(task: Any) -> Any:
-    """Return the Task; it logs nothing."""
-    task.log = lambda *args, **how: None
-    return task.train()
 
 
 # -- FlexAttention, which has no backward on a CPU: here by torch's plain form of it, uncompiled ---------
@@ -179,34 +173,6 @@ def test_flash_attention_is_given_the_borders_of_documents(
 
 
 # -- waits for the device -----------------------------------------------------------------------------
-
-
-class Waits(TorchDispatchMode):
-    """Notes the operations that a GPU's host would wait for: it reads a value, or a size that depends
-    on values.
-    """
-
-    reads = (
-        "_local_scalar_dense",
-        "nonzero",
-        "masked_select",
-        "equal",
-        "unique",
-        "repeat_interleave",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, indices = str(func), args[1] if len(args) > 1 else None
-        by_mask = isinstance(indices, (list, tuple)) and any(
-            isinstance(index, Tensor) and index.dtype == torch.bool for index in indices
-        )
-        if by_mask or any(read in name for read in self.reads):
-            self.seen.append(name)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("loss_chunk", [None, 50])

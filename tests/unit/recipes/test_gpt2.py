@@ -66,6 +66,8 @@ def test_weights_of_transformers_give_its_logits(theirs: Any, tmp_path: Path) ->
         expected = theirs(input_ids=tokens()).logits
         assert expected.abs().max() > 1
         torch.testing.assert_close(ours(tokens()), expected, rtol=0, atol=1e-5)
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert ours.compare_config(config) == []
 
 
 def test_files_without_the_head_load_too(theirs: Any) -> None:
@@ -198,3 +200,23 @@ def test_ranks_share_attention_by_heads() -> None:
         ConfigError, match=r"engine\.tensor is 3; it must divide task\.model\.heads=4"
     ):
         plan_of_blocks(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("theirs_has", "line"),
+    [
+        ({"n_head": 2}, "n_head is 2 in config.json, and 4 here; set task.model.heads=2"),
+        (
+            {"activation_function": "relu"},
+            "activation_function is relu in config.json, and gelu_new here",
+        ),
+        ({"n_head": HEADS, "resid_pdrop": 0.5}, None),  # dropout is free
+    ],
+)
+def test_the_config_of_other_weights_is_compared(
+    theirs_has: dict[str, Any], line: str | None
+) -> None:
+    """With what changes answers, and no shape."""
+    own = task().model.to_huggingface()[0]
+    assert task().compare_config(own) == []
+    assert task().compare_config(own | theirs_has) == ([] if line is None else [line])

@@ -18,10 +18,11 @@ import transformers
 from torch import nn
 
 import trainkit
-from recipes.hf import HFCausalLM, HFClassifier
+from recipes.hf import READS_WHOLE_MASKS, HFCausalLM, HFClassifier
 from recipes.hf_data import Texts, read_texts, sentences
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import quiet
+from tests.helpers.waits import Waits, silent
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.data.order import shuffled
 from trainkit.errors import CheckpointError, ConfigError, DataError
@@ -331,3 +332,59 @@ def test_weights_in_several_files_of_transformers_begin_a_run(tmp_path: Path) ->
         load_into(deeper, given, str(tmp_path))
     lines = load_into(deeper, given, str(tmp_path), strict=False)
     assert lines and all(re.search(r"\.h\.[12]\.", line) for line in lines)
+
+
+# -- waits for the device -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", READS_WHOLE_MASKS)
+def test_padding_of_a_classifier_costs_no_wait(kind: str) -> None:
+    """Its logits are those of transformers' own mask, to the bit."""
+    sizes = BERT | {"dim": 8, "n_heads": 2, "n_layers": 1, "hidden_dim": 8, "pad_token_id": 1}
+    plain = transformers.AutoConfig.for_model(kind)
+    config = {name: value for name, value in sizes.items() if hasattr(plain, name)}
+    task = silent(HFClassifier(3, SGD, model_type=kind, config=config)).eval()
+    mask_BT = (torch.arange(9) < torch.tensor([[9], [4], [6]])).long()
+    ids_BT = torch.where(mask_BT.bool(), torch.randint(2, 64, (3, 9)), 1)
+    batch = {"input_ids": ids_BT, "attention_mask": mask_BT, "labels": torch.tensor([0, 1, 2])}
+    with torch.no_grad():
+        own = task.model(input_ids=ids_BT, attention_mask=mask_BT).logits
+        assert torch.equal(task(ids_BT, mask_BT), own)
+        assert not torch.equal(task(ids_BT, None), own)
+    with Waits() as waits:
+        task.training_step(batch, 0).backward()
+    assert waits.seen == []
+
+
+def test_padding_of_a_causal_model_costs_no_wait() -> None:
+    """Nor a mask, since no token sees what stands after it: the loss is that with a mask."""
+    task, data = silent(lm()), texts()
+    data.setup("fit")
+    batch = data.collate([data.train[i] for i in range(4)])
+    assert not batch["attention_mask"].all()
+    with_mask = task._loss(batch)
+    task.setup("fit")
+    torch.testing.assert_close(task._loss(batch), with_mask, rtol=0, atol=1e-6)
+    with Waits() as waits:
+        task.training_step(batch, 0).backward()
+        task.batch_weight(batch)
+    assert waits.seen == []
+
+
+@pytest.mark.parametrize(
+    ("theirs_has", "line"),
+    [
+        ({}, None),
+        ({"attn_pdrop": 0.3, "bos_token_id": 3}, None),
+        ({"n_head": 4}, "num_attention_heads is 4 in config.json, and 2 here; set task.config."),
+        ({"model_type": "llama"}, None),  # its weights have other names
+    ],
+)
+def test_the_config_of_other_weights_is_compared(
+    theirs_has: dict[str, Any], line: str | None, tmp_path: Path
+) -> None:
+    """With what changes answers, and no shape: as transformers reads it, and as it writes it."""
+    lm().model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    lines = lm().compare_config(config | theirs_has)
+    assert lines == [] if line is None else lines[0].startswith(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -227,6 +228,11 @@ def test_an_export_is_opened_by_transformers(tmp_path: Path) -> None:
         given = other.translate_weights(read_weights(str(folder)))
         assert load_into(other, given, str(folder)) == []
         assert torch.equal(weights(other), weights(task))
+        config = json.loads((folder / "config.json").read_text())
+        assert other.compare_config(config) == []
+        turned = config | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
+        (line,) = other.compare_config(turned)
+        assert "rope_theta: 7.0" in line and "set task.config.rope_parameters={" in line
 
 
 def test_it_generates() -> None:

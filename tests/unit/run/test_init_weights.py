@@ -4,6 +4,8 @@ and validate from a file of weights.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +265,49 @@ def test_weights_of_others_are_evaluated_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(weights(task), weights(trained()))
     for source in (folder, folder / "model.safetensors"):
         assert torch.equal(weights(Translating.load_from_checkpoint(source)), weights(trained()))
+
+
+class WithHeads(Translating):
+    """Compares the number of heads with that of a folder's config."""
+
+    def compare_config(self, config: Mapping[str, Any]) -> list[str]:
+        """Return a line if it is another than 4."""
+        heads = config.get("n_head", 4)
+        return [] if heads == 4 else [f"n_head is {heads} in config.json, and 4 here"]
+
+
+@pytest.mark.parametrize("heads", [4, 8, None])
+def test_weights_that_would_compute_something_else_are_refused(
+    heads: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the config.json beside them; strict=false loads them, and says so."""
+    folder = of_another(tmp_path / "theirs", trained())
+    file = folder / "model.safetensors"
+    if heads is not None:
+        (folder / "config.json").write_text(json.dumps({"n_head": heads}))
+    if heads != 8:
+        assert torch.equal(begin(tmp_path / "run", WithHeads(), file).weights, weights(trained()))
+        return
+    for refused in (
+        lambda: begin(tmp_path / "run", WithHeads(), folder),
+        lambda: begin(tmp_path / "run", WithHeads(), file),
+        lambda: WithHeads.load_from_checkpoint(folder),
+        lambda: quiet(tmp_path / "val").validate(WithHeads(), loader(8), ckpt_path=str(file)),
+    ):
+        with pytest.raises(CheckpointError, match="n_head is 8 in config.json, and 4 here"):
+            refused()
+    assert torch.equal(
+        begin(tmp_path / "run", WithHeads(), folder, strict=False).weights, weights(trained())
+    )
+    assert "n_head is 8 in config.json, and 4 here" in capsys.readouterr().out
+
+
+def test_a_damaged_config_is_an_error_in_words(tmp_path: Path) -> None:
+    """With the file's name."""
+    folder = of_another(tmp_path / "theirs", trained())
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config.json is damaged"):
+        begin(tmp_path / "run", WithHeads(), folder)
 
 
 def test_weights_at_a_url_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> None:
