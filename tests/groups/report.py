@@ -50,17 +50,18 @@ def table(groups: dict[str, Group], stamps: dict[str, dict[str, Any]]) -> str:
     what each holds, and the figures of its last complete green run.
     """
     rows = [
-        "| group | what it holds | tests | starts | seconds | before |",
-        "|---|---|---|---|---|---|",
+        "| group | what it holds | tests | starts | seconds | of processors | before |",
+        "|---|---|---|---|---|---|---|",
     ]
     for group in groups.values():
         stamp = stamps.get(group.name)
-        figures = ["", "", ""]
+        figures = ["", "", "", ""]
         if stamp is not None:
             figures = [
                 str(stamp["passed"] + stamp["skipped"]),
                 str(stamp["started"] or ""),
                 f"{stamp['seconds']:.0f}",
+                f"{stamp['cpu_s']:.0f}" if "cpu_s" in stamp else "",
             ]
         name = f"**{group.name}**" if group.quick else group.name
         rows.append(f"| {name} | {group.about} | {' | '.join(figures)} | {group.before_s or ''} |")

@@ -32,7 +32,8 @@ class Ended:
     """A group that ended.
 
     Attributes:
-        record: as plugin.Recorder writes it, or as `_plain_record` makes it.
+        record: as plugin.Recorder writes it, or as `_plain_record` makes it; with the seconds of
+            processors that it used ("cpu_s"), but for those of programs that left its process tree.
         crowding: the most cores that groups kept busy meanwhile, by those that there are; at least
             1.
     """
@@ -60,6 +61,7 @@ class Ended:
 class _Running:
     def __init__(self, group: Group, options: list[str]) -> None:
         self.group, self.start, self.crowding = group, time.monotonic(), 1.0
+        self.cpu_s = 0.0
         BUILD.mkdir(parents=True, exist_ok=True)
         (BUILD / f"{group.name}.json").unlink(missing_ok=True)
         self.log = BUILD / f"{group.name}.log"
@@ -81,14 +83,23 @@ class _Running:
                 start_new_session=True,
             )
 
+    def has_ended(self) -> bool:
+        """Return whether its process has ended, and note what it used with all that it waited for."""
+        pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+        if pid == 0:
+            return False
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        self.cpu_s = usage.ru_utime + usage.ru_stime
+        return True
+
     def ended(self) -> Ended:
         code = self.process.returncode
         file = BUILD / f"{self.group.name}.json"
-        if file.is_file():
-            record = json.loads(file.read_text())
-            record["exit"] = code
-        else:
-            record = _plain_record(code)
+        is_of_pytest = file.is_file()
+        record = json.loads(file.read_text()) if is_of_pytest else _plain_record(code)
+        record |= {"exit": code, "cpu_s": round(self.cpu_s, 1)}
+        if is_of_pytest:
+            file.write_text(json.dumps(record, indent=0))
         record["seconds"] = round(time.monotonic() - self.start, 1)  # with what prepares it
         return Ended(self.group, record, self.crowding)
 
@@ -149,7 +160,7 @@ def run_groups(
             busy = sum(other.group.cores for other in running)
             for one in running:
                 one.crowding = max(one.crowding, busy / cores)
-            for one in [one for one in running if one.process.poll() is not None]:
+            for one in [one for one in running if one.has_ended()]:
                 running.remove(one)
                 ended.append(one.ended())
                 on_end(ended[-1])

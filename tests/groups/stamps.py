@@ -1,7 +1,8 @@
 """tests/stamps.json: the last complete green run of each group, and which groups are due since.
 
-A stamp is {"commit", "date", "python", "torch", "cores", "seconds", "passed", "skipped", "started"};
-those of before 2026-11-27 lack the three of the machine. A run writes it only if
+A stamp is {"commit", "date", "python", "torch", "cores", "seconds", "cpu_s", "passed", "skipped",
+"started"}; those of before 2026-11-27 lack the three of the machine, and those of before the 28th the seconds
+of processors. A run writes it only if
 all tests of the group passed or were skipped, one passed, and the working tree was the commit's.
 """
 
@@ -70,7 +71,8 @@ def stamp_of(record: dict[str, Any], commit: str) -> dict[str, Any] | None:
     """
     if record["exit"] != 0 or record["failed"] or not record["passed"]:
         return None
-    figures = {key: record[key] for key in ("seconds", "passed", "skipped", "started")}
+    keys = ("seconds", "cpu_s", "passed", "skipped", "started")
+    figures = {key: record[key] for key in keys if key in record}
     return {
         "commit": commit,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -102,7 +104,8 @@ def joined(before: dict[str, Any], again: dict[str, Any], commit_is_later: bool)
     )
     if not commit_is_later or not is_green:
         return before
-    sums = {key: round(before[key] + again[key], 1) for key in ("seconds", "passed", "started")}
+    keys = ("seconds", "cpu_s", "passed", "started")
+    sums = {key: round(before[key] + again[key], 1) for key in keys if key in before}
     return before | sums | {"exit": 0, "failed": 0, "failures": []}
 
 

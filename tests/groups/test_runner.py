@@ -67,6 +67,14 @@ def test_chosen_tests_run_in_place_of_their_files() -> None:
     assert " tests/a.py tests/b " in command_of(dataclasses.replace(group, chosen=()), [])
 
 
+def test_a_group_is_charged_what_its_programs_used() -> None:
+    """Those that it waited for, whatever else runs on the machine."""
+    spin = "import time; end = 0.3\nwhile time.process_time() < end: pass"
+    (busy,) = run_groups([commands("busy", f'python3 -c "{spin}"')], [], io.StringIO())
+    (idle,) = run_groups([commands("idle", "sleep 0.4")], [], io.StringIO())
+    assert busy.record["cpu_s"] >= 0.3 > idle.record["cpu_s"]
+
+
 def test_a_failure_is_printed_when_its_group_ends() -> None:
     """With the last lines of its log; the group is not green."""
     out = io.StringIO()
@@ -240,10 +248,10 @@ def test_the_table_has_the_figures_of_the_stamps(
     report.write_table(
         table(
             {"one": commands("one")},
-            {"one": {"passed": 3, "skipped": 1, "started": 2, "seconds": 4.5}},
+            {"one": {"passed": 3, "skipped": 1, "started": 2, "seconds": 4.5, "cpu_s": 6.6}},
         )
     )
     assert page.read_text().startswith(
         "before\n<!-- groups -->\n| group |"
     ) and page.read_text().endswith("groups -->\nafter")
-    assert "| 4 | 2 | 4 |" in page.read_text()
+    assert "| 4 | 2 | 4 | 7 |" in page.read_text()

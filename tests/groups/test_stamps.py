@@ -34,6 +34,7 @@ RECORD: dict[str, Any] = {
     "skipped": 1,
     "started": 2,
     "seconds": 4.5,
+    "cpu_s": 6.0,
     "tests": {},
     "skips": {},
 }
@@ -85,7 +86,7 @@ def test_only_a_complete_green_run_has_a_stamp() -> None:
     stamp = stamp_of(RECORD, "abc")
     assert stamp is not None and stamp.pop("date") > "2026"
     assert machine().items() <= stamp.items() and stamp["cores"] >= 1
-    figures = {"seconds": 4.5, "passed": 3, "skipped": 1, "started": 2}
+    figures = {"seconds": 4.5, "cpu_s": 6.0, "passed": 3, "skipped": 1, "started": 2}
     assert stamp == {"commit": "abc"} | machine() | figures
     for other in ({"exit": 1}, {"failed": 1}, {"exit": 2}, {"passed": 0}):
         assert stamp_of(RECORD | other, "abc") is None, other
@@ -96,10 +97,10 @@ def test_a_run_whose_failures_pass_later_has_a_stamp(repository: Repository) -> 
     not if one fails again, has not run, or ran at a commit of another line.
     """
     before = RECORD | {"exit": 1, "passed": 2, "failed": 1, "failures": ["t::one"], "commit": "abc"}
-    again = RECORD | {"passed": 1, "skipped": 0, "seconds": 1.5, "started": 1}
+    again = RECORD | {"passed": 1, "skipped": 0, "seconds": 1.5, "cpu_s": 0.5, "started": 1}
     stamp = stamp_of(joined(before, again, commit_is_later=True), "abc")
     assert stamp is not None and stamp.pop("date") > "2026"
-    figures = {"seconds": 6.0, "passed": 3, "skipped": 1, "started": 3}
+    figures = {"seconds": 6.0, "cpu_s": 6.5, "passed": 3, "skipped": 1, "started": 3}
     assert stamp == {"commit": "abc"} | machine() | figures
     for other in ({"failed": 1}, {"exit": 1}, {"passed": 0}):
         assert stamp_of(joined(before, again | other, commit_is_later=True), "abc") is None, other
