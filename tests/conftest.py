@@ -40,7 +40,10 @@ settings.register_profile("same", derandomize=True, database=None, deadline=None
 settings.register_profile("search", print_blob=True, deadline=None)
 settings.load_profile("search" if os.environ.get("TRAINKIT_TEST_SEARCH") else "same")
 
-torch.set_num_threads(1)  # the tasks are tiny: threads cost more than they bring
+# The tasks are tiny, and tests run beside each other: threads wait for each other in loops, which cost
+# a program ten times its own work. So for all that tests start, unless the environment says otherwise.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # so long the garbage collector waits for a worker: 5 s otherwise
 data_workers.MP_STATUS_CHECK_INTERVAL = 0.2
 
