@@ -307,8 +307,7 @@ def _leave() -> None:
     # torch's caches keep them to the end
     for mesh in [item for item in gc.get_objects() if type(item) is DeviceMesh]:
         vars(mesh).get("_pg_registry", {}).clear()
-    while groups:
-        _let_go(groups.pop())
+    _let_go(groups)
 
 
 def _end_now(code: int) -> None:
@@ -327,14 +326,19 @@ def _end_now(code: int) -> None:
     os._exit(code)
 
 
-def _let_go(group: Any) -> None:
-    """Take a group from all that holds it,
-    such as the modules of a Task that a script has as a global.
+def _let_go(groups: list[Any]) -> None:
+    """Take groups from all that holds them, such as the modules of a Task that a script has as a
+    global; this list, too. All at once: each search walks through every object.
     """
-    for holder in gc.get_referrers(group):
+    numbers = {*map(id, groups)}
+    # nothing is freed, and no number given again, before this returns
+    alive = tuple(groups)
+    for holder in gc.get_referrers(*groups):
+        if holder is alive:
+            continue
         if isinstance(holder, list):
-            holder[:] = [None if value is group else value for value in holder]
+            holder[:] = [None if id(value) in numbers else value for value in holder]
             continue
         held = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
-        for name in [name for name, value in held.items() if value is group]:
+        for name in [name for name, value in held.items() if id(value) in numbers]:
             held[name] = None
