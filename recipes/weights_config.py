@@ -4,6 +4,7 @@ attention, for example, change what weights compute, and leave names and shapes 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ def _shown(value: Any) -> str:
         return "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_shown, value))}]"
-    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def differences_of_config(theirs: Mapping[str, Any], ours: Any, key: str) -> list[str]:

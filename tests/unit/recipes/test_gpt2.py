@@ -205,7 +205,7 @@ def test_ranks_share_attention_by_heads() -> None:
 @pytest.mark.parametrize(
     ("theirs_has", "line"),
     [
-        ({"n_head": 2}, "n_head is 2 in config.json, and 4 here; set task.model.heads=2"),
+        ({"n_head": 1}, "n_head is 1 in config.json, and 4 here; set task.model.heads=1"),
         (
             {"activation_function": "relu"},
             "activation_function is relu in config.json, and gelu_new here",
