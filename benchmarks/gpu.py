@@ -325,9 +325,11 @@ class Bench:
         self.units.rows.append(["tests/unit", *gpu_checks.unit_tests(seconds, folders)])
 
     def measure_costs(self) -> None:
-        """Measure a step with checkpoints, capsules and loaders."""
+        """Measure a step with checkpoints, capsules and loaders, and a batch norm in its ways."""
         steps, workers = (6, 0) if self.short else (60, 4)
         self.costs.rows += gpu_costs.costs(self.models[0], self.device, steps, workers)
+        shape = (4, 8, 16, 16) if self.short else (256, 256, 56, 56)
+        self.costs.rows += gpu_costs.norms(self.device, shape, steps)
 
     def measure_tokens(self, mode: str | None, precision: str = "bf16-mixed") -> None:
         """Measure tokens/s of GPT-2."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.data import QUIET
 from benchmarks.gpu_training import Model, forget, synchronize
 from trainkit import Callback, CrashCapsule, ModelCheckpoint, Trainer
+from trainkit.engine import sync_batchnorm
 
 
 class Clock(Callback):
@@ -100,3 +102,32 @@ def _cost(
             error = f"{type(raised).__name__}: {' '.join(str(raised).split())[:200]}"
     peak = torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
     return [name, clock.ms or None, peak, error]
+
+
+def norms(device: torch.device, shape: tuple[int, ...], repeats: int) -> list[list[Any]]:
+    """Return ms of forward and backward of one BatchNorm2d in bfloat16, channels last, as torch has
+    it and as sync_batchnorm has it, in each of its ways, without a sum over ranks.
+    """
+    images = torch.randn(shape, device=device, dtype=torch.bfloat16)
+    images = images.to(memory_format=torch.channels_last).requires_grad_()
+    plain = nn.BatchNorm2d(shape[1]).to(device)
+    shared = nn.BatchNorm2d(shape[1]).to(device)
+    sync_batchnorm.convert(shared, lambda tensor: tensor)
+    rows = [["BatchNorm2d", _passes(plain, images, repeats), None, ""]]
+    ways = {"its formulas": sync_batchnorm._Normalise}
+    if device.type == "cuda":
+        ways["torch's kernels"] = sync_batchnorm._ByKernels
+    for name, way in ways.items():
+        with mock.patch.object(sync_batchnorm, "_way_of", lambda tensor, way=way: way):
+            rows.append([f"sync_batchnorm, by {name}", _passes(shared, images, repeats), None, ""])
+    return rows
+
+
+def _passes(layer: nn.Module, images: Tensor, repeats: int) -> float:
+    """Return ms of a forward and backward, after as many that do not count."""
+    begun = 0.0
+    for number in range(2 * repeats):
+        if number == repeats:
+            begun = synchronize(images.device)
+        layer(images).sum().backward()
+    return 1000 * (synchronize(images.device) - begun) / repeats

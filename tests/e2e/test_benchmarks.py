@@ -138,6 +138,8 @@ def test_the_gpu_script_runs(tmp_path: Path) -> None:
     for name, _, apart, error in checks:
         assert error == "", name
         assert apart < (1e-3 if "fp16" in name or "bf16" in name else 1e-6), name
+    costs = next(table["rows"] for table in found["tables"] if table["title"] == "ms a step")
+    assert {"BatchNorm2d", "sync_batchnorm, by its formulas"} <= {row[0] for row in costs}
     assert [table["title"] for table in found["tables"] if not table["rows"]] == []
     assert all("compile" in name or "NCCL" in why for name, why in found["missing"].items()), found[
         "missing"
