@@ -35,6 +35,7 @@ OUT, NAME, OPTIONS, FROM = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3
 WIDTH = 63  # which no number of ranks divides
 # of an epoch and of a step; steps before the checkpoint, and in all
 SAMPLES, STEP, BEFORE, AFTER = 49, 24, 4, 7
+VALIDATED = 5  # samples of a batch: ten batches, the last one smaller
 TASKS: list[trainkit.Task] = []  # which live until the process ends, as the globals of a script do
 # The last step of an epoch has one sample: all ranks but those of one tensor group borrow one.
 
@@ -164,7 +165,8 @@ def train(
     task = kind(make)
     TASKS.append(task)
     loader = DataLoader(data, 2, shuffle=True)
-    trainer.fit(task, loader, DataLoader(data, 2), ckpt_path=None if FROM == "-" else "last")
+    validated = DataLoader(data, VALIDATED)
+    trainer.fit(task, loader, validated, ckpt_path=None if FROM == "-" else "last")
     # a weight without memory is another pipeline stage's
     state = {
         key: whole(value).clone() for key, value in task.state_dict().items() if not value.is_meta
@@ -175,7 +177,7 @@ def train(
         if not p.is_meta
     )
     draw = torch.rand(2).tolist()
-    value = trainer.validate(task, DataLoader(data, 2))["val/loss"]
+    value = trainer.validate(task, validated)["val/loss"]
     return {
         "state": state,
         "held": held,
