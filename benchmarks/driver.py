@@ -6,8 +6,8 @@
 A process runs the driver with all its threads. Another one speaks for its workers, each by a
 connection of its own, in the protocol of real ones (extensions/elastic/client.py): they request
 ranks, beat as often as workers of a job of that size do, one of them is killed, the others see it
-by a heartbeat's answer, and all join again with its replacement. What ranks do with one another
-(Gloo's, NCCL's meeting) is not in it.
+by a heartbeat's answer, and all join again with its replacement. What ranks do with one another is
+not in it: real ones, which only meet, are benchmarks/meeting.py's.
 
     forms        from the first request of a rank until the last answer
     heartbeat    the driver's CPU time for one
@@ -42,6 +42,7 @@ from trainkit.extensions.elastic.output import WorkerOutput
 from trainkit.extensions.elastic.signing import SECRET, Client
 
 RANKS, ON_HOST, STEADY_S = (64, 256, 1024), 8, 10.0
+MEETING = (64, 128, 256)
 
 
 class NoProcesses:
@@ -246,6 +247,19 @@ def simulation(ranks: int) -> Any:
             worker.socket.close()
 
 
+def _meetings(all_ranks: Iterable[int]) -> Table:
+    """Return how long real ranks take to meet."""
+    rows: list[list[Cell]] = []
+    for ranks in all_ranks:
+        command = [sys.executable, "-m", "benchmarks.meeting", str(ranks)]
+        done = subprocess.run(
+            command, env=environment(), check=True, capture_output=True, text=True, timeout=600
+        )
+        took = json.loads(done.stdout)
+        rows.append([str(ranks), took["seconds"], took["cpu_s"], took["megabytes"]])
+    return Table("Ranks that meet over Gloo", ["ranks", "s", "driver's CPU, s", "MB"], rows)
+
+
 def measure(short: bool) -> Findings:
     """Measure drivers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -257,12 +271,15 @@ def measure(short: bool) -> Findings:
             rows.append([str(ranks), *job.run(2.0 if short else STEADY_S)])
     columns = ["ranks", "forms, s", "heartbeat, us", "share", "lost, s", "forms again, s"]
     found.tables.append(Table("An elastic job's driver", columns, rows))
+    found.tables.append(_meetings((8,) if short else MEETING))
     of_many = next((row for row in rows if row[0] == "1024"), rows[-1])
     what = "driver of 1,024 workers"
     found.targets += [
         Target(f"{what}: a generation forms, s", of_many[1], 5.0, "s"),
         Target(f"{what}: share of a core", of_many[3], 0.1, ""),
     ]
+    ranks, seconds = found.tables[-1].rows[-1][:2]
+    found.targets.append(Target(f"{ranks} ranks meet over Gloo, s", seconds, 20.0, "s"))
     return found
 
 

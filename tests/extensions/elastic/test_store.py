@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -77,6 +78,10 @@ def test_values_are_those_of_torchs_own_store(stores: Stores) -> None:
         numbers = [store.add("n", 2), store.add("n", 3)]
         store.wait(["a", "b"], timedelta(seconds=5))
         seen = [store.get("a"), store.get("b"), store.get("n"), *numbers]
+        store.multi_set(["x", "y"], ["1", "2"])
+        store.append("y", "3")
+        store.append("z", "4")
+        seen += store.multi_get(["x", "y", "z"])
         return [*seen, store.check(["a", "c"]), store.delete_key("a"), store.check(["a"])]
 
     assert use(ours) == use(expected)
@@ -170,6 +175,60 @@ def test_two_ranks_meet_sum_and_leave_nothing_behind(stores: Stores) -> None:
         counts.append(len(os.listdir("/proc/self/fd")))
     # threads of the driver may still close what a generation opened: the least of the last five
     assert min(counts[-5:]) <= counts[4] + 4, counts
+
+
+def meet(stores: Stores, ranks: int) -> list[BaseException]:
+    """Let ranks meet; return their errors."""
+    errors: list[BaseException] = []
+
+    def form(rank: int, store: DriverStore) -> None:
+        try:
+            group_of(store, rank, ranks)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=form, args=(rank, stores.of())) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return errors
+
+
+def test_a_meeting_costs_a_rank_two_requests(
+    server: Server, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the number of ranks: it sets its address, and gets those of all others at once."""
+    asked: list[str] = []
+    answer = server.torch_store.answer
+
+    def counted(request: Any) -> Any:
+        asked.append(request.action)
+        return answer(request)
+
+    monkeypatch.setattr(server.torch_store, "answer", counted)
+    assert meet(stores, 8) == []
+    assert sorted(asked) == ["get"] * 8 + ["set"] * 8
+
+
+def test_a_meeting_of_a_generation_that_is_given_up_ends(server: Server, stores: Stores) -> None:
+    """A rank that waits for the addresses of all has an error at once."""
+    errors: list[BaseException] = []
+
+    def form() -> None:
+        try:
+            group_of(stores.of(), 0, 2)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=form)
+    thread.start()
+    while not server.torch_store._values.get(1):
+        time.sleep(0.01)
+    server.give_up(1)
+    thread.join(15)
+    assert not thread.is_alive()
+    assert "Another rank ended while the ranks met" in str(errors[0])
 
 
 def test_sockets_that_are_shut_down_end_a_rank_that_waits(stores: Stores) -> None:

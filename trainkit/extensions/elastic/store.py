@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import os
 import threading
 import time
 from datetime import timedelta
@@ -21,6 +22,8 @@ from trainkit.extensions.elastic.client import Membership
 from trainkit.extensions.elastic.torch_store import STORE
 
 _TIMEOUT_S = 300.0  # for a key, while the driver answers that it may still come
+# Gloo then requests the addresses of all ranks at once, where it would wait for, and get, each one
+os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
 
 
 class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
@@ -40,13 +43,33 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
 
     def set(self, key: str, value: str | bytes) -> None:
         """Set a value."""
-        content = value.encode() if isinstance(value, str) else bytes(value)
-        self._do("set", [key], base64.b64encode(content).decode())
+        self._do("set", [key], _in_base64(value))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Add to the end of a value."""
+        self._do("append", [key], _in_base64(value))
 
     def get(self, key: str) -> bytes:
         """Wait for a value, and return it."""
-        self.wait([key])
-        return base64.b64decode(self._do("get", [key])["value"])
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for several values, and return them.
+
+        Raises:
+            PeerError: a rank of this generation is gone, or the time is over.
+        """
+        values = self._wait("get", keys, _TIMEOUT_S)
+        return [base64.b64decode(value) for value in values]
+
+    def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
+        """Set several values."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """Return True: several values may be requested at once."""
+        return True
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, 0 at first; return it."""
@@ -66,11 +89,7 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
         Raises:
             PeerError: a rank of this generation is gone, or the time is over.
         """
-        seconds = _TIMEOUT_S if timeout is None else timeout.total_seconds()
-        end = time.monotonic() + seconds
-        while not self._do("wait", keys)["value"]:
-            if time.monotonic() > end:
-                raise PeerError(f"{', '.join(keys)} did not come within {seconds:g} s.")
+        self._wait("wait", keys, _TIMEOUT_S if timeout is None else timeout.total_seconds())
 
     def clone(self) -> DriverStore:
         """Return a store of the same generation with a connection of its own."""
@@ -84,6 +103,17 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
         """Close the connection to the driver; the next request opens it again."""
         self._connection.close()
 
+    def _wait(self, action: str, keys: list[str], seconds: float) -> Any:
+        """Return the answer to what waits for keys: as long as some lack a value, the driver has
+        none.
+        """
+        end = time.monotonic() + seconds
+        while not (value := self._do(action, keys)["value"]):
+            if time.monotonic() > end:
+                shown = f"{', '.join(keys[:3])}{', ...' * (len(keys) > 3)}"
+                raise PeerError(f"{shown} did not come within {seconds:g} s.")
+        return value
+
     def _do(self, action: str, keys: list[str], value: str = "") -> dict[str, Any]:
         try:
             request = self._about | {"action": action, "keys": keys, "value": value}
@@ -94,3 +124,8 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
         if answer["answer"] == "given up":
             raise PeerError("Another rank ended while the ranks met.")
         return answer
+
+
+def _in_base64(value: str | bytes) -> str:
+    content = value.encode() if isinstance(value, str) else bytes(value)
+    return base64.b64encode(content).decode()

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 STORE = "/elastic/store"  # where requests go
-_ACTIONS = ("set", "get", "add", "check", "delete", "wait")
+_ACTIONS = ("set", "append", "get", "add", "check", "delete", "wait")
+_WAITING = ("get", "wait")
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class Asked:
     """A request of a rank."""
 
     action: str  # one of _ACTIONS
-    keys: tuple[str, ...]  # one at least; several of "check" and "wait" alone
-    value: str  # of "set" in base64; of "add" the number to add
+    keys: tuple[str, ...]  # one at least; several of "check", "get" and "wait" alone
+    value: str  # of "set" and "append" in base64; of "add" the number to add
     generation: int  # the rank's
 
     @classmethod
@@ -67,7 +68,7 @@ class TorchStore:
             if asked.generation <= self._given_up:
                 return {"answer": "given up"}
             values = self._values.setdefault(asked.generation, {})
-            if asked.action == "wait":
+            if asked.action in _WAITING:
                 self._changed.wait_for(
                     lambda: _has_all(values, asked.keys) or asked.generation <= self._given_up,
                     self._longest_s,
@@ -80,11 +81,15 @@ class TorchStore:
         key = asked.keys[0]
         if asked.action == "set":
             values[key] = asked.value
+        elif asked.action == "append":
+            whole = base64.b64decode(values.get(key, "")) + base64.b64decode(asked.value)
+            values[key] = base64.b64encode(whole).decode()
         elif asked.action == "add":
             before = int(base64.b64decode(values[key])) if key in values else 0
             values[key] = base64.b64encode(b"%d" % (before + int(asked.value))).decode()
         elif asked.action == "get":
-            return values.get(key)
+            is_there = _has_all(values, asked.keys)
+            return [values[key] for key in asked.keys] if is_there else None
         elif asked.action == "delete":
             return values.pop(key, None) is not None
         else:
@@ -94,4 +99,5 @@ class TorchStore:
 
 
 def _has_all(values: dict[str, str], keys: tuple[str, ...]) -> bool:
-    return all(key in values for key in keys)
+    # the last first: it is likely to come last, and each value wakes all that wait
+    return all(key in values for key in reversed(keys))
