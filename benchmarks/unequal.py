@@ -5,7 +5,7 @@ even shares.
 
 Two ranks of ddp train a small model; each sleeps for each sample of its microbatch, 4 ms on the
 first rank and 12 ms on the second, in place of computing. Even shares, [3, 1], and even ones that
-callbacks=balance deals again by what it measures take turns in the same processes; a figure is the
+callbacks=balance changes by what it measures take turns in the same processes; a figure is the
 ratio of a step's time in the same round. With 3/4 and 1/4 of the samples both ranks need the same
 time: half of that of even shares, so 2.0 is ideal. Steps count once balance has looked three times.
 """

@@ -172,7 +172,7 @@ class RepeatedOrder(Sampler[int]):
     """Indices of `Repeated`: each `within` places hold a k-th as many samples, all once, then all
     again.
 
-    So copies are dealt to different ranks, and neighbours (which Mix pairs) differ. If k does not
+    So copies go to different ranks, and neighbours (which Mix pairs) differ. If k does not
     divide a group, its last samples have one copy less. An epoch has `num_samples` places: it sees
     a k-th of the data set.
     """

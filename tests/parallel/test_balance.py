@@ -1,5 +1,5 @@
 """callbacks=balance under real launchers:
-ranks are dealt samples by measured speed, and a resumed run deals alike.
+samples are split over ranks by measured speed, and a resumed run splits alike.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def fit(run_dir, max_steps, ckpt_path=None):
     data = TensorDataset(torch.randn(64, 3, generator=torch.Generator().manual_seed(1)))
     trainer.fit(task, DataLoader(data, 8, shuffle=True), ckpt_path=ckpt_path)
     weights = torch.cat([p.detach().flatten() for p in task.parameters()]).tolist()
-    return {"weights": weights, "sizes": task.sizes, "deals": balance.deals, "dealt": trainer.run.batch_plan.rank_shares}
+    return {"weights": weights, "sizes": task.sizes, "changes": balance.changes, "shares": trainer.run.batch_plan.rank_shares}
 
 
 found = {"whole": fit("whole", 10), "cut": fit("cut", 5), "resumed": fit("cut", 10, "last")}
@@ -73,11 +73,11 @@ def test_ranks_have_shares_by_speed_and_resume_alike(
     assert done.code == 0, done.text
     found = take_found(tmp_path)
     for rank, size in zip(found, (12, 4), strict=True):
-        assert rank["whole"]["deals"] == [[2, [12, 4]]] and rank["resumed"]["deals"] == []
+        assert rank["whole"]["changes"] == [[2, [12, 4]]] and rank["resumed"]["changes"] == []
         assert rank["whole"]["sizes"] == [8] * 2 + [size] * 8
         assert rank["resumed"]["sizes"] == [size] * 5
         assert rank["resumed"]["weights"] == rank["whole"]["weights"] != rank["cut"]["weights"]
-        assert rank["resumed"]["dealt"] == rank["whole"]["dealt"] == "3:1"
+        assert rank["resumed"]["shares"] == rank["whole"]["shares"] == "3:1"
     # whole, and cut
-    assert done.out.count("Balance: after step 2 samples are dealt 12:4 (even before)") == 2
+    assert done.out.count("Balance: after step 2 samples are split 12:4 (even before)") == 2
     assert "rank_shares was" not in done.out, "the resumed run begins with the checkpoint's shares"

@@ -130,7 +130,7 @@ def test_another_number_of_ranks_resumes(source: Any, start: Any, results: Any) 
     """
     found, old = results[source, start]["changed"], results[source]["resumed"]
     text = results.output[source, start]
-    assert f"What {source[1]} ranks held back (PowerSGD) is dealt evenly to {start[1]}" in text
+    assert f"What {source[1]} ranks held back (PowerSGD) is split evenly over {start[1]}" in text
     assert f"{source[1]} ranks stepped alone" in text
     assert "communication was an outer step of rate 0.7" in text
     assert "the state of another communication" in text

@@ -69,7 +69,7 @@ keep_found(read_launcher().rank, found)
 @pytest.mark.parametrize("engine", ["horovod", "ddp", "fsdp"])
 def test_shares_change_no_result(engine: str, command: Command, tmp_path: Path) -> None:
     """Weights and metrics are those of even shares up to rounding,
-    and of shares that are equal bit for bit; 3:1 deals 3:1.
+    and of shares that are equal bit for bit; 3:1 splits 3:1.
     """
     (tmp_path / "fit.py").write_text(FIT)
     start = "horovodrun -np 2 python" if engine == "horovod" else "torchrun --nproc-per-node 2"
@@ -124,13 +124,13 @@ def test_the_pages_commands_run(command: Command) -> None:
     for line in lines:
         done = command(line + " trainer.max_steps=2", timeout_s=300)
         assert done.code == 0, done.text
-        assert ("dealt 3:1" in done.out) == ("rank_shares" in line), done.text
+        assert ("shares 3:1" in done.out) == ("rank_shares" in line), done.text
 
 
 def test_a_resumed_run_reports_other_shares(command: Command) -> None:
     """The contract holds the shares; a run that resumes with others names both."""
     line = "torchrun --nproc-per-node 2 -m trainkit fit conf=mlp run_dir=run"
     done = command(f"{line} trainer.max_steps=2 'trainer.rank_shares=[3,1]'", timeout_s=300)
-    assert done.code == 0 and "dealt 3:1" in done.out, done.text
+    assert done.code == 0 and "shares 3:1" in done.out, done.text
     done = command(f"{line} trainer.max_steps=4 ckpt_path=last", timeout_s=300)
     assert done.code == 0 and "rank_shares was 3:1, is even" in done.out, done.text

@@ -178,7 +178,7 @@ def test_the_losses_are_nanogpts(tmp_path: Path) -> None:
 
 
 def test_two_ranks_train_the_same_model(tmp_path: Path) -> None:
-    """The stream is dealt: the same four microbatches of a step, two on each rank."""
+    """The stream is split: the same four microbatches of a step, two on each rank."""
     lone = with_trainkit(tmp_path / "one")[2]
     for _, _, model in World(2).run(lambda engine: with_trainkit(tmp_path / "two", engine, 2)):
         assert torch.allclose(weights(model), weights(lone), atol=1e-10)

@@ -43,7 +43,7 @@ class Case:
         limit: as limit_train_batches and limit_val_batches.
         weighs: whether training_step returns a num_samples of its own.
         shards: for each rank the batches that it iterates as a stream; None for a data set that is
-            dealt.
+            split.
     """
 
     samples: int

@@ -152,7 +152,7 @@ TRAINER_TAKES: dict[str, Taken] = {
         *(True, None),
         key="trainer.use_distributed_sampler",
         otherwise=(
-            "data are dealt to ranks. If each rank reads a part of its own, pass"
+            "data are split over ranks. If each rank reads a part of its own, pass"
             " trainkit.sharded(loader)."
         ),
     ),

@@ -70,7 +70,7 @@ class CombinedLoader:
             name: of the data in errors, as "train_dataloaders".
         """
         for part in self._parts:
-            read_source(part, name, training=True)  # refuses what cannot be dealt
+            read_source(part, name, training=True)  # refuses what cannot be split
         if not all(_has_batches_of_indices(part) for part in self._parts):
             return self
         dataset = _Samples([part.dataset for part in self._parts])

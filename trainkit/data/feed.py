@@ -229,8 +229,8 @@ class MapFeed(Feed):
         """Return the data set's first sample as a batch, on the device."""
         return self._move(self._loader.first_sample())
 
-    def deal(self, shares: tuple[int, ...] | None) -> None:
-        """Deal the samples of all steps from the next one on in these shares (None: even ones),
+    def set_shares(self, shares: tuple[int, ...] | None) -> None:
+        """Split the samples of all steps from the next one on in these shares (None: even ones),
         also within an epoch.
 
         Call it on all ranks at the same step. Batches that workers have loaded ahead are dropped.

@@ -22,9 +22,9 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
-from trainkit.data.dealing import loader_like
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
+from trainkit.data.splitting import loader_like
 from trainkit.data.streams import Sharded, iterates_itself
 from trainkit.data.workers import Shielded, start_workers
 from trainkit.errors import ConfigError, DataError, TrainkitError

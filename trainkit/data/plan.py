@@ -15,7 +15,7 @@ no communication.
 If ranks have joined or left since the run's beginning, a step keeps its samples: they are spread
 evenly over the present ranks, in as many microbatches as needed.
 
-An engine that gathers weights in each forward needs as many forwards on all ranks: `even` deals a
+An engine that gathers weights in each forward needs as many forwards on all ranks: `even` gives a
 rank without samples an empty range: it borrows a sample, which weighs nothing.
 
 Ranks of unequal speed take unequal parts of each round of microbatches, if `shares` names them: of
@@ -43,7 +43,7 @@ class StepPlan:
             last one.
         declared_ranks: the number of ranks that `accumulate` is meant for, if it differs from
             `world_size`.
-        even: deal all ranks as many microbatches in each step.
+        even: give all ranks as many microbatches in each step.
         shares: of a round's samples, one number of 1 or more for each rank; None for even ones.
     """
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainkit.data.bad_samples import BadSample, GuardedDataset, in_a_line
 from trainkit.data.combined import CombinedLoader
-from trainkit.data.dealing import loader_like
 from trainkit.data.order import SeededDataset
+from trainkit.data.splitting import loader_like
 from trainkit.data.workers import shield
 
 _BATCH = 16  # samples that a worker reads before it reports

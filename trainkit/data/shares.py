@@ -1,5 +1,5 @@
 """The arithmetic of unequal ranks:
-how many samples of a round each rank takes (plan.py deals them). Pure, no torch.
+how many samples of a round each rank takes (plan.py splits them). Pure, no torch.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 Shares = tuple[int, ...]
 
 
-def words_of(shares: Sequence[int] | None) -> str:
+def format_shares(shares: Sequence[int] | None) -> str:
     """Return shares as the contract holds them: "3:1", or "even"."""
     return ":".join(map(str, shares)) if shares is not None and len(set(shares)) > 1 else "even"
 
 
-def read_words(text: str) -> Shares | None:
-    """Return the shares that `words_of` has written, None for even ones."""
+def parse_shares(text: str) -> Shares | None:
+    """Return the shares that `format_shares` has written, None for even ones."""
     return None if text == "even" else tuple(map(int, text.split(":")))
 
 
 def samples_of(shares: Sequence[int] | None, total: int, ranks: int) -> Shares:
-    """Return the samples of each rank in a round of `total`, as plan.py deals them."""
+    """Return the samples of each rank in a round of `total`, as plan.py splits them."""
     shares = shares or [1] * ranks
     bounds = [total * sum(shares[:rank]) // sum(shares) for rank in range(ranks + 1)]
     return tuple(after - before for before, after in zip(bounds, bounds[1:], strict=False))
@@ -92,7 +92,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Deal:
+class Proposal:
     """Shares of a round that follow from measured paces.
 
     Attributes:
@@ -105,12 +105,12 @@ class Deal:
     gain: float
 
 
-def deal(paces: Sequence[Pace], now: Shares, limits: Sequence[int], damping: float) -> Deal:
-    """Return the shares to deal next.
+def propose(paces: Sequence[Pace], now: Shares, limits: Sequence[int], damping: float) -> Proposal:
+    """Return the next shares.
 
     At the best shares all ranks compute equally long, so a rank's samples are in proportion to its
-    speed. Seconds are taken to grow in proportion to samples; if they do not, later deals correct
-    it: equal times are the only fixed point.
+    speed. Seconds are taken to grow in proportion to samples; if they do not, later changes
+    correct it: equal times are the only fixed point.
 
     Args:
         paces: of each rank.
@@ -126,4 +126,4 @@ def deal(paces: Sequence[Pace], now: Shares, limits: Sequence[int], damping: flo
     then = max(pace.sample_s * part * rounds for pace, part in zip(paces, best, strict=True))
     gain = (paces[slowest].compute_s + rest) / (then + rest) - 1
     mixed = [damping * old + (1 - damping) * new for old, new in zip(now, best, strict=True)]
-    return Deal(spread(mixed, total, limits), gain)
+    return Proposal(spread(mixed, total, limits), gain)

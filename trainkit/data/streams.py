@@ -1,11 +1,11 @@
 """Streams: data without index or length (IterableDataset, lists of batches, any iterable), as one
 rank reads them.
 
-DealtStream    all ranks read the same stream, and each batch goes to one rank and one of its loader workers (the default)
+SplitStream    all ranks read the same stream, and each batch goes to one rank and one of its loader workers (the default)
 OwnStream      each rank reads a part of its own: `trainkit.sharded(...)`, and WebDataset, which splits its shards by worker
 StreamSource   data that something else reads and splits, such as a Ray Dataset; it makes its own Stream
 
-Dealt, a stream gives the same batches in the same steps on any number of ranks and workers: step s
+Split, a stream gives the same batches in the same steps on any number of ranks and workers: step s
 takes the next `accumulate x ranks` batches, of which every rank takes each world_size'th. A rank
 reads the samples of the others too, and drops them before they are collated.
 """
@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
-from trainkit.data.dealing import DealtDataset, Share, loader_like
 from trainkit.data.order import OwnRandomNumbers, SeededDataset, in_bursts, mix
+from trainkit.data.splitting import DatasetShare, Share, loader_like
 from trainkit.data.workers import shield
 
 RandomNumbers = Callable[[], AbstractContextManager[None]]
@@ -49,7 +49,7 @@ def iterates_itself(loader: DataLoader[Any]) -> bool:
 
 
 def sharded(data: Any) -> Sharded:
-    """Declare that each rank reads its own part of `data`: trainkit then deals nothing, and each
+    """Declare that each rank reads its own part of `data`: trainkit then splits nothing, and each
     rank trains on all it reads.
 
     A part is chosen by `trainkit.rank()` and `trainkit.world_size()`, which loader workers can call
@@ -185,7 +185,7 @@ class OwnStream(Stream):
         return nullcontext if type(self._data) in (list, tuple) else super()._numbers(epoch)
 
 
-class DealtStream(Stream):
+class SplitStream(Stream):
     """A stream that all ranks read, each taking its share of the batches of each step."""
 
     reading = "each rank reads all of it and takes its share of the batches"
@@ -227,9 +227,9 @@ class DealtStream(Stream):
         is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
         self._draws_batches = is_loader and not isinstance(data.dataset, IterableDataset)
         if is_loader and not self._draws_batches:
-            self._dealt = DealtDataset(data.dataset, data.batch_size or 1)
+            self._own_samples = DatasetShare(data.dataset, data.batch_size or 1)
             self._loader = loader_like(
-                data, self._dealt, batch_size=data.batch_size, drop_last=data.drop_last
+                data, self._own_samples, batch_size=data.batch_size, drop_last=data.drop_last
             )
 
     def per_step(self, accumulate: int) -> int:
@@ -251,7 +251,7 @@ class DealtStream(Stream):
         if self._draws_batches:
             return self._drawn(share, epoch)
         if self._loader is not None:
-            self._dealt.start(share, mix(self._run_seed, epoch))
+            self._own_samples.start(share, mix(self._run_seed, epoch))
             return iter(self._loader)
         if isinstance(data, DataLoader):
             _set_epoch(data, epoch)

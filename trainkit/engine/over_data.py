@@ -1,7 +1,7 @@
 """Sums and gathers over the samples of a run: ranks that compute one model (engine.tensor,
 engine.pipeline, engine.context) read the same samples and count once, by their first.
 
-What deals or counts samples uses `engine.ranks.data_rank` and `data_size`, and these collectives in
+What splits or counts samples uses `engine.ranks.data_rank` and `data_size`, and these collectives in
 place of `engine.comm`'s. On an engine with one rank a model they are the same.
 """
 

@@ -163,7 +163,7 @@ class BatchPlan:
         ranks = plural(self.world_size, rank)
         batch = f"{size} per {rank} x {ranks} x {self.accumulate} accumulated = {total} samples"
         if self.rank_shares != "even":
-            batch += f", dealt {self.rank_shares}"
+            batch += f", shares {self.rank_shares}"
         for epoch, microbatches in self.later:
             batch += (
                 f"; from epoch {epoch + 1}: x {microbatches} ="

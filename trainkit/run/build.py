@@ -20,7 +20,7 @@ from trainkit.api.alerts import alert
 from trainkit.api.options import BatchOptions
 from trainkit.api.task import Task
 from trainkit.data.feed import Feed, MapFeed
-from trainkit.data.shares import words_of
+from trainkit.data.shares import format_shares
 from trainkit.device.sync_guard import SyncGuard
 from trainkit.errors import ConfigError
 from trainkit.metrics.objects import EpochMetrics
@@ -95,7 +95,7 @@ def plan_batches(options: BatchOptions, feeds: Feeds, communication: str = "exac
     (_, accumulate), *later = feeds.accumulation
     scaling = options.lr_scaling
     reference = options.lr_reference_batch_size
-    size, ranks, shares = feeds.batch_size, feeds.declared_ranks, words_of(feeds.shares)
+    size, ranks, shares = feeds.batch_size, feeds.declared_ranks, format_shares(feeds.shares)
     return BatchPlan(
         size, ranks, accumulate, scaling, reference, warmup, tuple(later), communication, shares
     )

@@ -15,15 +15,15 @@ from trainkit.api.options import Limit
 from trainkit.api.task import Task
 from trainkit.data.bad_samples import BadSamples
 from trainkit.data.combined import CombinedLoader, joined
-from trainkit.data.dealing import fingerprint, split_over_ranks, splits_itself
 from trainkit.data.feed import Feed, MapFeed, Skips, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
+from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
 from trainkit.data.streams import (
-    DealtStream,
     OwnStream,
     Sharded,
+    SplitStream,
     Stream,
     StreamSource,
     iterates_itself,
@@ -326,7 +326,7 @@ def _stream(
         raise ConfigError(
             f"{name} is {kind}, and the ranks are {engine.ranks.groups}: each rank would read other"
             " samples, and ranks that compute one model must read the same. Pass a"
-            " DataLoader or an iterable: its batches are dealt to the data ranks."
+            " DataLoader or an iterable: its batches are split over the data ranks."
         )
     rank = engine.ranks.data_rank
     world_size = engine.ranks.data_size
@@ -352,11 +352,11 @@ def _stream(
     ):
         raise ConfigError(
             f"{name}: the ranks read different streams (their first batches differ), so the batches"
-            " of one stream cannot be dealt to them. If each rank reads a part of its own, declare"
+            " of one stream cannot be split over them. If each rank reads a part of its own, declare"
             " it: trainkit.sharded(...). If the stream shuffles, give it a fixed seed, so that all"
             " ranks read the same order."
         )
-    return DealtStream(
+    return SplitStream(
         data,
         length,
         limit,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainkit.api.view import RunView
-from trainkit.data.shares import read_words
+from trainkit.data.shares import parse_shares
 from trainkit.errors import ConfigError
 from trainkit.run.data_sources import read_training_data
 from trainkit.run.feature import Feature, Features
@@ -56,7 +56,7 @@ class Reload(Feature):
         stage, run, old = self._stage, self._stage.run, self._stage.feeds.of_fit
         stage.feeds.drop([old.train, *old.val])
         data = read_training_data(stage.data, stage.task, stage.engine, Replicas(stage.engine.comm))
-        new = make_feeds(stage, data, old.declared_ranks, read_words(run.batch_plan.rank_shares))
+        new = make_feeds(stage, data, old.declared_ranks, parse_shares(run.batch_plan.rank_shares))
         if (new.batch_size, new.accumulation) != (old.batch_size, old.accumulation):
             raise ConfigError(
                 f"trainer.reload_dataloaders_every_n_epochs is {self._every}, and in epoch {epoch}"

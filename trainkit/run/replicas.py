@@ -33,8 +33,8 @@ from torch.utils.data import DataLoader
 from trainkit.api.callback import Callback
 from trainkit.api.options import Options
 from trainkit.api.task import Task
-from trainkit.data.dealing import splits_itself
 from trainkit.data.loader import Source
+from trainkit.data.splitting import splits_itself
 from trainkit.data.streams import Sharded
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import Collectives

@@ -16,7 +16,7 @@ from trainkit.checkpoint.stateful import with_own_parts
 from trainkit.console import plural, try_to_write
 from trainkit.data.order import mix
 from trainkit.data.seeding import seed_everything
-from trainkit.data.shares import read_words
+from trainkit.data.shares import parse_shares
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.run import Run
@@ -113,7 +113,9 @@ def first_shares(stage: Stage, saved: dict[str, Any] | None) -> Sequence[int] | 
         or saved["contract"]["world_size"] != ranks
     ):
         return given
-    return read_words(saved["contract"].get("rank_shares", "even"))  # an older checkpoint has none
+    return parse_shares(
+        saved["contract"].get("rank_shares", "even")
+    )  # an older checkpoint has none
 
 
 def restore(run: Run, saved: dict[str, Any] | None) -> None:

@@ -30,7 +30,7 @@ from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.writer import Writer
 from trainkit.data.feed import Feed, MapFeed
-from trainkit.data.shares import read_words, words_of
+from trainkit.data.shares import format_shares, parse_shares
 from trainkit.device.precision import Precision, precision_of
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
@@ -225,13 +225,13 @@ class Run(LightningNames):
             )
         return steps
 
-    def deal_in_shares(self, shares: Sequence[int]) -> None:
-        """Deal the samples of the steps from the next one on in these shares,
+    def set_rank_shares(self, shares: Sequence[int]) -> None:
+        """Split the samples of the steps from the next one on in these shares,
         as trainer.rank_shares. Call it on all ranks.
         """
-        assert isinstance(self.train_feed, MapFeed), "a stream's batches are dealt as they come"
-        text = words_of(shares)
-        self.train_feed.deal(read_words(text))
+        assert isinstance(self.train_feed, MapFeed), "a stream's batches are split as they come"
+        text = format_shares(shares)
+        self.train_feed.set_shares(parse_shares(text))
         self.batch_plan = replace(self.batch_plan, rank_shares=text)
 
     def request_stop(self, reason: str, at_once: bool = False) -> None:

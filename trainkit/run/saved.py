@@ -12,7 +12,7 @@ from typing import Any
 
 from trainkit.api.state import TrainState
 from trainkit.checkpoint.stateful import check_random_state
-from trainkit.data.shares import read_words
+from trainkit.data.shares import parse_shares
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
 
@@ -68,7 +68,7 @@ def _differences(saved: Any) -> Iterator[str]:
     try:
         known = BatchPlan(**plan)
         known.at(0).differences(known)
-        read_words(known.rank_shares)
+        parse_shares(known.rank_shares)
     except _STRANGE as error:
         yield f"'contract' is no plan of batches ({type(error).__name__}: {error})"
 

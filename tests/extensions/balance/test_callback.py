@@ -1,5 +1,5 @@
-"""Balance: ranks are dealt samples by their own measured speed;
-a resumed run deals alike, bit for bit.
+"""Balance: samples are split over ranks by their own measured speed;
+a resumed run splits alike, bit for bit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Result:
     """A rank's fit."""
 
     def __init__(self, task: Timed, balance: Balance, trainer: Any) -> None:
-        self.weights, self.came, self.deals = weights(task), task.came, balance.deals
+        self.weights, self.came, self.changes = weights(task), task.came, balance.changes
         self.plan, self.contract = trainer.run.train_feed.plan_of(0), trainer.run.batch_plan
 
 
@@ -82,8 +82,8 @@ def test_a_slower_rank_gets_fewer_samples(
     found = fit(
         tmp_path / "b", {"every_n_steps": 2, "damping": 0.0}, max_epochs=3, num_workers=num_workers
     )
-    assert [rank.deals for rank in even] == [[], []]
-    assert [rank.deals for rank in found] == [[(2, (12, 4))]] * 2
+    assert [rank.changes for rank in even] == [[], []]
+    assert [rank.changes for rank in found] == [[(2, (12, 4))]] * 2
     for results in (even, found):
         assert results[0].contract.global_batch_size == 16
     for step in range(12):
@@ -98,7 +98,7 @@ def test_a_slower_rank_gets_fewer_samples(
     said = capsys.readouterr().out
     assert (
         said.count(
-            "Balance: after step 2 samples are dealt 12:4 (even before); a sample takes rank 1"
+            "Balance: after step 2 samples are split 12:4 (even before); a sample takes rank 1"
             " 3e+03 ms"
         )
         == 1
@@ -106,14 +106,14 @@ def test_a_slower_rank_gets_fewer_samples(
 
 
 def test_by_default_it_looks_at_an_epochs_end_and_goes_most_of_the_way(tmp_path: Path) -> None:
-    """Four steps an epoch; the last deal left less than a tenth to gain, so there is no other."""
+    """Four steps an epoch; the last change left less than a tenth to gain, so there is no other."""
     found = fit(tmp_path, {}, max_epochs=6)
-    assert found[0].deals == found[1].deals == [(4, (11, 5)), (8, (12, 4))]
+    assert found[0].changes == found[1].changes == [(4, (11, 5)), (8, (12, 4))]
 
 
 def test_a_small_gain_is_left_alone(tmp_path: Path) -> None:
     """A rank slower by a twentieth; and equal ranks, bit for bit as without the callback."""
-    assert fit(tmp_path, {"every_n_steps": 2}, (1.0, 1.05), max_epochs=2)[0].deals == []
+    assert fit(tmp_path, {"every_n_steps": 2}, (1.0, 1.05), max_epochs=2)[0].changes == []
 
 
 class AtValidation(Callback):
@@ -129,7 +129,7 @@ class AtValidation(Callback):
 
 def test_a_validation_is_no_part_of_a_ranks_speed(tmp_path: Path) -> None:
     """Within an epoch too, where it runs before the step's end; the ranks look before it, so that a
-    checkpoint which it leads to holds the shares that the next step is dealt in."""
+    checkpoint which it leads to holds the shares that the next step is split in."""
     seen: list[AtValidation] = []
 
     def more() -> list[Callback]:
@@ -145,7 +145,7 @@ def test_a_validation_is_no_part_of_a_ranks_speed(tmp_path: Path) -> None:
         val_check_interval=2,
         more=more,
     )
-    assert found[0].deals == [(2, (12, 4))]
+    assert found[0].changes == [(2, (12, 4))]
     assert [own.shares[1:] for own in seen] == [["3:1"] * 4] * 2, (
         "the first one is the sanity check"
     )
@@ -153,22 +153,22 @@ def test_a_validation_is_no_part_of_a_ranks_speed(tmp_path: Path) -> None:
 
 def test_a_rank_takes_no_more_than_its_memory_allows(tmp_path: Path) -> None:
     """A limit for all ranks, and one for each."""
-    assert fit(tmp_path / "a", {"every_n_steps": 2, "max_microbatch": 10}, max_epochs=2)[0].deals[
+    assert fit(tmp_path / "a", {"every_n_steps": 2, "max_microbatch": 10}, max_epochs=2)[0].changes[
         -1
     ][1] == (10, 6)
     limited = {"every_n_steps": 2, "max_microbatch": [9, 16]}
-    assert fit(tmp_path / "b", limited, max_epochs=2)[0].deals[-1][1] == (9, 7)
+    assert fit(tmp_path / "b", limited, max_epochs=2)[0].changes[-1][1] == (9, 7)
 
 
 def test_three_ranks_have_shares_by_their_speeds(tmp_path: Path) -> None:
     """The fastest of three takes half."""
     found = fit(tmp_path, {"every_n_steps": 2, "damping": 0.0}, (1.0, 2.0, 3.0), max_epochs=2)
-    assert found[0].deals == [(2, (13, 7, 4))]
+    assert found[0].changes == [(2, (13, 7, 4))]
 
 
 @pytest.mark.parametrize(("at", "damping"), [(3, 0.0), (4, 0.25), (5, 0.0), (6, 0.25)])
 def test_a_resumed_run_has_the_same_shares(at: int, damping: float, tmp_path: Path) -> None:
-    """The checkpoint's shares deal the first step after it, within an epoch and at its end; weights
+    """The checkpoint's shares split the first step after it, within an epoch and at its end; weights
     and samples end bit for bit as in the run that never stopped."""
     settings = {"every_n_steps": 2, "damping": damping}
     whole = fit(tmp_path / "whole", settings, max_steps=12)
@@ -183,7 +183,7 @@ def test_a_resumed_run_has_the_same_shares(at: int, damping: float, tmp_path: Pa
         assert after.contract.rank_shares == before.contract.rank_shares != "even"
     even = fit(tmp_path / "even", {"min_gain": 1e9}, max_steps=12)
     assert not torch.equal(even[0].weights, whole[0].weights), (
-        "the deals would be seen in the weights"
+        "the changes would be seen in the weights"
     )
 
 
@@ -292,7 +292,7 @@ def test_bad_settings_are_refused() -> None:
 
 
 def test_one_rank_trains_as_without_it(tmp_path: Path) -> None:
-    """There is nothing to deal."""
+    """There is nothing to split."""
     task, balance = Timed(1.0), Balance(every_n_steps=1)
     quiet(tmp_path, callbacks=balance, max_steps=3).fit(task, loader(Numbered(64), 8))
-    assert balance.deals == [] and isinstance(weights(task), Tensor)
+    assert balance.changes == [] and isinstance(weights(task), Tensor)

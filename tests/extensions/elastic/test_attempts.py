@@ -355,7 +355,7 @@ def test_what_rank_0_alone_knows_passes_to_the_next_rank_0(tmp_path: Path) -> No
 
 
 def test_a_shared_stream_continues_exactly(tmp_path: Path) -> None:
-    """The batches of a lost rank are dealt to the others: each sample once."""
+    """The batches of a lost rank go to the others: each sample once."""
     _, book, _, _ = run(tmp_path, "abc", {("b", 2): lambda job: kill()}, stream=list)
     check_exactly_once(book, 48)
 

@@ -69,13 +69,13 @@ def test_small_differences_are_not_reported() -> None:
 
 
 def test_shares_of_samples_are_named() -> None:
-    """A rank that is dealt more samples computes longer:
-    the message says so, and how to deal them otherwise.
+    """A rank with more samples computes longer:
+    the message says so, and how to split them otherwise.
     """
     ranks = [("node0", parts(compute=0.3)), ("node1", parts())]
     (found,) = find_stragglers(ranks, 1.25, "3:1")
-    assert "Samples are dealt 3:1." in str(found) and "callbacks=balance" in str(found)
-    assert "dealt 3:1" not in str(find_stragglers(ranks, 1.25)[0])
+    assert "Samples are split 3:1." in str(found) and "callbacks=balance" in str(found)
+    assert "split 3:1" not in str(find_stragglers(ranks, 1.25)[0])
 
 
 def test_the_slowest_comes_first() -> None:

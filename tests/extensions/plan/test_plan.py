@@ -54,9 +54,9 @@ def test_batches_and_steps(tmp_path: Path) -> None:
 
 
 def test_unequal_shares_and_who_changes_them(tmp_path: Path) -> None:
-    """The largest microbatch is named, and when callbacks=balance deals again."""
+    """The largest microbatch is named, and when callbacks=balance splits again."""
     rows = dict(plan.batch_rows(planned(tmp_path, Line(), loader(64, 8), 2, rank_shares=[1, 3])[0]))
-    assert rows["global batch"].endswith("dealt 1:3")
+    assert rows["global batch"].endswith("shares 1:3")
     assert (
         rows["microbatches"]
         == "12 samples on rank 1, 4 on rank 0; the largest needs the most memory"
@@ -65,7 +65,7 @@ def test_unequal_shares_and_who_changes_them(tmp_path: Path) -> None:
     rows = dict(plan.batch_rows(planned(tmp_path, Line(), loader(64, 8), 2, callbacks=balance)[0]))
     assert (
         rows["balance"]
-        == "dealt again by measured speed, looked at each 10 steps; microbatches of 12 samples at"
+        == "split again by measured speed, looked at each 10 steps; microbatches of 12 samples at"
         " most"
     )
     assert "microbatches" not in rows

@@ -41,7 +41,7 @@ def test_shares_are_those_of_a_round() -> None:
 
 
 @given(plans, st.lists(st.integers(1, 5), min_size=5, max_size=5), st.booleans())
-def test_shares_deal_every_sample_once(plan: StepPlan, shares: list[int], even: bool) -> None:
+def test_every_sample_is_in_one_share(plan: StepPlan, shares: list[int], even: bool) -> None:
     """A step has the samples that it has without them, and each rank its part,
     within a sample a round.
     """
@@ -60,9 +60,9 @@ def test_every_sample_is_given_once(plan: StepPlan) -> None:
     """Over ranks, microbatches and steps each place comes exactly once;
     drop_last leaves out less than a step.
     """
-    dealt = [i for step in range(plan.num_steps) for i in places(plan, step)]
-    assert dealt == list(range(len(dealt)))
-    missing = plan.num_samples - len(dealt)
+    taken = [i for step in range(plan.num_steps) for i in places(plan, step)]
+    assert taken == list(range(len(taken)))
+    missing = plan.num_samples - len(taken)
     assert missing == 0 or (plan.drop_last and missing < plan.global_batch_size)
 
 
@@ -111,8 +111,10 @@ def test_ranks_and_accumulation_are_exchangeable(plan: StepPlan, factor: int) ->
     one = StepPlan(plan.num_samples, plan.batch_size, 1, plan.accumulate * factor, plan.drop_last)
     assert many.num_steps == one.num_steps
     for step in range(plan.num_samples // many.global_batch_size):
-        dealt = cells(many, step)
-        in_turn = [dealt[rank][micro] for micro in range(plan.accumulate) for rank in range(factor)]
+        of_ranks = cells(many, step)
+        in_turn = [
+            of_ranks[rank][micro] for micro in range(plan.accumulate) for rank in range(factor)
+        ]
         assert in_turn == one.microbatches(step, 0)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.data.plan import StepPlan
-from trainkit.data.shares import Pace, deal, read_words, samples_of, spread, words_of
+from trainkit.data.shares import Pace, format_shares, parse_shares, propose, samples_of, spread
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6), st.data())
@@ -51,14 +51,14 @@ def test_samples_of_shares_are_those_of_a_plan(shares: list[int], batch_size: in
     ranks = len(shares)
     for chosen in (tuple(shares), None):
         plan = StepPlan(1000, batch_size, ranks, shares=chosen)
-        dealt = tuple(sum(map(len, plan.microbatches(0, rank))) for rank in range(ranks))
-        assert samples_of(chosen, batch_size * ranks, ranks) == dealt
+        samples = tuple(sum(map(len, plan.microbatches(0, rank))) for rank in range(ranks))
+        assert samples_of(chosen, batch_size * ranks, ranks) == samples
 
 
 def test_words_are_read_back() -> None:
     """As the contract of a checkpoint holds them."""
-    assert [words_of(shares) for shares in (None, [2, 2], [3, 1])] == ["even", "even", "3:1"]
-    assert [read_words(words) for words in ("even", "3:1")] == [None, (3, 1)]
+    assert [format_shares(shares) for shares in (None, [2, 2], [3, 1])] == ["even", "even", "3:1"]
+    assert [parse_shares(text) for text in ("even", "3:1")] == [None, (3, 1)]
 
 
 def paces(
@@ -68,14 +68,14 @@ def paces(
     return [Pace(n, fixed_s + n * s, rest_s) for n, s in zip(now, sample_s, strict=True)]
 
 
-def test_a_deal_goes_most_of_the_way_to_equal_times() -> None:
+def test_a_proposal_goes_most_of_the_way_to_equal_times() -> None:
     """A rank three times slower: the best shares are 3:1, twice as fast;
     a quarter of the old shares stays.
     """
-    found = deal(paces((16, 16), [1.0, 3.0]), (16, 16), [32, 32], damping=0.25)
+    found = propose(paces((16, 16), [1.0, 3.0]), (16, 16), [32, 32], damping=0.25)
     assert found.gain == pytest.approx(1.0)
     assert found.samples == (22, 10)
-    assert deal(paces((16, 16), [1.0, 3.0]), (16, 16), [32, 32], damping=0).samples == (24, 8)
+    assert propose(paces((16, 16), [1.0, 3.0]), (16, 16), [32, 32], damping=0).samples == (24, 8)
 
 
 def test_the_gain_is_of_a_whole_step_and_within_the_limits() -> None:
@@ -83,10 +83,10 @@ def test_the_gain_is_of_a_whole_step_and_within_the_limits() -> None:
     nor does the part that no rank has memory for.
     """
     now = (16, 16)
-    assert deal(paces(now, [1.0, 3.0], rest_s=48.0), now, [32, 32], 0).gain == pytest.approx(
+    assert propose(paces(now, [1.0, 3.0], rest_s=48.0), now, [32, 32], 0).gain == pytest.approx(
         96 / 72 - 1
     )
-    held = deal(paces(now, [1.0, 3.0]), now, [20, 20], 0)
+    held = propose(paces(now, [1.0, 3.0]), now, [20, 20], 0)
     assert held.samples == (20, 12) and held.gain == pytest.approx(48 / 36 - 1)
 
 
@@ -95,11 +95,11 @@ def test_shares_come_to_rest_where_all_compute_as_long(
     sample_s: list[float], fixed_s: float
 ) -> None:
     """Also if each microbatch has a fixed cost:
-    after some deals the times differ by about a sample, or the gain is small.
+    after some changes the times differ by about a sample, or the gain is small.
     """
     total, ranks = 400, len(sample_s)
     now = samples_of(None, total, ranks)
     for _ in range(30):
-        now = deal(paces(now, sample_s, fixed_s), now, [total] * ranks, 0.25).samples
+        now = propose(paces(now, sample_s, fixed_s), now, [total] * ranks, 0.25).samples
     times = [fixed_s + n * s for n, s in zip(now, sample_s, strict=True)]
     assert max(times) - min(times) <= 2.5 * max(sample_s)

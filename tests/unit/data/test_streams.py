@@ -1,4 +1,4 @@
-"""Streams dealt to ranks and loader workers:
+"""Streams split over ranks and loader workers:
 each batch once, the same batches in the same steps however many there are.
 """
 
@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.helpers.threads import ThreadEngine, World
-from trainkit.data.dealing import fingerprint, split_over_ranks, splits_itself
-from trainkit.data.streams import DealtStream, OwnStream
+from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
+from trainkit.data.streams import OwnStream, SplitStream
 
 LENGTH = 23
 
@@ -99,7 +99,7 @@ def steps_of(
     data: Any, rank: int, ranks: int, epoch: int = 1, start: int = 0, declared: int = 6
 ) -> list[list[torch.Tensor]]:
     """Return the batches of each step of one rank."""
-    stream = DealtStream(data, None, None, 7, (rank, ranks), declared, lambda drawn: drawn)
+    stream = SplitStream(data, None, None, 7, (rank, ranks), declared, lambda drawn: drawn)
     found = []
     for batches in stream.steps(epoch, start, 1):
         found.append(batches)
@@ -166,7 +166,7 @@ def test_a_collate_function_may_draw() -> None:
 
 def test_a_limit_counts_the_batches_of_a_rank() -> None:
     """With a limit of 2 on each of 2 ranks the epoch has 4 batches."""
-    streams = [DealtStream(KINDS["a list"](0), 6, 2, 7, (rank, 2), 2, list) for rank in range(2)]
+    streams = [SplitStream(KINDS["a list"](0), 6, 2, 7, (rank, 2), 2, list) for rank in range(2)]
     assert [stream.num_steps(1) for stream in streams] == [2, 2]
     pulled = [
         [len(next(steps)) for _ in range(3)]
@@ -176,7 +176,7 @@ def test_a_limit_counts_the_batches_of_a_rank() -> None:
 
 
 def test_a_stream_of_its_own_is_read_whole() -> None:
-    """What is declared as sharded is not dealt."""
+    """What is declared as sharded is not split."""
     stream = OwnStream([1, 2, 3], 3, None, 0)
     steps = stream.steps(0, 0, 1)
     assert [next(steps) for _ in range(4)] == [[1], [2], [3], []]
@@ -216,7 +216,7 @@ def test_rank_0_draws_the_batches_of_a_batch_sampler() -> None:
 
     def work(engine: ThreadEngine) -> list[list[torch.Tensor]]:
         loader: DataLoader[Any] = DataLoader(Pairs(), batch_sampler=Own())  # type: ignore[arg-type]
-        stream = DealtStream(
+        stream = SplitStream(
             loader, None, None, 7, (engine.place, 2), 2, engine.comm.broadcast_object
         )
         steps = stream.steps(0, 0, 1)

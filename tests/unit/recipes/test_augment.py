@@ -1,4 +1,4 @@
-"""recipes/augment.py: what a sample is drawn as, how copies are dealt,
+"""recipes/augment.py: what a sample is drawn as, which rank has which copy,
 and what a batch is mixed to.
 """
 

@@ -118,7 +118,7 @@ def test_loader_workers_skip_too(tmp_path: Path) -> None:
 
 
 def test_a_batch_sampler_of_the_users_own_skips_too(tmp_path: Path) -> None:
-    """Batches of unknown sizes are dealt without their bad samples;
+    """Batches of unknown sizes are split without their bad samples;
     one without a good sample leaves its step empty.
     """
 

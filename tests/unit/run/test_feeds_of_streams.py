@@ -56,7 +56,7 @@ def test_what_needs_a_known_batch_is_refused(
 
 
 def test_different_streams_are_not_split(tmp_path: Path) -> None:
-    """If the ranks' first batches differ, the batches of one stream cannot be dealt:
+    """If the ranks' first batches differ, the batches of one stream cannot be split:
     refused on all ranks alike.
     """
 

@@ -1,4 +1,4 @@
-"""Balance: measures each rank's speed and deals the samples of a step in proportion to it."""
+"""Balance: measures each rank's speed and splits the samples of a step in proportion to it."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from trainkit.arguments import Fraction, NonNegativeFloat, PositiveInt, checked
 from trainkit.callbacks.step_clock import Times
 from trainkit.data.feed import MapFeed
 from trainkit.data.plan import StepPlan
-from trainkit.data.shares import Deal, Pace, Shares, deal, samples_of, words_of
+from trainkit.data.shares import Pace, Proposal, Shares, format_shares, propose, samples_of
 from trainkit.errors import ConfigError
 
-# after a deal: memory is allocated, kernels are chosen, torch.compile meets new shapes
+# after a change of shares: memory is allocated, kernels are chosen, torch.compile meets new shapes
 _WARM_STEPS = 1
 
 
 @checked
 class Balance(Callback):
-    """Deals the samples of each step in the shares that let all ranks compute equally long:
+    """Splits the samples of each step in the shares that let all ranks compute equally long:
     `trainer.rank_shares`, measured.
 
     Each rank adds up the seconds of forward and backward by its own clock; waiting for other ranks
-    is no part of them. If the measured paces promise more than `min_gain`, the samples are dealt
-    again from the next step on. Gradient, order and global batch stay. A checkpoint holds the
+    is no part of them. If the measured paces promise more than `min_gain`, the shares
+    change from the next step on. Gradient, order and global batch stay. A checkpoint holds the
     shares, and a run that resumes with this callback begins with them.
 
     Args:
         every_n_steps: steps between two looks. Default: at each epoch's last step.
         max_microbatch: samples of a rank's microbatch at most, as its memory allows: a number for
             all ranks, or one for each. null for no limit.
-        min_gain: deal again only if more than this share of samples per second is gained.
-        damping: the part of the present shares that stays in a deal, below 1: measured times vary.
+        min_gain: change the shares only if more than this share of samples per second is gained.
+        damping: the part of the present shares that stays in a change, below 1: measured times vary.
 
     Attributes:
-        deals: (step, samples of each rank in a round of microbatches) of each deal of this process.
+        changes: (step, samples of each rank in a round of microbatches) of each change of shares in
+            this process.
     """
 
     config_key = "callbacks.balance"
@@ -60,13 +61,13 @@ class Balance(Callback):
         self.max_microbatch = max_microbatch
         self.min_gain = min_gain
         self.damping = damping
-        self.deals: list[tuple[int, Shares]] = []
+        self.changes: list[tuple[int, Shares]] = []
         self._from: Times | None = None  # the clock at the first measured step
         self._warm = 0
         self._samples = 0
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
-        """Check that ranks can be measured and dealt to."""
+        """Check that ranks can be measured, and take unequal parts."""
         self._limits = _limits(trainer, self.max_microbatch)
         self._begin(_WARM_STEPS)
 
@@ -114,22 +115,22 @@ class Balance(Callback):
         if any(pace.samples == 0 or pace.compute_s <= 0 for pace in paces):
             return  # a rank had no sample in these steps
         now = _samples(_plan(trainer))
-        proposed = deal(paces, now, self._limits, self.damping)
+        proposed = propose(paces, now, self._limits, self.damping)
         if proposed.gain > self.min_gain and proposed.samples != now:
-            self._deal(trainer, paces, now, proposed)
+            self._change(trainer, paces, now, proposed)
 
-    def _deal(self, trainer: RunView, paces: list[Pace], now: Shares, proposed: Deal) -> None:
+    def _change(self, trainer: RunView, paces: list[Pace], now: Shares, proposed: Proposal) -> None:
         divisor = math.gcd(*proposed.samples)
-        trainer.deal_in_shares([part // divisor for part in proposed.samples])
-        self.deals.append((trainer.global_step, proposed.samples))
+        trainer.set_rank_shares([part // divisor for part in proposed.samples])
+        self.changes.append((trainer.global_step, proposed.samples))
         self._begin(_WARM_STEPS)
         slow, fast = (
             choose(range(len(paces)), key=lambda rank: paces[rank].sample_s)
             for choose in (max, min)
         )
         trainer.say(
-            f"Balance: after step {trainer.global_step} samples are dealt {words_of(proposed.samples)}"
-            f" ({words_of(now)} before); a sample takes rank {slow}"
+            f"Balance: after step {trainer.global_step} samples are split {format_shares(proposed.samples)}"
+            f" ({format_shares(now)} before); a sample takes rank {slow}"
             f" {1000 * paces[slow].sample_s:.3g} ms and rank {fast}"
             f" {1000 * paces[fast].sample_s:.3g} ms; the best shares promise {100 * proposed.gain:.0f}"
             " % more samples per second."
@@ -150,7 +151,7 @@ def _limits(trainer: RunView, given: int | list[int] | None) -> list[int]:
     """Return the largest microbatch of each rank.
 
     Raises:
-        ConfigError: ranks cannot be measured or dealt to, or the limits do not fit.
+        ConfigError: ranks cannot be measured or given unequal parts, or the limits do not fit.
     """
     key = Balance.config_key
     _check(trainer)

@@ -224,7 +224,7 @@ class PowerSGDSums(LowRank):
                 self._error[name] = self._error[name] + part if name in self._error else part
         if any(state["error"] for state in states):
             self.notes.append(
-                f"What {len(states)} ranks held back (PowerSGD) is dealt evenly to {world_size}:"
+                f"What {len(states)} ranks held back (PowerSGD) is split evenly over {world_size}:"
                 " the sum is the same."
             )
 

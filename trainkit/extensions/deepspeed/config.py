@@ -32,7 +32,7 @@ _REFUSED = {
     "autotuning": "it restarts the run with other settings",
     "curriculum_learning": "trainkit feeds the data",
     "data_efficiency": "trainkit feeds the data",
-    "tensor_parallel": "trainkit deals different samples to all ranks",
+    "tensor_parallel": "all ranks have different samples in trainkit",
     "pipeline": "trainkit has the loop",
 }
 

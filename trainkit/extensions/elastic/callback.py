@@ -25,7 +25,7 @@ class Elastic(Callback):
     processes resume from the last commit, with the ranks there are then. Elsewhere nothing is
     committed, and a run that is started again, at any number of ranks, resumes from its checkpoint.
     In both cases the samples of a step, the learning rate and the schedule stay those of the run's
-    beginning, and each sample of an epoch counts once. Streams (iterables) cannot be dealt again: a
+    beginning, and each sample of an epoch counts once. Streams (iterables) cannot be split again: a
     step takes nearly as many of their batches, and samples of the epoch in which ranks change may
     be left out or come again; a message says so.
 

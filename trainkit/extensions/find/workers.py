@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from trainkit.api.options import Options
 from trainkit.api.task import Task
 from trainkit.callbacks.step_clock import StepClock
-from trainkit.data.dealing import loader_like
+from trainkit.data.splitting import loader_like
 from trainkit.extensions.find.trial_run import measured, trial_run, trial_task
 from trainkit.extensions.script.loaders import ChangedLoader
 from trainkit.run.data_sources import DataSources

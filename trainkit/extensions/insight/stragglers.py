@@ -24,7 +24,7 @@ _OWN = {  # part -> description, remedy
         "computes",
         (
             "Look at its GPU (clock, temperature, another job) or its cores; callbacks=balance"
-            " deals it less."
+            " gives it less."
         ),
     ),
     "optimizer": ("updates weights", "Look at its GPU or its cores."),
@@ -44,7 +44,7 @@ class Straggler:
         seconds: seconds per step of that part.
         usual: the median of all ranks for that part.
         behind: seconds per step by which its own work exceeds the median rank's.
-        dealt: shares of a step's samples, as "3:1", or "even".
+        rank_shares: shares of a step's samples, as "3:1", or "even".
     """
 
     rank: int
@@ -53,11 +53,11 @@ class Straggler:
     seconds: float
     usual: float
     behind: float
-    dealt: str = "even"
+    rank_shares: str = "even"
 
     def __str__(self) -> str:
         what, help_ = _OWN[self.part]
-        shares = f" Samples are dealt {self.dealt}." if self.dealt != "even" else ""
+        shares = f" Samples are split {self.rank_shares}." if self.rank_shares != "even" else ""
         return (
             f"Straggler: rank {self.rank} ({self.host}) {what} for {1000 * self.seconds:.0f} ms a"
             f" step, the median rank for {1000 * self.usual:.0f} ms: the others wait"
@@ -66,7 +66,7 @@ class Straggler:
 
 
 def find_stragglers(
-    ranks: Sequence[tuple[str, dict[str, float]]], factor: float, dealt: str = "even"
+    ranks: Sequence[tuple[str, dict[str, float]]], factor: float, rank_shares: str = "even"
 ) -> list[Straggler]:
     """Return the ranks with more own work than `factor` times the median rank's, slowest first.
 
@@ -75,7 +75,7 @@ def find_stragglers(
     Args:
         ranks: (host, seconds per step by part) of each rank; at least two.
         factor: limit relative to the median rank, above 1.
-        dealt: shares of a step's samples, for the message.
+        rank_shares: shares of a step's samples, for the message.
     """
     own = [sum(parts[part] for part in _OWN) for _, parts in ranks]
     # The lower median: of two ranks the slower one is the straggler.
@@ -88,7 +88,9 @@ def find_stragglers(
             }
             part = max(_OWN, key=lambda p: parts[p] - medians[p])  # noqa: B023 - used at once
             stragglers.append(
-                Straggler(rank, host, part, parts[part], medians[part], own[rank] - usual, dealt)
+                Straggler(
+                    rank, host, part, parts[part], medians[part], own[rank] - usual, rank_shares
+                )
             )
     return sorted(stragglers, key=lambda straggler: -straggler.behind)
 

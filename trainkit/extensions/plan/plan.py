@@ -85,7 +85,7 @@ def batch_rows(run: Run) -> Rows:
             if limit is None
             else f"microbatches of {limit} samples at most"
         )
-        rows.append(("balance", f"dealt again by measured speed, looked at each {look}; {most}"))
+        rows.append(("balance", f"split again by measured speed, looked at each {look}; {most}"))
     per_epoch, total = feed.num_steps_in(0), run.total_steps
     if per_epoch is not None:
         epochs = f", {limits.max_epochs} epochs" if limits.max_epochs is not None else ""

@@ -5,7 +5,7 @@ epoch -> rank 0: shuffle by (seed, epoch) -> blocks of exactly one batch, in ord
 streaming_split -> sent to the ranks
 
 Batch b of an epoch goes to rank b % world_size, and step s takes the next `accumulate x ranks`
-batches: as of a DealtStream, the same batches in the same steps on any number of ranks. Nothing is
+batches: as of a SplitStream, the same batches in the same steps on any number of ranks. Nothing is
 left out; the last batch may be short.
 
 Ranks need not be processes of Ray: the first one connects to the cluster of RAY_ADDRESS, or starts

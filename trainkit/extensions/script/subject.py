@@ -23,7 +23,7 @@ from trainkit.config.compose import ComposedJob
 from trainkit.config.instantiate import build
 from trainkit.config.roles import declared_engine, role_of
 from trainkit.config.signature import read_signature
-from trainkit.data.dealing import loader_like
+from trainkit.data.splitting import loader_like
 from trainkit.engine.base import Engine
 from trainkit.engine.select import make_engine
 from trainkit.errors import ConfigError

@@ -274,7 +274,7 @@ def _about(trainer: RunView) -> About:
         workers=(
             int(feed.source.options.get("num_workers", -1)) if isinstance(feed, MapFeed) else -1
         ),
-        dealt=contract.rank_shares,
+        rank_shares=contract.rank_shares,
         **engine.heartbeat.sum_settings,
     )
 

@@ -68,17 +68,17 @@ def test_a_rank_that_computes_longest_gets_fewer_samples(tmp_path: Path) -> None
     assert of(even, "callbacks=balance").gain == pytest.approx(
         even.step_s / (even.step_s - 0.020) - 1
     )
-    about = replace(ABOUT, dealt="1:3")
-    dealt = seen(
-        tmp_path / "dealt",
+    about = replace(ABOUT, rank_shares="1:3")
+    unequal = seen(
+        tmp_path / "unequal",
         ranks=2,
         parts_of=lambda rank, step: slow if rank else usual,
         about=about,
     )
-    assert of(dealt, "callbacks=balance").gain == pytest.approx(
-        dealt.step_s / (dealt.step_s - 0.012) - 1
+    assert of(unequal, "callbacks=balance").gain == pytest.approx(
+        unequal.step_s / (unequal.step_s - 0.012) - 1
     )
-    assert "Samples are dealt 1:3." in " ".join(in_words(dealt))
+    assert "Samples are split 1:3." in " ".join(in_words(unequal))
     waits = PARTS | {"data": 60.0}
     loading = seen(
         tmp_path / "loading", ranks=2, parts_of=lambda rank, step: waits if rank else usual

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def test_a_piece_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
         assert found == whole[: len(found)]
         counts.append(len(found))
     assert counts == sorted(counts) and counts[-1] == 11
+
+
+def test_a_recording_of_trainkit_0_2_has_its_shares() -> None:
+    """There they have another name."""
+    facts = {name: value for name, value in asdict(ABOUT).items() if name != "rank_shares"}
+    event = {"name": "trainkit", "args": facts | {"dealt": "3:1"}}
+    assert about_of([event]) == replace(ABOUT, rank_shares="3:1")
 
 
 @pytest.mark.parametrize(

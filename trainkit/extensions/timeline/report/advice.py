@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
+from trainkit.data.shares import parse_shares
 from trainkit.extensions.reports.grid import human, ms, share
 from trainkit.extensions.timeline.report.overlap import Link, Profile, Summing, exposed_s
 from trainkit.extensions.timeline.report.steps import Analysis
@@ -83,7 +84,7 @@ def _waiting(analysis: Analysis) -> Iterator[Advice]:
         )
         if slow.part in ("forward", "backward"):
             why = (
-                f"rank {slow.rank} computes longest; it deals each rank samples by its speed, and"
+                f"rank {slow.rank} computes longest; it gives each rank samples by its speed, and"
                 " the gradient stays"
             )
             yield Advice("callbacks=balance", why, _gain(step, _balanced_s(analysis)))
@@ -100,10 +101,9 @@ def _balanced_s(analysis: Analysis) -> float:
     """Return the seconds that a step's slowest rank computes less if all compute equally long;
     see data/shares.py.
     """
-    dealt, ranks = analysis.abouts[0].dealt, [about.rank for about in analysis.abouts]
-    shares = (
-        [1] * len(ranks) if dealt == "even" else [int(dealt.split(":")[rank]) for rank in ranks]
-    )
+    ranks = [about.rank for about in analysis.abouts]
+    all_shares = parse_shares(analysis.abouts[0].rank_shares)
+    shares = [1 if all_shares is None else all_shares[rank] for rank in ranks]
     own = [analysis.median("forward", rank) + analysis.median("backward", rank) for rank in ranks]
     return max(own) - sum(shares) / sum(
         share / seconds for share, seconds in zip(shares, own, strict=True)

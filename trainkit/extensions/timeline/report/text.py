@@ -128,8 +128,8 @@ def _slow_words(analysis: Analysis) -> str:
     if slow is None:
         return "No rank is slower than the others in most steps."
     counted, of = slow.steps
-    dealt = analysis.abouts[0].dealt
-    shares = f" Samples are dealt {dealt}." if dealt != "even" else ""
+    rank_shares = analysis.abouts[0].rank_shares
+    shares = f" Samples are split {rank_shares}." if rank_shares != "even" else ""
     return (
         f"Rank {slow.rank} on {slow.host} is the slowest since step {slow.since}: in {counted} of"
         f" {of} steps the last, by {ms(slow.behind_s)}; it {_WORK[slow.part]} for"

@@ -33,6 +33,7 @@ OWN = "rank-{}.json"
 HOROVOD = "horovod-{}.json"
 TORCH = "torch-{}.json.gz"
 WHOLE = "trace.json.gz"  # the merged file
+_RENAMED = {"dealt": "rank_shares"}  # in recordings of trainkit 0.2
 # in FOLDER: requests a recording of a running job; holds the number of steps, or nothing
 REQUEST = "record"
 PATIENCE_S = 30.0  # the command `record` waits this long for the job to react
@@ -56,7 +57,7 @@ class About:
     fusion_bytes: int = 0  # Horovod's fusion threshold, 0 without Horovod
     wire: str = "none"  # number format of gradients in transfer: "none", "fp16", "bf16"
     workers: int = -1  # number of this rank's loader workers; -1 if unknown
-    dealt: str = "even"  # shares of a step's samples, as "3:1" (trainer.rank_shares)
+    rank_shares: str = "even"  # shares of a step's samples, as "3:1" (trainer.rank_shares)
 
 
 class TraceFile:
@@ -176,7 +177,8 @@ def about_of(events: list[Event]) -> About | None:
         return None
     known = {field.name for field in fields(About)}
     try:
-        return About(**{name: value for name, value in events[0]["args"].items() if name in known})
+        facts = {_RENAMED.get(name, name): value for name, value in events[0]["args"].items()}
+        return About(**{name: value for name, value in facts.items() if name in known})
     except (KeyError, TypeError, AttributeError):
         return None
 

@@ -46,7 +46,7 @@ class Share:
         return batch >= self.start and batch % self.per_step % self.world_size == self.rank
 
 
-class DealtDataset(IterableDataset[Any]):
+class DatasetShare(IterableDataset[Any]):
     """The samples of an iterable data set that belong to one rank, and in a loader worker to this
     worker.
 
