@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainkit.errors import CheckpointError
-from trainkit.safety.foreign import check_file
+from trainkit.safety.untrusted import check_file
 
 
 def write_safetensors(path: Path, state: Mapping[str, Tensor], aliases: Mapping[str, str]) -> None:

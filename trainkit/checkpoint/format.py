@@ -34,7 +34,7 @@ from trainkit.checkpoint.mismatch import mismatches, unfit
 from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import Pieces, resolve, table_of
 from trainkit.errors import CheckpointError
-from trainkit.safety.foreign import check_archive, read_bounded
+from trainkit.safety.untrusted import check_archive, read_bounded
 
 WEIGHTS = "weights.safetensors"
 TRAINING = "training.pt"

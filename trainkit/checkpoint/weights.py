@@ -24,7 +24,7 @@ from trainkit.checkpoint.format import MANIFEST, STRANGE_FILE, read_safetensors,
 from trainkit.checkpoint.mismatch import listed
 from trainkit.device.shards import local_of
 from trainkit.errors import CheckpointError
-from trainkit.safety.foreign import check_archive
+from trainkit.safety.untrusted import check_archive
 
 _LEGAL = (
     "a checkpoint's folder, a .safetensors file, a folder of transformers (it holds a"
@@ -274,7 +274,7 @@ def load_into(
         for name, tensor in weights.items()
         if name in here and tensor.shape == here[name].shape
     }
-    lines = sorted(_misfits(here, weights, fitting))
+    lines = sorted(_mismatches(here, weights, fitting))
     name = type(model).__name__
     if not fitting:
         raise CheckpointError(
@@ -294,7 +294,7 @@ def load_into(
     return lines
 
 
-def _misfits(
+def _mismatches(
     here: Mapping[str, Tensor], there: Mapping[str, Tensor], fitting: Mapping[str, Tensor]
 ) -> Iterator[str]:
     loaded = {_place(here[name]): name for name in fitting}

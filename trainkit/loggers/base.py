@@ -35,7 +35,7 @@ class RunFacts:
     Attributes:
         run_dir: the run's folder.
         global_step: steps taken before the fit began.
-        goes_on: whether the run resumes from its own checkpoint, or with other ranks.
+        resumes: whether the run resumes from its own checkpoint, or with other ranks.
         hyperparams: the config, or the Task's saved hyperparameters.
         stores: locations of the run's checkpoints.
         task: the Task's class.
@@ -47,7 +47,7 @@ class RunFacts:
 
     run_dir: Path
     global_step: int
-    goes_on: bool
+    resumes: bool
     hyperparams: dict[str, Any]
     stores: tuple[Store, ...]
     task: str
@@ -109,7 +109,7 @@ class Logger(Callback):
         facts = RunFacts(
             run_dir=Path(trainer.run_dir),
             global_step=trainer.global_step,
-            goes_on=checkpoints.resumed_in_place,
+            resumes=checkpoints.resumed_in_place,
             hyperparams=_hyperparams(trainer, task),
             stores=tuple(checkpoints.stores),
             task=type(task).__name__,

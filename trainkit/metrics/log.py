@@ -25,11 +25,11 @@ REDUCTIONS = get_args(Reduction)
 _OF_TORCH = {torch.mean: "mean", torch.sum: "sum", torch.min: "min", torch.max: "max"}
 
 
-def reduction_of(wish: Any) -> Any:
+def reduction_of(given: Any) -> Any:
     """Return the name of a reduction that may be given as torch's function;
     anything else as it is.
     """
-    return _OF_TORCH.get(wish, wish) if callable(wish) else wish
+    return _OF_TORCH.get(given, given) if callable(given) else given
 
 
 # A device's values are folded into one after this many, to bound memory and the number of kernels.

@@ -16,7 +16,7 @@ import torch
 
 from trainkit.errors import DataError
 from trainkit.run.prediction_table import clear_table
-from trainkit.safety.foreign import check_archive
+from trainkit.safety.untrusted import check_archive
 
 _SUFFIX = ".pt"
 

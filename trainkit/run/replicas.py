@@ -60,7 +60,16 @@ _OF_A_RANK = {
     ),
     *("host", "hostname", "run_dir", "dirpath", "init_weights", "pid", "trust"),
 }
-_FOREIGN = {"builtins", "torch", "trainkit", "torchvision", "numpy", "collections", "abc", "typing"}
+_OF_OTHERS = {
+    "builtins",
+    "torch",
+    "trainkit",
+    "torchvision",
+    "numpy",
+    "collections",
+    "abc",
+    "typing",
+}
 _NOT_THERE = "(not set)"
 _SHOWN = 3
 _MOST_CHARACTERS = 120
@@ -267,7 +276,7 @@ def sources(objects: Iterable[Any], names: Iterable[str] = ()) -> Facts:
         kind.__module__ for item in objects if item is not None for kind in type(item).__mro__
     } | set(names)
     hashes: Facts = {}
-    for name in sorted(name for name in modules if name.partition(".")[0] not in _FOREIGN):
+    for name in sorted(name for name in modules if name.partition(".")[0] not in _OF_OTHERS):
         file = getattr(sys.modules.get(name), "__file__", None)
         try:
             text = (

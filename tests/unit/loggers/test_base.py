@@ -72,7 +72,7 @@ def test_a_logger_hears_of_the_run_in_order(tmp_path: Path) -> None:
     task.hparams["width"] = 7
     train(tmp_path, own, task=task)
     (_, facts), *rest = own.calls
-    assert (facts.run_dir, facts.global_step, facts.goes_on, facts.task) == (
+    assert (facts.run_dir, facts.global_step, facts.resumes, facts.task) == (
         tmp_path,
         0,
         False,

@@ -22,7 +22,7 @@ from torch import Tensor
 from trainkit.checkpoint.files import check_files, describe_files, write_safetensors
 from trainkit.checkpoint.format import MANIFEST, WEIGHTS, find_aliases, load_plain, save_plain
 from trainkit.errors import CheckpointError
-from trainkit.safety.foreign import printable, read_bounded
+from trainkit.safety.untrusted import printable, read_bounded
 
 STEP = "step.pt"
 FOLDER = "capsules"  # in the run's folder

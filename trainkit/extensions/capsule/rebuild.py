@@ -33,7 +33,7 @@ from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
-from trainkit.safety.foreign import printable
+from trainkit.safety.untrusted import printable
 from trainkit.trainer import Trainer
 
 # Of the Trainer's arguments, those that affect a single step.

@@ -47,8 +47,8 @@ def select(place: str, machine: Machine, *, mpi: bool, gpu: bool | None) -> str:
         and (build.edits, build.torch) == (identity(), torch_name(machine.torch.version))
         and _same_mpi(build.mpi, needs)
     }
-    wishes = (True, False) if gpu is None and machine.torch.gpus else (bool(gpu),)
-    for with_nccl in wishes:
+    tried = (True, False) if gpu is None and machine.torch.gpus else (bool(gpu),)
+    for with_nccl in tried:
         fitting = [
             version for version, build in fit.items() if (build.cuda is not None) == with_nccl
         ]

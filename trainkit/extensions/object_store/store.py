@@ -22,7 +22,7 @@ from trainkit.console import warning
 from trainkit.errors import CheckpointError
 from trainkit.extensions.object_store.lease import StoreLease
 from trainkit.extensions.object_store.small_files import SmallFiles, as_os_error
-from trainkit.safety.foreign import check_name
+from trainkit.safety.untrusted import check_name
 
 
 class RemoteStore(SmallFiles, Store):

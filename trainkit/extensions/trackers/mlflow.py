@@ -124,7 +124,7 @@ class MLFlowLogger(CheckpointLogger):
         )
         runs = (
             self._client.search_runs([experiment], f"tags.`{_KEY_TAG}` = '{self._key}'")
-            if run.goes_on
+            if run.resumes
             else []
         )
         if runs:

@@ -170,7 +170,7 @@ class PrometheusLogger(Logger):
 def _note_start(run: RunFacts) -> int:
     """Add a line to `<run_dir>/.starts`; return the number of earlier starts of this run."""
     starts = run.run_dir / ".starts"
-    with starts.open("a" if run.goes_on else "w") as file:
+    with starts.open("a" if run.resumes else "w") as file:
         file.write(f"{time.time():.0f} {run.global_step} {run.world_size}\n")
     return len(starts.read_text().splitlines()) - 1
 

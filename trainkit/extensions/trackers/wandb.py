@@ -120,7 +120,7 @@ class WandbLogger(CheckpointLogger):
         folder.mkdir(parents=True, exist_ok=True)
         self._run = self._wandb.init(
             id=self._id,
-            resume="allow" if run.goes_on else None,
+            resume="allow" if run.resumes else None,
             project=self.project,
             name=run.without_secrets(self.name or run.run_dir.name),
             entity=self.entity,

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainkit.safety.foreign import check_name, unpack_bounded
+from trainkit.safety.untrusted import check_name, unpack_bounded
 
 Event = dict[str, Any]
 

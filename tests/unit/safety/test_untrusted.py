@@ -21,8 +21,8 @@ from trainkit.extensions.capsule.folder import read
 from trainkit.extensions.timeline.traces.pieces import read_events
 from trainkit.launch.environment import Launcher
 from trainkit.run.predictions import read_predictions
-from trainkit.safety import foreign
-from trainkit.safety.foreign import check_archive, check_file, read_bounded
+from trainkit.safety import untrusted
+from trainkit.safety.untrusted import check_archive, check_file, read_bounded
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", "", "\x1b[31mred", "a\\b", 3])
@@ -49,7 +49,7 @@ def test_a_size_is_a_count(size: object, tmp_path: Path) -> None:
 
 def test_a_manifest_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger file is not read."""
-    monkeypatch.setattr(foreign, "MOST_OF_MANIFEST", 10)
+    monkeypatch.setattr(untrusted, "MOST_OF_MANIFEST", 10)
     (tmp_path / "manifest.json").write_text(" " * 11)
     with pytest.raises(ValueError, match="larger than"):
         read_bounded(tmp_path / "manifest.json")
@@ -97,7 +97,7 @@ def test_records_claim_no_more_than_a_file_has(
     """A small file that unpacks into a large one is refused before torch reads it:
     as weights, as a step, as predictions.
     """
-    monkeypatch.setattr(foreign, "MOST_OF_MANIFEST", 1 << 16)
+    monkeypatch.setattr(untrusted, "MOST_OF_MANIFEST", 1 << 16)
     bomb = packed(tmp_path / "000000000000-00000.pt", data=bytes(1 << 20))
     for read_it in (
         lambda path: read_weights(str(path)),
@@ -136,7 +136,7 @@ def test_a_recording_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "link.json").symlink_to(tmp_path / "whole.json.gz")
     with pytest.raises(CheckpointError, match="is a link or no plain file"):
         read_events(tmp_path / "link.json")
-    monkeypatch.setattr(foreign, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(untrusted, "MOST_UNPACKED", 1000)
     with pytest.raises(CheckpointError, match="A recording is refused"):
         read_events(tmp_path / "whole.json.gz")
 
