@@ -57,7 +57,7 @@ class Agreement(Protocol):
 
 
 class Coordination(Protocol):
-    """See run/coordinator.py. `now` is rank 0's clock in seconds since the start,
+    """See engine/coordinator.py. `now` is rank 0's clock in seconds since the start,
     the same on all ranks, at most 0.5 s old.
     """
 

@@ -16,9 +16,9 @@ from trainkit.checkpoint.stateful import own_parts, packed_part
 from trainkit.checkpoint.writer import Writer
 from trainkit.engine.base import Engine
 from trainkit.engine.gathering import Gathering
+from trainkit.engine.signals import Signals
 from trainkit.run.feature import Feature
 from trainkit.run.reused import ReusedParts
-from trainkit.run.signals import Signals
 
 
 class Attempt(Protocol):

@@ -33,11 +33,11 @@ from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.shares import format_shares, parse_shares
 from trainkit.device.precision import Precision, precision_of
 from trainkit.engine.base import Engine
+from trainkit.engine.coordinator import Coordinator
 from trainkit.errors import ConfigError
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
-from trainkit.run.coordinator import Coordinator
 from trainkit.run.elastic import ElasticState
 from trainkit.run.evaluator import Evaluator
 from trainkit.run.folder import stores_of

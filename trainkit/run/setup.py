@@ -24,12 +24,13 @@ from trainkit.console import warning
 from trainkit.device.torch_flags import keep_freed_memory, torch_flags
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
+from trainkit.engine.coordinator import Coordinator
 from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
+from trainkit.engine.signals import Signals
 from trainkit.errors import ConfigError, Dismissed, Preempted
 from trainkit.launch.terminal import output_of_rank
 from trainkit.metrics.objects import reset_metrics
-from trainkit.run.coordinator import Coordinator
 from trainkit.run.data_sources import DataSources
 from trainkit.run.elastic import ElasticState
 from trainkit.run.folder import agreed_run_dir
@@ -38,7 +39,6 @@ from trainkit.run.model import make_model
 from trainkit.run.replicas import Replicas, settings_of
 from trainkit.run.reused import ReusedParts
 from trainkit.run.run import Run
-from trainkit.run.signals import Signals
 from trainkit.run.stage_feeds import StageFeeds
 
 # a rank 0 that an elastic job has lost may be writing its last checkpoint, or hang until it is

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import NoReturn
 
 from trainkit.api.view import RunView, checkpoint_policies
+from trainkit.engine.coordinator import Coordinator
 from trainkit.engine.ranks import RanksChanged
+from trainkit.engine.signals import Signals
 from trainkit.errors import Preempted
-from trainkit.run.coordinator import Coordinator
 from trainkit.run.elastic import ElasticState
-from trainkit.run.signals import Signals
 
 
 class Stopping:

@@ -684,7 +684,7 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     and the last leaves nothing unread.
     """
     # each round has an exchange, which is read in the next
-    monkeypatch.setattr("trainkit.run.coordinator.INTERVAL_S", 0.0)
+    monkeypatch.setattr("trainkit.engine.coordinator.INTERVAL_S", 0.0)
     under_way: dict[str, int] = {}
 
     def start_sum(comm: ThreadCollectives, number: int) -> Callable[[], int]:

@@ -207,7 +207,7 @@ def test_a_full_disk_costs_the_recording_alone(
 def test_all_ranks_record_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank writes its own file; the request goes to one of them."""
     monkeypatch.setattr("trainkit.extensions.timeline.callback._LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr("trainkit.run.coordinator.INTERVAL_S", 0.0)
+    monkeypatch.setattr("trainkit.engine.coordinator.INTERVAL_S", 0.0)
 
     def work(engine: ThreadEngine) -> int:
         act = At(2, ask if engine.ranks.rank == 0 else lambda trainer: None)

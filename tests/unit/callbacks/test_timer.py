@@ -21,7 +21,7 @@ class Clock(Recorder):
         super().__init__()
         self.now = 100.0
         fake = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr("trainkit.run.coordinator.time", fake)
+        monkeypatch.setattr("trainkit.engine.coordinator.time", fake)
         monkeypatch.setattr("trainkit.callbacks.timer.time", fake)
 
     def on_train_step_start(self, trainer: Any, task: Any) -> None:

@@ -23,10 +23,10 @@ from trainkit.api.view import RunView
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.checkpoint.format import verify
 from trainkit.checkpoint.store import LocalStore
+from trainkit.engine.signals import HANDLED, Signals
 from trainkit.errors import Preempted
 from trainkit.loggers import CSVLogger
 from trainkit.loggers.base import Logger, RunFacts
-from trainkit.run.signals import HANDLED, Signals
 from trainkit.trainer import Trainer
 
 
@@ -207,7 +207,7 @@ def test_a_second_signal_within_a_second_is_ignored(
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
         assert (signals.received, seen) == ("SIGTERM", [])
-        monkeypatch.setattr("trainkit.run.signals._SAME_S", -1.0)
+        monkeypatch.setattr("trainkit.engine.signals._SAME_S", -1.0)
         os.kill(os.getpid(), signal.SIGINT)
         assert seen == ["SIGINT"]
         os.kill(os.getpid(), signal.SIGTERM)  # all handlers are back

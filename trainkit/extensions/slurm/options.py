@@ -11,7 +11,7 @@ from typing import Any
 from trainkit.arguments import show
 from trainkit.errors import ConfigError
 
-# that end a fit with a checkpoint (run/signals.py), and that Slurm may send
+# that end a fit with a checkpoint (engine/signals.py), and that Slurm may send
 SIGNALS = ("USR1", "TERM")
 _OWN = {
     "array": (

@@ -154,7 +154,7 @@ def hold_signals(environ: Mapping[str, str] = os.environ) -> None:
     process.
 
     A rank imports for seconds, and a signal ends a process that has no handler for it yet: without
-    a checkpoint, and the script would not requeue the job. `Signals` (run/signals.py) receives them
+    a checkpoint, and the script would not requeue the job. `Signals` (engine/signals.py) receives them
     once it handles them.
     """
     if REQUEUE in environ:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.threads import ThreadEngine, World
+from trainkit.engine.coordinator import INTERVAL_S, Coordinator
+from trainkit.engine.signals import Signals
 from trainkit.engine.single import SingleEngine
-from trainkit.run.coordinator import INTERVAL_S, Coordinator
-from trainkit.run.signals import Signals
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._local = threading.local()
-        monkeypatch.setattr("trainkit.run.coordinator.time", SimpleNamespace(monotonic=self))
+        monkeypatch.setattr("trainkit.engine.coordinator.time", SimpleNamespace(monotonic=self))
 
     def __call__(self) -> float:
         return getattr(self._local, "now", 0.0)

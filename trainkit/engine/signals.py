@@ -1,8 +1,8 @@
 """Signals that end a run: SIGTERM (schedulers, launchers), SIGUSR1 (Slurm's --signal=USR1@60),
 SIGINT (Ctrl-C).
 
-The first one is recorded; the run ends at the next step with a checkpoint (stopping.py). A second
-one stops at once.
+The first one is recorded; the run ends at the next step with a checkpoint (run/stopping.py). A
+second one stops at once.
 """
 
 from __future__ import annotations

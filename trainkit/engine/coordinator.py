@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from trainkit.engine.base import Engine
-from trainkit.run.signals import Signals
+from trainkit.engine.signals import Signals
 
 INTERVAL_S = 0.5
 LONG_ROUND_S = 2.0
