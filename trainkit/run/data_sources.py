@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -33,13 +33,6 @@ from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError
 from trainkit.optim.batch_plan import Accumulation, accumulation_at
 from trainkit.run.replicas import Replicas, data_of
-
-
-class Movers(Protocol):
-    """Moves batches to the device; see Mover."""
-
-    def for_loader(self, index: int) -> Callable[[Any], Any]:
-        """Return what moves the batches of the loader with this number."""
 
 
 @dataclass(frozen=True)
@@ -241,12 +234,15 @@ def eval_feeds(
     limit: Limit,
     seed: int,
     engine: Engine,
-    mover: Movers,
+    mover_of: Callable[[int], Callable[[Any], Any]],
     declared_ranks: int | None = None,
     bad: BadSamples | None = None,
 ) -> list[Feed]:
     """Return a feed for each loader of evaluation data:
     a single one, or a list, tuple or dict of loaders. See `train_feed`.
+
+    Args:
+        mover_of: returns what moves the batches of the loader with this number to the device.
     """
     if isinstance(data, CombinedLoader):
         data = data.iterables if data.mode == "sequential" else data.joined(name)
@@ -255,7 +251,7 @@ def eval_feeds(
     several = bool(items) and all(isinstance(item, DataLoader) for item in items)
     feeds: list[Feed] = []
     for index, item in enumerate(items if several else [data]):
-        move = mover.for_loader(index)
+        move = mover_of(index)
         source = read_source(item, name, training=False)
         skips = None if bad is None else Skips(bad, name, each_step=False)
         if source is None:

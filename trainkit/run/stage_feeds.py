@@ -73,8 +73,9 @@ class StageFeeds:
         if data is None or limit == 0:
             return []
         seed, ranks = self._run.options.seed, self.declared_ranks
+        mover_of = self.mover().for_loader
         return eval_feeds(
-            data, name, limit, seed, self._run.engine, self.mover(), ranks, self.bad_samples
+            data, name, limit, seed, self._run.engine, mover_of, ranks, self.bad_samples
         )
 
     def skip(self, bad: BadSamples) -> None:
