@@ -28,7 +28,6 @@ from trainkit.run.batches import (
     check_epoch,
     compute_gradients,
     end_last_batch,
-    train_manually,
 )
 from trainkit.run.evaluator import steps_between
 from trainkit.run.logged import keep_values
@@ -142,7 +141,7 @@ def train_step(run: Run, step: Step) -> None:
     is_logged = (count + 1) % run.options.limits.log_every_n_steps == 0
     run.step.log.new_step(is_logged)
     if run.step.manual is not None:
-        updated = train_manually(run, step, run.step.manual)
+        updated = run.step.manual(step)
     else:
         if run.step.halving is None:
             compute_gradients(run, step)

@@ -7,7 +7,6 @@ compute_gradients   all microbatches of a step on this rank
   leave_batch       the hooks after it
 end_last_batch      after the update: the hook of the last one, which sees the new weights
 check_epoch         at the end of an epoch: whether it has trained
-train_manually      a batch of a Task that updates its weights itself
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from trainkit.run.run import Run
 from trainkit.run.step_parts import (
     NOT_GUARDED,
     Forwarded,
-    ManualBatches,
     OpenBatch,
     run_backward,
 )
@@ -248,19 +246,3 @@ def check_epoch(run: Run) -> None:
             " an epoch, so no weight has changed. Return the loss: a tensor, or a dict with"
             " 'loss'."
         )
-
-
-def train_manually(run: Run, step: Step, manual: ManualBatches) -> bool:
-    """Let the Task train on this rank's batch and update the weights itself."""
-    task = run.task
-    for microbatch in manual.batches(step):
-        batch = microbatch.batch
-        batch_idx = run.state.batch_idx
-        task._log_to(LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False))
-        start_batch(run, batch, batch_idx, first=True)
-        with manual.batch(microbatch.num_samples, step.num_samples), run.precision.autocast():
-            outputs = call_step(task, "training_step", batch, batch_idx)
-        run.hooks("on_train_batch_end", outputs, batch, batch_idx)
-        task._log_to(None)
-        run.state.batch_idx += 1
-    return manual.updated

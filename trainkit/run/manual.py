@@ -21,12 +21,15 @@ import torch
 from torch import Tensor
 
 from trainkit.api.manual import connect
+from trainkit.api.step_call import call_step
+from trainkit.api.task import LogTarget
 from trainkit.api.view import RunView
 from trainkit.data.feed import MapFeed, Microbatch, Step
 from trainkit.device.accelerator import wide
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError, TaskError
 from trainkit.optim.clipping import clip
+from trainkit.run.batches import start_batch
 from trainkit.run.feature import Feature, Features
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
@@ -90,7 +93,7 @@ class ManualUpdates(Feature):
     ) -> Mapping[str, Any]:
         """Let the Task run each step."""
         self._manual = ManualRun(self._stage.run, optimizers)
-        return {"manual": self._manual}
+        return {"manual": self._manual.train}
 
     def begun(self, run: RunView) -> None:
         """Give the Task its optimizers; its schedulers move by its own hand."""
@@ -107,14 +110,32 @@ class ManualRun:
         self._share, self._reduced, self._counted = 0.0, set[int](), False
         # whether another method of an optimizer has updated in this batch: SAM's second_step
         self.steps_otherwise = False
-        self.updated = True  # whether no overflow held an update of this batch back
+        self._updated = True  # whether no overflow held an update of this batch back
         self.optimizers = [Stepper(optimizer, self) for optimizer in optimizers]
 
+    def train(self, step: Step) -> bool:
+        """Let the Task train on this rank's batch of a step, and update the weights itself; return
+        whether no overflow held an update back.
+        """
+        run, task = self._run, self._run.task
+        for microbatch in self._batches(step):
+            batch = microbatch.batch
+            batch_idx = run.state.batch_idx
+            log = LogTarget(run.step.log, microbatch.num_samples, on_step=True, on_epoch=False)
+            task._log_to(log)
+            start_batch(run, batch, batch_idx, first=True)
+            with self._batch(microbatch.num_samples, step.num_samples), run.precision.autocast():
+                outputs = call_step(task, "training_step", batch, batch_idx)
+            run.hooks("on_train_batch_end", outputs, batch, batch_idx)
+            task._log_to(None)
+            run.state.batch_idx += 1
+        return self._updated
+
     @contextlib.contextmanager
-    def batch(self, num_samples: int, num_in_step: int) -> Iterator[None]:
+    def _batch(self, num_samples: int, num_in_step: int) -> Iterator[None]:
         """Within the context the Task trains on a batch of this rank."""
         self._share = num_samples / num_in_step
-        self.updated = True
+        self._updated = True
         self._counted = self.steps_otherwise = False
         self._reduced.clear()
         try:
@@ -124,7 +145,7 @@ class ManualRun:
         if self.steps_otherwise and not self._counted:
             self.count()
 
-    def batches(self, step: Step) -> Iterable[Microbatch]:
+    def _batches(self, step: Step) -> Iterable[Microbatch]:
         """Return this rank's batch of a step;
         none on all ranks if a stream has one for some ranks only.
         """
@@ -186,7 +207,7 @@ class ManualRun:
         self.count()
         run.rates.record_update()
         if run.precision.scales_loss:
-            self.updated &= run.precision.step([optimizer])
+            self._updated &= run.precision.step([optimizer])
             return None
         return optimizer.step(**kwargs)
 

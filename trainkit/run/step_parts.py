@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -17,16 +17,6 @@ from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.sample_weights import SampleWeights
 from trainkit.run.finite import FiniteLosses, LossWatch
 from trainkit.run.oom import Halving
-
-
-class ManualBatches(Protocol):
-    """See run/manual.py."""
-
-    updated: bool
-
-    def batches(self, step: Step) -> Iterable[Microbatch]: ...  # noqa: D102
-    def batch(self, num_samples: int, num_in_step: int) -> AbstractContextManager[None]: ...  # noqa: D102
-
 
 NOT_GUARDED = contextlib.nullcontext()
 
@@ -96,7 +86,8 @@ class StepParts:
             engine runs several forwards first.
         open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the
             update.
-        manual: runs a Task that updates its weights itself.
+        manual: runs a step of a Task that updates its weights itself; returns whether no overflow
+            held an update back.
         eval_weights: of optimizers that are evaluated at other weights than they train.
     """
 
@@ -114,7 +105,7 @@ class StepParts:
     sync_guard: AbstractContextManager[None] = NOT_GUARDED
     finite: FiniteLosses | None = None
     halving: Halving | None = None
-    manual: ManualBatches | None = None
+    manual: Callable[[Step], bool] | None = None
     eval_weights: WeightSwitch = field(default_factory=WeightSwitch)
 
     def __post_init__(self) -> None:
