@@ -16,17 +16,17 @@ from torch import nn
 from trainkit.api.options import Options
 from trainkit.api.state import TrainState
 from trainkit.checkpoint.manager import CheckpointManager
-from trainkit.checkpoint.store import Store
 from trainkit.data.feed import Feed
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
+from trainkit.engine.coordinator import Coordinator
 from trainkit.metrics.hook_log import HookLog
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
 
 # What a run, or a command, looks a callback up for; its class says it (Callback.role):
-#     checkpoints      decides which checkpoints are written, and which stay: a CheckpointPolicy
+#     checkpoints      decides which checkpoints are written, and which stay: a ModelCheckpoint
 #     early_stopping   ends training by a value: trainer.early_stopping_callback
 #     elastic          makes a fit's attempts in an elastic run (its `fit`), and commits its state
 #     layers           replaces layers of the Task: a LayerChange of api/layers.py
@@ -46,27 +46,6 @@ Role = Literal[
     "shares",
     "step_clock",
 ]
-
-
-class Agreement(Protocol):
-    """A question to rank 0. `agreed` is set on all ranks at the same step,
-    once rank 0 answered yes; clear it to ask again.
-    """
-
-    agreed: bool
-
-
-class Coordination(Protocol):
-    """See engine/coordinator.py. `now` is rank 0's clock in seconds since the start,
-    the same on all ranks, at most 0.5 s old.
-    """
-
-    now: float
-
-    def sync_clock(self) -> float: ...
-    def expect_new_pace(self) -> None: ...
-    def register(self, name: str, ask: Callable[[], bool]) -> Agreement: ...
-    def preempt(self, notice: str) -> None: ...
 
 
 class Evaluation(Protocol):
@@ -139,6 +118,7 @@ class RunView(LightningView, Protocol):
     options: Options
     precision: Precision
     checkpoints: CheckpointManager
+    coordinator: Coordinator
 
     train_feed: Feed
     batch_plan: BatchPlan
@@ -150,8 +130,6 @@ class RunView(LightningView, Protocol):
     def task(self) -> nn.Module: ...
     @property
     def hooks(self) -> HookTable: ...
-    @property
-    def coordinator(self) -> Coordination: ...
     @property
     def evaluator(self) -> Evaluation: ...
     @property
@@ -181,27 +159,9 @@ class RunView(LightningView, Protocol):
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None: ...
 
 
-class CheckpointPolicy(Protocol):
-    """What a callback of the role "checkpoints" has; ModelCheckpoint is one, and documents it."""
-
-    dirpath: str | None
-    save_weights_only: bool
-
-    def store_of(self, run_dir: Path) -> Store: ...
-    @property
-    def last_model_path(self) -> str: ...
-    def save_now(self, trainer: RunView) -> bool: ...
-    def renew(self) -> None: ...
-
-
 def with_role(callbacks: Sequence[Any], role: Role) -> list[Any]:
     """Return those callbacks that have a role, in their order."""
     return [callback for callback in callbacks if callback.role == role]
-
-
-def checkpoint_policies(callbacks: Sequence[Any]) -> list[CheckpointPolicy]:
-    """Return those callbacks that decide about checkpoints."""
-    return with_role(callbacks, "checkpoints")
 
 
 def elastic_of(callbacks: Sequence[Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
@@ -13,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from trainkit.api.callback import Callback
 from trainkit.api.lightning_arguments import nothing
 from trainkit.api.task import Task
-from trainkit.api.view import RunView
+from trainkit.api.view import RunView, with_role
 from trainkit.arguments import (
     Duration,
     NonNegativeInt,
@@ -368,3 +369,8 @@ def _fill(filename: str, trainer: RunView, early: bool, inserts_names: bool) -> 
 class _Early(dict[str, Any]):
     def __missing__(self, name: str) -> float:
         return math.nan
+
+
+def checkpoint_policies(callbacks: Sequence[Callback]) -> list[ModelCheckpoint]:
+    """Return those callbacks that decide about checkpoints, in their order."""
+    return with_role(callbacks, "checkpoints")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.api.view import checkpoint_policies
+from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.run.folder import set_aside
 from trainkit.run.model import fill_parts, is_in_parts, load_whole

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.api.callback import Callback
-from trainkit.api.view import checkpoint_policies
+from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import Store
 from trainkit.console import info, short

@@ -10,7 +10,8 @@ from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task
-from trainkit.api.view import checkpoint_policies, with_role
+from trainkit.api.view import with_role
+from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.data.feed import Feed
 from trainkit.engine.base import Engine
 from trainkit.loggers.base import Logger, loggers_of

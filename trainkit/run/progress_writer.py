@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from trainkit.api.view import RunView, checkpoint_policies, with_role
+from trainkit.api.view import RunView, with_role
+from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import Dismissed, summary

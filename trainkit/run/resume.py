@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainkit.api.view import checkpoint_policies, with_role
+from trainkit.api.view import with_role
+from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.checkpoint.manager import MEMORY
 from trainkit.checkpoint.stateful import with_own_parts
 from trainkit.console import plural, try_to_write

@@ -10,7 +10,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import NoReturn
 
-from trainkit.api.view import RunView, checkpoint_policies
+from trainkit.api.view import RunView
+from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.engine.coordinator import Coordinator
 from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.signals import Signals

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainkit.api.view import RunView, checkpoint_policies
+from trainkit.api.view import RunView
+from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.checkpoint.batches import pack, tensors_in
 from trainkit.checkpoint.stateful import random_state, set_random_state, versions
 from trainkit.data.feed import MapFeed, Microbatch
