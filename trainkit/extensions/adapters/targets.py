@@ -73,7 +73,8 @@ def check_replaced(plain: Mapping[str, nn.Module], replaced: Iterable[str]) -> N
         id(parameter) for module in plain.values() for parameter in module._parameters.values()
     )
     for name in replaced:
-        module, parent = plain[name], plain[name.rpartition(".")[0]]
+        module = plain[name]
+        parent = plain[name.rpartition(".")[0]]
         if isinstance(parent, nn.MultiheadAttention):
             raise ConfigError(
                 f"{_KEY} would adapt '{name}', and nn.MultiheadAttention reads that layer's weight"

@@ -134,7 +134,8 @@ def compute_again(
     Gradients, buffers, random numbers, logged values, and the attributes of modules that are
     numbers, texts, tensors, lists or dicts are afterwards what they were.
     """
-    values, device = Fingerprints(with_sizes), trainer.engine.device
+    values = Fingerprints(with_sizes)
+    device = trainer.engine.device
     batch = to_device(batches.unpack(inputs.batch), device)
     with _state_aside(task, inputs):
         _add_weights(values, task)
@@ -181,7 +182,8 @@ def _plain(task: nn.Module) -> dict[str, dict[str, Any]]:
 @contextlib.contextmanager
 def _state_aside(task: Task, inputs: Inputs) -> Iterator[None]:
     """Give a task the state of the recorded rank within the context, and its own afterwards."""
-    own_random, modules = random_state(), dict(task.named_modules())
+    own_random = random_state()
+    modules = dict(task.named_modules())
     buffers = dict(task.named_buffers())
     own_buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
     attributes = [(module, *_attributes(module)) for module in modules.values()]

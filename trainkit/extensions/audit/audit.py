@@ -134,7 +134,8 @@ class Audit(Callback):
         return not trainer.options.numerics.compile
 
     def _audit(self, trainer: RunView, task: Task) -> None:
-        comm, audited = trainer.engine.comm, self._audited(trainer)
+        comm = trainer.engine.comm
+        audited = self._audited(trainer)
         own = self._recording.result() if self._recording is not None else None
         recorded: tuple[Inputs, list[Value]] | None = comm.all_gather_object(own)[audited]
         if recorded is None:

@@ -78,7 +78,8 @@ class Balance(Callback):
             if self._warm >= 0:
                 return
             self._from = step_clock_of(trainer).read()
-        plan, step = _plan(trainer), trainer.state.step_in_epoch
+        plan = _plan(trainer)
+        step = trainer.state.step_in_epoch
         self._samples += sum(map(len, plan.microbatches(step, trainer.engine.ranks.data_rank)))
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
@@ -155,7 +156,8 @@ def _limits(trainer: RunView, given: int | list[int] | None) -> list[int]:
     """
     key = Balance.config_key
     _check(trainer)
-    now, ranks = _samples(_plan(trainer)), trainer.engine.ranks.data_size
+    now = _samples(_plan(trainer))
+    ranks = trainer.engine.ranks.data_size
     if given is None:
         return [sum(now)] * ranks
     limits = [given] * ranks if isinstance(given, int) else list(given)

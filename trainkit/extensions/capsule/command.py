@@ -52,7 +52,8 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
     request: dict[str, Any] = {"capsule": folders[0]}
     overrides = []
     for argument in arguments:
-        key, value = _key_of(argument), argument.partition("=")[2]
+        key = _key_of(argument)
+        value = argument.partition("=")[2]
         if key is None:
             continue
         if key in request:

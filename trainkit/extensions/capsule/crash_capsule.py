@@ -108,7 +108,9 @@ class CrashCapsule(Callback):
     def on_train_batch_start(
         self, trainer: RunView, task: Task, batch: Any, batch_idx: int
     ) -> None:
-        record, pieces, target = self._ring[-1], trainer.state.oom_pieces, task._log_target
+        record = self._ring[-1]
+        pieces = trainer.state.oom_pieces
+        target = task._log_target
         if pieces != record.pieces:  # the step is repeated
             record.pieces = pieces
             record.taken.clear()

@@ -52,7 +52,8 @@ class Capsule:
     @property
     def weights_age(self) -> int:
         """By how many steps these weights are older than the step."""
-        step, of_step = self.about["step"], self.about.get("weights_step")
+        step = self.about["step"]
+        of_step = self.about.get("weights_step")
         return 0 if of_step is None else int(step) - int(of_step)
 
 

@@ -55,7 +55,8 @@ class LossBaseline:
         if is_spike:
             self._spikes.append(loss)
             if len(self._spikes) == self._spikes.maxlen:
-                self._last, self._spikes = self._spikes, deque(maxlen=self._spikes.maxlen)
+                self._last = self._spikes
+                self._spikes = deque(maxlen=self._spikes.maxlen)
             return True
         self._spikes.clear()
         self._last.append(loss)
@@ -63,7 +64,8 @@ class LossBaseline:
 
     def _exceeds_limits(self, loss: float) -> bool:
         median = statistics.median(self._last)
-        rise, limits = self._sign * (loss - median), [self._atol]
+        rise = self._sign * (loss - median)
+        limits = [self._atol]
         if self._rtol is not None:
             limits.append(self._rtol * abs(median))
         if self._deviations is not None:

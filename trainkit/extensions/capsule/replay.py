@@ -98,7 +98,8 @@ def replay(
         CheckpointError: the capsule is missing or damaged, or there are no weights for it.
         ConfigError: an override is not legal.
     """
-    stored, changes = read(capsule), dict(overrides or {})
+    stored = read(capsule)
+    changes = dict(overrides or {})
     if task is not None and changes.keys() - {"trainer"}:
         raise ConfigError(
             f"overrides has {', '.join(changes.keys() - {'trainer'})}, but the task is given."
@@ -148,7 +149,8 @@ def _take(
     run: Run, watch: Watch, stored: Capsule, batches: list[Any], pdb: bool
 ) -> BaseException | None:
     """Run forward and backward of the microbatches; return the exception, or None."""
-    taken, step = stored.step["microbatches"], _step(stored)
+    taken = stored.step["microbatches"]
+    step = _step(stored)
     if pdb:
         _stop_before(run.task)
     channels_last = run.options.numerics.uses_channels_last(run.engine.device)
@@ -204,8 +206,11 @@ def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
 
 def _notes(stored: Capsule, run: Run) -> list[str]:
     """Describe the differences from the run."""
-    about, settings, device = stored.about, stored.about["settings"], run.engine.device
-    was_gpu, notes = not str(about.get("device", "cpu")).startswith("cpu"), []
+    about = stored.about
+    settings = stored.about["settings"]
+    device = run.engine.device
+    was_gpu = not str(about.get("device", "cpu")).startswith("cpu")
+    notes = []
     if was_gpu != is_accelerator(device):
         notes.append(
             f"the run computed on {about['device']}, this is {device.type}: kernels and random"

@@ -18,7 +18,8 @@ _MOST = 8
 
 def show(done: Replayed) -> None:
     """Print the step, the losses, non-finite values, and the largest numbers."""
-    console, about = console_of(), done.about
+    console = console_of()
+    about = done.about
     rows = [
         (
             "capsule",

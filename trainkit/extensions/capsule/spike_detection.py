@@ -90,7 +90,9 @@ class SpikeDetection(Callback):
 
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         if stage == "fit":
-            self.spikes, self._usual, self._late = [], self._baseline(), None
+            self.spikes = []
+            self._usual = self._baseline()
+            self._late = None
             self._was_bad = False
             self._was_leaping = False
             self._places = dict[int, tuple[int, int]]()
@@ -149,7 +151,8 @@ class SpikeDetection(Callback):
 
     def _look(self, trainer: RunView, came: Sequence[tuple[int, float]]) -> None:
         for step, loss in came:
-            usual, bad = self._usual.median, not math.isfinite(loss)
+            usual = self._usual.median
+            bad = not math.isfinite(loss)
             epoch, step_in_epoch = self._places.pop(step)
             for older in [known for known in self._places if known < step]:
                 del self._places[older]  # a step without samples on this rank has no loss

@@ -153,7 +153,9 @@ def _source_of_weights(weights_step: int | None, step: int) -> str:
 
 
 def _microbatches_of(trainer: RunView, record: StepRecord) -> list[dict[str, Any]]:
-    samples, first, entries = samples_of(trainer, record.epoch, record.step_in_epoch), 0, []
+    samples = samples_of(trainer, record.epoch, record.step_in_epoch)
+    first = 0
+    entries = []
     in_order = (
         None if samples is None else [index for of_microbatch in samples for index in of_microbatch]
     )
@@ -235,7 +237,8 @@ class BufferCopies:
             lambda: ([], [])
         )
         for name, (module, own) in self._places.items():
-            live, copy = module._buffers[own], self.copies.get(name)
+            live = module._buffers[own]
+            copy = self.copies.get(name)
             if live is None:
                 self.copies.pop(name, None)
             elif copy is None or copy.shape != live.shape or copy.dtype != live.dtype:

@@ -107,7 +107,8 @@ def _factor(pair: Pair, context: Context) -> str:
     ratio = _common_ratio(pair)
     if ratio is None:
         return ""
-    world, data = len(context.ranks.ranks), context.data_size
+    world = len(context.ranks.ranks)
+    data = context.data_size
     sizes = {
         world: "the number of ranks",
         context.ranks.tensor_size: f"the {context.ranks.group} ranks",

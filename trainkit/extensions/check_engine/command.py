@@ -86,7 +86,8 @@ class Children:
             EngineError: it failed.
         """
         print(f"{what} ...", end=" ", flush=True)
-        started, log = time.monotonic(), self.folder / f"{name}.log"
+        started = time.monotonic()
+        log = self.folder / f"{name}.log"
         module: Any = importlib.import_module("trainkit.extensions.script.changes")
         recorder = {
             "_target_": _RECORDER,

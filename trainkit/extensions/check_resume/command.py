@@ -88,7 +88,8 @@ class Children:
             EngineError: the run failed, or should have been killed and was not.
         """
         print(f"{what}, {plural(ranks, 'rank')} ...", end=" ", flush=True)
-        started, log = time.monotonic(), self.folder / f"{name}.log"
+        started = time.monotonic()
+        log = self.folder / f"{name}.log"
         after = kind == "resumes"
         recorder = {"_target_": _RECORDER, "record_to": str(self.folder / "notes" / name)}
         changes: Any = importlib.import_module("trainkit.extensions.script.changes")
@@ -242,7 +243,8 @@ def _text(value: Any) -> str:
 
 
 def _run_three(children: Children, asked: CheckRequest) -> None:
-    ranks, save = asked.ranks, {"save_at": asked.save_at}
+    ranks = asked.ranks
+    save = {"save_at": asked.save_at}
     children.start("whole", "1/3 the whole run", ranks[0], "whole", save)
     notes = (children.folder / "notes" / "whole" / "rank0.jsonl").read_text().splitlines()
     if len(notes) <= asked.kill_at:

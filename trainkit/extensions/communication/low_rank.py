@@ -134,7 +134,8 @@ class PowerSGDSums(LowRank):
     ) -> None:
         """See LowRank."""
         if self.owing is not None:
-            factors, self.owing = self.owing, None
+            factors = self.owing
+            self.owing = None
             message = self.project(factors, end(factors.handle))
             factors.handle = start(message, f"trainkit.grad.{factors.entries[0][0]}.q")
 
@@ -147,7 +148,8 @@ class PowerSGDSums(LowRank):
             # Householder's columns are orthonormal also for dependent or zero ones, so no direction
             # is lost forever.
             basis = torch.linalg.qr(total[start : start + size].view(len(matrix), -1))[0]
-            factors.bases[name], factors.own[name] = basis, matrix.T @ basis
+            factors.bases[name] = basis
+            factors.own[name] = matrix.T @ basis
             start += size
         factors.exact = total[start:]
         factors.message = torch.cat([q.reshape(-1) for q in factors.own.values()])

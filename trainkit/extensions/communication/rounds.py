@@ -155,7 +155,8 @@ class Rounds(Approximation):
 
     @torch.no_grad()
     def _outer_step(self, fragment: int) -> None:
-        named, settings = self._fragment(fragment), self._settings
+        named = self._fragment(fragment)
+        settings = self._settings
         dtype = torch.float32
         for _, p in named:
             dtype = torch.promote_types(dtype, p.dtype)
@@ -175,13 +176,12 @@ class Rounds(Approximation):
                 change = change + settings.outer_momentum * speed
             self._shared[name].sub_((settings.outer_lr * change).to(p.dtype))
             p.copy_(self._shared[name])
-        self._last[fragment], self._shares[fragment] = (
-            self.steps,
-            torch.zeros_like(self._shares[fragment]),
-        )
+        self._last[fragment] = self.steps
+        self._shares[fragment] = torch.zeros_like(self._shares[fragment])
 
     def _fragment(self, number: int) -> list[NamedParameter]:
-        count, parts = len(self._named), self._settings.fragments
+        count = len(self._named)
+        parts = self._settings.fragments
         return self._named[number * count // parts : (number + 1) * count // parts]
 
     # -- state ------------------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ class ContextGroup:
         # tensor ranks of the same tokens are neighbours
         self.place = ranks.rank // ranks.tensor_size % ranks.context_size
         self.ranks = ranks.context_size
-        self._comm, self._group = comm, _group_of(ranks, comm)
+        self._comm = comm
+        self._group = _group_of(ranks, comm)
 
     def gather(self, own: Tensor) -> list[Tensor]:
         """See Group."""
@@ -53,7 +54,8 @@ class ContextGroup:
     def scatter_sum(self, of_ranks: list[Tensor]) -> Tensor:
         """See Group."""
         # in float32 at least, as gradients of weights are
-        first, wide = of_ranks[0], torch.promote_types(of_ranks[0].dtype, torch.float32)
+        first = of_ranks[0]
+        wide = torch.promote_types(of_ranks[0].dtype, torch.float32)
         sent = torch.stack(of_ranks).to(wide)
         own = sent.new_empty(first.shape)
         with self._comm.waiting_for("gradients of keys and values from the context ranks"):
@@ -142,7 +144,8 @@ def _check(step: SharedStep) -> None:
 def _group_of(ranks: Ranks, comm: DDPCollectives) -> dist.ProcessGroup:
     """Make the groups of all context ranks, and return this rank's. Call it on all ranks."""
     own: Any = None
-    tensor, size = ranks.tensor_size, ranks.tensor_size * ranks.context_size
+    tensor = ranks.tensor_size
+    size = ranks.tensor_size * ranks.context_size
     for first in range(0, ranks.world_size, size):
         for index in range(tensor):
             members = range(first + index, first + size, tensor)

@@ -160,7 +160,8 @@ def _attend(
 class _OnePlace:
     """Stands for ranks that this process computes one beside the other."""
 
-    place, ranks = 0, _TRIED[0]
+    place = 0
+    ranks = _TRIED[0]
 
 
 class _Trial(SharedStep):

@@ -203,7 +203,8 @@ def _ours(
         "zero_optimization.stage": (options.stage, "engine.stage"),
     }
     for name in ("offload_optimizer", "offload_param"):
-        place, key = getattr(options, name), f"zero_optimization.{name}"
+        place = getattr(options, name)
+        key = f"zero_optimization.{name}"
         if place != "none" or name in _section(user, "zero_optimization"):
             values[f"{key}.device"] = (place, f"engine.{name}")
         if place == "nvme":

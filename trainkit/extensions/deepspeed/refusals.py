@@ -108,7 +108,8 @@ def check_settings(settings: StepSettings, stage: int) -> None:
         raise ConfigError(f"engine=deepspeed: {_USED[name]}")
     for need, (why, first) in _NEEDS.items():
         if need in settings.callbacks and stage >= first:
-            name, lower = settings.callbacks[need], " a lower engine.stage, or" if first > 1 else ""
+            name = settings.callbacks[need]
+            lower = " a lower engine.stage, or" if first > 1 else ""
             raise ConfigError(
                 f"engine=deepspeed, stage {stage}: the callback {name} {why}. Leave it out, or"
                 f" use{lower} engine=ddp."

@@ -22,7 +22,8 @@ def check_optimizer(section: Any, optimizer: torch.optim.Optimizer) -> None:
         return
     if not isinstance(section, dict):
         raise ConfigError(f"engine.config's optimizer is {show(section)}; it must be a mapping.")
-    name, own = section.get("type", "auto"), type(optimizer).__name__
+    name = section.get("type", "auto")
+    own = type(optimizer).__name__
     if name != "auto" and str(name).lower() != own.lower():
         raise ConfigError(_differ("optimizer.type", name, f"the Task's optimizer is {own}"))
     for key, value in (section.get("params") or {}).items():
@@ -33,7 +34,8 @@ def check_optimizer(section: Any, optimizer: torch.optim.Optimizer) -> None:
                 f"engine.config's optimizer.params.{key} is {show(value)}, but the Task's {own} has"
                 " no such setting. Leave it out."
             )
-        theirs, ours = _plain(value), _plain(optimizer.defaults[key])
+        theirs = _plain(value)
+        ours = _plain(optimizer.defaults[key])
         if theirs != ours:
             raise ConfigError(
                 _differ(

@@ -37,7 +37,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
         )
         return ConfigError.exit_code
     findings: list[Finding] = []
-    console, as_json = console_of(), "--json" in arguments
+    console = console_of()
+    as_json = "--json" in arguments
     for finding in examine(allreduce="--no-allreduce" not in arguments):
         if not as_json:
             _show(console, finding, is_first=not findings or findings[-1].area != finding.area)

@@ -70,7 +70,9 @@ def _gpu(nvml: Any, index: int) -> Iterator[Finding]:
         total = memory.total / _GIB
         text = f"{name}, {total:.0f} GiB, {used:.1f} GiB in use"
     except nvml.NVMLError:  # with memory that it shares with the CPU, or in parts (MIG)
-        used, total, text = 0.0, 0.0, f"{name} (its memory is not reported)"
+        used = 0.0
+        total = 0.0
+        text = f"{name} (its memory is not reported)"
     if used > 0.1 * total:
         why = "Another process uses its memory."
         yield Finding(AREA, f"GPU {index}", text, "warning", why, "nvidia-smi lists the processes")

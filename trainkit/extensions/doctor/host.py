@@ -26,7 +26,8 @@ _MOST_WORKERS = 8
 
 def look(torch: Torch) -> Iterator[Finding]:
     """Yield the findings."""
-    cores, allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    cores = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0))
     quota = _cpu_quota()
     usable = min(allowed, max(1, int(quota))) if quota else allowed
     yield Finding(AREA, "system", f"{platform.system()} {platform.release()}, {platform.machine()}")

@@ -123,7 +123,8 @@ def look(torch: Torch) -> Iterator[Finding]:
 
 
 def _python(version: tuple[int, ...]) -> Finding:
-    shown, (least, most) = platform.python_version(), PYTHONS
+    shown = platform.python_version()
+    least, most = PYTHONS
     if version < least:
         why = f"trainkit needs Python {least[0]}.{least[1]} or newer."
         return Finding(

@@ -264,7 +264,8 @@ class Membership:
         if answer["dump"] and self.on_dump is not None:
             self.on_dump()
         # Twice in a row: where a process ends, the others' errors come by themselves.
-        was_stuck, self._is_stuck = self._is_stuck, bool(answer["broken"] and self.waiting)
+        was_stuck = self._is_stuck
+        self._is_stuck = bool(answer["broken"] and self.waiting)
         if was_stuck and self._is_stuck and self.on_broken is not None:
             self.on_broken()
 

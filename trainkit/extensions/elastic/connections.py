@@ -43,7 +43,8 @@ class SignedConnection:
         headers = self._client.headers("POST", target, body)
         self._http.request("POST", target, body, {"Content-Type": "application/json"} | headers)
         response = self._http.getresponse()
-        text, given = response.read(), response.headers.get(HEADER)
+        text = response.read()
+        given = response.headers.get(HEADER)
         if response.status < http.client.BAD_REQUEST and not is_signed(
             self._secret, answer_to(response.status), target, headers[NONCE], text, given
         ):

@@ -261,7 +261,8 @@ class Driver:
 
     def _on_beat(self, request: Request) -> None:
         """Answer a heartbeat in its own thread; the loop hears of it with the next event."""
-        content, at = request.content, time.monotonic()
+        content = request.content
+        at = time.monotonic()
         name = content["worker"]
         reply = self._news.reply(name)
         reply["dump"] = dumps = reply["dump"] and name not in self._dumping

@@ -111,7 +111,8 @@ class Discovery:
         """
 
         def run() -> None:
-            last, failing = list(known.items()), False
+            last = list(known.items())
+            failing = False
             while not self._stop.wait(EVERY_S):
                 try:
                     hosts = self.ask()

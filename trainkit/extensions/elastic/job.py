@@ -115,7 +115,8 @@ class Job:
         """
         w.phase = "ending"
         w.fate = fate
-        w.term_at, w.kill_at = None, self.now + self.rules.term_s
+        w.term_at = None
+        w.kill_at = self.now + self.rules.term_s
         self.out.append(Send(w.name, number))
 
     def forward(self, number: signal.Signals, now: float) -> None:
@@ -123,7 +124,8 @@ class Job:
         for w in self.workers.values():
             self.out.append(Send(w.name, number))
             if w.kill_at is None or w.kill_at > now + self.rules.stop_s:
-                w.term_at, w.kill_at = None, now + self.rules.stop_s
+                w.term_at = None
+                w.kill_at = now + self.rules.stop_s
 
     def end(self, code: int | None, why: str) -> None:
         """Declare the job over; workers that join get an answer to end,
@@ -172,7 +174,8 @@ class Job:
             )
         elif away.ready_at <= self.now:  # not another worker of the same try
             first, longest = self.rules.pause_s
-            before, away.pause_s = away.pause_s, min(longest, 2 * away.pause_s) or first
+            before = away.pause_s
+            away.pause_s = min(longest, 2 * away.pause_s) or first
             away.ready_at = self.now + away.pause_s
             if away.pause_s != before:
                 self.say(

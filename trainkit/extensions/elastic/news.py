@@ -48,7 +48,8 @@ def news_of(job: Job) -> News:
     """Return the news of a job."""
     own = {w.name: w.unwanted for w in job.workers.values() if w.unwanted}
     if job.over is not None:
-        why, own = f"the job is over: {job.over.why}", {}
+        why = f"the job is over: {job.over.why}"
+        own = {}
     elif job.stop is not None or not (job.is_broken or job.can_grow):
         why = ""
     else:

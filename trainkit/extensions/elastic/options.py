@@ -157,7 +157,8 @@ def _timeout(given: int | None, environ: Mapping[str, str]) -> float:
         name = "--elastic-timeout"
         text = str(given)
     else:
-        name, text = "HOROVOD_ELASTIC_TIMEOUT", environ.get("HOROVOD_ELASTIC_TIMEOUT", "600")
+        name = "HOROVOD_ELASTIC_TIMEOUT"
+        text = environ.get("HOROVOD_ELASTIC_TIMEOUT", "600")
     try:
         seconds = float(text)
     except ValueError:

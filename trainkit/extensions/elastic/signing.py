@@ -59,7 +59,9 @@ class Client:
     """Signs the requests of one connection, which come one after the other."""
 
     def __init__(self, secret: str) -> None:
-        self._secret, self._name, self._counts = secret, secrets.token_hex(16), itertools.count(1)
+        self._secret = secret
+        self._name = secrets.token_hex(16)
+        self._counts = itertools.count(1)
 
     def headers(self, method: str, target: str, body: bytes = b"") -> dict[str, str]:
         """Return the headers of the next request."""
@@ -80,7 +82,8 @@ class Nonces:
         """Return whether a nonce is newer than all of its client's before, and remember it."""
         match = _NONCE.fullmatch(nonce)
         assert match is not None
-        client, count = match[1], int(match[2])
+        client = match[1]
+        count = int(match[2])
         with self._lock:
             if count <= self._counts.get(client, -1):
                 return False

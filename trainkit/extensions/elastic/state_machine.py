@@ -70,7 +70,8 @@ class StateMachine:
 
     def hosts(self, now: float, hosts: dict[str, int]) -> list[Decision]:
         """Set the hosts, in this order, with their slots."""
-        before, self.job.hosts = self.job.hosts, dict(hosts)
+        before = self.job.hosts
+        self.job.hosts = dict(hosts)
         for host in (before | hosts) if before else ():
             old, new = before.get(host, 0), hosts.get(host, 0)
             if old != new:
@@ -163,7 +164,8 @@ class StateMachine:
             w.heard = now
             if w.dump == "requested":
                 w.dump = ""
-            w.stall_s, w.raised = said["stall_s"], w.raised or said["raised"]
+            w.stall_s = said["stall_s"]
+            w.raised = w.raised or said["raised"]
             self.job.stall_s = self.job.stall_s if w.stall_s is None else w.stall_s
             self._reached(w)
             state = said["step"], said["progress"], said["waiting"]
@@ -189,7 +191,8 @@ class StateMachine:
         """
         job = self.job
         job.now = max(job.now, now)
-        w, how = job.workers.pop(name), describe(code, job.rules.words.lost)
+        w = job.workers.pop(name)
+        how = describe(code, job.rules.words.lost)
         for other in job.workers.values() if code != 0 else ():
             if name in other.replica:
                 other.broken = other.broken or f"it lost worker {name}"
@@ -242,7 +245,8 @@ class StateMachine:
 
     def _leave(self, now: float, w: Worker, slot: Slot) -> None:
         self.job.preempted = True
-        slot.left, slot.ready_at = True, now + self.job.rules.pause_s[1]
+        slot.left = True
+        slot.ready_at = now + self.job.rules.pause_s[1]
         self.job.lose(w, f"was preempted and left (exit code {PREEMPTED})")
 
     def signalled(self, now: float, number: signal.Signals) -> list[Decision]:

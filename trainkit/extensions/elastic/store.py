@@ -38,7 +38,8 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
     def __init__(self, membership: Membership) -> None:
         super().__init__()
         self._link = membership.link
-        self._connection, self._lock = self._link.connect(), threading.Lock()
+        self._connection = self._link.connect()
+        self._lock = threading.Lock()
         self._about = {"worker": membership.worker, "generation": membership.generation}
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -96,7 +97,8 @@ class DriverStore(dist.Store):  # type: ignore[name-defined, misc]
         other = DriverStore.__new__(DriverStore)
         dist.Store.__init__(other)  # type: ignore[attr-defined]
         other._link, other._about = self._link, self._about
-        other._connection, other._lock = self._link.connect(), threading.Lock()
+        other._connection = self._link.connect()
+        other._lock = threading.Lock()
         return other
 
     def close(self) -> None:

@@ -153,7 +153,8 @@ class Seeds:
         if left is not None and left <= 0:
             return None
         folder = self.folder / f"seed-{seed}"
-        run_dir, log = folder / side.name, folder / f"{side.name}.log"
+        run_dir = folder / side.name
+        log = folder / f"{side.name}.log"
         shutil.rmtree(run_dir, ignore_errors=True)  # of a run that did not end
         folder.mkdir(exist_ok=True)
         draft = folder / f"{side.name}.draft.json"

@@ -72,7 +72,8 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Interval:
         b: the same, of the same seeds in the same order.
     """
     differences = [second - first for first, second in zip(a, b, strict=True)]
-    mean, count = statistics.fmean(differences), len(differences)
+    mean = statistics.fmean(differences)
+    count = len(differences)
     if count < 2:
         return Interval(mean, math.inf, 0)
     error = statistics.stdev(differences) / math.sqrt(count)

@@ -153,7 +153,8 @@ _LOADERS: dict[str, Callable[[Path], Run]] = {"torch_export": program.load, "onn
 @contextlib.contextmanager
 def _still(task: Task) -> Iterator[None]:
     """Put the Task on the CPU, in evaluation mode, without gradients; restore it afterwards."""
-    modes, device = {module: module.training for module in task.modules()}, task.device
+    modes = {module: module.training for module in task.modules()}
+    device = task.device
     try:
         task.cpu().eval()
         with torch.no_grad():
@@ -185,7 +186,8 @@ def _call_twice(task: Task, args: Sequence[Tensor]) -> None:
 
 def _check(task: Task, run: Run, args: tuple[Tensor, ...], kind: str) -> float:
     """Return the largest difference, or raise if it is too large."""
-    expected, name = task(*args), type(task).__name__
+    expected = task(*args)
+    name = type(task).__name__
     difference = difference_of(expected, run(*args), f"the file of format={kind}")
     allowed = 0.0 if kind in _OF_WEIGHTS else tolerance_of(expected)
     if difference > allowed:

@@ -47,7 +47,8 @@ def check_output(output: str | Path, name: str) -> Path:
             place of a file; or, of a format that is a folder, there is something else that would be
             replaced.
     """
-    path, suffix = Path(output), FORMATS[name][0]
+    path = Path(output)
+    suffix = FORMATS[name][0]
     if not suffix and path.exists() and not _may_be_replaced(path):
         raise ConfigError(
             f"output is '{output}', which holds something other than a model of transformers or peft;"

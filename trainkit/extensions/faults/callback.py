@@ -275,7 +275,8 @@ def _cut(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
 
 def _edit_hosts(fault: dict[str, Any], there: bool) -> None:
     """Add a host ("name" or "name:slots") to the file, or remove it."""
-    path, host = Path(fault["hosts_file"]), fault["host"]
+    path = Path(fault["hosts_file"])
+    host = fault["host"]
     others = [
         line
         for line in path.read_text().splitlines()

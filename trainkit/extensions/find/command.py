@@ -294,7 +294,8 @@ def _find_settings(subject: Subject, settings: dict[str, Any]) -> Found:
     )
     for why in sums.skipped:
         console.print(f"left out  {why}", soft_wrap=True, markup=False)
-    best, rounded = sums.faster(exact=True), sums.faster(exact=False)
+    best = sums.faster(exact=True)
+    rounded = sums.faster(exact=False)
     text = "the config's own: no other gains more than 3 %"
     if best:
         text = f"{best.override}   {own.step_s / best.step_s:.2f} times as fast"

@@ -57,7 +57,8 @@ class LRCurve:
         The first and the last points are left out. As Lightning's Tuner.lr_find and fastai's
         `steep`, but on a centred mean.
         """
-        losses, skip = self.smoothed_losses, max(1, len(self.losses) // 20)
+        losses = self.smoothed_losses
+        skip = max(1, len(self.losses) // 20)
         inner = range(skip, len(losses) - skip)
         if len(self.losses) < _LEAST_POINTS:
             return None
@@ -80,7 +81,8 @@ class LRCurve:
         for i in range(len(losses)):
             for j in range(i):
                 if losses[i] < losses[j] and length[i] < length[j] + 1:
-                    length[i], before[i] = length[j] + 1, j
+                    length[i] = length[j] + 1
+                    before[i] = j
         last = max(range(len(losses)), key=length.__getitem__)
         first = last
         while before[first] >= 0:

@@ -128,7 +128,9 @@ def sweep(
             " maybe at several rates, so there is no one rate to find. Try rates by a sweep:"
             " python -m trainkit fit -m conf=NAME optimizer.lr=0.01,0.1"
         )
-    losses, ends, curve = _Losses(), Divergence(threshold), LRCurve([], [])
+    losses = _Losses()
+    ends = Divergence(threshold)
+    curve = LRCurve([], [])
     with trial_run(task, data, options, [losses]) as run:
         base = max(run.rates.user_lrs, default=0.0)
         if base <= 0:

@@ -154,10 +154,12 @@ def measured(
     if most_s < math.inf:
         step_s = max(run.engine.comm.all_gather_object(time.perf_counter() - start))
         steps = min(steps, max(_FEWEST_STEPS, int(most_s / step_s)))
-    before, samples = clock.read(), run.state.samples_seen
+    before = clock.read()
+    samples = run.state.samples_seen
     for step in itertools.islice(coming, steps):
         train(run, step)
-    times, samples = clock.read() - before, run.state.samples_seen - samples
+    times = clock.read() - before
+    samples = run.state.samples_seen - samples
     coming.close()  # now, while the loader is there
     return times, samples
 

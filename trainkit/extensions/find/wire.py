@@ -130,7 +130,8 @@ def find_settings(subject: Subject, steps: int = 20) -> WireSettings:
     Raises:
         ConfigError: one rank, an engine without such settings, or approximate communication.
     """
-    engine, settings = dict(subject.engine), _look(subject)
+    engine = dict(subject.engine)
+    settings = _look(subject)
     for option, values in _EXACT[settings.engine]:
         if why := _without(option, engine):
             settings.skipped.append(why)

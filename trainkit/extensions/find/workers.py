@@ -100,7 +100,8 @@ def find_workers(
                 (times.step_s, times.per_step()["data"], max(1, share))
             )
         most = min(cores for _, _, cores in seen) if most is None else most
-        ranks, longest = len(seen), max(step_s for step_s, _, _ in seen)
+        ranks = len(seen)
+        longest = max(step_s for step_s, _, _ in seen)
         waits = max(data_s / step_s for step_s, data_s, _ in seen)
         return Loading(workers, prefetch, samples / times.steps / longest, waits)
 

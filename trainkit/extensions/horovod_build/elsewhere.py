@@ -45,7 +45,8 @@ def run_in(
         ConfigError: there is no such interpreter, or the version is malformed.
         EngineError: the environment could not be made.
     """
-    interpreter, requirement = find_python(python, environ), torch_requirement(torch)
+    interpreter = find_python(python, environ)
+    requirement = torch_requirement(torch)
     with tempfile.TemporaryDirectory(prefix="trainkit-horovod-") as name:
         folder = Path(name)
         say(

@@ -178,7 +178,8 @@ def _hunks(patch: str, name: str, body: str) -> Iterator[tuple[int, list[str]]]:
         old, new = (
             (int(match[2] or 1), int(match[4] or 1)) if match[1] != "0" else (0, int(match[4] or 1))
         )
-        start, first = max(int(match[1]) - 1, 0), at
+        start = max(int(match[1]) - 1, 0)
+        first = at
         while at < len(lines) and (old > 0 or new > 0):
             old -= lines[at][0] in " -"
             new -= lines[at][0] in " +"

@@ -66,7 +66,9 @@ class DeviceStats:
     def _of_nvml(self) -> dict[str, float]:
         if self._nvml is None or self._handle is None:
             return {}
-        nvml, handle, values = self._nvml, self._handle, dict[str, float]()
+        nvml = self._nvml
+        handle = self._handle
+        values = dict[str, float]()
         readers: list[Callable[[], dict[str, float]]] = [
             lambda: _memory(nvml.nvmlDeviceGetMemoryInfo(handle)),
             lambda: {"gpu_utilization_ratio": nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100},
@@ -105,7 +107,8 @@ class DeviceStats:
         if self._psutil is None:
             return {}
         memory = self._psutil.virtual_memory()
-        before, self._cpu_before = self._cpu_before, self._cpu_times()
+        before = self._cpu_before
+        self._cpu_before = self._cpu_times()
         passed_s, idle_s = (now - then for now, then in zip(self._cpu_before, before, strict=True))
         return {
             "host_memory_used_bytes": float(memory.total - memory.available),

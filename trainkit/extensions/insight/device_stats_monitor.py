@@ -47,7 +47,8 @@ class Sampler:
         is empty.
         """
         with self._lock:
-            held, self._held = self._held, []
+            held = self._held
+            self._held = []
         if held:
             names = dict.fromkeys(name for reading in held for name in reading)
             self._last = {
@@ -136,7 +137,8 @@ class DeviceStatsMonitor(Callback):
             )
 
     def _stop(self, *_: Any, **__: Any) -> None:
-        sampler, self._sampler = self._sampler, None
+        sampler = self._sampler
+        self._sampler = None
         if sampler is not None:
             sampler.stop()
 

@@ -101,7 +101,8 @@ class Goodput(Callback):
     def setup(self, trainer: RunView, task: Task, stage: str) -> None:
         """Record the start time of this process, or of this attempt."""
         if stage == "fit":
-            self._began, self.ledger = time.perf_counter(), None
+            self._began = time.perf_counter()
+            self.ledger = None
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Open the ledger on rank 0, or continue it."""

@@ -80,7 +80,8 @@ class GradientMonitor(Callback):
             return
         ratios = self._ratios(task) if self._before else {}
         with allowed_read():
-            names, values = list(self._norms), torch.stack(list(self._norms.values())).tolist()
+            names = list(self._norms)
+            values = torch.stack(list(self._norms.values())).tolist()
             ratios = (
                 dict(zip(ratios, torch.stack(list(ratios.values())).tolist(), strict=True))
                 if ratios

@@ -102,7 +102,8 @@ class ThroughputMonitor(Callback):
         )
         self._peak = self.peak_flops
         if self._peak is None and device.type == "cuda":
-            name, precision = torch.cuda.get_device_name(device), numerics.precision
+            name = torch.cuda.get_device_name(device)
+            precision = numerics.precision
             self._peak = peak_flops_of(name, precision)
             if self._peak is None:
                 trainer.say(
@@ -138,7 +139,8 @@ class ThroughputMonitor(Callback):
 
     def _count(self, task: Task) -> None:
         if self._counter is not None:
-            flops, target = self._stop_counting(), task._log_target
+            flops = self._stop_counting()
+            target = task._log_target
             assert target is not None, "the loop has set it"
             self._counted = flops / target.num_samples
 
@@ -164,7 +166,8 @@ class ThroughputMonitor(Callback):
         self._stop_counting()
 
     def _stop_counting(self) -> int:
-        counter, self._counter = self._counter, None
+        counter = self._counter
+        self._counter = None
         if counter is None:
             return 0
         counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]

@@ -99,7 +99,8 @@ def options_of(given: Mapping[str, Any]) -> KubernetesOptions:
         ("ttl_s", 0),
     ):
         _check_count(name, given[name], least, optional=True)
-    gpus, ranks = given["gpus_per_node"], given["nproc_per_node"] or given["gpus_per_node"] or 1
+    gpus = given["gpus_per_node"]
+    ranks = given["nproc_per_node"] or given["gpus_per_node"] or 1
     if gpus is not None and ranks > gpus:
         raise ConfigError(
             f"launcher.nproc_per_node is {ranks}, and launcher.gpus_per_node is {gpus}: each rank"

@@ -18,7 +18,8 @@ def known(objects: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     of an operator's kind the job, or the pods, that it holds.
     """
     for one in objects:
-        kind, spec = one["kind"], one.get("spec", {})
+        kind = one["kind"]
+        spec = one.get("spec", {})
         if kind == "JobSet":
             for jobs in spec["replicatedJobs"]:
                 yield {

@@ -82,7 +82,8 @@ def _answer_all(
             )
         return sum(_show(one, task.generate(one, **request)) for one in prompts)
     sampling: Any = importlib.import_module("trainkit.extensions.language.sampling")
-    draws, num_made = dict(request), 0
+    draws = dict(request)
+    num_made = 0
     source = task.text_source(draws.pop("tokenizer", None))
     system = draws.pop("system", None)
     answers = []
@@ -137,7 +138,8 @@ def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
         raise ConfigError(
             f"The run's folder comes first, before {arguments[0]}: generate RUN_DIR prompt=..."
         )
-    run_dir, given = arguments[0], read_keys(arguments[1:], _KEYS, "generate")
+    run_dir = arguments[0]
+    given = read_keys(arguments[1:], _KEYS, "generate")
     prompts = _prompts(given)
     if not (Path(run_dir) / "checkpoints").is_dir():
         raise ConfigError(

@@ -91,7 +91,8 @@ class Mixture(Sampler[int]):
     def __init__(
         self, sizes: Sequence[int], weights: Sequence[float], epoch_size: int | None = None
     ) -> None:
-        self.sizes, self.turns = sizes, Turns(weights)
+        self.sizes = sizes
+        self.turns = Turns(weights)
         self.epoch_size = epoch_size or sum(sizes)
 
     def __len__(self) -> int:

@@ -67,7 +67,8 @@ def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
             if not with_room[room]:
                 del with_room[room], rooms[place]
         else:
-            room, row = size, len(rows)
+            room = size
+            row = len(rows)
             rows.append([])
         rows[row].append(document)
         if left := room - length:

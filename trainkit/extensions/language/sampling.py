@@ -60,7 +60,9 @@ class Answer:
     """
 
     def __init__(self, source: Source, ask: Ask, ids: list[int]) -> None:
-        self.ask, self.ids, self.num_prompt = ask, ids, len(ids)
+        self.ask = ask
+        self.ids = ids
+        self.num_prompt = len(ids)
         self.finish: Literal["", "stop", "length", "left"] = ""
         self._most = ask.max_new_tokens
         if source.room is not None:
@@ -127,7 +129,8 @@ def begin(source: Source, ask: Ask) -> Answer:
         ConfigError: the prompt has no token, no room is left after it, or the model has no chat
             template for its messages.
     """
-    ids, room = source.encode(ask.prompt), source.room
+    ids = source.encode(ask.prompt)
+    room = source.room
     if not ids or (room is not None and len(ids) >= room):
         raise ConfigError(
             f"The prompt has {len(ids)} tokens; it must be 1 to"

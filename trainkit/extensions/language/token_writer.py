@@ -105,7 +105,8 @@ def write_tokens(
         raise ConfigError(
             f"output is '{output}', which {problem}. Give a new folder, in one that exists."
         )
-    files, opened = files_of(source), open_tokenizer(tokenizer, end_of_text)
+    files = files_of(source)
+    opened = open_tokenizer(tokenizer, end_of_text)
     draft = output.with_name(f".{output.name}-{os.getpid()}")
     try:
         draft.mkdir()
@@ -131,7 +132,10 @@ def _write(
     moved: Callable[[int, int], object],
 ) -> dict[str, Any]:
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    size, num_documents, num_tokens, num_before = DTYPES[dtype].itemsize, 0, 0, 0
+    size = DTYPES[dtype].itemsize
+    num_documents = 0
+    num_tokens = 0
+    num_before = 0
     ending = np.array(tokenizer.special_tokens["end_of_text"], DTYPES[dtype]).tobytes()
     with (draft / "train.bin").open("w+b") as train, (draft / "val.bin").open("wb") as held_out:
         for file in files:
@@ -175,7 +179,8 @@ def _move_end(file: BinaryIO, target: BinaryIO, num_bytes: int) -> None:
 
 def _batches(pieces: Iterator[DocumentPart]) -> Iterator[list[DocumentPart]]:
     """Yield pieces by about a mebibyte."""
-    batch, size = list[DocumentPart](), 0
+    batch = list[DocumentPart]()
+    size = 0
     for piece in pieces:
         batch.append(piece)
         size += len(piece.text) + 1
@@ -193,9 +198,12 @@ def _pieces(path: Path) -> Iterator[DocumentPart]:
 
 
 def _of_text(file: BinaryIO, path: Path) -> Iterator[DocumentPart]:
-    decoder, rest, num_read = codecs.getincrementaldecoder("utf-8")(), "", 0
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    rest = ""
+    num_read = 0
     while True:
-        block, pending = file.read(_PIECE), len(decoder.getstate()[0])
+        block = file.read(_PIECE)
+        pending = len(decoder.getstate()[0])
         is_last = len(block) < _PIECE
         try:
             text = rest + decoder.decode(block, final=is_last)

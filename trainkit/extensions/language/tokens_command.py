@@ -75,7 +75,8 @@ def _work(source: Path, output: Path, **options: Any) -> None:
     """Write the folder, with a progress bar. torch is imported here, after all checks."""
     writer: Any = importlib.import_module("trainkit.extensions.language.token_writer")
     progress: Any = importlib.import_module("trainkit.callbacks.progress.progress")
-    screen, began = progress.make_screen(console_of(), _REFRESH_RATE), time.monotonic()
+    screen = progress.make_screen(console_of(), _REFRESH_RATE)
+    began = time.monotonic()
 
     def moved(num_bytes: int, num_tokens: int) -> None:
         rate = num_bytes / 2**20 / max(1e-9, time.monotonic() - began)

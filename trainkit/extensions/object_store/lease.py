@@ -194,7 +194,8 @@ class StoreLease:
         return bool(described(there)) and not self._is_ours(there)
 
     def _is_ours(self, there: bytes | None) -> bool:
-        holder, owner = described(there or b"") or {}, self._owner
+        holder = described(there or b"") or {}
+        owner = self._owner
         of_job = bool(owner["job"]) and all(
             holder.get(name) == owner[name] for name in ("job", "run_dir")
         )

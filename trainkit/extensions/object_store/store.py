@@ -53,7 +53,8 @@ class RemoteStore(SmallFiles, Store):
 
     def write(self, name: str, snapshot: Snapshot, take: Take = nothing_left) -> None:
         self.guard()
-        part, there = snapshot.part, self.path_of(name)
+        part = snapshot.part
+        there = self.path_of(name)
         try:
             parts = (
                 {}

@@ -111,7 +111,8 @@ class Muon(Optimizer):
                 for group in groups:
                     self._step_spread(group)
             else:
-                worker.param_groups, worker.state = groups, self.state
+                worker.param_groups = groups
+                worker.state = self.state
                 worker.step()
         return loss
 

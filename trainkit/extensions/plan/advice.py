@@ -70,7 +70,8 @@ def _batch(run: Run) -> Iterator[str]:
 
 
 def _rate(run: Run) -> Iterator[str]:
-    contract, names = run.batch_plan, {type(optimizer).__name__ for optimizer in run.optimizers}
+    contract = run.batch_plan
+    names = {type(optimizer).__name__ for optimizer in run.optimizers}
     factor = contract.largest_factor
     if not_for_adaptive := contract.not_for_adaptive(names):
         yield not_for_adaptive

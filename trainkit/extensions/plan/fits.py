@@ -244,10 +244,8 @@ class Fits:
         return sent
 
     def _waiting(self, layout: Layout) -> float:
-        homes, work = (
-            self._measured.stages.get(layout.pipeline),
-            self._measured.work,
-        )
+        homes = self._measured.stages.get(layout.pipeline)
+        work = self._measured.work
         if homes is None:
             return 0.0
         of_stages = [0] * layout.pipeline

@@ -198,7 +198,8 @@ class _Rank:
 
     def bytes(self) -> RankBytes:
         """Return them."""
-        layout, weights = self._layout, self._measured.weights
+        layout = self._layout
+        weights = self._measured.weights
         parts = {place: self._part(place) for place in self._own}
         own = sum(size * weights[place].width for place, size in parts.items())
         gradients = sum(parts[p] * weights[p].width for p in self._own if weights[p].trained)
@@ -289,7 +290,8 @@ class _Rank:
         return max(map(self._whole, of_unit.values()), default=0)
 
     def _gathered(self, *, in_block: bool) -> int:
-        layout, weights = self._layout, self._measured.weights
+        layout = self._layout
+        weights = self._measured.weights
         if layout.engine != "fsdp":
             return 0  # FSDP2 gathers a copy of one rank's weights too
         if layout.gathers_once or layout.pipeline > 1:
@@ -310,7 +312,8 @@ class _Rank:
 
     def _backward(self) -> int:
         """Return the most in backward: gradients become more, activations fewer."""
-        layout, weights = self._layout, self._measured.weights
+        layout = self._layout
+        weights = self._measured.weights
         # whole gradients, beside the parts that are summed; a pipeline's last microbatch is alone
         sums = self._block() if layout.engine == "fsdp" and layout.pipeline == 1 else 0
         whole = self._whole(self._own, trained=True) if layout.accumulate > 1 else 0

@@ -86,7 +86,8 @@ def batch_rows(run: Run) -> Rows:
             else f"microbatches of {limit} samples at most"
         )
         rows.append(("balance", f"split again by measured speed, looked at each {look}; {most}"))
-    per_epoch, total = feed.num_steps_in(0), run.total_steps
+    per_epoch = feed.num_steps_in(0)
+    total = run.total_steps
     if per_epoch is not None:
         epochs = f", {limits.max_epochs} epochs" if limits.max_epochs is not None else ""
         rows.append(("steps", f"{per_epoch:,} an epoch{epochs}, {total:,} in all"))
@@ -359,7 +360,8 @@ def copy_rows(callbacks: Sequence[Callback], sizes: Sizes, engine: str, parts: i
         return [("copies", f"refused: each rank of engine={engine} holds all state")]
     every, copies = elastic.commit_every_n_steps, elastic.copies
     part = (sizes.weights + sizes.optimizer) // parts
-    sent, held = part * copies, part * (1 + copies)
+    sent = part * copies
+    held = part * (1 + copies)
     return [
         (
             "copies",

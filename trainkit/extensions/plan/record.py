@@ -97,7 +97,8 @@ def record(
     try:
         first = step(run, few, within)
     except Exception:  # any: a step that asks for values, an operation that has no shapes alone
-        before, step = sent(), _step
+        before = sent()
+        step = _step
         first = step(run, few, within)
     travels = (sent() - before) * samples // first_size
     more, size = _few(run, microbatch, 2)

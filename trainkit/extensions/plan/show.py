@@ -157,7 +157,8 @@ def _stage_rows(
     replicas, tensor, stages, _ = groups_of(subject.engine)
     schedule = schedule_in(subject.engine)
     count = run.batch_plan.accumulate
-    work, needs = None, [0][:0]
+    work = None
+    needs = [0][:0]
     sample = sample_of(run)
     if sample is not None and not hasattr(run.task, "pipeline_stages"):
         work, _ = try_to_count(run.task, sample, run.engine.device)

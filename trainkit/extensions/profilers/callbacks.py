@@ -135,7 +135,8 @@ class SimpleProfiler(Callback):
     def _part(self, place: int) -> None:
         if not self._is_timed:
             return
-        now, in_hooks = time.perf_counter(), self._in_hooks
+        now = time.perf_counter()
+        in_hooks = self._in_hooks
         if self._mark is not None:
             self._add(
                 "step", STEP[place], max(0.0, now - self._mark[0] - (in_hooks - self._mark[1]))
@@ -179,7 +180,8 @@ class AdvancedProfiler(Callback):
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Stop, and write, however the fit ends."""
-        profile, self._profile = self._profile, None
+        profile = self._profile
+        self._profile = None
         if profile is not None:
             profile.disable()
             path = trainer.run_dir / "reports" / "profile-advanced.txt"
@@ -252,7 +254,8 @@ class PyTorchProfiler(Callback):
             )
 
     def _stop(self, *_: Any, **__: Any) -> None:
-        running, self._profile = self._profile, None
+        running = self._profile
+        self._profile = None
         if running is not None:
             running.stop()
 

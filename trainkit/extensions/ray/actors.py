@@ -79,7 +79,8 @@ class Actors:
         )
         self._runs = 0
         self._actors: list[Any] = []
-        self._secret, self._address = new_secret(), ray.util.get_node_ip_address()
+        self._secret = new_secret()
+        self._address = ray.util.get_node_ip_address()
         self._server = Server(
             self._address, self._secret, lambda request: None, lambda request: None
         )

@@ -250,7 +250,8 @@ class RayProcess:
 
     def _end(self, code: int | None) -> None:
         with self._lock:
-            has_ended, self._has_ended = self._has_ended, True
+            has_ended = self._has_ended
+            self._has_ended = True
         if not has_ended:
             self._on_exit(code)
 

@@ -198,7 +198,8 @@ class RayStream(Stream):
     def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:
         self.close()
         rank, size = self._ranks
-        data, skipped = self._data, start * accumulate * self._declared
+        data = self._data
+        skipped = start * accumulate * self._declared
         arrays = data.read(self._blocks(epoch) if size == 1 else self._split(epoch))
         own = len(range(rank, skipped, size))  # they are read by Ray, and become no tensors
         return map(data.batch_of, itertools.islice(arrays, own, None))

@@ -22,7 +22,9 @@ def note_exits() -> None:
     """From here on, let this actor's process note the code of an os._exit;
     children that it forks have theirs.
     """
-    key, process, end = _key(ray.get_runtime_context().get_actor_id()), os.getpid(), os._exit
+    key = _key(ray.get_runtime_context().get_actor_id())
+    process = os.getpid()
+    end = os._exit
 
     def noting(status: int) -> Any:
         if os.getpid() == process:

@@ -117,7 +117,8 @@ def _first_hosts(slots: Slots, output: WorkerOutput) -> dict[str, int]:
         ConfigError: they have not in time.
     """
     options = slots.options
-    end, reported = time.monotonic() + options.start_timeout_s, False
+    end = time.monotonic() + options.start_timeout_s
+    reported = False
     while sum((hosts := slots.ask()).values()) < options.least:
         if time.monotonic() > end:
             raise ConfigError(

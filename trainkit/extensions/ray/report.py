@@ -58,7 +58,8 @@ class Report(Callback):
     def _report(self, trainer: RunView) -> None:
         """Report the latest values. Call it on all ranks."""
         self._validations_seen = trainer.evaluator.num_validations
-        place, folder = trainer.run_dir / _FOLDER / f"step={trainer.global_step}", None
+        place = trainer.run_dir / _FOLDER / f"step={trainer.global_step}"
+        folder = None
         if self.checkpoints:
             trainer.save_checkpoint(place)
             folder = place if trainer.is_global_zero else None

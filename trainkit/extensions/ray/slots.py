@@ -159,7 +159,8 @@ class Slots:
                         self.on_head_lost()
                         return
                     continue
-                silent_s, hosts = 0.0, self.ask()
+                silent_s = 0.0
+                hosts = self.ask()
                 if hosts != last:
                     last = dict(hosts)
                     on_change(hosts)

@@ -63,7 +63,8 @@ def _read(reading: Reading, seed: int) -> list[BadSample]:
     screen = make_screen(console, _REFRESH_RATE)
     unit = "batches" if reading.num_samples is None else "samples"
     bad: list[BadSample] = []
-    done, began = 0, time.monotonic()
+    done = 0
+    began = time.monotonic()
     try:
         screen.begin(reading.name, reading.num_samples)
         for count, failed in reading.read(seed):
@@ -74,7 +75,8 @@ def _read(reading: Reading, seed: int) -> list[BadSample]:
             rate = done / max(1e-9, time.monotonic() - began)
             screen.moved(done, f"{rate:,.0f} {unit}/s", [f"{len(bad)} bad"] if bad else ())
         screen.end()
-        seconds, workers = time.monotonic() - began, plural(reading.num_workers, "worker")
+        seconds = time.monotonic() - began
+        workers = plural(reading.num_workers, "worker")
         screen.say(
             f"{reading.name}: {done:,} {unit} read by {workers} in {seconds:.1f} s, {len(bad)} bad"
         )

@@ -118,7 +118,8 @@ def run_script(script: Script, around: FirstFit) -> None:
 @contextlib.contextmanager
 def _as_main(script: Script) -> Iterator[None]:
     """Give the script its arguments and import path; the first entry of `python -m` is left out."""
-    arguments, paths = sys.argv, list(sys.path)
+    arguments = sys.argv
+    paths = list(sys.path)
     sys.argv = [script.path, *script.arguments]
     folder = str(Path(script.path).resolve().parent)
     sys.path[:] = [folder, *(path for path in paths if path not in ("", str(Path.cwd()), folder))]

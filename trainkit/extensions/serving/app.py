@@ -51,7 +51,8 @@ class Service:
 
     def __init__(self, path: Path, options: ServiceOptions) -> None:
         """Load the model; see ServedModel."""
-        self.model, self._options = ServedModel(path), options
+        self.model = ServedModel(path)
+        self._options = options
         self._batcher = Batcher(
             self.model, options.max_batch_size, options.batch_wait_ms / 1e3, options.max_waiting
         )

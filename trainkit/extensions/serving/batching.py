@@ -67,7 +67,8 @@ class Batcher:
         if not batch:
             return
         loop = asyncio.get_running_loop()
-        self.num_batches, self.num_samples = self.num_batches + 1, self.num_samples + len(batch)
+        self.num_batches = self.num_batches + 1
+        self.num_samples = self.num_samples + len(batch)
         try:
             predictions = await loop.run_in_executor(
                 self._thread, self._model.answer, [sample for sample, _ in batch]

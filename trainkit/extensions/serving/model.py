@@ -50,7 +50,8 @@ class ServedModel:
                 f"{path} cannot be served: it must be a .pt2 or .onnx file. Export one: python -m"
                 " trainkit export ckpt_path=best run_dir=RUN format=torch_export."
             )
-        self.path, self.description = path, read_description(path)
+        self.path = path
+        self.description = read_description(path)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch about its own code

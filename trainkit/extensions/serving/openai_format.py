@@ -194,7 +194,8 @@ def _request(
     if top_p == 0:
         raise OpenAIError("top_p is 0; it must be above 0, and 1 or less.", "top_p")
     temperature = _number(given, "temperature", 1.0, 0, 2)
-    stream, options = given.get("stream", False), given.get("stream_options", {})
+    stream = given.get("stream", False)
+    options = given.get("stream_options", {})
     if not isinstance(stream, bool):
         raise OpenAIError("stream must be true or false.", "stream")
     if not isinstance(options, dict) or not set(options) <= {"include_usage"}:

@@ -80,10 +80,8 @@ class TextBatcher:
             batch = await self._line.next_batch()
             batch = [waiting for waiting in batch if not waiting.answer.finish]
             if batch:
-                self.num_batches, self.num_answers = (
-                    self.num_batches + 1,
-                    self.num_answers + len(batch),
-                )
+                self.num_batches = self.num_batches + 1
+                self.num_answers = self.num_answers + len(batch)
                 await loop.run_in_executor(self._thread, self._answer, batch, loop)
 
     def _answer(self, batch: Sequence[_Waiting], loop: asyncio.AbstractEventLoop) -> None:

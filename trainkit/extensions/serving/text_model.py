@@ -30,7 +30,8 @@ def open_text_model(given: str, tokenizer: str | None, trust: list[str]) -> Text
         ConfigError: it is neither, or has no tokenizer.
         TaskError: the run's Task makes no text.
     """
-    path, device = Path(given), "cuda" if torch.cuda.is_available() else "cpu"
+    path = Path(given)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     name = path.resolve().name
     if (path / "checkpoints").is_dir():
         task, line = load_task(default_checkpoint(given), given, trust)

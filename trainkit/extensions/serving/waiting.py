@@ -58,7 +58,8 @@ class WaitingLine(Generic[Item]):
         await self._more.wait()
         if len(self._items) < self._most:
             await asyncio.sleep(self._wait_s)
-        batch, self._items = self._items[: self._most], self._items[self._most :]
+        batch = self._items[: self._most]
+        self._items = self._items[self._most :]
         if not self._items:
             self._more.clear()
         return batch

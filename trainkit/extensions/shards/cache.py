@@ -43,7 +43,9 @@ class ShardCache:
     """
 
     def __init__(self, folder: Path, max_bytes: int, store: ShardStore) -> None:
-        self.folder, self.max_bytes, self.store = folder.absolute(), max_bytes, store
+        self.folder = folder.absolute()
+        self.max_bytes = max_bytes
+        self.store = store
         self._pool: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:

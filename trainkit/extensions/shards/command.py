@@ -67,7 +67,9 @@ def _work(source: Path, output: str, shard_mb: float, seed: int, workers: int) -
     stores: Any = importlib.import_module("trainkit.extensions.shards.store")
     progress: Any = importlib.import_module("trainkit.callbacks.progress.progress")
     output = output if "://" in output else str(Path(output).absolute())
-    store, began, lines = stores.ShardStore(), time.monotonic(), []
+    store = stores.ShardStore()
+    began = time.monotonic()
+    lines = []
     packings = packer.plan_of(source, output, int(shard_mb * 1e6), seed)
     screen = progress.make_screen(console_of(), _REFRESH_RATE)
 

@@ -80,7 +80,8 @@ class EpochOrder(Sequence[int]):
             raise IndexError(place)
         if place < self._full * self._lanes:
             turn, within = divmod(place, self._part)
-            at, lane = turn // self._lanes * self._part + within, turn % self._lanes
+            at = turn // self._lanes * self._part + within
+            lane = turn % self._lanes
         else:  # what is left of each lane, one after the other
             rest = place - self._full * self._lanes
             lane = bisect.bisect_right(self._rests, rest) - 1
@@ -115,7 +116,8 @@ class EpochOrder(Sequence[int]):
         return shuffled
 
     def _range(self, shard: int, start: int, stop: int) -> Numbers:
-        low, high = max(start, self._starts[shard]), min(stop, self._starts[shard + 1])
+        low = max(start, self._starts[shard])
+        high = min(stop, self._starts[shard + 1])
         first = int(self._firsts[shard]) - self._starts[shard]
         return np.arange(first + low, first + max(low, high), dtype=np.int64)
 
@@ -149,7 +151,9 @@ class ShardOrder(Sampler[int]):
                 f"data.lanes is {lanes}, but there are {len(index.shards)} shards; it must be"
                 f" {len(index.shards)} or less."
             )
-        self.index, self.window, self.lanes = index, min(window, len(index.shards)), lanes
+        self.index = index
+        self.window = min(window, len(index.shards))
+        self.lanes = lanes
         self.turn = turn if lanes > 1 else 1
         self._ahead = ahead
         self._latest: tuple[tuple[int, int], EpochOrder] | None = None
@@ -173,7 +177,8 @@ class ShardOrder(Sampler[int]):
         """Return how well it shuffles: how many shards a batch's samples come from,
         beside a shuffle of all samples.
         """
-        here, all_of_them = self.window * self.lanes, len(self.index.shards)
+        here = self.window * self.lanes
+        all_of_them = len(self.index.shards)
         text = f"shuffle: {self.window} of {all_of_them:,} shards at a time" + (
             f" in each of {self.lanes} lanes" * (self.lanes > 1)
         )

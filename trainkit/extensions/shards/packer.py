@@ -104,7 +104,8 @@ def _plan(folder: Path, output: str, shard_bytes: int, seed: int) -> Packing:
             f"{folder} has no images in folders of classes: <class>/*.jpg ({', '.join(KINDS)})."
         )
     random.Random(seed).shuffle(images)
-    shards, size = [list[Image]()], 0
+    shards = [list[Image]()]
+    size = 0
     for image in images:
         if shards[-1] and size + _in_tar(image.size) > shard_bytes:
             shards.append([])
@@ -227,7 +228,8 @@ def _note(journal: str, packing: Packing, done: dict[int, Shard], store: ShardSt
 
 
 def _write(packing: Packing, number: int, store: ShardStore) -> Shard:
-    images, url = packing.shards[number], joined(packing.output, f"{number:06d}.tar")
+    images = packing.shards[number]
+    url = joined(packing.output, f"{number:06d}.tar")
     with tempfile.TemporaryDirectory(prefix="trainkit-pack-") as folder:
         path = Path(folder, "shard.tar")
         try:

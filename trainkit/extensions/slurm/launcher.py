@@ -124,7 +124,8 @@ class SlurmLauncher(JobLauncher):
         start = resume = ["resume=auto"]
         # for the first start: later ones resume from the run's own
         if (ckpt_path := fit.config.get("ckpt_path")) is not None:
-            start, resume = [override("ckpt_path", ckpt_path)], ["ckpt_path=null", "resume=auto"]
+            start = [override("ckpt_path", ckpt_path)]
+            resume = ["ckpt_path=null", "resume=auto"]
         arguments = [
             each
             for each in arguments

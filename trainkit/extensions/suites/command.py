@@ -77,7 +77,8 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             f"The run's folder comes first, before {arguments[0]}: evaluate RUN_DIR suite=lm-eval"
             " tasks=..."
         )
-    of, given = arguments[0], read_keys(arguments[1:], _KEYS, "evaluate")
+    of = arguments[0]
+    given = read_keys(arguments[1:], _KEYS, "evaluate")
     for key in ("suite", "tasks"):
         if key not in given:
             raise ConfigError(f"{key} is missing; write {key}=VALUE: {_KEYS[key]}.")

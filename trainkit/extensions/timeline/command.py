@@ -72,7 +72,8 @@ def _show(folder: Path) -> dict[str, Any]:
                 f" record from a job that runs there: python -m trainkit timeline {short(folder)}"
                 " record=10"
             )
-        recording, run_dir = there[-1], folder
+        recording = there[-1]
+        run_dir = folder
     ranks = read_recording(recording)
     analysis = analyse(ranks)
     advice = advise(analysis)
@@ -109,7 +110,8 @@ def _ask(run_dir: Path, steps: str) -> list[str]:
     lock = run_dir / LOCK
     if not lock.is_file() or not lock.read_text().strip():  # a running fit has written its lock
         raise ConfigError(f"No job trains in {short(run_dir)}. Start one with callbacks=timeline.")
-    request, before = run_dir / FOLDER / REQUEST, set(recordings(run_dir))
+    request = run_dir / FOLDER / REQUEST
+    before = set(recordings(run_dir))
     request.parent.mkdir(exist_ok=True)
     request.write_text(steps)
     print(f"Requested {steps} steps from the job in {short(run_dir)} ...", flush=True)

@@ -84,7 +84,9 @@ class Recording:
 
     def begin_step(self) -> None:
         """Start a step."""
-        self._step, self.updated, self._has_sums = self._trainer.global_step, False, False
+        self._step = self._trainer.global_step
+        self.updated = False
+        self._has_sums = False
         self._epoch = self._trainer.current_epoch
         self._last = time.perf_counter_ns()
         if self._on_gpu:
@@ -162,7 +164,8 @@ class Recording:
         began = self._last
         self._last = self._marks[-1][1]
         samples = self._trainer.state.samples_seen
-        taken, self._samples = samples - self._samples, samples
+        taken = samples - self._samples
+        self._samples = samples
         events = [
             span(
                 f"step {self._step}", began, self._last, self._rank, step=self._step, samples=taken
@@ -201,7 +204,8 @@ class Recording:
 
     def _stop_profiler(self, keep: bool) -> None:
         if self._profiler is not None:
-            profiler, self._profiler = self._profiler, None
+            profiler = self._profiler
+            self._profiler = None
             try:
                 profiler.stop()
                 if keep:
@@ -246,7 +250,8 @@ class Recording:
         try:
             act()
         except OSError as error:
-            piece, self._piece = self._piece, None
+            piece = self._piece
+            self._piece = None
             with contextlib.suppress(OSError):
                 if piece is not None:
                     piece.drop()

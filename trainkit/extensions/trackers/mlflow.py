@@ -168,7 +168,8 @@ class MLFlowLogger(CheckpointLogger):
 
     def flush(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+            batch = self._waiting[:_BATCH]
+            self._waiting = self._waiting[_BATCH:]
             self._client.log_batch(self.run_id, metrics=batch)
 
     def upload(self, folder: Path, name: str, aliases: tuple[str, ...]) -> None:

@@ -90,14 +90,16 @@ class PrometheusLogger(Logger):
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
         """Start from the clock's first reading."""
-        self._times, self._samples_then = step_clock_of(trainer).read(), trainer.state.samples_seen
+        self._times = step_clock_of(trainer).read()
+        self._samples_then = trainer.state.samples_seen
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Store the step; at log_every_n_steps also its parts, which waits for the device."""
         board, state = self._board, trainer.state
         if board is None:
             return
-        durations, samples = step_clock_of(trainer).durations, state.samples_seen
+        durations = step_clock_of(trainer).durations
+        samples = state.samples_seen
         board.take_step(
             durations[-1] if durations else 0.0,
             samples - self._samples,
@@ -161,7 +163,8 @@ class PrometheusLogger(Logger):
 
     def finalize(self, status: str) -> None:
         if self._server is not None:
-            server, self._server = self._server, None
+            server = self._server
+            self._server = None
             server.shutdown()
             server.server_close()
             self._thread.join()

@@ -167,5 +167,6 @@ class WandbLogger(CheckpointLogger):
 
     def finalize(self, status: str) -> None:
         if self._run is not None:
-            run, self._run = self._run, None
+            run = self._run
+            self._run = None
             run.finish(exit_code=0 if status == "success" else 1)

@@ -45,7 +45,8 @@ class CopyConnection:
 
     def __init__(self, address: Address, secret: str) -> None:
         self._http = http.client.HTTPConnection(*address, timeout=_CONNECT_S)
-        self._secret, self._client = secret, Client(secret)
+        self._secret = secret
+        self._client = Client(secret)
         self._shown = f"{address[0]}:{address[1]}"
 
     def __enter__(self) -> CopyConnection:
@@ -81,7 +82,8 @@ class CopyConnection:
                 f" {content.decode(errors='replace')[:200]}"
             )
         sha256 = hashlib.sha256(content).hexdigest()
-        expected, given = signed_target(target, sha256), response.headers.get(HEADER)
+        expected = signed_target(target, sha256)
+        given = response.headers.get(HEADER)
         status = answer_to(response.status)
         if not is_signed(self._secret, status, expected, headers[NONCE], b"", given):
             raise OSError(str(NotSigned(f"what {self._shown} answers lacks this job's signature")))

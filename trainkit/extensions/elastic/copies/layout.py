@@ -32,7 +32,8 @@ def as_file(tensors: Mapping[str, Tensor]) -> list[memoryview]:
     # as safetensors writes them: each begins at a multiple of its elements' size
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    views, at = list[memoryview](), 0
+    views = list[memoryview]()
+    at = 0
     for name in names:
         tensor = tensors[name].contiguous()
         data = tensor.reshape(-1).view(torch.uint8).numpy()
@@ -50,7 +51,8 @@ def as_file(tensors: Mapping[str, Tensor]) -> list[memoryview]:
 
 def spans_in(header: bytes, keys: Sequence[str]) -> list[Span]:
     """Return where tensors are, by a file's header, without its length."""
-    table, begin = json.loads(header), LENGTH + len(header)
+    table = json.loads(header)
+    begin = LENGTH + len(header)
     return [Span(*(begin + offset for offset in table[key]["data_offsets"])) for key in keys]
 
 

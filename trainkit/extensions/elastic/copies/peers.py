@@ -56,7 +56,8 @@ class Peers:
         Raises:
             OSError: one of them does not take it.
         """
-        digest, (own, others) = _sha256(data), self.holders
+        digest = _sha256(data)
+        own, others = self.holders
         servers = self._waited_for({own, *others})
         for host in (own, *others):
             with CopyConnection(servers[host], self._secret) as server:
@@ -69,7 +70,9 @@ class Peers:
         Raises:
             OSError: none takes it.
         """
-        digest, failed, servers = _sha256(data), list[OSError](), self._servers()
+        digest = _sha256(data)
+        failed = list[OSError]()
+        servers = self._servers()
         for address in servers.values():
             try:
                 with CopyConnection(address, self._secret) as server:

@@ -67,7 +67,8 @@ class Copies:
             )
         hosts = engine.comm.all_gather_object(os.environ[_HOST])
         self._trainer, self._every = trainer, every_n_steps
-        self._last, self._is_slow = -1, False
+        self._last = -1
+        self._is_slow = False
         membership = Membership.current()
         assert membership is not None, "announce() has seen it"
         self._membership = membership
@@ -75,7 +76,8 @@ class Copies:
         peers = Peers(self._servers, membership.link.secret, holders_of(hosts, rank, copies))
         if len(peers.holders.others) < copies:
             self._too_few(sorted(set(hosts)), copies)
-        is_late, own = engine.ranks.joins_late, file_of(rank, ranks)
+        is_late = engine.ranks.joins_late
+        own = file_of(rank, ranks)
         self.store = PeerStore(peers, own, self._is_fresh, is_late, trainer.say)
         trainer.checkpoints.stores.append(self.store)
         self._writer = Writer()
@@ -111,7 +113,9 @@ class Copies:
 
     def copy_if_due(self) -> None:
         """Make a copy, if it is time and the last one has been sent. Call it on all ranks."""
-        trainer, step, every = self._trainer, self._trainer.global_step, self._every
+        trainer = self._trainer
+        step = self._trainer.global_step
+        every = self._every
         if step // every == self._last // every:
             return
         if not trainer.engine.comm.sum_number(int(self.is_sending)):

@@ -76,7 +76,9 @@ class CopyServer:
     """
 
     def __init__(self, address: str, secret: str) -> None:
-        self.secret, self.sets, self.nonces = secret, Sets(), Nonces()
+        self.secret = secret
+        self.sets = Sets()
+        self.nonces = Nonces()
         self._http = listen(address, self, _Handler, "copies")
         self.address: tuple[str, int] = self._http.server_address[:2]  # type: ignore[assignment]
 
@@ -111,7 +113,8 @@ class _Handler(SignedHandler):
         if self.fields.get("expect") == "100-continue":
             self.wfile.write(CONTINUE)
         data = bytearray(length)
-        view, at = memoryview(data), 0
+        view = memoryview(data)
+        at = 0
         while at < length:
             if not (count := self.rfile.readinto(view[at : at + _BLOCK])):
                 self.close_connection = True  # the rank has ended

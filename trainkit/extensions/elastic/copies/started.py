@@ -76,7 +76,8 @@ class CopyServers:
         """Answer with the address of each server, by host: to a server, which sends its own, or to a
         worker, whose host gets one.
         """
-        host, address = host_of(request.content["worker"]), request.content["address"]
+        host = host_of(request.content["worker"])
+        address = request.content["address"]
         if address is None:
             self.ensure(host)
         with self._lock:

@@ -136,7 +136,8 @@ class PeerStore(Store):
             return
         if self.fetched != name:  # rank 0 looks at it before the others do
             self._stack.close()
-            self.fetched, self._folder = "", self._stack.enter_context(transfer_folder())
+            self.fetched = ""
+            self._folder = self._stack.enter_context(transfer_folder())
             self._fill(name, self._folder)
             self.fetched = name
         yield self._folder

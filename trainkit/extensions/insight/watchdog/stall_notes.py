@@ -92,7 +92,8 @@ class Notes:
                 note = Note(rank, "of unknown host", 0, -1, "", (), 0.0, 0)
             if self._seen[rank][0] != note.number:
                 self._seen[rank] = note.number, now
-            notes[rank], silent[rank] = note, now - self._seen[rank][1]
+            notes[rank] = note
+            silent[rank] = now - self._seen[rank][1]
         return notes, silent
 
 

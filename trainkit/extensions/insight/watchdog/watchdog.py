@@ -112,10 +112,12 @@ class _Watch:
 
     def _run(self) -> None:
         here = self._engine.heartbeat
-        progress, since = here.progress, time.monotonic()
+        progress = here.progress
+        since = time.monotonic()
         while not self._ended.wait(self._rounds_s):
             if here.progress != progress:
-                progress, since = here.progress, time.monotonic()
+                progress = here.progress
+                since = time.monotonic()
             try:
                 self.note(time.monotonic() - since)
                 notes, silent = self._notes.read()

@@ -122,7 +122,8 @@ def _on_ranks(job: TrialJob, environ: Mapping[str, str]) -> Iterator[Poll]:
         with job.output.open("a") as file:
             try:
                 command = ["python", *job.command[1:], ELASTIC]
-                output, run_dir = WorkerOutput(None, False, file), str(job.output.parent)
+                output = WorkerOutput(None, False, file)
+                run_dir = str(job.output.parent)
                 code, _ = ranks.run_job(
                     options,
                     command,

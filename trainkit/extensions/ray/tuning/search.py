@@ -61,7 +61,8 @@ def search(request: Search, say: Callable[[str], None]) -> int:
     # each run writes its own curves
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # without Tune's tables
-    tune, settings = load_tune(), request.settings
+    tune = load_tune()
+    settings = request.settings
     start_ray(settings)
     write_goal(request.folder, request.goal)
     resources = settings.resources

@@ -131,7 +131,8 @@ def _setting(key: str, value: str) -> Any:
         legal = "a whole number, 2 or more"
         parsed = int(value) if value.isdecimal() and int(value) >= 2 else None
     elif key == "scheduler":
-        legal, parsed = f"one of {', '.join(SCHEDULERS)}", value if value in SCHEDULERS else None
+        legal = f"one of {', '.join(SCHEDULERS)}"
+        parsed = value if value in SCHEDULERS else None
     elif key == "mode":
         legal = "min or max"
         parsed = value if value in ("min", "max") else None

@@ -40,7 +40,8 @@ class ClassificationResults:
             labels_B: class numbers.
             indices: of the samples in the data set, if known.
         """
-        log_p_BC, num_classes = logits_BC.detach().double().log_softmax(1), logits_BC.shape[1]
+        log_p_BC = logits_BC.detach().double().log_softmax(1)
+        num_classes = logits_BC.shape[1]
         best_B, chosen_B = log_p_BC.max(1)
         pairs_B = labels_B * num_classes + chosen_B
         confusion = (

@@ -116,7 +116,8 @@ def _finite(
 
 def facts_of(runs: Sequence[FinishedRun], goal: Goal) -> dict[str, Any]:
     """Return what the table shows, and more, as plain values."""
-    settings, top = differing(runs), best_of(runs, goal)
+    settings = differing(runs)
+    top = best_of(runs, goal)
     return {
         "runs": [
             {

@@ -50,7 +50,8 @@ def _gain(step_s: float, saved_s: float) -> float:
 
 
 def _data(analysis: Analysis) -> Iterator[Advice]:
-    step, wait = analysis.step_s, analysis.median("data")
+    step = analysis.step_s
+    wait = analysis.median("data")
     stalls = [outlier.total_s - step for outlier in analysis.outliers if outlier.part == "data"]
     # a loader that falls behind stalls single steps, and the median of its waits may be zero
     if len(stalls) > 1:
@@ -172,7 +173,9 @@ def _fewer_sums(analysis: Analysis) -> Iterator[Advice]:
 
 
 def _rest(analysis: Analysis) -> Iterator[Advice]:
-    step, hooks, optimizer = analysis.step_s, analysis.median("hooks"), analysis.median("optimizer")
+    step = analysis.step_s
+    hooks = analysis.median("hooks")
+    optimizer = analysis.median("optimizer")
     if hooks >= 0.02 * step:
         why = f"{ms(hooks)} go into callbacks and logging between steps ({share(hooks, step)})"
         yield Advice(

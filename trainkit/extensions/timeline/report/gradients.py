@@ -51,7 +51,8 @@ def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
     parts_of: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for (_, name), by_rank in handed.items():
         came = [handed_at for handed_at, _, _ in by_rank.values()]
-        ready, done = max(came), by_rank[first.about.rank][1]
+        ready = max(came)
+        done = by_rank[first.about.rank][1]
         for operation in by_name.get(name, ()):
             start = first.clock.to_rank_0(operation.start)
             if by_rank[first.about.rank][0] <= start <= done:

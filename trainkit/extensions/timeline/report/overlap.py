@@ -134,7 +134,8 @@ def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: flo
             now = woken = now + -(-(ready[i][0] - now) // cycle) * cycle
         now += summing.agree_s
         while i < len(ready) and ready[i][0] <= woken:
-            size, tensors = ready[i][1], 1
+            size = ready[i][1]
+            tensors = 1
             while i + tensors < len(ready) and ready[i + tensors][0] <= woken:
                 if size + ready[i + tensors][1] > summing.fusion_bytes:
                     break

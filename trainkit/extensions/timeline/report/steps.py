@@ -94,7 +94,8 @@ class Analysis:
         each with the rank and the part that held it up.
         """
         usual = {part: self.median(part) for part in LABELS}
-        slow, ranks = [], by_step(self.steps)
+        slow = []
+        ranks = by_step(self.steps)
         for number, total_s in of_steps(self.steps, lambda step: step.total_s).items():
             if total_s > OUTLIER * self.step_s:
                 causes = [
@@ -159,7 +160,8 @@ def _steps(rank: RankTrace) -> list[StepOfRank]:
         seconds = {
             part: sum(e["dur"] for e in events if e["name"] == part) / 1e6 for part in LABELS
         }
-        begun, ended = backwards[-1]["ts"], backwards[-1]["ts"] + backwards[-1]["dur"]
+        begun = backwards[-1]["ts"]
+        ended = backwards[-1]["ts"] + backwards[-1]["dur"]
         at = [rank.clock.to_rank_0(us) for us in (events[0]["ts"], begun, ended)]
         steps.append(
             StepOfRank(number, rank.about.rank, at[0], seconds, at[1], at[2], samples[number])

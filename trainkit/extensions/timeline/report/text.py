@@ -73,8 +73,10 @@ def in_words(analysis: Analysis) -> list[str]:
 
 
 def _largest_words(analysis: Analysis) -> str:
-    medians, step = {part: analysis.median(part) for part in LABELS}, analysis.step_s
-    largest, covered = max(medians, key=medians.__getitem__), sum(medians.values())
+    medians = {part: analysis.median(part) for part in LABELS}
+    step = analysis.step_s
+    largest = max(medians, key=medians.__getitem__)
+    covered = sum(medians.values())
     shown = [
         f"{analysis.labels[part]} {share(medians[part], step)}"
         for part in ("data", "communication", "waiting")
@@ -95,7 +97,8 @@ def _largest_words(analysis: Analysis) -> str:
 
 
 def _outlier_words(analysis: Analysis, outliers: Sequence[Outlier]) -> str:
-    longest, count = outliers[0], len(outliers)
+    longest = outliers[0]
+    count = len(outliers)
     text = (
         f"{longest.total_s / analysis.step_s:.0f} times the median: rank {longest.rank}"
         f" {_WORK[longest.part]} for "

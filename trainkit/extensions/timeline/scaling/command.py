@@ -67,7 +67,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     try:
         refuse_launcher(command, started, "ranks=1,2")
         if script is not None:
-            of_script, needed = (*_OWN, "run_dir"), "" if "ranks" in own else "ranks"
+            of_script = (*_OWN, "run_dir")
+            needed = "" if "ranks" in own else "ranks"
             check_script(command, script, split_own(left, ["run_dir"])[1], of_script, needed)
         asked = _read(own, left)
     except ConfigError as error:
@@ -159,7 +160,8 @@ def _settings(subject: Subject, asked: ScalingRequest) -> tuple[list[str], dict[
             f"{subject.key('global_batch_size')} is ignored: each rank keeps its own batch, so more"
             " ranks process more samples."
         )
-    cores, most = len(os.sched_getaffinity(0)), asked.ranks[-1]
+    cores = len(os.sched_getaffinity(0))
+    most = asked.ranks[-1]
     if not asked.hosts and "OMP_NUM_THREADS" not in os.environ:
         notes.append(
             f"On the CPU a rank computes with {max(1, cores // most)} of {cores} cores, at all"
@@ -226,7 +228,8 @@ def _report(
     notes: Sequence[str],
     facts: dict[str, Any],
 ) -> None:
-    console, models = console_of(), fit(measured)
+    console = console_of()
+    models = fit(measured)
     console.print()
     console.print(measured_grid(measured).rich())
     for sentence in excess_words(measured):

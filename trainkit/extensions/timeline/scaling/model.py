@@ -81,11 +81,13 @@ class Model:
 
     def work_s(self, ranks: int) -> float:
         """Return a rank's own seconds per step."""
-        here, known = min(ranks, self.most), sorted(self.work_of)
+        here = min(ranks, self.most)
+        known = sorted(self.work_of)
         if here in self.work_of or len(known) == 1:
             return self.work_of.get(here, self.work_of[known[0]])
         after = next((i for i, n in enumerate(known) if n > here), len(known) - 1)
-        a, b = known[max(0, after - 1)], known[max(1, after)]
+        a = known[max(0, after - 1)]
+        b = known[max(1, after)]
         slope = (self.work_of[b] - self.work_of[a]) / (b - a)
         return self.work_of[a] + max(0.0, slope) * (here - a) if here > a else self.work_of[a]
 
@@ -122,7 +124,8 @@ def fit(measured: Sequence[Measured]) -> tuple[Model, Model] | None:
     None if there is only one number of ranks, or the cost of a reduction is unknown.
     """
     all_measured = sorted(measured, key=lambda m: m.ranks)
-    check, whole = _fit(all_measured[:-1], all_measured), _fit(all_measured, all_measured)
+    check = _fit(all_measured[:-1], all_measured)
+    whole = _fit(all_measured, all_measured)
     return None if check is None or whole is None else (check, whole)
 
 
@@ -203,7 +206,8 @@ def measured_grid(measured: Sequence[Measured]) -> Grid:
             f"{100 * m.analysis.median(part) / m.analysis.step_s:.1f} %"
             for part in ("data", "waiting", "communication")
         ]
-        speed, efficiency = f"{m.samples_per_s:,.1f}", f"{100 * m.efficiency(measured[0]):.1f} %"
+        speed = f"{m.samples_per_s:,.1f}"
+        efficiency = f"{100 * m.efficiency(measured[0]):.1f} %"
         rows.append((str(m.ranks), ms(m.step_s), speed, efficiency, *shares))
     columns = ("ranks", "step", "samples/s", "efficiency", "data wait", "waiting", "exposed comm.")
     return Grid("Measured, medians over the steps", columns, rows)
@@ -211,7 +215,8 @@ def measured_grid(measured: Sequence[Measured]) -> Grid:
 
 def excess_words(measured: Sequence[Measured]) -> list[str]:
     """Explain each efficiency above 100 %: ranks do not make each other faster."""
-    said, base = [], measured[0]
+    said = []
+    base = measured[0]
     for m in measured[1:]:
         over = m.efficiency(base) - 1
         if over < 0.0005:  # shown as 100.0 %
@@ -254,7 +259,8 @@ def _uncertainty(measured: Measured) -> float:
 
 def check_words(model: Model, left_out: Measured) -> str:
     """Describe the model's error at the largest number of ranks."""
-    predicted, actual = model.step_s(left_out.ranks), left_out.step_s
+    predicted = model.step_s(left_out.ranks)
+    actual = left_out.step_s
     off = predicted / actual - 1
     text = (
         f"Left out of the model: the steps of {left_out.ranks} ranks. It predicts {ms(predicted)} a"

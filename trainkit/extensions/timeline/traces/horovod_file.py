@@ -84,7 +84,9 @@ def read_operations(events: Iterable[Event]) -> list[Operation]:
             began = args.get("start_time_steady_in_micros", began)
             names[pid] = args.get("name", names.get(pid, ""))
         elif phase == "B":
-            stack, at, name = open_.setdefault(pid, []), event["ts"] + began, event["name"]
+            stack = open_.setdefault(pid, [])
+            at = event["ts"] + began
+            name = event["name"]
             stack.append((name, at))
             if name.startswith(_NEGOTIATE):
                 continue
