@@ -48,10 +48,10 @@ class Retained:
         self.scores[name] = score
         self.unfit = self.unfit - {name} if is_fit else self.unfit | {name}
         if self._top_k != -1:
-            best = sorted(self.scores, key=lambda known: (known in self.unfit, self._rank(known)))[
-                : self._top_k
-            ]
-            wanted = {*best, name} if self._keeps_last else set(best)
+            ranked = sorted(self.scores, key=lambda known: (known in self.unfit, self._rank(known)))
+            wanted = set(ranked[: self._top_k])
+            if self._keeps_last:
+                wanted.add(name)
             self.scores = {known: s for known, s in self.scores.items() if known in wanted}
         self.last = name if name in self.scores else self.last
         return [known for known in dict.fromkeys([*before, name]) if known not in self.scores]
@@ -125,13 +125,15 @@ class Retention:
         Returns:
             The names retained before, for `begin`.
         """
-        before, last = self.names.copy(), self._written
+        before = self.names.copy()
+        last = self._written
         if again and last:
             self.names.scores.pop(last, None)
-        dropped = dict.fromkeys(
-            [*self.names.add(name, score, is_fit), *[last] * again, *self.temporary]
-        )
-        self.dropped = [known for known in dropped if known and known != name]
+        dropped = self.names.add(name, score, is_fit)
+        if again:
+            dropped.append(last)
+        dropped += self.temporary
+        self.dropped = [known for known in dict.fromkeys(dropped) if known and known != name]
         return before
 
     def begin(self, name: str, before: Retained, outcome: Future[bool]) -> None:
@@ -142,7 +144,8 @@ class Retention:
         """Take the outcome of the last save into account; waits for it."""
         # of an attempt before ranks changed: what was restored counts
         if self._earlier is not None:
-            name, written = self._earlier.name, self._earlier.outcome.result()
+            name = self._earlier.name
+            written = self._earlier.outcome.result()
             self._earlier = None
             if not written:
                 self.names.scores.pop(name, None)
@@ -150,7 +153,8 @@ class Retention:
                 self.temporary.append(name)
         if self._save is not None:
             written = self._save.outcome.result()
-            self.failed, self._written = not written, self._save.name if written else ""
+            self.failed = not written
+            self._written = self._save.name if written else ""
             if not written:
                 self.names = self._save.before
             self._save = None
@@ -181,4 +185,5 @@ class Retention:
         self.dropped = [
             name for name in state["dropping"] if name in there and name not in self.names.scores
         ]
-        self.temporary, self._written = list(state["unkept"]), self.names.last
+        self.temporary = list(state["unkept"])
+        self._written = self.names.last

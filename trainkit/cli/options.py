@@ -9,11 +9,15 @@ from trainkit.errors import ConfigError, did_you_mean
 
 def split_own(arguments: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """Return the options with these names, as text, and the other arguments in order."""
-    is_own = [argument.split("=", 1)[0] in names and "=" in argument for argument in arguments]
-    own = dict(
-        argument.split("=", 1) for argument, mine in zip(arguments, is_own, strict=True) if mine
-    )
-    return own, [argument for argument, mine in zip(arguments, is_own, strict=True) if not mine]
+    own: dict[str, str] = {}
+    rest: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if equals and name in names:
+            own[name] = value
+        else:
+            rest.append(argument)
+    return own, rest
 
 
 def with_plain_run(arguments: Sequence[str]) -> list[str]:

@@ -42,7 +42,8 @@ def spread(weights: Sequence[float], total: int, limits: Sequence[int]) -> Share
     """
     exact = _within_limits(weights, total, limits)
     samples = [math.floor(part) for part in exact]
-    for rank in sorted(range(len(exact)), key=lambda rank: (samples[rank] - exact[rank], rank)):
+    by_fraction = sorted(range(len(exact)), key=lambda rank: samples[rank] - exact[rank])
+    for rank in by_fraction:
         if sum(samples) < total and samples[rank] < limits[rank]:
             samples[rank] += 1
     assert sum(samples) == total, "the limits leave room for all samples"
@@ -118,12 +119,12 @@ def propose(paces: Sequence[Pace], now: Shares, limits: Sequence[int], damping: 
         limits: samples that a rank may take in a round.
         damping: the part of the present shares that stays, 0 or more and below 1.
     """
-    total, speeds = sum(now), [1 / pace.sample_s for pace in paces]
-    best = spread(speeds, total, limits)
-    slowest = max(range(len(paces)), key=lambda rank: paces[rank].compute_s)
-    rest = paces[slowest].rest_s  # it waits for no other rank
+    total = sum(now)
+    best = spread([1 / pace.sample_s for pace in paces], total, limits)
+    slowest = max(paces, key=lambda pace: pace.compute_s)
+    rest = slowest.rest_s  # it waits for no other rank
     rounds = sum(pace.samples for pace in paces) / total
     then = max(pace.sample_s * part * rounds for pace, part in zip(paces, best, strict=True))
-    gain = (paces[slowest].compute_s + rest) / (then + rest) - 1
+    gain = (slowest.compute_s + rest) / (then + rest) - 1
     mixed = [damping * old + (1 - damping) * new for old, new in zip(now, best, strict=True)]
     return Proposal(spread(mixed, total, limits), gain)

@@ -15,14 +15,11 @@ _IMPLEMENTATION = ("params", "fused", "foreach", "capturable", "differentiable")
 
 def settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
     """Return the plain settings of a group as the user gave them."""
-    plain = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in group.items()
-        if _plain(value)
-    }
-    return {
-        name: value for name, value in plain.items() if name not in (*_IMPLEMENTATION, *GROUP_RATES)
-    } | {"lr": lr}
+    settings = {}
+    for name, value in group.items():
+        if name not in (*_IMPLEMENTATION, *GROUP_RATES) and _plain(value):
+            settings[name] = list(value) if isinstance(value, tuple) else value
+    return settings | {"lr": lr}
 
 
 def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
@@ -74,12 +71,15 @@ def changed_groups(
     Returns:
         The changes in words, and the factor of each group's rate.
     """
-    changes, factors = dict[str, None](), [1.0] * len(given)
+    changes: dict[str, None] = {}
+    factors = [1.0] * len(given)
     for i, (old, new, group) in enumerate(zip(before, given, groups, strict=False)):
-        for name in (name for name in new if name in old and old[name] != new[name]):
-            changes[f"{name} {old[name]} -> {new[name]}"] = None
+        for name, value in new.items():
+            if name not in old or old[name] == value:
+                continue
+            changes[f"{name} {old[name]} -> {value}"] = None
             if name != "lr":
-                group[name] = tuple(new[name]) if isinstance(new[name], list) else new[name]
+                group[name] = tuple(value) if isinstance(value, list) else value
             elif old[name]:
-                factors[i] = new[name] / old[name]
+                factors[i] = value / old[name]
     return list(changes), factors

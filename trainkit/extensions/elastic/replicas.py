@@ -35,7 +35,8 @@ def complete(workers: Iterable[Worker], size: int) -> list[Worker]:
     waiting = list(workers)
     names = {worker.name: worker for worker in waiting}
     old = {worker.replica for worker in waiting if worker.replica}
-    replicas = [[names[name] for name in one] for one in old if all(name in names for name in one)]
+    whole = [replica for replica in old if names.keys() >= set(replica)]
+    replicas = [[names[name] for name in replica] for replica in whole]
     new = in_order(worker for worker in waiting if not worker.replica)
     replicas += [new[first : first + size] for first in range(0, len(new) - size + 1, size)]
     return [worker for replica in sorted(replicas, key=_order) for worker in replica]

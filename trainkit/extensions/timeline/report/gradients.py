@@ -26,14 +26,17 @@ def handed_over(ranks: Sequence[RankTrace]) -> Handed:
     """
     submitted: Handed = defaultdict(dict)
     for rank in ranks:
-        done = {e["id"]: e["ts"] for e in rank.events if e.get("cat") == SUMMED and e["ph"] == "e"}
-        for event in rank.events:
-            if event.get("cat") == SUMMED and event["ph"] == "b" and event["id"] in done:
-                times = rank.clock.to_rank_0(event["ts"]), rank.clock.to_rank_0(done[event["id"]])
-                submitted[event["args"]["step"], event["args"]["names"][0]][rank.about.rank] = (
-                    *times,
-                    event["args"]["bytes"],
-                )
+        to_rank_0 = rank.clock.to_rank_0
+        sums = [event for event in rank.events if event.get("cat") == SUMMED]
+        done = {event["id"]: event["ts"] for event in sums if event["ph"] == "e"}
+        for event in sums:
+            if event["ph"] != "b" or event["id"] not in done:
+                continue
+            args = event["args"]
+            handed_at = to_rank_0(event["ts"])
+            done_at = to_rank_0(done[event["id"]])
+            of_gradient = submitted[args["step"], args["names"][0]]
+            of_gradient[rank.about.rank] = (handed_at, done_at, args["bytes"])
     return {key: by_rank for key, by_rank in submitted.items() if len(by_rank) == len(ranks)}
 
 
@@ -44,26 +47,28 @@ def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
     first = ranks[0]
     by_name: dict[str, list[Operation]] = defaultdict(list)
     for operation in first.operations:
+        of_several = f"_1of{len(operation.names)}"
         for name in operation.names:
-            by_name[
-                name.removeprefix(_GRADIENT).removesuffix(f"_1of{len(operation.names)}")
-            ].append(operation)
+            gradient = name.removeprefix(_GRADIENT).removesuffix(of_several)
+            by_name[gradient].append(operation)
     parts_of: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for (_, name), by_rank in handed.items():
         came = [handed_at for handed_at, _, _ in by_rank.values()]
         ready = max(came)
-        done = by_rank[first.about.rank][1]
+        negotiation = ready - statistics.fmean(came)
+        handed_here, done_here, num_bytes = by_rank[first.about.rank]
         for operation in by_name.get(name, ()):
             start = first.clock.to_rank_0(operation.start)
-            if by_rank[first.about.rank][0] <= start <= done:
-                negotiation = ready - statistics.fmean(came)
+            if handed_here <= start <= done_here:
                 parts = (
                     negotiation / 1e6,
                     max(0.0, start - ready) / 1e6,
                     operation.seconds_in("MEMCPY"),
                     operation.wire_s,
+                    len(operation.names),
+                    num_bytes,
                 )
-                parts_of[name].append((*parts, len(operation.names), by_rank[first.about.rank][2]))
+                parts_of[name].append(parts)
                 break
     gradients_of_fit = []
     for name, seen in parts_of.items():
@@ -76,19 +81,22 @@ def costs(
     about: About, operations: Sequence[Operation], gradients: Sequence[Gradient]
 ) -> tuple[Summing, Link | None]:
     """Return how gradients were collected, and the cost of a reduction if it can be determined."""
-    sums = [
-        o
-        for o in operations
-        if o.kind == "ALLREDUCE" and o.num_bytes and any(n.startswith(_GRADIENT) for n in o.names)
-    ]
+    sums = [operation for operation in operations if _is_of_gradients(operation)]
     link = fit_link([(o.num_bytes, o.wire_s) for o in sums if o.wire_s > 0])
-    fused = [o for o in sums if len(o.names) > 1]
-    copied = sum(o.num_bytes for o in fused)
+    fused = [operation for operation in sums if len(operation.names) > 1]
+    copied = sum(operation.num_bytes for operation in fused)
     copy = sum(o.seconds_in("MEMCPY") for o in fused) / copied if copied else 0.0
     cycle = about.cycle_ms / 1000
     # of a gradient with an empty queue before it
     queued = min((gradient.queue_s for gradient in gradients), default=0.0)
-    return Summing(cycle, float(about.fusion_bytes), copy, max(0.0, queued - cycle / 2)), link
+    agree = max(0.0, queued - cycle / 2)
+    return Summing(cycle, float(about.fusion_bytes), copy, agree), link
+
+
+def _is_of_gradients(operation: Operation) -> bool:
+    if operation.kind != "ALLREDUCE" or not operation.num_bytes:
+        return False
+    return any(name.startswith(_GRADIENT) for name in operation.names)
 
 
 def profiles(steps: Sequence[StepOfRank], handed: Handed, about: About) -> list[Profile]:
@@ -98,14 +106,14 @@ def profiles(steps: Sequence[StepOfRank], handed: Handed, about: About) -> list[
     for (number, _), by_rank in handed.items():
         if number in of_step:
             begun = statistics.fmean(s.backward_start for s in of_step[number])
-            at = (max(handed_at for handed_at, _, _ in by_rank.values()) - begun) / 1e6
-            ready[number].append((max(0.0, at), float(by_rank[about.rank][2])))
+            last = max(handed_at for handed_at, _, _ in by_rank.values())
+            num_bytes = by_rank[about.rank][2]
+            ready[number].append((max(0.0, (last - begun) / 1e6), float(num_bytes)))
     result = []
     for number, gradients in ready.items():
         ranks = of_step[number]
-        backward = (
-            max(s.backward_end for s in ranks) - statistics.fmean(s.backward_start for s in ranks)
-        ) / 1e6
+        begun = statistics.fmean(s.backward_start for s in ranks)
+        backward = (max(s.backward_end for s in ranks) - begun) / 1e6
         whole = statistics.fmean(s.total_s - s.seconds["communication"] for s in ranks)
         result.append(Profile(tuple(sorted(gradients)), backward, max(0.0, whole - backward)))
     return result
