@@ -19,7 +19,7 @@ from trainkit.api.view import RunView
 from trainkit.console import are_printed, console_of, info, plural, short, show_table
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.device.accelerator import has_streams, is_accelerator, name_of
-from trainkit.engine.sizes import numel_of
+from trainkit.engine.pieces import numel_of
 from trainkit.launch.terminal import columns_of_launcher
 
 _NOT_PINNED = (

@@ -33,7 +33,6 @@ from trainkit.config import schema
 from trainkit.config.choices import in_force
 from trainkit.config.command_line import as_typed, find_conf, force, select_experiment, split
 from trainkit.config.explain import explain
-from trainkit.config.files import explain_file
 from trainkit.config.hydra_node import (
     check_hydra,
     compose,
@@ -57,6 +56,7 @@ from trainkit.config.sweep import (
     sweep_settings,
 )
 from trainkit.config.users_code import named_by_user
+from trainkit.config.yaml_file import explain_file
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.launch.environment import job_started

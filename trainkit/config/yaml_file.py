@@ -8,6 +8,7 @@ values.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import yaml  # type: ignore[import-untyped]
 from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
@@ -182,3 +183,27 @@ def _shown(text: str, node: yaml.Node) -> str:
     """Return a node as its file has it, on one line."""
     shown = " ".join(text[node.start_mark.index : node.end_mark.index].split())
     return shown if len(shown) < 100 else f"{shown[:100]} ..."
+
+
+def explain_file(error: MarkedYAMLError | RecursionError, name: str) -> NoReturn:
+    """Raise the error of a file that Hydra has read itself: the file, the line and the column."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        raise ConfigError(
+            unreadable(Path(str(error.problem_mark.name).strip("'\" ")), error)
+        ) from None
+    if isinstance(error, RecursionError) and not any(
+        "omegaconf" in line or "hydra" in line for line in _frames(error)
+    ):
+        raise error
+    raise ConfigError(
+        f"{name}.yaml, or a config in its defaults list, includes itself. Take it out of that list."
+    ) from None
+
+
+def _frames(error: BaseException) -> list[str]:
+    files = []
+    trace = error.__traceback__
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    return files[-50:]

@@ -4,7 +4,7 @@ An engine is a context manager of these facets; the loop sees nothing else of Ho
 torch.distributed:
 
     engine.ranks        rank, world_size, local_rank, ...                           ranks.py
-    engine.data         sums and gathers in which each sample counts once              over_data.py
+    engine.data         sums and gathers in which each sample counts once              collectives.py
     engine.comm         all_reduce, broadcast, gather, barrier, ...                 collectives.py
     engine.heartbeat    what a watchdog and a timeline see of this rank             heartbeat.py
     the step            the methods below, in this order:
@@ -39,9 +39,8 @@ from torch.optim import Optimizer
 from trainkit.device.precision import Precision
 from trainkit.device.shards import local_of
 from trainkit.engine.approximation import Approximation
-from trainkit.engine.collectives import Collectives
+from trainkit.engine.collectives import Collectives, OverData
 from trainkit.engine.heartbeat import Heartbeat
-from trainkit.engine.over_data import OverData
 from trainkit.engine.pieces import Piece
 from trainkit.engine.pinning import Device, pin_device
 from trainkit.engine.ranks import Ranks

@@ -1,4 +1,4 @@
-"""Pieces: what a rank holds of a tensor, and how it is filled."""
+"""Pieces: what a rank holds of a tensor, how it is filled, and how large the whole is."""
 
 from __future__ import annotations
 
@@ -76,3 +76,10 @@ def filling(
     checkpoint has it; `piece_of` is the engine's.
     """
     return lambda tensor, value: fill(piece_of(tensor), value)
+
+
+def numel_of(parameter: Tensor) -> int:
+    """Return the number of elements of the whole parameter;
+    DeepSpeed's stage 3 leaves an empty tensor and a note of it.
+    """
+    return int(getattr(parameter, "ds_numel", parameter.numel()))

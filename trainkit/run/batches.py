@@ -21,7 +21,7 @@ from trainkit.api.task import LogTarget, loss_of
 from trainkit.data.feed import Microbatch, Step
 from trainkit.engine.base import Calls, HandedOn
 from trainkit.errors import DataError, TaskError
-from trainkit.run.borrowed import backward_borrowed, forward_borrowed
+from trainkit.run.evaluator import uncounted
 from trainkit.run.run import Run
 from trainkit.run.step_parts import (
     NOT_GUARDED,
@@ -72,7 +72,7 @@ def forward_batch(run: Run, microbatch: Microbatch) -> Forwarded:
     parts.num_ahead += microbatch.ends_batch
     if not microbatch.num_samples:
         drop_old_gradients(run)  # a hook has no other moment
-        return forward_borrowed(run, microbatch, batch_idx)
+        return _forward_borrowed(run, microbatch, batch_idx)
     _log_of(run, microbatch)
     start_batch(run, microbatch.batch, batch_idx, first=not parts.has_begun)
     parts.has_begun = True
@@ -83,7 +83,7 @@ def forward_again(run: Run, forwarded: Forwarded) -> Forwarded:
     """Run the step of a microbatch once more, for another part of the model that this rank has."""
     microbatch, _, batch_idx = forwarded
     if not microbatch.num_samples:
-        return forward_borrowed(run, microbatch, batch_idx)
+        return _forward_borrowed(run, microbatch, batch_idx)
     _log_of(run, microbatch)
     return _run_step(run, microbatch, batch_idx)
 
@@ -106,7 +106,7 @@ def backward_batch(step: Step, run: Run, forwarded: Forwarded) -> None:
     parts, task = run.step, run.task
     microbatch, outputs, _ = forwarded
     if not microbatch.num_samples:
-        backward_borrowed(run, forwarded)
+        _backward_borrowed(run, forwarded)
         return
     if parts.num_ahead > microbatch.ends_batch:  # another one's forward was after this one's
         _log_of(run, microbatch)
@@ -246,3 +246,21 @@ def check_epoch(run: Run) -> None:
             " an epoch, so no weight has changed. Return the loss: a tensor, or a dict with"
             " 'loss'."
         )
+
+
+# with borrowed samples a rank takes part in a round that has none of its own (data/plan.py)
+
+
+def _forward_borrowed(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
+    """Run forward of borrowed samples; no hook sees it."""
+    with uncounted(run.task), run.precision.autocast():
+        outputs = call_step(run.task, "training_step", microbatch.batch, batch_idx)
+    return Forwarded(microbatch, outputs, batch_idx)
+
+
+def _backward_borrowed(run: Run, forwarded: Forwarded) -> None:
+    """Run backward of borrowed samples: their loss weighs 0."""
+    microbatch, outputs, _ = forwarded
+    if not isinstance(outputs, HandedOn):
+        outputs = run.precision.scale(loss_of(outputs, run.task) * 0)
+    run_backward(run.engine, microbatch, outputs)

@@ -14,7 +14,7 @@ from trainkit.api.task import Task
 from trainkit.checkpoint.batches import tensors_in
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.device.precision import Precision
-from trainkit.engine.sizes import numel_of
+from trainkit.engine.pieces import numel_of
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode

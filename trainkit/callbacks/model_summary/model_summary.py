@@ -15,7 +15,7 @@ from trainkit.checkpoint.batches import tensors_in
 from trainkit.console import show_table
 from trainkit.device.sync_guard import allowed_read
 from trainkit.device.transfer import to_device
-from trainkit.engine.sizes import numel_of
+from trainkit.engine.pieces import numel_of
 from trainkit.errors import ConfigError
 
 _WIDTH = 120
