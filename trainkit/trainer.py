@@ -357,9 +357,7 @@ class Trainer(LastRun):
         with self._open(kind, task, data) as stage:
             if not stage.engine.ranks.takes_part:
                 return EvaluationValues()
-            evaluator, feeds = build_evaluator(
-                stage, "test" if kind == "test" else "val", ckpt_path
-            )
+            evaluator, feeds = build_evaluator(stage, ckpt_path)
             name: Literal["test", "validation"] = "test" if kind == "test" else "validation"
             values = EvaluationValues(evaluator.evaluate(name, feeds))
             if values and verbose and stage.engine.ranks.is_main:
@@ -398,14 +396,10 @@ class Trainer(LastRun):
         ) as stage:
             if not stage.engine.ranks.takes_part:
                 return None
-            folder = (
-                stage.run.run_dir / "predictions"
-                if write_to is True
-                else Path(write_to)
-                if write_to
-                else None
-            )
-            evaluator, feeds = build_evaluator(stage, "predict", ckpt_path)
+            if write_to is True:
+                write_to = stage.run.run_dir / "predictions"
+            evaluator, feeds = build_evaluator(stage, ckpt_path)
+            folder = Path(write_to) if write_to else None
             return evaluator.predict(feeds, folder, return_predictions, table)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:

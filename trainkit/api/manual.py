@@ -64,11 +64,11 @@ class ManualOptimization:
         Each is used as a torch optimizer. Its `step(closure=None)` sums the gradients over ranks,
         clips them by `trainer.gradient_clip_val` and updates; all ranks must call it alike.
         """
-        own = (
-            self._for_reading()
-            if self.automatic_optimization
-            else list(self._need("optimizers").optimizers)
-        )
+        if self.automatic_optimization:
+            name = type(self).__name__
+            own = [ReadOnly(optimizer, name) for optimizer in self.trainer.optimizers]
+        else:
+            own = list(self._need("optimizers").optimizers)
         return own[0] if len(own) == 1 else own
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -139,9 +139,6 @@ class ManualOptimization:
             yield
         finally:
             self.untoggle_optimizer(optimizer)
-
-    def _for_reading(self) -> list[Any]:
-        return [ReadOnly(optimizer, type(self).__name__) for optimizer in self.trainer.optimizers]
 
     def _need(self, method: str) -> ManualStep:
         name = type(self).__name__

@@ -148,7 +148,7 @@ def _with_sections(config: DictConfig, file: Path) -> DictConfig:
         return config
     composed: Any = OmegaConf.create({})
     choices = _IN_FORCE.get() or {}
-    for key, value in _plain(config).items():
+    for key, value in plain_of(config).items():
         if "=" not in key:
             composed = OmegaConf.merge(composed, {key: value})
             continue
@@ -159,7 +159,8 @@ def _with_sections(config: DictConfig, file: Path) -> DictConfig:
     return composed
 
 
-def _plain(config: DictConfig) -> dict[str, Any]:
+def plain_of(config: DictConfig) -> dict[str, Any]:
+    """Return a config as a mapping, its interpolations not resolved."""
     held = OmegaConf.to_container(config, resolve=False)
     assert isinstance(held, dict)
     return {str(key): value for key, value in held.items()}

@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 
 from trainkit.config import schema
-from trainkit.config.choices import in_force
+from trainkit.config.choices import in_force, plain_of
 from trainkit.config.command_line import as_typed, find_conf, force, select_experiment, split
 from trainkit.config.explain import explain
 from trainkit.config.hydra_node import (
@@ -305,7 +305,7 @@ def _job(
         )
     )
     choices = HydraConfig.get().runtime.choices
-    check_batches(_unresolved(own), choices, conf_folders(Path.cwd()))
+    check_batches(plain_of(own), choices, conf_folders(Path.cwd()))
     text = OmegaConf.to_yaml(own)
     resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     assert isinstance(resolved, dict)
@@ -346,19 +346,13 @@ def _job(
 
 def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:
     """Refuse `resume=auto` in a folder named after the time: it would never find anything."""
-    run_dir = str(_unresolved(config).get("run_dir", "${now:}"))
+    run_dir = str(plain_of(config).get("run_dir", "${now:}"))
     if plain.get("resume") == "auto" and "${now:" in run_dir:
         raise ConfigError(
             "resume is 'auto', but each start has a new folder (run_dir holds the time): there"
             " would never be anything to resume from. Give the run's folder:"
             f" run_dir=runs/{plain['conf']}/mine"
         )
-
-
-def _unresolved(config: DictConfig) -> dict[str, Any]:
-    plain = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
 
 
 def _refuse_trust_in_files(trust: Sequence[str], overrides: Sequence[str]) -> None:

@@ -92,7 +92,9 @@ class Background:
         ended = self._put_by(_Entry("closing", last, always=True), deadline) and self._put_by(
             None, deadline
         )
-        if not ended or not self._wait(self._join, lambda: not self._thread.is_alive(), deadline):
+        if not ended or not self._wait(
+            self._thread.join, lambda: not self._thread.is_alive(), deadline
+        ):
             self._abandoned = True
             left = self._queue.qsize()
             warning(
@@ -104,9 +106,6 @@ class Background:
                 f"{self._name} did not keep up: {self.dropped} entries were dropped (its queue"
                 f" holds {self._room}). Log less often: raise trainer.log_every_n_steps."
             )
-
-    def _join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
 
     def _put_by(self, entry: _Entry | None, deadline: float) -> bool:
         try:

@@ -103,7 +103,9 @@ class Accumulator:
 
     def _fold(self) -> None:
         for weight, values in self._pending.items():
-            self._parts.append(self._combine_tensor(_wide(torch.stack(values)) * weight))
+            stacked = torch.stack(values)
+            stacked = stacked.to(wide(stacked.device))
+            self._parts.append(self._combine_tensor(stacked * weight))
         if len(self._parts) > 1:
             self._parts = [self._combine_tensor(torch.stack(self._parts))]
         self._pending.clear()
@@ -142,10 +144,6 @@ def read_all(table: Mapping[str, Accumulator]) -> dict[str, Reading]:
         name: table[name].reading([next(read[part.device]) for part in own])
         for name, own in parts.items()
     }
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.to(wide(values.device))
 
 
 def _pack(values: list[Tensor]) -> tuple[str, Tensor] | None:

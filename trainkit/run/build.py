@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -179,17 +179,16 @@ def _parts(
     return FitParts(optimizers, rates, step, stopping, features.before_epoch)
 
 
-def build_evaluator(
-    stage: Stage, kind: Literal["val", "test", "predict"], ckpt_path: str | None
-) -> tuple[Evaluator, list[Feed]]:
-    """Return an evaluator with the checkpoint's weights in the task, and the feeds of the data of a
-    kind.
+def build_evaluator(stage: Stage, ckpt_path: str | None) -> tuple[Evaluator, list[Feed]]:
+    """Return an evaluator with the checkpoint's weights in the task, and the feeds of the stage's
+    data.
 
     Raises:
         ConfigError: there is no such data.
         CheckpointError: there is no such checkpoint.
     """
     features_of(stage).model_made(stage.run)
+    kind = "val" if stage.kind == "validate" else stage.kind
     limit = getattr(stage.options.evaluation, f"limit_{kind}_batches")
     feeds = stage.feeds.of_evaluation(
         stage.data.find(kind, stage.task), f"{kind}_dataloaders", limit

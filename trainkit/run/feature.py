@@ -16,7 +16,7 @@ A feature that a fit does not ask for is not made, and costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -68,18 +68,8 @@ class Feature:
         """See the module."""
 
 
-class Features(Feature):
-    """Those of one fit, as one: asked one after the other."""
-
-    def __init__(self) -> None:
-        self._features: list[Feature] = []
-
-    def __iter__(self) -> Iterator[Feature]:
-        return iter(self._features)
-
-    def add(self, feature: Feature) -> None:
-        """Add one; the order is that of the moments."""
-        self._features.append(feature)
+class Features(list[Feature]):
+    """Those of one fit, asked one after the other, in their order."""
 
     def model_made(self, run: RunView) -> None:
         """Ask each."""

@@ -38,7 +38,5 @@ def features_of(stage: Stage) -> Features:
         SavedCommunication(),
         EvalWeights(),
     ]
-    for feature in asked:
-        if isinstance(feature, Feature):
-            features.add(feature)
+    features.extend(feature for feature in asked if isinstance(feature, Feature))
     return features

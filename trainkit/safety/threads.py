@@ -76,7 +76,7 @@ def printed(
                     )
                 )
                 print(
-                    f"This is a mistake of trainkit in its thread '{_name()}'. {effect}",
+                    f"This is a mistake of trainkit in its thread '{threading.current_thread().name}'. {effect}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -85,7 +85,3 @@ def printed(
         return retry_s
 
     return print_it
-
-
-def _name() -> str:
-    return threading.current_thread().name
