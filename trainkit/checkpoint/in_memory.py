@@ -95,7 +95,10 @@ class Memory:
 
     def forget(self) -> None:
         """Release the commit."""
-        self.step, self._kept, self._ranks, self._host = -1, {}, (), HostCopy()
+        self.step = -1
+        self._kept = {}
+        self._ranks = ()
+        self._host = HostCopy()
         self._held = None
 
 

@@ -85,7 +85,9 @@ class Opened:
     def __init__(
         self, engine: Engine, path: str, resume: bool, stores: Sequence[Store] = ()
     ) -> None:
-        self._engine, self._stack, error = engine, contextlib.ExitStack(), ""
+        self._engine = engine
+        self._stack = contextlib.ExitStack()
+        error = ""
         self.training: dict[str, Any] = {}
         try:
             self._folder = self._stack.enter_context(fetched(path, stores))

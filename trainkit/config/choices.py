@@ -172,14 +172,17 @@ def _parts(key: str, value: Any, file: Path) -> tuple[str, str, str]:
     Raises:
         ConfigError: there is no such choice, or the section does not hold settings.
     """
-    matched, folders = _SECTION.fullmatch(key), conf_folders(Path.cwd())
+    matched = _SECTION.fullmatch(key)
+    folders = conf_folders(Path.cwd())
     names = options_of(matched[2], folders) if matched is not None else []
     if matched is None or not names:
         files = [path for folder in folders for path in folder.glob("*/*.yaml")]
         groups = sorted({path.parent.name for path in files})
         near = did_you_mean("".join(key.partition("=")[0].split()[-1:]), groups)
         raise ConfigError(_NO_GROUP.format(file, key, ", ".join(groups), near))
-    node, group, choice = matched[1] or matched[2], matched[2], matched[3]
+    node = matched[1] or matched[2]
+    group = matched[2]
+    choice = matched[3]
     if choice not in names:
         near = did_you_mean(choice, names)
         raise ConfigError(_NO_CHOICE.format(file, key, group, choice, near, ", ".join(names)))

@@ -154,7 +154,8 @@ def _run(
     work: Callable[[ComposedJob], Mapping[str, float] | None],
     finish: Callable[[Sweep], None] | None = None,
 ) -> None:
-    primary, conf_dirs = start.primary, conf_folders(Path.cwd())
+    primary = start.primary
+    conf_dirs = conf_folders(Path.cwd())
     own = [*_QUIET, *([] if start.is_main else ["hydra/hydra_logging=none"])]
     chosen = select_experiment(primary.overrides, primary.name, [primary.folder, *conf_dirs])
     overrides = [f"++conf={primary.conf}", *(force(override, conf_dirs) for override in chosen)]
@@ -168,7 +169,8 @@ def _run(
             force(f"{key}={value}", conf_dirs) for key, value in params.items() if key not in given
         ]
         own += ["hydra.sweeper.params=null"] * bool(params)
-    job, composed = None, DictConfig({})
+    job = None
+    composed = DictConfig({})
     # every job, before the first one runs
     for checked in _jobs(start, overrides, is_basic(hydra_node["sweeper"])):
         composed = compose(primary.folder, primary.name, [*own, *checked])
@@ -334,7 +336,8 @@ def _job(
     except ConfigError as error:
         raise ConfigError(with_origin(str(error), choices, conf_folders(Path.cwd()))) from error
     typed = of_first_start([as_typed(override) for override in overrides], Path(plain["run_dir"]))
-    shown, recorded = masked_arguments(joined(primary.typed, typed)), keep(own, plain)
+    shown = masked_arguments(joined(primary.typed, typed))
+    recorded = keep(own, plain)
     files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(recorded.config))}
     files |= {
         ".hydra/config.yaml": masked_lines(text),

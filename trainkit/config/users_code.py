@@ -26,7 +26,8 @@ def is_users_own(target: str) -> bool:
     """
     if target.split(".")[0] in (*sys.stdlib_module_names, "trainkit"):
         return False
-    here, files = Path.cwd().resolve(), [file.resolve() for file in _files_of(target)]
+    here = Path.cwd().resolve()
+    files = [file.resolve() for file in _files_of(target)]
     return bool(files) and all(
         file.is_relative_to(here)
         and "site-packages" not in file.parts
@@ -48,7 +49,8 @@ def is_shipped(target: str) -> bool:
     a folder recipes/ of the current folder comes before it.
     """
     package, *rest = target.split(".")
-    spec, module = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]), None
+    spec = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    module = None
     if (
         package == "recipes"
         and rest
@@ -107,7 +109,8 @@ def _files_of(target: str) -> list[Path]:
     """Return the files of the packages and of the module of a dotted path;
     none if one is a namespace package.
     """
-    places, files = [str(Path.cwd()), *sys.path], []
+    places = [str(Path.cwd()), *sys.path]
+    files = []
     for name in target.split(".")[:-1]:
         spec = PathFinder.find_spec(name, places)
         if spec is None:

@@ -83,7 +83,8 @@ class StepPlan:
         Ranges are never empty, but for borrowed batches: a rank without samples in a short last step gets an
         empty list.
         """
-        samples, start = self.samples_in(step), step * self.global_batch_size
+        samples = self.samples_in(step)
+        start = step * self.global_batch_size
         rounds = -(-samples // (self.batch_size * self.world_size))
         if self.shares is not None:
             return self._in_shares(self.shares, range(start, start + samples), rounds, rank)
@@ -100,7 +101,9 @@ class StepPlan:
     def _in_shares(
         self, shares: tuple[int, ...], places: range, rounds: int, rank: int
     ) -> list[range]:
-        before, own, total = sum(shares[:rank]), shares[rank], sum(shares)
+        before = sum(shares[:rank])
+        own = shares[rank]
+        total = sum(shares)
         result = []
         for i in range(rounds):
             one = places[len(places) * i // rounds : len(places) * (i + 1) // rounds]

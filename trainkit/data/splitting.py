@@ -58,7 +58,8 @@ class DatasetShare(IterableDataset[Any]):
         """`batch_size` is the number of samples of a batch."""
         self.dataset = dataset
         self._batch_size = batch_size
-        self._share, self._seed = Share(0, None, 1, 0, 1), 0
+        self._share = Share(0, None, 1, 0, 1)
+        self._seed = 0
 
     def start(self, share: Share, seed: int) -> None:
         """Set the next iteration."""
@@ -66,7 +67,8 @@ class DatasetShare(IterableDataset[Any]):
         self._seed = seed
 
     def __iter__(self) -> Iterator[Any]:
-        info, share = torch.utils.data.get_worker_info(), self._share
+        info = torch.utils.data.get_worker_info()
+        share = self._share
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         own = OwnRandomNumbers(self._seed)
 
@@ -107,7 +109,8 @@ class SplitDataset(IterableDataset[Any]):
         worker, workers, seed = (
             (0, 1, 0) if info is None else (info.id, info.num_workers, info.seed)
         )
-        all_workers, own = workers * self._world_size, self._rank * workers + worker
+        all_workers = workers * self._world_size
+        own = self._rank * workers + worker
         claimed = torch_worker.WorkerInfo(
             id=own, num_workers=all_workers, seed=seed, dataset=self.dataset
         )

@@ -112,7 +112,10 @@ class Engine(ABC):
         self, device: Device, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives
     ) -> None:
         self.launcher: Launcher = read_launcher()
-        self.ranks, self.heartbeat, self.comm, self.data = ranks, heartbeat, comm, OverData(comm)
+        self.ranks = ranks
+        self.heartbeat = heartbeat
+        self.comm = comm
+        self.data = OverData(comm)
         self.device = torch.device("cpu")
         self._requested_device: Device = device
         self._reducer: GradientReducer | None = None

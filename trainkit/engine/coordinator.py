@@ -99,14 +99,17 @@ class Coordinator:
     def expect_new_pace(self) -> None:
         """Exchange at the next round: the length of rounds changes here. Call it on all ranks."""
         self.settle()
-        self._every, self._rounds, self._last = 1, 0, time.monotonic()
+        self._every = 1
+        self._rounds = 0
+        self._last = time.monotonic()
         self._is_long = True
         self._sent_at = None
 
     def settle(self) -> None:
         """Wait for the exchange in flight, if any. Call it on all ranks."""
         if self._wait is not None:
-            wait, self._wait = self._wait, None
+            wait = self._wait
+            self._wait = None
             self._read(wait())
 
     def sync_clock(self) -> float:
@@ -128,7 +131,8 @@ class Coordinator:
         self._reported = self._signals.received is not None
         if self._engine.ranks.world_size == 1:
             self.now = time.monotonic() - self._started
-            self.num_signalled, self.includes_this_rank = int(self._reported), self._reported
+            self.num_signalled = int(self._reported)
+            self.includes_this_rank = self._reported
             for question in self._questions.values():
                 question.latest = question.ask()
                 question.agreed = question.agreed or question.latest
@@ -136,7 +140,8 @@ class Coordinator:
         self._wait = self._engine.comm.start_sum(
             self._reported + (self._of_rank_0() if self._engine.ranks.is_main else 0)
         )
-        self._counted, self._rounds = self._rounds, 0
+        self._counted = self._rounds
+        self._rounds = 0
         if not self._is_long:
             return False
         self.settle()
@@ -166,8 +171,10 @@ class Coordinator:
         sent_at = (total >> _TIME_AT) / 100
         if self._sent_at is not None:
             self._is_long = (sent_at - self._sent_at) / self._counted > LONG_ROUND_S
-        self._sent_at, self.now = sent_at, max(self.now, sent_at)
-        self.num_signalled, self.includes_this_rank = total & (1 << _ROUNDS_AT) - 1, self._reported
+        self._sent_at = sent_at
+        self.now = max(self.now, sent_at)
+        self.num_signalled = total & (1 << _ROUNDS_AT) - 1
+        self.includes_this_rank = self._reported
         for i, question in enumerate(self._questions.values()):
             question.latest = bool(total >> _ANSWERS_AT + i & 1)
             question.agreed = question.agreed or question.latest

@@ -96,7 +96,8 @@ def restore(
                         else _combine(parts, reduction, metric.device)
                     ),
                 )
-            one._update_count, one._computed = sum(counts[i] for _, counts in there), None
+            one._update_count = sum(counts[i] for _, counts in there)
+            one._computed = None
     for state in own:
         logged |= {
             name: model.get_submodule(place)
@@ -181,7 +182,9 @@ class EpochMetrics:
         """Return this rank's updated metrics by place;
         by "name:" and the logged name if they are no part of the model.
         """
-        places, by_place, inside = dict[int, str](), dict[str, Any](), set[int]()
+        places = dict[int, str]()
+        by_place = dict[str, Any]()
+        inside = set[int]()
         for place, module in self._model.named_modules():
             if is_metric(module) and id(module) not in inside:
                 inside |= {id(one) for one in _inner(module)}

@@ -69,7 +69,8 @@ class LearningRates:
         """
         self._optimizers = optimizers
         self._schedules = schedules
-        self._whole, self._contract = contract, contract.at(0)
+        self._whole = contract
+        self._contract = contract.at(0)
         self.user_lrs = [float(group.get("initial_lr", group["lr"])) for group in self.groups]
         self._scheduled = [float(group["lr"]) for group in self.groups]
         self._momenta = None if momentum_correction else uncorrected(self.groups, schedules)
@@ -175,7 +176,8 @@ class LearningRates:
     def start_epoch(self, epoch: int, steps_taken: int) -> None:
         """Update the factor if the accumulation changes with this epoch."""
         self.take_users()
-        before, self._contract = self._contract.lr_factor, self._whole.at(epoch)
+        before = self._contract.lr_factor
+        self._contract = self._whole.at(epoch)
         if self._contract.lr_factor != before:
             self._scale([self._contract.lr_factor / before] * len(self.user_lrs))
             self.apply(steps_taken)
@@ -244,7 +246,8 @@ class LearningRates:
         """Set the rates, and switch the schedulers off for the rest of the run;
         `lrs` are in the user's terms.
         """
-        self._held, self._scheduled = True, [lr * self.factor for lr in lrs]
+        self._held = True
+        self._scheduled = [lr * self.factor for lr in lrs]
         self.apply(steps_taken)
 
     def set_shares(self, shares: Mapping[int, float], steps_taken: int) -> None:
@@ -314,8 +317,10 @@ class LearningRates:
                 f"The checkpoint has {len(state['schedulers'])} learning-rate schedulers, this task"
                 f" {len(self._schedules)}: they do not fit."
             )
-        self._scheduled, self._last = list(state["scheduled"]), state["last"]
-        self._held, self._users.places = state.get("held", False), set(state.get("by_hand", ()))
+        self._scheduled = list(state["scheduled"])
+        self._last = state["last"]
+        self._held = state.get("held", False)
+        self._users.places = set(state.get("by_hand", ()))
         of_schedulers, curves = restore(
             self._schedules, state["schedulers"], state.get("made", self._made), self._made
         )

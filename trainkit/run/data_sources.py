@@ -122,7 +122,7 @@ def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | Non
     """
     if source is not None:
         return source.batch_size
-    data = data.data if isinstance(data, Sharded) else data
+    data = data.data if reads_own else data
     if isinstance(data, (DataLoader, StreamSource)):
         own = data.batch_size
     else:
@@ -187,7 +187,8 @@ def train_feed(
     samples = _limited(source, limit, declared)
     # full microbatches anyway
     drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)
-    most, even = max(n for _, n in changes), engine.needs_even_rounds
+    most = max(n for _, n in changes)
+    even = engine.needs_even_rounds
     uneven = tuple(shares) if shares is not None and len(set(shares)) > 1 else None
     plan = StepPlan(
         samples,
@@ -328,12 +329,15 @@ def _stream(
     world_size = engine.ranks.data_size
     if isinstance(data, StreamSource):
         return data.stream(limit, seed, (rank, world_size), declared, engine.comm.run_on_main)
-    reads_own, data = isinstance(data, Sharded), data.data if isinstance(data, Sharded) else data
+    reads_own = isinstance(data, Sharded)
+    data = data.data if reads_own else data
     # schedules count the same steps on all ranks
     lengths = engine.comm.all_gather_object(_length_of(data))
     length = None if None in lengths else max(lengths)
     if splits_itself(data) and not reads_own:
-        reads_own, length, data = True, None, split_over_ranks(data, rank, world_size)
+        reads_own = True
+        length = None
+        data = split_over_ranks(data, rank, world_size)
     if reads_own:
         return OwnStream(data, length, limit, mix(seed, rank), declared / world_size)
     if (

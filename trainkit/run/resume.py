@@ -79,7 +79,9 @@ def _find_in_parts(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None
     part of the newest commit from a living one that has the same.
     """
     assert stage.elastic is not None
-    memory, ranks, checkpoints = stage.elastic.memory, stage.engine.ranks, stage.checkpoints
+    memory = stage.elastic.memory
+    ranks = stage.engine.ranks
+    checkpoints = stage.checkpoints
     newest, is_late = stage.engine.comm.broadcast_object((memory.step, ranks.joins_late))
     if newest < 0:  # as in _read
         saved = checkpoints.open("auto") if is_late else None
@@ -134,7 +136,8 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
             f"The checkpoint holds states that this run has no place for: {', '.join(left)}. It"
             " resumes without them."
         )
-    before, from_memory = len(saved["random"]), checkpoints.resumed_from_memory
+    before = len(saved["random"])
+    from_memory = checkpoints.resumed_from_memory
     if before != engine.ranks.data_size:  # not the numbers of the beginning: their dropout was used
         seed_everything(mix(run.options.seed, engine.ranks.data_rank, run.global_step))
     for policy in [] if from_memory else checkpoint_policies(run.callbacks):
@@ -155,8 +158,10 @@ def _compare_plans(run: Run, saved: BatchPlan) -> None:
     """Print the changes since the checkpoint;
     inside an epoch, find the step that its samples led to.
     """
-    state, changes = run.state, [*saved.differences(run.batch_plan), *run.rates.changes]
-    before, now = saved.at(state.current_epoch), run.batch_plan.at(state.current_epoch)
+    state = run.state
+    changes = [*saved.differences(run.batch_plan), *run.rates.changes]
+    before = saved.at(state.current_epoch)
+    now = run.batch_plan.at(state.current_epoch)
     known = before.global_batch_size is not None and now.global_batch_size is not None
     sizes = (
         (before.global_batch_size, now.global_batch_size)

@@ -88,7 +88,9 @@ def _wait_for_others(step: SlurmStep, server: RendezvousHTTPServer | None) -> No
     """Return on all ranks at nearly the same time:
     hvd.init() waits for 30 s, and some may import torch for minutes.
     """
-    place, end, late = (step.address, step.port, _SCOPE), time.monotonic() + _START_S, "?"
+    place = (step.address, step.port, _SCOPE)
+    end = time.monotonic() + _START_S
+    late = "?"
     while time.monotonic() < end:
         try:
             if server is None:
