@@ -87,15 +87,15 @@ class Job:
 
     def notes(self) -> dict[int, list[Note]]:
         """Return the notes by generation, by time."""
-        found: dict[int, list[Note]] = {}
+        of_generations: dict[int, list[Note]] = {}
         for path in self.folder.glob("steps-*"):
             for line in path.read_text().splitlines():
                 if line.endswith("}"):
                     note = json.loads(line)
-                    found.setdefault(note["generation"], []).append(note)
+                    of_generations.setdefault(note["generation"], []).append(note)
         return {
-            generation: sorted(found[generation], key=lambda note: note["t"])
-            for generation in sorted(found)
+            generation: sorted(of_generations[generation], key=lambda note: note["t"])
+            for generation in sorted(of_generations)
         }
 
     def settle(self, ranks: int, after: int = 0, steps: int = SETTLED) -> dict[int, list[Note]]:
@@ -132,7 +132,7 @@ class Job:
         )
 
 
-def change(job: Job, found: Changes, case: str, fault: Act, back: Act | None = None) -> None:
+def change(job: Job, changes: Changes, case: str, fault: Act, back: Act | None = None) -> None:
     """Let two ranks become one by a fault, and two again; note both changes.
 
     Args:
@@ -152,13 +152,13 @@ def change(job: Job, found: Changes, case: str, fault: Act, back: Act | None = N
     notes = job.settle(2, last)
     alone, again = (generation for generation in notes if generation > last)
     for name, old, new in ((case, last, alone), (joins, alone, again)):
-        found.pauses.setdefault(name, []).append(notes[new][0]["t"] - notes[old][-1]["t"])
+        changes.pauses.setdefault(name, []).append(notes[new][0]["t"] - notes[old][-1]["t"])
         twice = {note["step"] for note in notes[old]} & {note["step"] for note in notes[new]}
-        found.repeated[name] = found.repeated.get(name, 0) + len(twice)
+        changes.repeated[name] = changes.repeated.get(name, 0) + len(twice)
     if back is None:
-        found.whole.setdefault(case, []).append(notes[again][0]["t"] - began)
+        changes.whole.setdefault(case, []).append(notes[again][0]["t"] - began)
     of_one = [note["t"] for note in notes[last] if note["rank"] == 0]
-    found.steps += [b - a for a, b in zip(of_one, of_one[1:], strict=False)]
+    changes.steps += [b - a for a, b in zip(of_one, of_one[1:], strict=False)]
 
 
 def write(path: Path, text: str, _: Job) -> None:
@@ -201,7 +201,7 @@ def started(command: Sequence[str], width: int, folder: Path, **more: str) -> It
         process.wait()
 
 
-def with_driver(name: str, width: int, found: Changes) -> None:
+def with_driver(name: str, width: int, changes: Changes) -> None:
     """Measure one job under a launcher of DRIVERS."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -212,9 +212,9 @@ def with_driver(name: str, width: int, found: Changes) -> None:
         launch += ["--max-np", "2", "--host-discovery-script", f"cat {hosts}"]
         rank = [sys.executable, "-m", "benchmarks.recovery_rank"]
         with started([*launch, *rank], width, folder) as job:
-            change(job, found, f"{name}: worker killed", kill_worker)
+            change(job, changes, f"{name}: worker killed", kill_worker)
             leave, come = (functools.partial(write, hosts, text) for text in (one, two))
-            change(job, found, f"{name}: a host leaves the list", leave, come)
+            change(job, changes, f"{name}: a host leaves the list", leave, come)
 
 
 class Raylets:
@@ -276,17 +276,17 @@ class Raylets:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def with_ray(raylets: Raylets, width: int, found: Changes) -> None:
+def with_ray(raylets: Raylets, width: int, changes: Changes) -> None:
     """Measure one job on Ray."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with started(
             [sys.executable, "-c", FIT], width, folder, RAY_ADDRESS=raylets.address
         ) as job:
-            change(job, found, "launcher=ray: worker killed", kill_worker)
-            change(job, found, "launcher=ray: its actor killed", kill_actor)
-            change(job, found, "launcher=ray: its node killed", raylets.kill, raylets.add)
-            change(job, found, "launcher=ray: its node drains", raylets.drain, raylets.replace)
+            change(job, changes, "launcher=ray: worker killed", kill_worker)
+            change(job, changes, "launcher=ray: its actor killed", kill_actor)
+            change(job, changes, "launcher=ray: its node killed", raylets.kill, raylets.add)
+            change(job, changes, "launcher=ray: its node drains", raylets.drain, raylets.replace)
 
 
 def measure(short: bool) -> Findings:
@@ -297,9 +297,9 @@ def measure(short: bool) -> Findings:
         "batch_size": BATCH,
         "wait in each step, s": STEP_S,
     }
-    found = Findings(settings=settings, missing=absent({"launcher=ray": "ray"}))
+    findings = Findings(settings=settings, missing=absent({"launcher=ray": "ray"}))
     with contextlib.ExitStack() as stack:
-        raylets = None if found.missing else stack.enter_context(contextlib.closing(Raylets()))
+        raylets = None if findings.missing else stack.enter_context(contextlib.closing(Raylets()))
         for model, rounds in ({"small": 1} if short else ROUNDS).items():
             changes = Changes()
             for _ in range(rounds):
@@ -318,12 +318,12 @@ def measure(short: bool) -> Findings:
             cases = sorted(
                 changes.pauses, key=lambda case: (case.partition(":")[0], case.endswith(JOINS))
             )
-            found.tables.append(Table(title, COLUMNS, [plain, *map(changes.row, cases)]))
+            findings.tables.append(Table(title, COLUMNS, [plain, *map(changes.row, cases)]))
             for case in [case for case in cases if case.endswith(JOINS)]:
-                found.targets.append(
+                findings.targets.append(
                     Target(f"{case}, {model} model: pause", changes.row(case)[1], 1.0, "s")
                 )  # type: ignore[arg-type]
-    return found
+    return findings
 
 
 if __name__ == "__main__":

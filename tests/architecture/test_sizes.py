@@ -30,38 +30,38 @@ def trees() -> Iterator[tuple[str, ast.Module]]:
 
 def classes() -> dict[str, ast.ClassDef]:
     """Return all classes by dotted name."""
-    found = {}
+    by_name = {}
     for module, tree in trees():
-        found |= {
+        by_name |= {
             f"{module}.{node.name}": node
             for node in ast.walk(tree)
             if isinstance(node, ast.ClassDef)
         }
-    return found
+    return by_name
 
 
 def members(node: ast.ClassDef) -> set[str]:
     """Return the names of a class's own methods, properties and attributes,
     but for Python's own (`__init__`, ...).
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for item in node.body:
         if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.add(item.name)
+            names.add(item.name)
             for inner in ast.walk(item):
                 if (
                     isinstance(inner, ast.Attribute)
                     and isinstance(inner.ctx, ast.Store)
                     and ast.unparse(inner.value) == "self"
                 ):
-                    found.add(inner.attr)
+                    names.add(inner.attr)
         elif isinstance(item, ast.AnnAssign):
-            found.add(ast.unparse(item.target))
+            names.add(ast.unparse(item.target))
         elif isinstance(item, ast.Assign):
-            found |= {ast.unparse(target) for target in item.targets}
+            names |= {ast.unparse(target) for target in item.targets}
     # of the constructor: `checked` reads them
-    found -= {"config_key", "explained_arguments", "taken_arguments"}
-    return {name for name in found if not (name.startswith("__") and name.endswith("__"))}
+    names -= {"config_key", "explained_arguments", "taken_arguments"}
+    return {name for name in names if not (name.startswith("__") and name.endswith("__"))}
 
 
 def chain(name: str, by_short_name: dict[str, ast.ClassDef]) -> int:

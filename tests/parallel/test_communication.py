@@ -51,9 +51,9 @@ def test_what_equals_exact_sums(start: Any, results: Any) -> None:
     """
     for rank in results[start]["exact_sums"]:
         assert not torch.equal(rank["exact"], rank["weighted, exact"])
-        for name, found in rank.items():
+        for name, own in rank.items():
             base = rank["weighted, exact" if name.startswith("weighted") else "exact"]
-            torch.testing.assert_close(found, base, rtol=0, atol=1e-13)
+            torch.testing.assert_close(own, base, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("start", STARTS, ids=str)
@@ -86,10 +86,10 @@ def test_ranks_meet_when_they_should(start: Any, results: Any) -> None:
         # The record of a step is older than the validation after it only if the validation is
         # inside the epoch.
         expected = [bool(every) and step % every == 0 for step in range(1, count + 1)]
-        found = equal_steps(ranks, kind)
-        assert all(f for f, e in zip(found, expected, strict=True) if e), kind
-        assert not found[0], kind
-        assert not found[1], kind
+        steps = equal_steps(ranks, kind)
+        assert all(f for f, e in zip(steps, expected, strict=True) if e), kind
+        assert not steps[0], kind
+        assert not steps[1], kind
     assert equal_steps(ranks, "postlocal")[:6] == [True, True, True, False, False, True]
     for kind in KINDS:
         for rank in ranks:
@@ -128,7 +128,7 @@ def test_another_number_of_ranks_resumes(source: Any, start: Any, results: Any) 
     """What was held back keeps its sum; weights and moments of ranks alone are averaged;
     both are said, as is the contract.
     """
-    found, old = results[source, start]["changed"], results[source]["resumed"]
+    resumed, old = results[source, start]["changed"], results[source]["resumed"]
     text = results.output[source, start]
     assert f"What {source[1]} ranks held back (PowerSGD) is split evenly over {start[1]}" in text
     assert f"{source[1]} ranks stepped alone" in text
@@ -136,18 +136,20 @@ def test_another_number_of_ranks_resumes(source: Any, start: Any, results: Any) 
     assert "the state of another communication" in text
     before = saved(results.folders[source] / "resumed powersgd parts")
     for name in before[0]["error"]:
-        total = sum(rank["powersgd"]["start"]["error"][name] for rank in found)
+        total = sum(rank["powersgd"]["start"]["error"][name] for rank in resumed)
         torch.testing.assert_close(
             total, sum(rank["error"][name] for rank in before), rtol=1e-12, atol=1e-15
         )
         assert float(total.abs().max()) > 0
     for kind in ALONE:
         assert len(old) == source[1]
-        assert all(torch.equal(rank[kind]["weights"], found[0][kind]["weights"]) for rank in found)
-        assert all(torch.equal(rank[kind]["end"], found[0][kind]["end"]) for rank in found)
+        assert all(
+            torch.equal(rank[kind]["weights"], resumed[0][kind]["weights"]) for rank in resumed
+        )
+        assert all(torch.equal(rank[kind]["end"], resumed[0][kind]["end"]) for rank in resumed)
         parts = saved(results.folders[source] / f"resumed {kind} parts")
         moments = [part["optimizers"][0][0]["exp_avg"] for part in parts]
-        mean = found[0][kind]["start"]["optimizers"][0][0]["exp_avg"]
+        mean = resumed[0][kind]["start"]["optimizers"][0][0]["exp_avg"]
         torch.testing.assert_close(mean, torch.stack(moments).mean(0))
         assert not torch.equal(moments[0], moments[1])
 
@@ -183,7 +185,7 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
     """Bytes that cross the interface of a network of its own in a step, by launcher and kind."""
     if reason := own_network():
         pytest.skip(reason)
-    found = {}
+    by_launcher = {}
     for launcher in ("ddp", "horovod"):
         folder = tmp_path_factory.mktemp(launcher)
         line = line_of(launcher, 2, "traffic.py") + f" {folder / 'out.pt'}"
@@ -194,8 +196,8 @@ def traffic(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
             PYTHONPATH=str(ROOT),
         )
         assert done.code == 0, done.text
-        found[launcher] = torch.load(folder / "out.pt", weights_only=False)
-    return found
+        by_launcher[launcher] = torch.load(folder / "out.pt", weights_only=False)
+    return by_launcher
 
 
 @pytest.mark.parametrize("launcher", ["ddp", "horovod"])

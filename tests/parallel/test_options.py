@@ -42,13 +42,17 @@ def by_hand(ranks: int) -> list[Tensor]:
     return [p.grad for p in net.parameters() if p.grad is not None]
 
 
-def assert_gradients(found: list[Any], expected: list[Tensor], part: float | None = None) -> None:
+def assert_gradients(
+    gradients: list[Any], expected: list[Tensor], part: float | None = None
+) -> None:
     """Gradients are the expected ones:
     to 1e-9, or to a part of the largest element, and then not to all digits.
     """
     largest = max(float(e.abs().max()) for e in expected)
-    worst = max(float((f.double() - e).abs().max()) for f, e in zip(found, expected, strict=True))
-    assert all(f.dtype == e.dtype for f, e in zip(found, expected, strict=True))
+    worst = max(
+        float((f.double() - e).abs().max()) for f, e in zip(gradients, expected, strict=True)
+    )
+    assert all(f.dtype == e.dtype for f, e in zip(gradients, expected, strict=True))
     if part is None:
         assert worst <= 1e-9
     else:
@@ -126,10 +130,10 @@ def test_gradients_of_two_bytes_are_not_narrowed_again(start: str, results: Any)
             torch.bfloat16 if start in DDP else torch.float16
         }
         assert sum(size for _, size in rank["wires"]) == 2 * (ELEMENTS + 4)
-        found = [grad.double() for grad in rank["grads"]]
+        gradients = [grad.double() for grad in rank["grads"]]
         assert {grad.dtype for grad in rank["grads"]} == {torch.bfloat16}
         # the forward is of bfloat16 too
-        assert_gradients(found, by_hand(size_of(start)), 3 * BRAIN)
+        assert_gradients(gradients, by_hand(size_of(start)), 3 * BRAIN)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -189,11 +193,11 @@ def test_sparse_gradients_are_exact(
     grads, weights = words_by_hand(size_of(start), kind, factor)
     for rank in results[start][scenario]:
         assert [None if grad is None else grad[0] for grad in rank["grads"]] == sparse
-        for found, expected in zip(rank["grads"], grads, strict=True):
+        for own, expected in zip(rank["grads"], grads, strict=True):
             if expected is not None:
-                torch.testing.assert_close(found[1], expected, rtol=0, atol=1e-9)
-        for found, expected in zip(rank["weights"], weights, strict=True):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+                torch.testing.assert_close(own[1], expected, rtol=0, atol=1e-9)
+        for own, expected in zip(rank["weights"], weights, strict=True):
+            torch.testing.assert_close(own, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -203,8 +207,8 @@ def test_values_of_rows_are_compressed_too(start: str, results: Any) -> None:
     for rank in results[start]["sparse_half"]:
         kinds = {kind for kind, _ in rank["wires"]}
         assert kinds == {torch.int64, torch.float16}  # the flags travel with the head's
-        found = [grad[1] for grad in rank["grads"] if grad is not None]
-        assert_gradients(found, [grad for grad in grads if grad is not None], HALF)
+        values = [grad[1] for grad in rank["grads"] if grad is not None]
+        assert_gradients(values, [grad for grad in grads if grad is not None], HALF)
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -248,12 +252,10 @@ def test_batchnorm_over_ranks_is_that_of_the_whole_batch(
         held = rank[str(momentum)]
         first = number * (number + 1) // 2
         assert held["same"]
-        for found, expected in zip(held["outputs"], outputs, strict=True):
-            torch.testing.assert_close(
-                found, expected[first : first + number + 1], rtol=0, atol=1e-9
-            )
-        for found, parameter in zip(held["grads"], plain.parameters(), strict=True):
-            torch.testing.assert_close(found, parameter.grad, rtol=0, atol=1e-9)
+        for own, expected in zip(held["outputs"], outputs, strict=True):
+            torch.testing.assert_close(own, expected[first : first + number + 1], rtol=0, atol=1e-9)
+        for own, parameter in zip(held["grads"], plain.parameters(), strict=True):
+            torch.testing.assert_close(own, parameter.grad, rtol=0, atol=1e-9)
         assert held["buffers"].keys() == dict(plain.named_buffers()).keys()
         for name, expected in plain.named_buffers():
             torch.testing.assert_close(held["buffers"][name], expected, rtol=1e-12, atol=1e-9)
@@ -282,10 +284,10 @@ def test_batchnorm_over_ranks_keeps_the_dtype_of_its_input(
     output.sin().sum().backward()
     for number, rank in enumerate(results[start]["half_norms"]):
         first = number * (number + 1) // 2
-        for found, expected in zip(rank[str(dtype)], (output.detach(), drawn.grad), strict=True):
-            assert found.dtype == dtype
+        for own, expected in zip(rank[str(dtype)], (output.detach(), drawn.grad), strict=True):
+            assert own.dtype == dtype
             torch.testing.assert_close(
-                found.float(), expected[first : first + number + 1], rtol=BRAIN, atol=BRAIN
+                own.float(), expected[first : first + number + 1], rtol=BRAIN, atol=BRAIN
             )
 
 

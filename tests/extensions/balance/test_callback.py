@@ -79,20 +79,20 @@ def test_a_slower_rank_gets_fewer_samples(
     and the weights stay those of even shares.
     """
     even = fit(tmp_path / "a", {"min_gain": 1e9}, max_epochs=3)
-    found = fit(
+    balanced = fit(
         tmp_path / "b", {"every_n_steps": 2, "damping": 0.0}, max_epochs=3, num_workers=num_workers
     )
     assert [rank.changes for rank in even] == [[], []]
-    assert [rank.changes for rank in found] == [[(2, (12, 4))]] * 2
-    for results in (even, found):
+    assert [rank.changes for rank in balanced] == [[(2, (12, 4))]] * 2
+    for results in (even, balanced):
         assert results[0].contract.global_batch_size == 16
     for step in range(12):
         before, now = (
-            [index for rank in ranks for index in rank.came[step]] for ranks in (even, found)
+            [index for rank in ranks for index in rank.came[step]] for ranks in (even, balanced)
         )
         assert before == now
-        assert [len(rank.came[step]) for rank in found] == ([8, 8] if step < 2 else [12, 4])
-    for rank in found:
+        assert [len(rank.came[step]) for rank in balanced] == ([8, 8] if step < 2 else [12, 4])
+    for rank in balanced:
         torch.testing.assert_close(rank.weights, even[0].weights, rtol=0, atol=1e-6)
         assert rank.contract.rank_shares == "3:1"
     said = capsys.readouterr().out
@@ -107,8 +107,8 @@ def test_a_slower_rank_gets_fewer_samples(
 
 def test_by_default_it_looks_at_an_epochs_end_and_goes_most_of_the_way(tmp_path: Path) -> None:
     """Four steps an epoch; the last change left less than a tenth to gain, so there is no other."""
-    found = fit(tmp_path, {}, max_epochs=6)
-    assert found[0].changes == found[1].changes == [(4, (11, 5)), (8, (12, 4))]
+    ranks = fit(tmp_path, {}, max_epochs=6)
+    assert ranks[0].changes == ranks[1].changes == [(4, (11, 5)), (8, (12, 4))]
 
 
 def test_a_small_gain_is_left_alone(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_a_rank_takes_no_more_than_its_memory_allows(tmp_path: Path) -> None:
 
 def test_three_ranks_have_shares_by_their_speeds(tmp_path: Path) -> None:
     """The fastest of three takes half."""
-    found = fit(tmp_path, {"every_n_steps": 2, "damping": 0.0}, (1.0, 2.0, 3.0), max_epochs=2)
-    assert found[0].changes == [(2, (13, 7, 4))]
+    ranks = fit(tmp_path, {"every_n_steps": 2, "damping": 0.0}, (1.0, 2.0, 3.0), max_epochs=2)
+    assert ranks[0].changes == [(2, (13, 7, 4))]
 
 
 @pytest.mark.parametrize(("at", "damping"), [(3, 0.0), (4, 0.25), (5, 0.0), (6, 0.25)])
@@ -219,8 +219,8 @@ def test_at_another_number_of_ranks_it_begins_again(
     """Shares of two ranks say nothing about three; the run says that they have changed."""
     save = {"more": lambda: [ModelCheckpoint(every_n_train_steps=4, every_n_epochs=1)]}
     fit(tmp_path, {"every_n_steps": 2, "damping": 0.0}, max_steps=4, **save)
-    found = fit(tmp_path, {"min_gain": 1e9}, (1.0, 1.0, 1.0), max_steps=6, ckpt_path="last")
-    assert found[0].plan.shares is None
+    ranks = fit(tmp_path, {"min_gain": 1e9}, (1.0, 1.0, 1.0), max_steps=6, ckpt_path="last")
+    assert ranks[0].plan.shares is None
     assert "rank_shares was 3:1, is even" in capsys.readouterr().out
 
 

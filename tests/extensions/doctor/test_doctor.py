@@ -25,9 +25,9 @@ GOOD = Torch(torch="2.15.0", torchvision="0.29.2")
 MACHINE = Machine(None, None, None, None, None, None, None, "", 2, 8.0)
 
 
-def troubles(found: Any) -> dict[str, Finding]:
+def troubles(findings: Any) -> dict[str, Finding]:
     """Return the findings that are not ok, by name; each has a reason and a remedy."""
-    chosen = {finding.name: finding for finding in found if finding.status != "ok"}
+    chosen = {finding.name: finding for finding in findings if finding.status != "ok"}
     assert all(finding.why and finding.remedy for finding in chosen.values())
     return chosen
 
@@ -55,8 +55,8 @@ def test_good_software_has_no_trouble() -> None:
 )
 def test_bad_torch_is_reported(torch: Torch, name: str, says: str) -> None:
     """It is missing or broken, too old, or does not fit torchvision."""
-    found = troubles(software.look(torch))[name]
-    assert found.status == "wrong" and says in found.why and "pip install" in found.remedy
+    finding = troubles(software.look(torch))[name]
+    assert finding.status == "wrong" and says in finding.why and "pip install" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -84,16 +84,16 @@ def test_a_torch_that_crashes_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_horovod_is_reported_with_what_its_build_lacks() -> None:
     """And the command that builds it."""
-    found = troubles(horovod.look(None, GOOD, MACHINE))
-    assert found["installed"].remedy == "python -m trainkit horovod install"
-    assert found["to build it"].value == "missing: g++, make"
+    by_name = troubles(horovod.look(None, GOOD, MACHINE))
+    assert by_name["installed"].remedy == "python -m trainkit horovod install"
+    assert by_name["to build it"].value == "missing: g++, make"
 
 
 def test_a_horovod_that_does_not_fit_is_reported() -> None:
     """Built for another torch; or without NCCL on a host with GPUs."""
     other = Installed(edited_version(), "2.14.0", ("gloo",), None)
-    found = troubles(horovod.look(other, GOOD, MACHINE))
-    assert "built for torch 2.14.0, and torch 2.15.0 is installed" in found["installed"].why
+    by_name = troubles(horovod.look(other, GOOD, MACHINE))
+    assert "built for torch 2.14.0, and torch 2.15.0 is installed" in by_name["installed"].why
     fits = Installed(edited_version(), "2.15.0", ("gloo",), None)
     assert troubles(horovod.look(fits, GOOD, MACHINE)).keys() <= {"horovodrun"}
     slow = troubles(horovod.look(fits, Torch(torch="2.15.0", gpus=2), MACHINE))["sums on GPUs"]
@@ -190,9 +190,9 @@ def test_a_gpu_that_reports_no_memory_is_listed(monkeypatch: pytest.MonkeyPatch)
             raise self.NVMLError("not supported")
 
     monkeypatch.setattr(gpus, "_nvml", lambda: Silent(mode=2))
-    found = {f.name: f for f in gpus.look(Torch(torch="2.15.0", cuda="13.2", gpus=1))}
-    assert found["GPU 0"].value == "H100 (its memory is not reported)"
-    assert found["GPU 0 mode"].status == "wrong"
+    by_name = {f.name: f for f in gpus.look(Torch(torch="2.15.0", cuda="13.2", gpus=1))}
+    assert by_name["GPU 0"].value == "H100 (its memory is not reported)"
+    assert by_name["GPU 0 mode"].status == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_a_gpu_that_no_rank_uses_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = troubles(gpus.look(Torch(torch="2.15.0", cuda="13.2")))["torch sees"]
-    assert "hides all 2" in found.why and found.remedy == "unset CUDA_VISIBLE_DEVICES"
+    finding = troubles(gpus.look(Torch(torch="2.15.0", cuda="13.2")))["torch sees"]
+    assert "hides all 2" in finding.why and finding.remedy == "unset CUDA_VISIBLE_DEVICES"
 
 
 def test_no_gpu_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,8 +241,8 @@ def test_small_limits_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(64 << 20, 0, 64 << 20))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, resource.RLIM_INFINITY))
     monkeypatch.setattr(host, "_cpu_quota", lambda: 0.5)
-    found = troubles(host.look(GOOD))
-    assert found.keys() == {
+    by_name = troubles(host.look(GOOD))
+    assert by_name.keys() == {
         "shared memory",
         "open files",
         "disk here",
@@ -250,10 +250,10 @@ def test_small_limits_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         "threads",
     }
     assert (
-        "--shm-size" in found["shared memory"].remedy
-        and found["open files"].remedy == "ulimit -n 4096"
+        "--shm-size" in by_name["shared memory"].remedy
+        and by_name["open files"].remedy == "ulimit -n 4096"
     )
-    assert found["threads"].remedy == "export OMP_NUM_THREADS=1"
+    assert by_name["threads"].remedy == "export OMP_NUM_THREADS=1"
     assert "limits.conf" in host._open_files((1024, 2048)).remedy
 
 
@@ -266,21 +266,21 @@ def test_few_cores_for_many_gpus_are_reported() -> None:
 def test_what_a_launcher_left_is_reported() -> None:
     """A shell with RANK set would count as a rank; secrets are not shown."""
     left = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4"}
-    found = list(
+    findings = list(
         network.look(
             left | {"CUDA_LAUNCH_BLOCKING": "1", "HOROVOD_SECRET_KEY": "abc", "NCCL_DEBUG": "INFO"}
         )
     )
-    assert troubles(found).keys() >= {"launcher's variables", "CUDA_LAUNCH_BLOCKING"}
+    assert troubles(findings).keys() >= {"launcher's variables", "CUDA_LAUNCH_BLOCKING"}
     assert (
-        troubles(found)["launcher's variables"].remedy
+        troubles(findings)["launcher's variables"].remedy
         == "unset RANK TORCHELASTIC_RUN_ID WORLD_SIZE"
     )
-    assert "rank 1 of 4, started by torchrun" in troubles(found)["launcher's variables"].why
+    assert "rank 1 of 4, started by torchrun" in troubles(findings)["launcher's variables"].why
     assert "launcher's variables" not in troubles(network.look({"RANK": "1", "WORLD_SIZE": "4"})), (
         "these are read with others"
     )
-    (variables,) = [f.value for f in found if f.name == "variables"]
+    (variables,) = [f.value for f in findings if f.name == "variables"]
     assert "NCCL_DEBUG=INFO" in variables and "abc" not in variables
 
 
@@ -298,9 +298,11 @@ def test_a_check_that_breaks_is_a_finding() -> None:
 def test_two_ranks_that_cannot_add_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The finding has their output."""
     monkeypatch.setattr(sums, "_SCRIPT", "raise RuntimeError('no route to host')")
-    (found,) = sums.look("torchrun", "remedy it")
+    (finding,) = sums.look("torchrun", "remedy it")
     assert (
-        found.status == "wrong" and "no route to host" in found.why and found.remedy == "remedy it"
+        finding.status == "wrong"
+        and "no route to host" in finding.why
+        and finding.remedy == "remedy it"
     )
 
 
@@ -315,8 +317,8 @@ def test_the_exit_code_is_for_machines(
         lambda allreduce: iter([Finding("a", "b", "c", status, "since", "do this")]),
     )
     assert command.main("doctor", ["--json"]) == code
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found == {
+    (printed,) = json.loads(capsys.readouterr().out)
+    assert printed == {
         "area": "a",
         "name": "b",
         "value": "c",

@@ -45,15 +45,20 @@ def find(*ranks: dict[str, float], factor: float = 1.25) -> list[Straggler]:
 )
 def test_the_slow_rank_is_named_with_its_reason(part: str, words: str) -> None:
     """The part with the largest difference from the median rank is named."""
-    (found,) = find(parts(), parts(), parts(**{part: 0.3}), parts())
-    assert (found.rank, found.host, found.part, found.seconds) == (2, "node2", part, 0.3)
-    assert f"rank 2 (node2) {words} for 300 ms" in str(found)
+    (straggler,) = find(parts(), parts(), parts(**{part: 0.3}), parts())
+    assert (straggler.rank, straggler.host, straggler.part, straggler.seconds) == (
+        2,
+        "node2",
+        part,
+        0.3,
+    )
+    assert f"rank 2 (node2) {words} for 300 ms" in str(straggler)
 
 
 def test_of_two_ranks_the_slower_one_is_it() -> None:
     """Of two ranks the slower one is found, though there is no middle one."""
-    (found,) = find(parts(), parts(compute=0.2))
-    assert found.rank == 1 and found.behind == pytest.approx(0.1)
+    (straggler,) = find(parts(), parts(compute=0.2))
+    assert straggler.rank == 1 and straggler.behind == pytest.approx(0.1)
 
 
 def test_waiting_for_others_is_not_being_slow() -> None:
@@ -73,8 +78,8 @@ def test_shares_of_samples_are_named() -> None:
     the message says so, and how to split them otherwise.
     """
     ranks = [("node0", parts(compute=0.3)), ("node1", parts())]
-    (found,) = find_stragglers(ranks, 1.25, "3:1")
-    assert "Samples are split 3:1." in str(found) and "callbacks=balance" in str(found)
+    (straggler,) = find_stragglers(ranks, 1.25, "3:1")
+    assert "Samples are split 3:1." in str(straggler) and "callbacks=balance" in str(straggler)
     assert "split 3:1" not in str(find_stragglers(ranks, 1.25)[0])
 
 

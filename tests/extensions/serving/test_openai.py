@@ -113,36 +113,36 @@ def expected(source: Any, prompt: Any, **draws: Any) -> str:
 def test_a_chat_is_answered(server: Server, source: Any) -> None:
     """By the chat template, with the tokens counted; a seed repeats it, content may be in parts."""
     asked = {"model": "tiny", "max_tokens": 12, "seed": 3, "temperature": 0.7, "top_p": 0.9}
-    found = server.client().chat.completions.create(messages=CHAT, **asked)
+    answer = server.client().chat.completions.create(messages=CHAT, **asked)
     text = expected(source, CHAT, max_new_tokens=12, seed=3, temperature=0.7, top_p=0.9)
-    assert found.choices[0].message.content == text
-    assert (found.choices[0].message.role, found.choices[0].finish_reason) == (
+    assert answer.choices[0].message.content == text
+    assert (answer.choices[0].message.role, answer.choices[0].finish_reason) == (
         "assistant",
         "length",
     )
-    usage, prompt = found.usage, begin(source, Ask(CHAT)).num_prompt
+    usage, prompt = answer.usage, begin(source, Ask(CHAT)).num_prompt
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens) == (prompt, 12)
     assert usage.total_tokens == prompt + 12
-    assert (found.object, found.model) == ("chat.completion", "tiny")
+    assert (answer.object, answer.model) == ("chat.completion", "tiny")
     parts: list[Any] = [
         CHAT[0],
         {"role": "user", "content": [{"type": "text", "text": "1 + 1 = ?"}]},
     ]
     again = server.client().chat.completions.create(messages=parts, **asked)
-    assert again.choices[0].message.content == text and again.id != found.id
+    assert again.choices[0].message.content == text and again.id != answer.id
 
 
 def test_choices_are_different_and_counted(server: Server, source: Any) -> None:
     """Each is drawn with the next seed; a prompt counts once."""
-    found = server.client().chat.completions.create(
+    answer = server.client().chat.completions.create(
         model="tiny", messages=CHAT, n=3, seed=5, max_completion_tokens=8
     )
-    texts = [choice.message.content for choice in found.choices]
+    texts = [choice.message.content for choice in answer.choices]
     assert texts == [expected(source, CHAT, max_new_tokens=8, seed=5 + i) for i in range(3)]
     assert len({*texts}) == 3
-    assert found.usage is not None and found.usage.completion_tokens == 24
-    assert found.usage.prompt_tokens == begin(source, Ask(CHAT)).num_prompt
+    assert answer.usage is not None and answer.usage.completion_tokens == 24
+    assert answer.usage.prompt_tokens == begin(source, Ask(CHAT)).num_prompt
 
 
 def test_a_stream_has_the_same_text(server: Server, source: Any) -> None:
@@ -213,22 +213,22 @@ def test_a_stream_comes_as_it_is_made_and_ends_with_done(source: Any, tmp_path: 
 def test_texts_are_continued(server: Server, source: Any) -> None:
     """Several prompts in one request, 16 tokens by default."""
     prompts = ["ab", "a longer one"]
-    found = server.client().completions.create(model="tiny", prompt=prompts, temperature=0)
-    assert [choice.text for choice in found.choices] == [
+    answer = server.client().completions.create(model="tiny", prompt=prompts, temperature=0)
+    assert [choice.text for choice in answer.choices] == [
         expected(source, prompt, max_new_tokens=16, temperature=0) for prompt in prompts
     ]
-    assert found.usage is not None and found.usage.completion_tokens == 32
-    assert found.usage.prompt_tokens == 14
+    assert answer.usage is not None and answer.usage.completion_tokens == 32
+    assert answer.usage.prompt_tokens == 14
 
 
 def test_a_stop_ends_an_answer(server: Server, source: Any) -> None:
     """A text that ends it is not part of it, and the reason is stop; so is that of a token."""
     whole = expected(source, "ab", max_new_tokens=16, temperature=0)
-    found = server.client().completions.create(
+    answer = server.client().completions.create(
         model="tiny", prompt="ab", temperature=0, stop=whole[5:8]
     )
-    assert found.choices[0].text == whole[: whole.index(whole[5:8])]
-    assert found.choices[0].finish_reason == "stop"
+    assert answer.choices[0].text == whole[: whole.index(whole[5:8])]
+    assert answer.choices[0].finish_reason == "stop"
 
 
 def test_requests_that_come_together_are_one_batch(source: Any, tmp_path: Path) -> None:
@@ -238,10 +238,10 @@ def test_requests_that_come_together_are_one_batch(source: Any, tmp_path: Path) 
     with Server(service, tmp_path) as server:
 
         def ask(prompt: str, size: int) -> None:
-            found = server.client().completions.create(
+            answer = server.client().completions.create(
                 model="tiny", prompt=prompt, max_tokens=size, temperature=0
             )
-            made[prompt] = found.choices[0].text
+            made[prompt] = answer.choices[0].text
 
         threads = [
             threading.Thread(target=ask, args=one) for one in (("ab", 5), ("xyz 12", 9), ("q", 3))
@@ -339,7 +339,7 @@ def test_a_body_that_is_not_a_request_is_refused(body: bytes, said: str, server:
 
 def test_fields_without_effect_are_taken(server: Server) -> None:
     """Clients send defaults, and labels for the server's books."""
-    found = server.client().chat.completions.create(
+    answer = server.client().chat.completions.create(
         model="tiny",
         messages=CHAT,
         max_tokens=2,
@@ -349,7 +349,7 @@ def test_fields_without_effect_are_taken(server: Server) -> None:
         user="me",
         response_format={"type": "text"},
     )
-    assert found.usage is not None and found.usage.completion_tokens == 2
+    assert answer.usage is not None and answer.usage.completion_tokens == 2
 
 
 @pytest.mark.parametrize("stream", [True, False])

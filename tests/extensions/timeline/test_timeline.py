@@ -37,11 +37,11 @@ from trainkit.extensions.timeline.traces.pieces import (
 
 def parts(folder: Path, rank: int = 0) -> dict[int, list[str]]:
     """Return the names of the parts of each step, in order."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for event in read_events(folder / OWN.format(rank)):
         if event.get("cat") == "part" and "samples" not in event["args"]:
-            found.setdefault(event["args"]["step"], []).append(event["name"])
-    return found
+            names.setdefault(event["args"]["step"], []).append(event["name"])
+    return names
 
 
 def test_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None:
@@ -52,9 +52,9 @@ def test_the_steps_that_were_asked_for_are_recorded(tmp_path: Path) -> None:
     quiet(tmp_path, callbacks=[timeline], max_epochs=2).fit(Line(), loader(23), loader(4))
     (folder,) = recordings(tmp_path)
     assert folder.name == "steps-2-4" and timeline.folders == [folder]
-    found = parts(folder)
-    assert sorted(found) == [2, 3, 4]
-    for names in found.values():
+    of_steps = parts(folder)
+    assert sorted(of_steps) == [2, 3, 4]
+    for names in of_steps.values():
         order = [name for name in names if name not in ("hooks", "validation")]
         assert order[:3] == ["data", "forward", "backward"] and order[-1] == "optimizer"
     events = json.loads(gzip.decompress((folder / WHOLE).read_bytes()))["traceEvents"]

@@ -100,58 +100,58 @@ def gradients(scale: float = 1.0, **options: Any) -> dict[str, Any]:
 def first() -> dict[str, Any]:
     """A process set, and Horovod's own settings: the ranks of the set train, the others wait."""
     engine = make_engine("auto", **FIRST or {"process_set": SET})
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with engine:
-        found["environment"] = {
+        results["environment"] = {
             name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")
         }
-        found["takes_part"] = engine.ranks.takes_part
+        results["takes_part"] = engine.ranks.takes_part
         if engine.ranks.takes_part:
             model = net()
             with torch.no_grad():
                 # only the set's first rank holds the weights that count
                 model[0].weight += engine.ranks.rank
             engine.prepare(model, [])
-            found |= {
+            results |= {
                 "rank": engine.ranks.rank,
                 "world_size": engine.ranks.world_size,
                 "local": (engine.ranks.local_rank, engine.ranks.local_size),
             }
-            found["grads"] = backward(engine, model)
-            found["sum"] = engine.comm.all_reduce(torch.tensor(10.0 + engine.ranks.rank)).item()
-            found["objects"] = (
+            results["grads"] = backward(engine, model)
+            results["sum"] = engine.comm.all_reduce(torch.tensor(10.0 + engine.ranks.rank)).item()
+            results["objects"] = (
                 engine.comm.all_gather_object(f"of {engine.ranks.rank}"),
                 engine.comm.broadcast_object(engine.ranks.rank),
             )
             norm = synchronise(nn.BatchNorm1d(1, momentum=1.0), engine.comm)
             norm(torch.full((2, 1), 10.0 + engine.ranks.rank))
-            found["mean"] = norm.running_mean.item()
-            found["on_main"] = engine.comm.run_on_main(os.getpid)
+            results["mean"] = norm.running_mean.item()
+            results["on_main"] = engine.comm.run_on_main(os.getpid)
             engine.comm.barrier()
-            found["pid"] = os.getpid()
+            results["pid"] = os.getpid()
             Path(f"{OUT}.{engine.ranks.rank}").touch()
-    found["waited"] = len(list(Path(OUT).parent.glob(f"{Path(OUT).name}.*")))
-    return found
+    results["waited"] = len(list(Path(OUT).parent.glob(f"{Path(OUT).name}.*")))
+    return results
 
 
 def set_again() -> dict[str, Any]:
     """The same process set serves another engine of the process;
     Horovod refuses another set and other settings.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     engine = make_engine("auto", process_set=SET)
     with engine:
         if engine.ranks.takes_part:
             model = net()
             engine.prepare(model, [])
-            found["grads"] = backward(engine, model)
+            results["grads"] = backward(engine, model)
     if HOROVOD:
         for option in ({"process_set": [0]}, {"fusion_threshold_mb": 9}, {"autotune": True}):
             try:
                 make_engine("auto", **option).__enter__()
             except TrainkitError as error:
-                found[next(iter(option))] = f"{type(error).__name__}: {error}"
-    return found
+                results[next(iter(option))] = f"{type(error).__name__}: {error}"
+    return results
 
 
 def everyone() -> dict[str, Any]:
@@ -323,7 +323,7 @@ def norms() -> dict[str, Any]:
     """Two microbatches of the ranks' parts, with and without momentum;
     on ddp a bucket a parameter.
     """
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for momentum in (0.1, None):
         engine = make_engine("auto", **({} if HOROVOD else {"bucket_cap_mb": 1e-6}))
         with engine:
@@ -348,14 +348,14 @@ def norms() -> dict[str, Any]:
                 if engine.ranks.is_main
                 else None
             )
-            found[str(momentum)] = {
+            results[str(momentum)] = {
                 "same": same,
                 "outputs": outputs,
                 "grads": [p.grad for p in model.parameters()],
                 "buffers": dict(model.named_buffers()),
                 "alone": alone,
             }
-    return found
+    return results
 
 
 def half_norms() -> dict[str, Any]:
@@ -363,7 +363,7 @@ def half_norms() -> dict[str, Any]:
     engine = make_engine("auto")
     with engine:
         rows, _ = part(engine)
-        found = {}
+        results = {}
         for dtype in (torch.float16, torch.bfloat16):
             layer = nn.BatchNorm2d(2)
             synchronise(layer, engine.comm)
@@ -374,8 +374,8 @@ def half_norms() -> dict[str, Any]:
             )
             output = layer(inputs)
             output.float().sin().sum().backward()
-            found[str(dtype)] = [output.detach(), inputs.grad]
-        return found
+            results[str(dtype)] = [output.detach(), inputs.grad]
+        return results
 
 
 def adasum() -> dict[str, Any]:

@@ -22,12 +22,12 @@ def test_samples_are_spread_within_the_limits(weights: list[float], data: st.Dat
     limits = data.draw(st.lists(st.integers(1, 200), min_size=ranks, max_size=ranks))
     if sum(limits) < total:
         limits = [limit + total for limit in limits]
-    found = spread(weights, total, limits)
-    assert sum(found) == total
-    assert all(1 <= part <= limit for part, limit in zip(found, limits, strict=True))
+    samples = spread(weights, total, limits)
+    assert sum(samples) == total
+    assert all(1 <= part <= limit for part, limit in zip(samples, limits, strict=True))
     exact = [total * weight / sum(weights) for weight in weights]
     if all(1 <= part <= limit for part, limit in zip(exact, limits, strict=True)):
-        assert all(abs(part - own) < 1 for part, own in zip(found, exact, strict=True))
+        assert all(abs(part - own) < 1 for part, own in zip(samples, exact, strict=True))
 
 
 def test_a_capped_rank_leaves_others_their_one_sample() -> None:
@@ -72,9 +72,9 @@ def test_a_proposal_goes_most_of_the_way_to_equal_times() -> None:
     """A rank three times slower: the best shares are 3:1, twice as fast;
     a quarter of the old shares stays.
     """
-    found = propose(paces((16, 16), [1.0, 3.0]), (16, 16), [32, 32], damping=0.25)
-    assert found.gain == pytest.approx(1.0)
-    assert found.samples == (22, 10)
+    proposal = propose(paces((16, 16), [1.0, 3.0]), (16, 16), [32, 32], damping=0.25)
+    assert proposal.gain == pytest.approx(1.0)
+    assert proposal.samples == (22, 10)
     assert propose(paces((16, 16), [1.0, 3.0]), (16, 16), [32, 32], damping=0).samples == (24, 8)
 
 

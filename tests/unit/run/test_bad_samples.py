@@ -96,7 +96,7 @@ def test_a_step_weighs_the_samples_that_it_has(
     good = Subset(rows(16), [i for i in range(16) if i not in (1, 4, 5, 6, 7)])
     size = 16 // ranks // accumulate
     settings = {"accumulate_grad_batches": accumulate, "lr_scaling": "none"}
-    found = fit(
+    trained = fit(
         tmp_path / "a",
         loader(Broken(16, 1, 4, 5, 6, 7), size),
         ranks,
@@ -105,9 +105,9 @@ def test_a_step_weighs_the_samples_that_it_has(
         **settings,
     )
     known = fit(tmp_path / "b", loader(good, 11), task=task, lr_scaling="none")
-    torch.testing.assert_close(found[0], known[0])
-    assert found[1] == pytest.approx(known[1])
-    assert found[2] == known[2] == 11
+    torch.testing.assert_close(trained[0], known[0])
+    assert trained[1] == pytest.approx(known[1])
+    assert trained[2] == known[2] == 11
 
 
 def test_loader_workers_skip_too(tmp_path: Path) -> None:
@@ -126,12 +126,12 @@ def test_a_batch_sampler_of_the_users_own_skips_too(tmp_path: Path) -> None:
         pass
 
     data = Broken(12, 1, 4, 5, 6, 7)
-    found = fit(
+    trained = fit(
         tmp_path,
         DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 4, False)),
         on_bad_sample="skip",
     )
-    assert found[2] == 7
+    assert trained[2] == 7
 
 
 def test_each_bad_sample_is_reported_once(
@@ -191,9 +191,9 @@ def test_a_limit_without_skipping_is_refused(tmp_path: Path) -> None:
 
 def test_a_step_without_a_good_sample_changes_nothing_but_the_count(tmp_path: Path) -> None:
     """Plain SGD keeps its weights, and the next step is the next one of the epoch."""
-    found = fit(tmp_path, loader(Broken(8, 0, 1, 2, 3)), on_bad_sample="skip")
+    trained = fit(tmp_path, loader(Broken(8, 0, 1, 2, 3)), on_bad_sample="skip")
     known = fit(tmp_path / "b", loader(Subset(rows(8), [4, 5, 6, 7])))
-    torch.testing.assert_close(found[0], known[0])
+    torch.testing.assert_close(trained[0], known[0])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -57,8 +57,8 @@ def ended_process() -> tuple[int, str]:
 def state_of(folder: Path, current: Progress) -> tuple[str, str]:
     """Write the file, and return the state that is read."""
     write_progress(folder, current)
-    found = read_status(folder, lambda seconds: None)
-    return found.state, found.why
+    status = read_status(folder, lambda seconds: None)
+    return status.state, status.why
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -127,8 +127,10 @@ def test_another_host_is_judged_by_its_file(tmp_path: Path) -> None:
             later = Moment(current.written.unix_s + 2, 7.0, boot)
             write_progress(tmp_path, dataclasses.replace(current, written=later, step=31))
 
-        found = read_status(tmp_path, write)
-        assert found.state == "running" and found.progress is not None and found.progress.step == 31
+        status = read_status(tmp_path, write)
+        assert (
+            status.state == "running" and status.progress is not None and status.progress.step == 31
+        )
 
 
 def test_an_elastic_job_with_a_driver_that_answers_waits(tmp_path: Path) -> None:
@@ -190,10 +192,10 @@ def test_alerts_come_from_all_ranks_in_order(tmp_path: Path) -> None:
         "rank 1, process 77, after step 9: waits for no rank\n\nThread"
     )
     (tmp_path / "capsules" / "step=12-rank=1").mkdir(parents=True)
-    found = read_status(tmp_path)
-    assert [alert.kind for alert in found.alerts] == ["straggler", "spike", "stall", "capsule"]
-    assert "rank 1, process 77, after step 9: waits for no rank" in found.alerts[2].text
-    assert line_of(found).endswith("4 alerts")
+    status = read_status(tmp_path)
+    assert [alert.kind for alert in status.alerts] == ["straggler", "spike", "stall", "capsule"]
+    assert "rank 1, process 77, after step 9: waits for no rank" in status.alerts[2].text
+    assert line_of(status).endswith("4 alerts")
 
 
 def test_a_fit_writes_what_is_read(tmp_path: Path) -> None:
@@ -202,15 +204,15 @@ def test_a_fit_writes_what_is_read(tmp_path: Path) -> None:
         quiet(tmp_path, max_epochs=epochs, enable_checkpointing=True).fit(
             Line(), loader(12), ckpt_path="auto"
         )
-        found = read_status(tmp_path)
-        assert found.progress is not None and (found.state, found.progress.ended) == (
+        status = read_status(tmp_path)
+        assert status.progress is not None and (status.state, status.progress.ended) == (
             "ended",
             "done",
         )
-        assert [start.how for start in found.progress.starts] == starts
-        assert (found.progress.step, found.progress.total_steps) == (3 * epochs, 3 * epochs)
-        assert found.checkpoints[-1].step == 3 * epochs
-    facts = facts_of(found)
+        assert [start.how for start in status.progress.starts] == starts
+        assert (status.progress.step, status.progress.total_steps) == (3 * epochs, 3 * epochs)
+        assert status.checkpoints[-1].step == 3 * epochs
+    facts = facts_of(status)
     assert (facts["state"], facts["ranks"], facts["restarts"]) == ("ended", 1, 1)
     quiet(tmp_path).fit(Line(), loader(12))
     again = read_progress(tmp_path)
@@ -226,7 +228,7 @@ def test_checkpoints_that_come_and_go_do_not_disturb(tmp_path: Path) -> None:
     draft.mkdir()
     (draft / "manifest.json").write_text(manifest)
     (tmp_path / "checkpoints" / "epoch=9-step=9" / "manifest.json").mkdir(parents=True)
-    assert [found.name for found in read_status(tmp_path).checkpoints] == [saved.name]
+    assert [checkpoint.name for checkpoint in read_status(tmp_path).checkpoints] == [saved.name]
 
 
 def test_a_fit_that_fails_says_so(tmp_path: Path) -> None:
@@ -238,8 +240,8 @@ def test_a_fit_that_fails_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         quiet(tmp_path).fit(Broken(), loader(12))
-    found = read_status(tmp_path)
-    assert (found.state, found.why) == ("failed", "RuntimeError: no such luck")
+    status = read_status(tmp_path)
+    assert (status.state, status.why) == ("failed", "RuntimeError: no such luck")
 
 
 def test_a_loss_that_is_not_finite_is_an_alert(tmp_path: Path) -> None:
