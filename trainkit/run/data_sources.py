@@ -122,7 +122,7 @@ def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | Non
     """
     if source is not None:
         return source.batch_size
-    data = data.data if reads_own else data
+    data = data.data if isinstance(data, Sharded) else data
     if isinstance(data, (DataLoader, StreamSource)):
         own = data.batch_size
     else:
