@@ -98,11 +98,11 @@ class Job:
         step = statistics.median(
             length for end in ends for length in lengths[end - self.every // 3 : end]
         )
-        found: dict[str, list[float]] = {"step": [step], "stall": [], "in all": []}
+        seconds: dict[str, list[float]] = {"step": [step], "stall": [], "in all": []}
         for first in ends[1:-1]:
-            found["stall"].append(lengths[first] - step)
-            found["in all"].append(sum(lengths[first : first + self.every]) - self.every * step)
-        return found
+            seconds["stall"].append(lengths[first] - step)
+            seconds["in all"].append(sum(lengths[first : first + self.every]) - self.every * step)
+        return seconds
 
 
 def plain_loop(job: Job, save: Callable[[dict[str, Any], int], None]) -> None:
@@ -247,15 +247,15 @@ def measure(short: bool) -> Findings:
     torch.set_num_threads(1)
     width, every, saves, rounds = (64, 4, 1, 1) if short else (WIDTH, 8, 3, 2)
     missing = absent({name: "lightning" for name in CONTENDERS if name.startswith("Lightning")})
-    found: dict[str, list[dict[str, list[float]]]] = {}
+    costs_of: dict[str, list[dict[str, list[float]]]] = {}
 
     def run(name: str) -> list[float]:
         with tempfile.TemporaryDirectory() as folder:
             job = Job(folder, width, every, saves)
             CONTENDERS[name](job)
             assert len(job.model.begins) == job.steps
-        found.setdefault(name, []).append(job.costs())
-        return found[name][-1]["stall"]
+        costs_of.setdefault(name, []).append(job.costs())
+        return costs_of[name][-1]["stall"]
 
     present = [name for name in CONTENDERS if name not in missing]
     take_turns({name: partial(run, name) for name in present}, rounds)
@@ -265,7 +265,7 @@ def measure(short: bool) -> Findings:
     rows: list[list[Cell]] = []
     for name in present:
         step, stall, in_all = (
-            median([costs[kind] for costs in found[name][1:]])
+            median([costs[kind] for costs in costs_of[name][1:]])
             for kind in ("step", "stall", "in all")
         )
         rows.append([name, step, stall, (stall - copy) / step, in_all])

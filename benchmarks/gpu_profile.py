@@ -115,18 +115,18 @@ class Window:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")
             self._profiler.export_chrome_trace(str(path))
-            found = read(json.loads(path.read_text())["traceEvents"], steps)
-        if self.device.type == "cuda" and not found.launches:
+            profile = read(json.loads(path.read_text())["traceEvents"], steps)
+        if self.device.type == "cuda" and not profile.launches:
             raise RuntimeError(
                 "torch's profiler saw no kernel, so it cannot count waits: does this user have"
                 " CUPTI's rights?"
             )
-        return found
+        return profile
 
 
 def read(events: Sequence[dict[str, Any]], steps: int) -> Profile:
     """Return the profile of the window in a trace in Chrome's format."""
-    found = Profile(steps)
+    profile = Profile(steps)
     (window,) = [
         e for e in events if e.get("name") == _WINDOW and e.get("cat") == "user_annotation"
     ]
@@ -134,11 +134,11 @@ def read(events: Sequence[dict[str, Any]], steps: int) -> Profile:
     for event in events:
         inside = window["ts"] <= event.get("ts", -1.0) <= window["ts"] + window["dur"]
         if event.get("cat") == "cuda_runtime" and inside:
-            found.waits += event["name"] in WAITS
+            profile.waits += event["name"] in WAITS
         # the device runs behind the host: count all kernels launched in the window
         if event.get("cat") in _ON_DEVICE:
-            found.kernels[event["name"]] += event["dur"]
-            found.launches += 1
+            profile.kernels[event["name"]] += event["dur"]
+            profile.launches += 1
             streams[event["args"]["stream"]].append((event["ts"], event["ts"] + event["dur"]))
     if streams:
         busiest = max(
@@ -146,9 +146,9 @@ def read(events: Sequence[dict[str, Any]], steps: int) -> Profile:
         )
         main = sorted(streams.pop(busiest))
         for begin, end in (span for spans in streams.values() for span in spans):
-            found.beside_us += end - begin
-            found.overlapped_us += sum(max(0.0, min(end, e) - max(begin, b)) for b, e in main)
-    return found
+            profile.beside_us += end - begin
+            profile.overlapped_us += sum(max(0.0, min(end, e) - max(begin, b)) for b, e in main)
+    return profile
 
 
 def _short(name: str) -> str:

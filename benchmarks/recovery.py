@@ -137,7 +137,7 @@ def change(job: Job, changes: Changes, case: str, fault: Act, back: Act | None =
 
     Args:
         job: on two ranks.
-        found: takes the figures.
+        changes: takes the figures.
         case: names them: "launcher: fault".
         fault: makes a rank go.
         back: makes room for another one; None: there is room.

@@ -242,17 +242,17 @@ def worker(what: str, short: bool, rounds: int, name: str, out: Path) -> None:
     """Measure on this rank; rank 0 writes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found: Any
+    figures: Any
     if what == "memory":
         import trainkit.trainer  # noqa: F401 - all imports count before
 
         before = resident_kb("VmRSS")
         train(name, Work(short, WARM + 1))
-        found = (resident_kb("VmHWM") - before) / MB
+        figures = (resident_kb("VmHWM") - before) / MB
     else:
-        found = {"steps": steps, "saves": saves}[what](short, rounds)
+        figures = {"steps": steps, "saves": saves}[what](short, rounds)
     if dist.get_rank() == 0:
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(figures))
     dist.barrier()
     os._exit(0)  # some contenders leave process groups of their own
 
@@ -272,7 +272,7 @@ def _per_round(taken: Sequence[Sequence[float]], base: Sequence[Sequence[float]]
 def measure(short: bool) -> Findings:
     """Measure steps, memory and saves."""
     rounds = 0 if short else 7
-    found = Findings(
+    findings = Findings(
         settings={"ranks": RANKS, "batch a rank": BATCH, "threads": 1, "rounds": rounds}
     )
     taken = ask("steps", short, rounds)
@@ -293,14 +293,14 @@ def measure(short: bool) -> Findings:
             ]
         )
     columns = ["", "step, ms", "speed, of by hand", "rounds", "peak, MB", "peak, of by hand"]
-    found.tables.append(Table("A GPT of 27 million parameters, 2 ranks", columns, rows))
+    findings.tables.append(Table("A GPT of 27 million parameters, 2 ranks", columns, rows))
     ours = next(row for row in rows if row[0] == FSDP)
     speed, peak = ours[2], ours[5]
     assert isinstance(speed, float) and isinstance(peak, float)
-    found.targets.append(
+    findings.targets.append(
         Target("engine=fsdp, of fully_shard by hand: speed", speed, 0.99, "times", "at least")
     )
-    found.targets.append(
+    findings.targets.append(
         Target("engine=fsdp, of fully_shard by hand: peak memory", peak, 1.05, "times")
     )
     costs = ask("saves", short, 0 if short else 3)
@@ -309,14 +309,14 @@ def measure(short: bool) -> Findings:
         for name, own in costs.items()
     }
     rows = [[name, *own] for name, own in medians.items()]
-    found.tables.append(
+    findings.tables.append(
         Table("A checkpoint in parts, ms", ["", "plain step", "stall", "in all"], rows)
     )
     stall = medians[FSDP][1] / medians[DCP][1]
-    found.targets.append(
+    findings.targets.append(
         Target("a checkpoint in parts: stall, of DCP's async_save", stall, 1.0, "times")
     )
-    return found
+    return findings
 
 
 if __name__ == "__main__":

@@ -40,14 +40,14 @@ def stages(text: str) -> dict[str, list[Instruction]]:
     """Return the instructions of each stage by "name FROM base";
     those before the first are of "".
     """
-    found: dict[str, list[Instruction]] = {"": []}
+    by_name: dict[str, list[Instruction]] = {"": []}
     for keyword, rest in instructions(text):
         if keyword == "FROM":
             base, _, name = rest.partition(" AS ")
-            found[f"{name} FROM {base}".strip()] = []
+            by_name[f"{name} FROM {base}".strip()] = []
         else:
-            found[list(found)[-1]].append((keyword, rest))
-    return found
+            by_name[list(by_name)[-1]].append((keyword, rest))
+    return by_name
 
 
 def arguments(text: str) -> dict[str, str]:
@@ -159,9 +159,9 @@ def test_versions_are_those_that_the_tests_run_with() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_python_is_one_that_trainkit_runs_on(file: Path) -> None:
     """The base images' Python is in the range that is tested."""
-    found = re.findall(r"python:(\d+)\.(\d+)", file.read_text())
-    assert found
-    assert all(PYTHONS[0] <= (int(major), int(minor)) <= PYTHONS[1] for major, minor in found)
+    versions = re.findall(r"python:(\d+)\.(\d+)", file.read_text())
+    assert versions
+    assert all(PYTHONS[0] <= (int(major), int(minor)) <= PYTHONS[1] for major, minor in versions)
 
 
 def test_constraints_are_the_pins_without_torch() -> None:
@@ -197,19 +197,19 @@ def test_what_is_installed_has_hashes() -> None:
     """pip compares them with all but trainkit's own folder,
     and torch of another index without a given hash.
     """
-    found = re.findall(
+    commands = re.findall(
         r"pip install[^&;}]*", "\n".join(rest for _, rest in instructions(DOCKERFILE))
     )
-    hashed = [command for command in found if "--require-hashes" in command]
+    hashed = [command for command in commands if "--require-hashes" in command]
     own = [
         command
-        for command in found
+        for command in commands
         if command.split()[2:] == ["--no-deps", "--no-build-isolation", "/src"]
     ]
     of_torch = [
-        command for command in found if "/torch.txt" in command or '"torch==$TORCH"' in command
+        command for command in commands if "/torch.txt" in command or '"torch==$TORCH"' in command
     ]
-    assert (len(hashed), len(own), len(of_torch)) == (3, 1, 2) and len(found) == 6
+    assert (len(hashed), len(own), len(of_torch)) == (3, 1, 2) and len(commands) == 6
     assert all("--no-deps" in command for command in hashed)
 
 
@@ -235,8 +235,8 @@ def test_the_pins_of_the_image_are_whole() -> None:
             for name in resolved
             if re.match(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)$", name)
         }
-        found = set(names.findall(printed.stdout))
-        assert resolved - found == left | (of_torch if torch == "--without-torch" else set())
+        pinned = set(names.findall(printed.stdout))
+        assert resolved - pinned == left | (of_torch if torch == "--without-torch" else set())
         assert all("--hash=sha256:" in block for block in re.split(r"\n(?=\w)", printed.stdout))
 
 

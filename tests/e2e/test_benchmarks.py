@@ -26,10 +26,11 @@ needs_peers = pytest.mark.skipif(
 )
 
 
-def cells(found: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
+def cells(results: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
     """Return title -> first column -> the rest of the row."""
     return {
-        table["title"]: {str(row[0]): row[1:] for row in table["rows"]} for table in found["tables"]
+        table["title"]: {str(row[0]): row[1:] for row in table["rows"]}
+        for table in results["tables"]
     }
 
 
@@ -53,10 +54,10 @@ def test_each_contender_runs(name: str, tmp_path: Path) -> None:
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_text())
-    assert not [who for who in found["missing"] if who in MODULES], found["missing"]
+    results = json.loads(out.read_text())
+    assert not [who for who in results["missing"] if who in MODULES], results["missing"]
     full = cells(KEPT[name])
-    for title, rows in cells(found).items():
+    for title, rows in cells(results).items():
         assert rows
         assert title in full, f"results.json has no table '{title}'"
         common = [who for who in rows if who in full[title]]
@@ -68,10 +69,10 @@ def test_each_contender_runs(name: str, tmp_path: Path) -> None:
             numbers = [value for value in values if isinstance(value, (int, float))]
             assert all(math.isfinite(number) for number in numbers)
             missing = [
-                who in found["missing"] or absent in found["missing"] for absent in (who, title)
+                who in results["missing"] or absent in results["missing"] for absent in (who, title)
             ]
             assert numbers or any(missing), f"{title}: nothing was measured of {who}"
-    assert {target["what"] for target in found["targets"]} <= {
+    assert {target["what"] for target in results["targets"]} <= {
         target["what"] for target in KEPT[name]["targets"]
     }
 
@@ -132,25 +133,26 @@ def test_the_gpu_script_runs(tmp_path: Path) -> None:
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=480
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_text())
-    checks = next(table["rows"] for table in found["tables"] if "weights" in table["title"])
+    results = json.loads(out.read_text())
+    checks = next(table["rows"] for table in results["tables"] if "weights" in table["title"])
     assert len(checks) == 9
     for name, _, apart, error in checks:
         assert error == "", name
         assert apart < (1e-3 if "fp16" in name or "bf16" in name else 1e-6), name
-    costs = next(table["rows"] for table in found["tables"] if table["title"] == "ms a step")
+    costs = next(table["rows"] for table in results["tables"] if table["title"] == "ms a step")
     assert {"BatchNorm2d", "sync_batchnorm, by its formulas"} <= {row[0] for row in costs}
-    assert [table["title"] for table in found["tables"] if not table["rows"]] == []
-    assert all("compile" in name or "NCCL" in why for name, why in found["missing"].items()), found[
-        "missing"
-    ]
+    assert [table["title"] for table in results["tables"] if not table["rows"]] == []
+    assert all("compile" in name or "NCCL" in why for name, why in results["missing"].items()), (
+        results["missing"]
+    )
 
 
 def test_all_results_are_kept() -> None:
     """Each benchmark has results of the full form, with date and machine."""
     assert set(KEPT) == set(everything.NAMES)
     assert all(
-        found["date"] and found["machine"]["torch"] and found["tables"] for found in KEPT.values()
+        results["date"] and results["machine"]["torch"] and results["tables"]
+        for results in KEPT.values()
     )
 
 

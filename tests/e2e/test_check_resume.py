@@ -132,16 +132,16 @@ def test_what_a_task_keeps_to_itself_is_found(fault: str, command: Command, mine
         TMPDIR=str(mine),
     )
     assert done.code == 1, done.text
-    found = rows(done.out)
-    assert found["weights"].startswith("FIRST DIFFERENCE: weight model.0.bias: ")
-    assert found["buffers"].startswith("FIRST DIFFERENCE: buffer model.1.running_mean: ")
-    assert found["optimizer state"].startswith(
+    table = rows(done.out)
+    assert table["weights"].startswith("FIRST DIFFERENCE: weight model.0.bias: ")
+    assert table["buffers"].startswith("FIRST DIFFERENCE: buffer model.1.running_mean: ")
+    assert table["optimizer state"].startswith(
         "FIRST DIFFERENCE: optimizer 0, exp_avg of model.0.weight: "
     )
     assert re.match(
-        r"FIRST DIFFERENCE: row \d+ \(step 1\d\), train/loss_step: ", found["logged values"]
+        r"FIRST DIFFERENCE: row \d+ \(step 1\d\), train/loss_step: ", table["logged values"]
     )
-    assert (found["samples"], found["counters"], found["random states"]) == (
+    assert (table["samples"], table["counters"], table["random states"]) == (
         "equal",
         "equal",
         "equal",
@@ -200,11 +200,11 @@ def test_other_ranks_resume_with_the_same_problem(command: Command) -> None:
     assert done.code == 0, done.text
     assert "trainer.global_batch_size=64" in done.out
     assert "trainer.lr_reference_batch_size=32" in done.out
-    found = rows(done.out)
+    table = rows(done.out)
     assert {
-        found[what] for what in ("weights", "optimizer state", "schedules", "counters", "samples")
+        table[what] for what in ("weights", "optimizer state", "schedules", "counters", "samples")
     } == {"equal"}
-    assert found["random states"].startswith("not compared")
+    assert table["random states"].startswith("not compared")
     assert "0.0001 (float32)" in done.out
 
 
@@ -222,9 +222,9 @@ def test_another_engine_resumes(engine: str, ranks: str, after: str, command: Co
     )
     done = command(line, timeout_s=400)
     assert done.code == 0, done.text
-    found = rows(done.out)
+    table = rows(done.out)
     assert {
-        found[what] for what in ("weights", "optimizer state", "schedules", "counters", "samples")
+        table[what] for what in ("weights", "optimizer state", "schedules", "counters", "samples")
     } == {"equal"}
     assert f"with engine={after} ended like the uninterrupted run" in done.out
 

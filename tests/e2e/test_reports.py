@@ -56,12 +56,12 @@ def insight(run: Path) -> str:
 
 def test_the_slow_rank_is_named(insight: str) -> None:
     """The slowest rank is named with its first slow step and its delay."""
-    found = re.search(
+    match = re.search(
         r"Rank 1 on \S+ is the slowest since step (\d+): in \d+ of \d+ steps the last, by (\d+)",
         insight,
     )
-    assert found, insight
-    assert 17 <= int(found[1]) <= 19 and 120 <= float(found[2]) <= 250
+    assert match, insight
+    assert 17 <= int(match[1]) <= 19 and 120 <= float(match[2]) <= 250
     assert re.search(r"make rank 1 on \S+ as fast as the others +│ +up to \d+ %", insight)
 
 
@@ -193,7 +193,7 @@ def _of_group(group: int) -> list[int]:
     """Return the processes of a job:
     horovodrun's, and its ranks, which have groups of their own.
     """
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             words = (path / "stat").read_text().rpartition(")")[2].split()
@@ -201,8 +201,8 @@ def _of_group(group: int) -> list[int]:
         except OSError:
             continue
         if int(words[3]) == group or b"callbacks.timeline.num_steps=100000" in text:
-            found.append(int(path.name))
-    return found
+            processes.append(int(path.name))
+    return processes
 
 
 def test_a_running_job_records_when_it_is_asked(command: Command, tmp_path: Path) -> None:
@@ -358,10 +358,12 @@ def test_doctor_lets_two_ranks_add(command: Command) -> None:
     """doctor reports an allreduce of two ranks under both launchers, as JSON."""
     done = command("python -m trainkit doctor --json")
     assert done.code == 0, done.text
-    found = {finding["name"]: finding for finding in json.loads(done.text[done.text.index("[") :])}
+    findings = {
+        finding["name"]: finding for finding in json.loads(done.text[done.text.index("[") :])
+    }
     for launcher in ("horovodrun", "torchrun"):
         assert re.match(
             r"right, on cpu: \d+\.\d\d GB/s at 32 MiB",
-            found[f"allreduce under {launcher}"]["value"],
+            findings[f"allreduce under {launcher}"]["value"],
         )
-    assert found["installed"]["value"].startswith("0.28.1+trainkit.")
+    assert findings["installed"]["value"].startswith("0.28.1+trainkit.")

@@ -212,8 +212,8 @@ def test_what_differs_is_named(name: str, pair: Any) -> None:
     its place and both values are named.
     """
     apply, said = CHANGES[name]
-    (found,) = differences(*pair(apply), names=NAMES)
-    assert said in str(found.first)
+    (part,) = differences(*pair(apply), names=NAMES)
+    assert said in str(part.first)
 
 
 def test_places_on_disk_are_no_difference(pair: Any) -> None:
@@ -223,14 +223,14 @@ def test_places_on_disk_are_no_difference(pair: Any) -> None:
 
 def test_where_a_checkpoint_was_last_written_counts(pair: Any) -> None:
     """A ModelCheckpoint that has saved at another step is another one."""
-    (found,) = differences(*pair(change("training/callbacks/ModelCheckpoint.0/saved_at", 6)))
-    assert found.first == "state of ModelCheckpoint.0, saved_at: 5 and 6"
+    (part,) = differences(*pair(change("training/callbacks/ModelCheckpoint.0/saved_at", 6)))
+    assert part.first == "state of ModelCheckpoint.0, saved_at: 5 and 6"
 
 
 def test_without_names_numbers_are_shown(pair: Any) -> None:
     """Without names, numbers identify parameters."""
-    (found,) = differences(*pair(change("training/optimizers/0/state/1/exp_avg", one_bit)))
-    assert str(found.first).startswith("optimizer 0, exp_avg of parameter 1: 1 of 6")
+    (part,) = differences(*pair(change("training/optimizers/0/state/1/exp_avg", one_bit)))
+    assert str(part.first).startswith("optimizer 0, exp_avg of parameter 1: 1 of 6")
 
 
 @pytest.mark.parametrize(("share", "is_equal"), [(0.5e-4, True), (2e-4, False)])
@@ -240,13 +240,13 @@ def test_rounding_is_a_share_of_the_largest_element(
     """At another number of ranks a tensor may differ by its bound, and by no more;
     the bound is named.
     """
-    found = differences(
+    parts = differences(
         *pair(lambda s: s["weights"]["model.0.weight"][0, 2:].add_(share)),
         rounding=True,
         names=NAMES,
     )
-    assert [part.what for part in found] == ([] if is_equal else ["weights"])
-    assert is_equal or str(found[0].first).endswith("(allowed: 1.0e-04)")
+    assert [part.what for part in parts] == ([] if is_equal else ["weights"])
+    assert is_equal or str(parts[0].first).endswith("(allowed: 1.0e-04)")
 
 
 @pytest.mark.parametrize(

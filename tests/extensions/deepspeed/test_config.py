@@ -59,12 +59,12 @@ def test_auto_is_filled_and_the_rest_is_passed_on() -> None:
         },
         "steps_per_print": 100,
     }
-    found = written(user)
-    assert found["train_batch_size"] == 24
-    assert found["bf16"] == {"enabled": False}
-    assert found["zero_optimization"] == {"stage": 3, "overlap_comm": True}
-    assert found["steps_per_print"] == 100
-    assert "optimizer" not in found
+    config = written(user)
+    assert config["train_batch_size"] == 24
+    assert config["bf16"] == {"enabled": False}
+    assert config["zero_optimization"] == {"stage": 3, "overlap_comm": True}
+    assert config["steps_per_print"] == 100
+    assert "optimizer" not in config
     # the user's own is left as it is
     assert user["zero_optimization"]["reduce_bucket_size"] == "auto"
 
@@ -174,8 +174,8 @@ def test_options_that_exclude_each_other_are_refused(
 def test_the_users_stage_and_places_stand_if_the_engine_has_none() -> None:
     """What the config names, the options need not repeat."""
     zero = {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "disk", "buffer_count": 4}}
-    found = written({"zero_optimization": zero})["zero_optimization"]
-    assert found == zero
+    section = written({"zero_optimization": zero})["zero_optimization"]
+    assert section == zero
     assert DeepSpeedOptions().resolved({}) == DeepSpeedOptions(2, "none", "none", None)
 
 

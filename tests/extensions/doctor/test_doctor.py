@@ -291,8 +291,10 @@ def test_a_check_that_breaks_is_a_finding() -> None:
         yield Finding("a", "first", "x")
         raise OSError("no such device")
 
-    found = list(guarded("a", look))
-    assert [f.status for f in found] == ["ok", "warning"] and "no such device" in found[1].value
+    findings = list(guarded("a", look))
+    assert [f.status for f in findings] == ["ok", "warning"] and "no such device" in findings[
+        1
+    ].value
 
 
 def test_two_ranks_that_cannot_add_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,15 +29,15 @@ def test_the_largest_is_found(limit: int, first: int, most: int) -> None:
         tried.append(size)
         return size <= limit
 
-    found, above = largest_that_fits(fits, min(first, most), most)
+    largest, above = largest_that_fits(fits, min(first, most), most)
     assert len(tried) == len(set(tried)) <= 30 and max(tried) <= most
     if limit == 0:
-        assert (found, above) == (None, 1)
+        assert (largest, above) == (None, 1)
     elif limit >= most:
-        assert (found, above) == (most, None)
+        assert (largest, above) == (most, None)
     else:
-        assert found is not None and above is not None
-        assert found <= limit < above and above - found <= max(1, found // 16)
+        assert largest is not None and above is not None
+        assert largest <= limit < above and above - largest <= max(1, largest // 16)
 
 
 @pytest.mark.parametrize(
@@ -78,22 +78,22 @@ def test_what_is_out_of_memory_ends_a_size(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr(ImageClassifier, "training_step", step)
     before = torch.get_rng_state()
-    found = find_batch(subject_of("trainer.global_batch_size=128"), memory_gb=1000)
-    assert found.largest is not None and 38 <= found.largest <= 40 and not found.is_limited
-    assert found.choice() == (32, 4) and found.global_batch == 128
-    assert {tried.batch_size for tried in found.tried if tried.failed} == {
+    batch = find_batch(subject_of("trainer.global_batch_size=128"), memory_gb=1000)
+    assert batch.largest is not None and 38 <= batch.largest <= 40 and not batch.is_limited
+    assert batch.choice() == (32, 4) and batch.global_batch == 128
+    assert {tried.batch_size for tried in batch.tried if tried.failed} == {
         size for size in sizes if size > 40
     }
-    assert all(tried.peak_bytes > 10**7 for tried in found.tried if not tried.failed)
+    assert all(tried.peak_bytes > 10**7 for tried in batch.tried if not tried.failed)
     assert torch.equal(before, torch.get_rng_state()) and list(tmp_path.iterdir()) == []
 
 
 def test_memory_of_the_cpu_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Below the process's own memory nothing fits; the limit must be given there."""
     monkeypatch.chdir(tmp_path)
-    found = find_batch(subject_of(), memory_gb=0.01)
-    assert found.largest is None and found.choice() is None
-    assert [tried.batch_size for tried in found.tried] == [32, 16, 8, 4, 2, 1]
+    batch = find_batch(subject_of(), memory_gb=0.01)
+    assert batch.largest is None and batch.choice() is None
+    assert [tried.batch_size for tried in batch.tried] == [32, 16, 8, 4, 2, 1]
     with pytest.raises(
         ConfigError,
         match="memory_gb is missing: on the CPU it must be the memory that a rank may use",

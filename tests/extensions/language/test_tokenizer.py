@@ -25,20 +25,20 @@ def test_a_text_comes_back(words: Tokenizer) -> None:
     """Numbers are below the size of the vocabulary, none is special,
     and no text is cut or padded.
     """
-    found, short = words.encode([TEXT, "be"])
-    assert "".join(words.decode(iter(found.tolist()))) == TEXT
+    ids, short = words.encode([TEXT, "be"])
+    assert "".join(words.decode(iter(ids.tolist()))) == TEXT
     assert "".join(words.decode(iter(short.tolist()))) == "be"
-    assert 0 <= found.min() <= found.max() < words.vocab_size
-    assert not {*found.tolist(), *short.tolist()} & {*words.special_tokens.values()}
+    assert 0 <= ids.min() <= ids.max() < words.vocab_size
+    assert not {*ids.tolist(), *short.tolist()} & {*words.special_tokens.values()}
 
 
 def test_text_comes_as_letters_are_whole(words: Tokenizer) -> None:
     """A letter of several numbers comes with its last one,
     and what came before it is not held back.
     """
-    (found,) = words.encode(["be\U0001f680!"])
-    pieces = list(words.decode(iter(found.tolist())))
-    assert len(pieces) == len(found) > 3
+    (ids,) = words.encode(["be\U0001f680!"])
+    pieces = list(words.decode(iter(ids.tolist())))
+    assert len(pieces) == len(ids) > 3
     assert [piece for piece in pieces if piece][-2:] == ["\U0001f680", "!"]
     assert pieces[0] and "" in pieces
 
@@ -51,8 +51,8 @@ def test_half_a_letter_at_the_end_is_shown() -> None:
 def test_a_text_that_spells_a_special_token_is_text(tmp_path: Path) -> None:
     """Else a text could end its own document."""
     words = open_tokenizer(train_tokenizer(tmp_path / "tokenizer.json"))
-    (found,) = words.encode(["be<|endoftext|>"])
-    assert words.special_tokens == {"end_of_text": 0} and 0 not in found
+    (ids,) = words.encode(["be<|endoftext|>"])
+    assert words.special_tokens == {"end_of_text": 0} and 0 not in ids
 
 
 def test_special_tokens_are_known_by_name(tmp_path: Path) -> None:

@@ -103,10 +103,10 @@ def papers_lamb(
 LAYERS = {"matrices": {"matrix", "zeros"}, "all": set(START), "none": set()}
 
 
-def assert_same(found: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
+def assert_same(own: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
     """Compare to rounding."""
     for name in START:
-        assert found[name] == pytest.approx(expected[name], rel=1e-12, abs=1e-14), name
+        assert own[name] == pytest.approx(expected[name], rel=1e-12, abs=1e-14), name
 
 
 @pytest.mark.parametrize("adapt", LAYERS)
@@ -116,8 +116,8 @@ def test_lars_is_the_papers(adapt: Any, momentum: float) -> None:
     layers of zeros, and those left out, take the plain rate.
     """
     rates = [2.0] * STEPS
-    found = ours(lambda p: LARS(p, 2.0, momentum, 0.01, trust_coefficient=0.02, adapt=adapt), rates)
-    assert_same(found, papers_lars(rates, momentum, 0.01, 0.02, LAYERS[adapt]))
+    own = ours(lambda p: LARS(p, 2.0, momentum, 0.01, trust_coefficient=0.02, adapt=adapt), rates)
+    assert_same(own, papers_lars(rates, momentum, 0.01, 0.02, LAYERS[adapt]))
 
 
 def test_lars_has_the_papers_momentum_without_correction() -> None:
@@ -126,15 +126,15 @@ def test_lars_has_the_papers_momentum_without_correction() -> None:
     """
     rates = [1.0, 2.0, 3.0, 1.5, 0.5]
     momenta = [0.9 * last / lr for last, lr in zip([1.0, *rates], rates, strict=False)]
-    found = ours(lambda p: LARS(p, 1.0, 0.9, 0.01), rates, momenta)
-    assert_same(found, papers_lars(rates, 0.9, 0.01, 0.001, LAYERS["matrices"]))
+    own = ours(lambda p: LARS(p, 1.0, 0.9, 0.01), rates, momenta)
+    assert_same(own, papers_lars(rates, 0.9, 0.01, 0.001, LAYERS["matrices"]))
 
 
 @pytest.mark.parametrize("adapt", LAYERS)
 def test_lamb_is_the_papers(adapt: Any) -> None:
     """LAMB is algorithm 2; layers of zeros, and those left out, take the plain rate."""
-    found = ours(lambda p: LAMB(p, 0.05, (0.8, 0.95), 1e-6, 0.02, adapt=adapt), [0.05] * STEPS)
-    assert_same(found, papers_lamb(0.05, 0.8, 0.95, 1e-6, 0.02, LAYERS[adapt]))
+    own = ours(lambda p: LAMB(p, 0.05, (0.8, 0.95), 1e-6, 0.02, adapt=adapt), [0.05] * STEPS)
+    assert_same(own, papers_lamb(0.05, 0.8, 0.95, 1e-6, 0.02, LAYERS[adapt]))
 
 
 def test_lars_without_ratios_is_sgd() -> None:

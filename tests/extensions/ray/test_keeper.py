@@ -34,11 +34,11 @@ def run(
     keeper: Keeper, worker: str, command: list[str], call: bytes | None = None
 ) -> dict[str, Any]:
     """Run a worker to its end; return what came, put together."""
-    found: dict[str, Any] = {}
+    received: dict[str, Any] = {}
     for name, part in keeper.run(worker, command, {"A": "x"}, call):
-        assert "code" not in found, "the code comes last"
-        found[name] = found.get(name, b"") + part if isinstance(part, bytes) else part
-    return found
+        assert "code" not in received, "the code comes last"
+        received[name] = received.get(name, b"") + part if isinstance(part, bytes) else part
+    return received
 
 
 def test_a_worker_runs_with_its_environment_and_its_output_is_streamed(
@@ -48,8 +48,10 @@ def test_a_worker_runs_with_its_environment_and_its_output_is_streamed(
     program = (
         "import os, sys; print(os.getcwd(), os.environ['A'], os.environ['HOROVOD_GLOO_IFACE']); "
     )
-    found = run(keeper, "w", ["python", "-c", program + "print('e', file=sys.stderr); sys.exit(7)"])
-    assert found == {"stdout": f"{tmp_path} x lo\n".encode(), "stderr": b"e\n", "code": 7}
+    received = run(
+        keeper, "w", ["python", "-c", program + "print('e', file=sys.stderr); sys.exit(7)"]
+    )
+    assert received == {"stdout": f"{tmp_path} x lo\n".encode(), "stderr": b"e\n", "code": 7}
 
 
 @pytest.mark.parametrize("own", ["", "ib0"])
@@ -60,8 +62,8 @@ def test_nccls_interface_is_the_nodes_or_the_users(
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     if own:
         monkeypatch.setenv("NCCL_SOCKET_IFNAME", own)
-    found = run(keeper, "w", ["sh", "-c", "echo $NCCL_SOCKET_IFNAME"])
-    assert found["stdout"].decode().strip() == (own or "lo")
+    received = run(keeper, "w", ["sh", "-c", "echo $NCCL_SOCKET_IFNAME"])
+    assert received["stdout"].decode().strip() == (own or "lo")
 
 
 def test_a_signal_reaches_the_worker_and_its_children(keeper: Keeper) -> None:
@@ -78,15 +80,17 @@ def test_a_signal_reaches_the_worker_and_its_children(keeper: Keeper) -> None:
 
 def test_a_call_and_its_result_pass_by_files(keeper: Keeper) -> None:
     """The worker finds the call in a folder of its own, which is deleted at the end."""
-    found = run(
+    received = run(
         keeper,
         "w",
         ["sh", "-c", "cat $TRAINKIT_CALL/call $TRAINKIT_CALL/call > $TRAINKIT_CALL/result; env"],
         b"ab",
     )
-    assert found["result"] == b"abab"
+    assert received["result"] == b"abab"
     (folder,) = [
-        line for line in found["stdout"].decode().splitlines() if line.startswith("TRAINKIT_CALL=")
+        line
+        for line in received["stdout"].decode().splitlines()
+        if line.startswith("TRAINKIT_CALL=")
     ]
     assert not Path(folder.partition("=")[2]).exists()
 
@@ -96,9 +100,9 @@ def test_what_a_node_has_is_reported(keeper: Keeper, tmp_path: Path) -> None:
     a file of the driver's is looked for in the worker's folder.
     """
     (tmp_path / "token").touch()
-    found = keeper.look(PYTHON, "token")
-    assert (found["trainkit"], found["token"], found["folder"]) == (True, True, str(tmp_path))
-    assert "+trainkit" in found["horovod"]
+    facts = keeper.look(PYTHON, "token")
+    assert (facts["trainkit"], facts["token"], facts["folder"]) == (True, True, str(tmp_path))
+    assert "+trainkit" in facts["horovod"]
     assert keeper.look(PYTHON, "run/token")["token"] is False
 
 

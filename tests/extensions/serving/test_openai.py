@@ -377,8 +377,8 @@ def test_a_client_that_leaves_ends_its_answer(stream: bool, source: Any, tmp_pat
             assert time.monotonic() < end
             time.sleep(0.01)
         slow.gate.set()
-        found = server.client().completions.create(model="tiny", prompt="x", max_tokens=1)
-    assert found.usage is not None and found.usage.completion_tokens == 1
+        answer = server.client().completions.create(model="tiny", prompt="x", max_tokens=1)
+    assert answer.usage is not None and answer.usage.completion_tokens == 1
     assert begun[0].finish == "left" and slow.num_read <= 5
 
 

@@ -180,7 +180,7 @@ def test_a_compiled_model_gets_its_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pass reaches the norms of torch.compile'd modules, without a recompilation."""
-    found, graphs = [], [0, 0]
+    variances, graphs = [], [0, 0]
     for i, averaged in enumerate((False, True, True)):
         torch.compiler.reset()
         task = Net()
@@ -193,8 +193,8 @@ def test_a_compiled_model_gets_its_statistics(
         with monkeypatch.context() as patch:
             compile_with(patch, compile_graph)
             quiet(tmp_path, max_epochs=1, callbacks=callbacks, compile=i < 2).fit(task, loader(23))
-        found.append(task.model[1].running_var)
-    torch.testing.assert_close(found[1], found[2])
+        variances.append(task.model[1].running_var)
+    torch.testing.assert_close(variances[1], variances[2])
     assert graphs[0] == graphs[1] > 0
 
 

@@ -123,7 +123,7 @@ def exact_sums() -> dict[str, Any]:
     """Full-rank factors and one step alone, beside exact sums;
     the last step of an epoch is short.
     """
-    found = {}
+    results = {}
     for name, communication, model, samples in (
         ("exact", "exact", Deep, 37),
         ("full rank", trainkit.PowerSGD(**FULL), Deep, 37),
@@ -140,25 +140,25 @@ def exact_sums() -> dict[str, Any]:
     ):
         task = model()
         train(f"exact {name}", task, communication, samples, accumulate_grad_batches=2)
-        found[name] = weights(task)
-    return found
+        results[name] = weights(task)
+    return results
 
 
 def unused() -> dict[str, Any]:
     """Layers without gradients on some ranks or on all,
     under exact sums and under full-rank factors.
     """
-    found = {}
+    results = {}
     for name, communication in (("exact", "exact"), ("full rank", trainkit.PowerSGD(**FULL))):
         task = Idle(momentum=0.9, weight_decay=0.1)
         train(f"unused {name}", task, communication)
-        found[name] = {key: value.clone() for key, value in task.state_dict().items()}
-    return found
+        results[name] = {key: value.clone() for key, value in task.state_dict().items()}
+    return results
 
 
 def approximate() -> dict[str, Any]:
     """What each kind does in the steps of a run, with a validation inside the epoch."""
-    found = {}
+    results = {}
     for name, communication in {"exact": "exact", **KINDS}.items():
         seen, task = Seen(), Deep()
         train(
@@ -171,15 +171,15 @@ def approximate() -> dict[str, Any]:
             val_check_interval=3,
             max_epochs=3,
         )
-        found[name] = {"steps": seen.steps, "evaluated": seen.evaluated, "end": weights(task)}
-    return found
+        results[name] = {"steps": seen.steps, "evaluated": seen.evaluated, "end": weights(task)}
+    return results
 
 
 def resumed() -> dict[str, Any]:
     """Each kind, stopped inside a round and resumed, beside a run that never stopped;
     AdamW has state of its own.
     """
-    found = {}
+    results = {}
     for name, communication in KINDS.items():
         ends, seen = [], []
         for folder, path in (
@@ -200,12 +200,12 @@ def resumed() -> dict[str, Any]:
                     f"resumed {name} {folder}", task, communication, 80, **settings, ckpt_path=path
                 )
             ends.append(weights(task))
-        found[name] = {
+        results[name] = {
             "whole": seen[0].steps[STOP:],
             "parts": seen[2].steps,
             "ends": (ends[0], ends[2]),
         }
-    return found
+    return results
 
 
 class Killed(Callback):
@@ -229,7 +229,7 @@ def changed() -> dict[str, Any]:
     weights before the first step, and what was held back.
     """
     assert EARLIER is not None
-    found = {}
+    results = {}
     for name, communication in KINDS.items():
         task, start = Deep(adam=True), Start()
         settings = {
@@ -239,7 +239,7 @@ def changed() -> dict[str, Any]:
             "ckpt_path": checkpoint_of(EARLIER, name),
         }
         train(f"changed {name}", task, communication, 80, **settings)
-        found[name] = {"start": start.own, "weights": start.weights, "end": weights(task)}
+        results[name] = {"start": start.own, "weights": start.weights, "end": weights(task)}
     task = Deep(adam=True)
     train(
         "changed to exact",
@@ -250,7 +250,7 @@ def changed() -> dict[str, Any]:
         max_epochs=9,
         ckpt_path=checkpoint_of(EARLIER, "diloco"),
     )
-    return found
+    return results
 
 
 class Start(Callback):
@@ -272,15 +272,15 @@ def guarded() -> dict[str, Any]:
             if trainer.global_step == 5 and trainer.global_rank == 1:
                 next(iter(trainer.engine.approximation._shared.values())).view(-1)[0] += 1e-9
 
-    found = {}
+    results = {}
     for name, damage in (("sound", []), ("damaged", [Damage()])):
         try:
             callbacks = [*damage, DivergenceGuard(every_n_steps=1)]
             train(f"guarded {name}", Deep(adam=True), KINDS["diloco"], callbacks=callbacks)
-            found[name] = ""
+            results[name] = ""
         except DivergenceError as error:
-            found[name] = str(error)
-    return found
+            results[name] = str(error)
+    return results
 
 
 SCENARIOS = [changed] if EARLIER else [exact_sums, unused, approximate, resumed, guarded]

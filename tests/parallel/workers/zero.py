@@ -156,23 +156,23 @@ def fit(
 
 def leftovers(task: Any, run: Any) -> list[str]:
     """What an engine left behind on the Task's modules and weights."""
-    found = [
+    names = [
         name
         for module in task.modules()
         for name in vars(module)
         if name.startswith("ds_") or "forward_pre_hooks_always" in name
     ]
-    found += [name for parameter in task.parameters() for name in vars(parameter)]
-    found += [
+    names += [name for parameter in task.parameters() for name in vars(parameter)]
+    names += [
         type(module._parameters).__name__
         for module in task.modules()
         if type(module._parameters) is not dict
     ]
-    found += [name for name in ("training_step", "validation_step") if name in vars(task)]
+    names += [name for name in ("training_step", "validation_step") if name in vars(task)]
     hooks = [
         len(module._forward_pre_hooks) + len(module._forward_hooks) for module in task.modules()
     ]
-    return found + ["hooks"] * sum(hooks)
+    return names + ["hooks"] * sum(hooks)
 
 
 def all_kinds(name: str, make: Any, **settings: Any) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def mixed() -> dict[str, Any]:
 
 def exchanged() -> dict[str, Any]:
     """Stopped inside the second epoch by one engine, and resumed by another."""
-    found = {"whole": fit("ddp", adamw, "exchanged")}
+    results = {"whole": fit("ddp", adamw, "exchanged")}
     pairs = (
         [("ddp", kind) for kind in KINDS]
         + [(kind, "ddp") for kind in KINDS]
@@ -225,8 +225,8 @@ def exchanged() -> dict[str, Any]:
     for first, second in pairs:
         folder = f"exchanged {first} {second}"
         fit(first, adamw, folder, max_steps=3)
-        found[f"{first} -> {second}"] = fit(second, adamw, folder, ckpt_path="last")
-    return found
+        results[f"{first} -> {second}"] = fit(second, adamw, folder, ckpt_path="last")
+    return results
 
 
 class Held(Callback):
@@ -245,12 +245,12 @@ class Held(Callback):
 
 def held() -> dict[str, Any]:
     """What a rank holds, by kind."""
-    found = {}
+    results = {}
     for kind in ("ddp", "stage 1", "stage 3"):
         callback = Held()
         fit(kind, adamw, f"held {kind}", callbacks=[callback], max_epochs=1)
-        found[kind] = {"weights": callback.weights, "state": callback.state}
-    return found
+        results[kind] = {"weights": callback.weights, "state": callback.state}
+    return results
 
 
 class Weighing(Parts):
@@ -282,16 +282,16 @@ def refused() -> dict[str, Any]:
         "float64": (Parts(sgd).double(), "stage 1", {}),
         "precision": (Parts(sgd), "stage 1", {"precision": "16-mixed"}),
     }
-    found = {}
+    results = {}
     for name, (task, kind, settings) in cases.items():
         before = weights(task)
         try:
             quiet(Path(FOLDER) / name, engine=engine(kind), **settings).fit(task, loader(SAMPLES))
-            found[name] = {"error": None}
+            results[name] = {"error": None}
         except TrainkitError as error:
             same = kind != "stage 3" and bool(torch.equal(weights(task), before))
-            found[name] = {"error": f"{type(error).__name__}: {error}", "kept": same}
-    return found
+            results[name] = {"error": f"{type(error).__name__}: {error}", "kept": same}
+    return results
 
 
 SCENARIOS = [plain, empty, accumulated, two_averages, mixed, exchanged, held, refused]

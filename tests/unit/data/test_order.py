@@ -208,12 +208,12 @@ def test_own_numbers_continue_where_they_were() -> None:
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
     others = [draw(), draw(), draw()]
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
-    found, between = [], [draw()]
+    drawn, between = [], [draw()]
     for _ in range(2):
         with in_parts():
-            found.append(draw())
+            drawn.append(draw())
         between.append(draw())
-    assert found == expected
+    assert drawn == expected
     assert between == others
 
 
@@ -306,9 +306,9 @@ def test_samples_that_draw_nothing_are_read_once() -> None:
         seeded = SeededDataset(data, 5)
         with contextlib.suppress(DataError):
             seeded.__getitems__([(0, i) for i in range(8)])
-        found = random.random(), np.random.rand(), torch.rand(()).item()
+        drawn = random.random(), np.random.rand(), torch.rand(()).item()
         seed_everything(3)
-        assert found == (random.random(), np.random.rand(), torch.rand(()).item())
+        assert drawn == (random.random(), np.random.rand(), torch.rand(()).item())
         if data.draw is None:
             assert data.reads == [*range(len(data.reads))]
 

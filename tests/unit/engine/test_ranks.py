@@ -19,9 +19,9 @@ def test_ranks_of_the_set_are_renumbered(
     """Of two hosts with two ranks each, ranks 1, 2, 3 train:
     each host's first of them has local rank 0.
     """
-    found = Ranks(Launcher("torchrun", rank, 4, rank % 2, 2))
-    found.narrow((1, 2, 3), hosts=[0, 0, 2, 2])
-    assert (found.takes_part, found.rank, (found.local_rank, found.local_size)) == (
+    ranks = Ranks(Launcher("torchrun", rank, 4, rank % 2, 2))
+    ranks.narrow((1, 2, 3), hosts=[0, 0, 2, 2])
+    assert (ranks.takes_part, ranks.rank, (ranks.local_rank, ranks.local_size)) == (
         takes_part,
         place,
         local,
@@ -57,10 +57,10 @@ def test_a_tensor_group_is_one_data_rank(rank: int, data_rank: int, counts: bool
     """Of six ranks in groups of two, neighbours read the same samples,
     and the first of them counts.
     """
-    found = Ranks(Launcher("torchrun", rank, 6, rank, 6))
-    assert (found.data_rank, found.data_size, found.counts_samples) == (rank, 6, True)
-    found.tensor_size = 2
-    assert (found.data_rank, found.data_size, found.counts_samples) == (data_rank, 3, counts)
+    ranks = Ranks(Launcher("torchrun", rank, 6, rank, 6))
+    assert (ranks.data_rank, ranks.data_size, ranks.counts_samples) == (rank, 6, True)
+    ranks.tensor_size = 2
+    assert (ranks.data_rank, ranks.data_size, ranks.counts_samples) == (data_rank, 3, counts)
 
 
 def test_groups_that_do_not_come_out_even_are_refused() -> None:

@@ -33,11 +33,11 @@ def test_mixup_is_a_weighted_mean_of_neighbours() -> None:
     """Samples 0 and 1 become s x own + (1 - s) x the other, with one s;
     the last of an odd batch stays as it is.
     """
-    found, partner, share = Mix(mixup_alpha=1.0)(images(5), seed=0, step=3)
+    mixed, partner, share = Mix(mixup_alpha=1.0)(images(5), seed=0, step=3)
     assert partner.tolist() == [1, 0, 3, 2, 4]
     expected = [share * i + (1 - share) * partner[i].item() for i in range(5)]
-    torch.testing.assert_close(found[:, 0, 0, 0], torch.tensor(expected))
-    assert 0 < share < 1 and torch.equal(found[4], images(5)[4])
+    torch.testing.assert_close(mixed[:, 0, 0, 0], torch.tensor(expected))
+    assert 0 < share < 1 and torch.equal(mixed[4], images(5)[4])
 
 
 @pytest.mark.parametrize("step", range(12))
@@ -45,11 +45,11 @@ def test_cutmix_shares_are_those_of_the_pixels(step: int) -> None:
     """The share that targets get is that of the pixels that are a sample's own,
     at the border too.
     """
-    found, _, share = Mix(cutmix_alpha=1.0)(images(2), seed=0, step=step)
+    mixed, _, share = Mix(cutmix_alpha=1.0)(images(2), seed=0, step=step)
     assert (
         share
-        == (found[0, 0] == 0).float().mean().item()
-        == (found[1, 2] == 1).float().mean().item()
+        == (mixed[0, 0] == 0).float().mean().item()
+        == (mixed[1, 2] == 1).float().mean().item()
     )
 
 
@@ -121,11 +121,11 @@ def test_an_augment_without_transforms_leaves_tensors_alone() -> None:
 
 def test_magnitudes_vary_around_the_mean_within_the_scale() -> None:
     """RandAugment's magnitude of an image is drawn, and cut at 0 and 10."""
-    transform, found = NoisyRandAugment(9.5, 0.5), []
+    transform, magnitudes = NoisyRandAugment(9.5, 0.5), []
     for _ in range(60):
         transform(torch.zeros(3, 8, 8, dtype=torch.uint8))
-        found.append(transform.magnitude)
-    assert max(found) == 100 and 85 < sum(found) / 60 < 99 and min(found) < 95
+        magnitudes.append(transform.magnitude)
+    assert max(magnitudes) == 100 and 85 < sum(magnitudes) / 60 < 99 and min(magnitudes) < 95
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def test_soft_targets_of_a_mixed_batch(tmp_path: Path) -> None:
     right = [(logits.argmax(1) == y).float().mean().item() for y in (labels, labels[partner])]
     trainer = quiet(tmp_path, max_steps=1)
     trainer.fit(task, torch.utils.data.DataLoader(some(4), 4))
-    found = trainer.callback_metrics
-    assert found["train/loss_epoch"] == pytest.approx(
+    values = trainer.callback_metrics
+    assert values["train/loss_epoch"] == pytest.approx(
         share * losses[0] + (1 - share) * losses[1], rel=1e-5
     )
-    assert found["train/acc"] == pytest.approx(share * right[0] + (1 - share) * right[1], abs=1e-6)
+    assert values["train/acc"] == pytest.approx(share * right[0] + (1 - share) * right[1], abs=1e-6)
 
 
 def test_bce_takes_each_class_for_itself(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ def test_runs_are_found_and_compared(top: Path) -> None:
     """Also a run that failed before it logged anything; numbers sort as numbers;
     the best run has a mark.
     """
-    found = find_runs(top)
-    assert [run.name for run in found] == ["one", "sweep1/9", "sweep1/10"]
-    grid = table_of(found, goal_of(found))
+    runs = find_runs(top)
+    assert [run.name for run in runs] == ["one", "sweep1/9", "sweep1/10"]
+    grid = table_of(runs, goal_of(runs))
     assert grid.columns == ("run", "optimizer.lr", "val/acc", "best val/acc", "epochs", "state")
     assert list(grid.rows) == [
         ("one", "1e-05", "0.7", "0.7", "1", "done"),
@@ -64,7 +64,7 @@ def test_runs_are_found_and_compared(top: Path) -> None:
         ("sweep1/10 *", "0.123457", "0.8", "0.9", "3", "done"),
     ]
     assert (
-        command_of(found[2]) == "python -m trainkit fit conf=mlp optimizer.lr=0.12345678901 seed=3"
+        command_of(runs[2]) == "python -m trainkit fit conf=mlp optimizer.lr=0.12345678901 seed=3"
     )
 
 
@@ -81,8 +81,8 @@ def test_runs_are_sorted(key: str, names: list[str], top: Path) -> None:
     """Best first by a monitored metric, those without it last;
     by a setting small ones first, or large ones.
     """
-    found = find_runs(top)
-    assert [run.name for run in sort_runs(found, key, goal_of(found))] == names
+    runs = find_runs(top)
+    assert [run.name for run in sort_runs(runs, key, goal_of(runs))] == names
 
 
 def test_a_resumed_run_is_repeated_from_its_first_start(tmp_path: Path) -> None:
@@ -109,12 +109,12 @@ def test_the_table_of_a_search_has_what_was_searched(tmp_path: Path) -> None:
     for trial, more in (("0", ""), ("1", "- ckpt_path=/x/ray/checkpoint_1\n")):
         file = tmp_path / trial / ".hydra" / "overrides.yaml"
         file.write_text(file.read_text() + "- callbacks.tune={}\n" + more)
-    found = find_runs(tmp_path)
-    assert table_of(found, Goal("val/acc", "max")).columns[:3] == ("run", "optimizer.lr", "val/acc")
+    runs = find_runs(tmp_path)
+    assert table_of(runs, Goal("val/acc", "max")).columns[:3] == ("run", "optimizer.lr", "val/acc")
     (tmp_path / "2").mkdir()
     write_state(tmp_path / "2", "failed", "the node is gone")
-    found = [read_any(tmp_path / str(i), str(i)) for i in range(3)]
-    grid = table_of(found, Goal("val/acc", "max"), ["optimizer.lr"])
+    runs = [read_any(tmp_path / str(i), str(i)) for i in range(3)]
+    grid = table_of(runs, Goal("val/acc", "max"), ["optimizer.lr"])
     assert grid.columns[:3] == ("run", "optimizer.lr", "val/acc") and grid.rows[2][:2] == ("2", "-")
 
 
@@ -154,8 +154,8 @@ def test_runs_of_two_tasks_have_no_best_one(top: Path, capsys: pytest.CaptureFix
 def test_the_table_is_as_wide_as_the_terminal(width: int, top: Path) -> None:
     """A run is a line; columns without room are named, and an error has a line of its own."""
     add_run(top / "bad", "0.3", [], "failed", "ConfigError: " + "a long sentence " * 20)
-    found, console = find_runs(top), Console(width=width, file=io.StringIO())
-    print_table(found, goal_of(found), console)
+    runs, console = find_runs(top), Console(width=width, file=io.StringIO())
+    print_table(runs, goal_of(runs), console)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert max(len(line) for line in lines if line.startswith(("┏", "│"))) <= width
