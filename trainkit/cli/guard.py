@@ -13,7 +13,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from trainkit.cli.explained import name_of
 from trainkit.config.resources import make_importable
@@ -40,7 +39,7 @@ def main_alone(
     if "-h" in arguments or "--help" in arguments:
         print(usage)
         return 0
-    make_importable(Path.cwd())
+    make_importable()
     return guarded(work, launcher, only_prints)
 
 

@@ -63,9 +63,10 @@ def read_keys(arguments: Sequence[str], keys: Mapping[str, str], command: str) -
     return given
 
 
-def module_names(text: str) -> list[str]:
-    """Return the modules of trust=[a.b,c]."""
-    return [module.strip(" '\"") for module in text.strip("[]").split(",") if module.strip()]
+def trusted_modules(given: Mapping[str, str]) -> list[str]:
+    """Return the modules of trust=[a.b,c]; none without it."""
+    names = given.get("trust", "").strip("[]").split(",")
+    return [name.strip(" '\"") for name in names if name.strip()]
 
 
 def engine_of(overrides: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ def main(
         work: function called with each job instead of the command.
         launcher: this process's launcher, if the environment simulates another.
     """
-    make_importable(Path.cwd())
+    make_importable()
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # silences torch's profiler library
     launcher = launcher or read_launcher()
     as_json = False

@@ -24,9 +24,10 @@ def conf_folders(start: Path) -> list[Path]:
     return list(dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()))
 
 
-def make_importable(start: Path) -> None:
+def make_importable() -> None:
     """Make modules in the current folder importable first, and the shipped recipes last."""
-    if str(start) not in sys.path:
-        sys.path.insert(0, str(start))
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
     if str(shipped_root()) not in sys.path:
         sys.path.append(str(shipped_root()))

@@ -120,7 +120,7 @@ class TrialRunner:
         """Run; return the metric for the sweeper,
         or None if the run failed or none is asked for.
         """
-        make_importable(Path.cwd())  # for another process
+        make_importable()  # for another process
         hydra = HydraConfig.get()
         number, overrides = int(hydra.job.num), [as_typed(text) for text in hydra.overrides.task]
         run_dir = self.sweep.folder / str(number)

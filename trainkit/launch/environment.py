@@ -167,9 +167,9 @@ def read_launcher(environ: Mapping[str, str] | None = None) -> Launcher:
     return Launcher("none", 0, 1, 0, 1)
 
 
-def is_rank_of_ray(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether launcher=ray started this process as a rank (default: by `os.environ`)."""
-    return (os.environ if environ is None else environ).get("TRAINKIT_LAUNCHER") == "ray"
+def is_rank_of_ray() -> bool:
+    """Return whether launcher=ray started this process as a rank."""
+    return os.environ.get("TRAINKIT_LAUNCHER") == "ray"
 
 
 def is_launched_rank(environ: Mapping[str, str] | None = None) -> bool:

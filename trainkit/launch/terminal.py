@@ -133,16 +133,18 @@ def output_of_rank(is_product: bool = False) -> Output:
     return Output(is_terminal_of_no_one(), is_product)
 
 
-def is_terminal_of_no_one(launcher: Launcher | None = None, stdout: int = 1) -> bool:
+def is_terminal_of_no_one() -> bool:
     """Return whether this rank's stdout is a terminal that only mpirun reads, and writes to a file
     or a pipe.
 
     Open MPI gives each rank a terminal, also in a batch job: colours and bars would be in the job's
     output.
     """
-    if (launcher or read_launcher()).name != "mpirun" or not os.isatty(stdout):
+    stdout = 1
+    if read_launcher().name != "mpirun" or not os.isatty(stdout):
         return False
-    own, process = os.ttyname(stdout), os.getppid()
+    own = os.ttyname(stdout)
+    process = os.getppid()
     for _ in range(_MOST_ANCESTORS):
         try:
             target = os.readlink(f"/proc/{process}/fd/1")

@@ -142,8 +142,8 @@ def test_mpirun_is_not_given_what_it_would_refuse(monkeypatch: pytest.MonkeyPatc
     """Open MPI refuses root, and more ranks than cores; MPICH knows neither option."""
     monkeypatch.setattr(horovod_proof.os, "geteuid", lambda: 0)
     start = ["/usr/bin/mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
-    assert mpi_start(Tool("/usr/bin/mpirun", "Open MPI 4.1.4"), 2) == start
-    assert mpi_start(Tool("/usr/bin/mpirun", "MPICH 4.0.2"), 2) == ["/usr/bin/mpirun", "-np", "2"]
+    assert mpi_start(Tool("/usr/bin/mpirun", "Open MPI 4.1.4")) == start
+    assert mpi_start(Tool("/usr/bin/mpirun", "MPICH 4.0.2")) == ["/usr/bin/mpirun", "-np", "2"]
 
 
 @pytest.mark.parametrize(

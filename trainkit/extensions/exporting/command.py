@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainkit.cli.guard import main_alone
-from trainkit.cli.options import module_names, read_keys
+from trainkit.cli.options import read_keys, trusted_modules
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError
 from trainkit.extensions.exporting.request import FORMATS, check_format, check_output
@@ -41,7 +41,7 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
     check_format(name)
     if "output" in given:
         check_output(given["output"], name)
-    trust = module_names(given.get("trust", ""))
+    trust = trusted_modules(given)
     return {key: given.get(key) for key in ("ckpt_path", "run_dir", "output")} | {
         "format": name,
         "trust": trust,

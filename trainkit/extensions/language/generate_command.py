@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.guard import main_alone
-from trainkit.cli.options import count, module_names, read_keys
+from trainkit.cli.options import count, read_keys, trusted_modules
 from trainkit.cli.usage import help_text
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TaskError
@@ -170,7 +170,7 @@ def _read(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
         "top_k": count("top_k", given["top_k"]) if "top_k" in given else None,
         "seed": count("seed", given.get("seed", "0"), least=0),
         "ckpt_path": given.get("ckpt_path", default_checkpoint(run_dir)),
-        "trust": module_names(given.get("trust", "")),
+        "trust": trusted_modules(given),
     }
 
 

@@ -31,7 +31,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         request = _read(command, arguments)
     except ConfigError as error:
         return fail(error, launcher, str(error), error.exit_code)
-    make_importable(Path.cwd())
+    make_importable()
     return guarded(lambda: _work(**request), launcher)
 
 

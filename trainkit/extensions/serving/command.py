@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainkit.cli.guard import main_alone
-from trainkit.cli.options import count, module_names, read_keys
+from trainkit.cli.options import count, read_keys, trusted_modules
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError
 from trainkit.extensions.serving.usage import USAGE
@@ -61,12 +61,12 @@ def _work(arguments: Sequence[str]) -> None:
     if most is not None:
         text_model: Any = importlib.import_module("trainkit.extensions.serving.text_model")
         model = text_model.open_text_model(
-            arguments[0], given.get("tokenizer"), module_names(given.get("trust", ""))
+            arguments[0], given.get("tokenizer"), trusted_modules(given)
         )
         where = serving.Where("local", given.get("host", "127.0.0.1"), port)
         serving.serve_texts(model, most, app.ServiceOptions(**counts, **numbers), where)
         return
-    path = serving.find_export(arguments[0], module_names(given.get("trust", "")))
+    path = serving.find_export(arguments[0], trusted_modules(given))
     where = serving.Where(backend, given.get("host", "127.0.0.1"), port, replicas, cpus)
     serving.serve(path, app.ServiceOptions(**counts, **numbers), where)
 

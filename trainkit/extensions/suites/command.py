@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.cli.as_json import facts_printed, split_json
 from trainkit.cli.guard import guarded, main_alone
-from trainkit.cli.options import count, module_names, read_keys
+from trainkit.cli.options import count, read_keys, trusted_modules
 from trainkit.cli.usage import help_text
 from trainkit.console import short
 from trainkit.errors import ConfigError, did_you_mean
@@ -108,7 +108,7 @@ def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         "suite": given["suite"],
         "tasks": _tasks(given["tasks"]),
         "ckpt_path": given.get("ckpt_path", default_checkpoint(of)),
-        "trust": module_names(given.get("trust", "")),
+        "trust": trusted_modules(given),
     }
     return what, _settings(given)
 

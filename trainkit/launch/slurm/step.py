@@ -149,15 +149,15 @@ def _described(node: str) -> str:
     return done.stdout
 
 
-def hold_signals(environ: Mapping[str, str] = os.environ) -> None:
+def hold_signals() -> None:
     """Let signals wait until the run can save, if a batch script of launcher=slurm started this
     process.
 
     A rank imports for seconds, and a signal ends a process that has no handler for it yet: without
-    a checkpoint, and the script would not requeue the job. `Signals` (engine/signals.py) receives them
-    once it handles them.
+    a checkpoint, and the script would not requeue the job. `Signals` (engine/signals.py) receives
+    them once it handles them.
     """
-    if REQUEUE in environ:
+    if REQUEUE in os.environ:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1, signal.SIGTERM))
 
 

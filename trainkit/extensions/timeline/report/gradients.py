@@ -63,7 +63,7 @@ def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
                 parts = (
                     negotiation / 1e6,
                     max(0.0, start - ready) / 1e6,
-                    operation.seconds_in("MEMCPY"),
+                    operation.copy_s,
                     operation.wire_s,
                     len(operation.names),
                     num_bytes,
@@ -85,7 +85,7 @@ def costs(
     link = fit_link([(o.num_bytes, o.wire_s) for o in sums if o.wire_s > 0])
     fused = [operation for operation in sums if len(operation.names) > 1]
     copied = sum(operation.num_bytes for operation in fused)
-    copy = sum(o.seconds_in("MEMCPY") for o in fused) / copied if copied else 0.0
+    copy = sum(o.copy_s for o in fused) / copied if copied else 0.0
     cycle = about.cycle_ms / 1000
     # of a gradient with an empty queue before it
     queued = min((gradient.queue_s for gradient in gradients), default=0.0)

@@ -44,23 +44,21 @@ class Operation:
     num_bytes: int = 0
     activities: dict[str, tuple[float, float]] = field(default_factory=dict)  # name -> (start, end)
 
-    def seconds_in(self, part: str) -> float:
-        """Return the seconds in activities with `part` in their name."""
-        return (
-            sum(end - start for name, (start, end) in self.activities.items() if part in name) / 1e6
-        )
+    @property
+    def copy_s(self) -> float:
+        """The seconds of copies to and from the fusion buffer."""
+        copies = [times for name, times in self.activities.items() if "MEMCPY" in name]
+        return sum(end - start for start, end in copies) / 1e6
 
     @property
     def wire_s(self) -> float:
         """The seconds of the collective itself, without copies to and from the fusion buffer."""
-        return (
-            sum(
-                e - s
-                for n, (s, e) in self.activities.items()
-                if "MEMCPY" not in n and n.startswith(_LIBRARIES)
-            )
-            / 1e6
-        )
+        own = [
+            times
+            for name, times in self.activities.items()
+            if "MEMCPY" not in name and name.startswith(_LIBRARIES)
+        ]
+        return sum(end - start for start, end in own) / 1e6
 
 
 def read_operations(events: Iterable[Event]) -> list[Operation]:
