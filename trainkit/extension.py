@@ -256,6 +256,20 @@ def current_name(target: str) -> str:
     return target
 
 
+def with_current_names(config: Any) -> Any:
+    """Return a config, of mappings and lists, with each `_target_` that has moved under its name of
+    today: users wrote configs for earlier versions, and runs recorded them.
+    """
+    if isinstance(config, list):
+        return [with_current_names(item) for item in config]
+    if not isinstance(config, dict):
+        return config
+    current = {key: with_current_names(value) for key, value in config.items()}
+    if isinstance(target := config.get("_target_"), str):
+        current["_target_"] = current_name(target)
+    return current
+
+
 def public_names(module: str) -> list[str]:
     """Return the names that users import from a module of the core, and that extensions bring."""
     every = (name.rpartition(".") for extension in extensions() for name in extension.names)

@@ -13,10 +13,10 @@ import pytest
 
 from trainkit import extension
 from trainkit.__main__ import main
-from trainkit.config.moved import with_current_names
 from trainkit.engine.options import refusals
 from trainkit.engine.select import make_engine, names
 from trainkit.errors import ConfigError
+from trainkit.extension import with_current_names
 
 
 @pytest.fixture

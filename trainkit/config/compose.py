@@ -42,7 +42,6 @@ from trainkit.config.hydra_node import (
     plain_hydra,
 )
 from trainkit.config.launchers import refuse_several
-from trainkit.config.moved import with_current_names
 from trainkit.config.of_run import OVERRIDES, Primary, changes, joined, of_first_start, primary_of
 from trainkit.config.pairs import check_batches, with_origin
 from trainkit.config.recorded import RecordedConfig, keep, refuse_masks, without_environment
@@ -59,6 +58,7 @@ from trainkit.config.users_code import named_by_user
 from trainkit.config.yaml_file import explain_file
 from trainkit.console import plural
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.extension import with_current_names
 from trainkit.launch.environment import job_started
 from trainkit.run.goal import FOLDER
 from trainkit.safety.masking import masked_arguments, masked_lines

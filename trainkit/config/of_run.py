@@ -17,9 +17,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from trainkit.config.moved import with_current_names
 from trainkit.config.yaml_file import check_yaml, unreadable
 from trainkit.errors import ConfigError
+from trainkit.extension import with_current_names
 from trainkit.safety.masking import masked_arguments
 
 EVALUATIONS = ("validate", "test", "predict")

@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from trainkit.config.moved import with_current_names
 from trainkit.errors import ConfigError
+from trainkit.extension import with_current_names
 from trainkit.safety.masking import MASK, is_secret, masked
 
 _MARK = "trainkit_env_"
