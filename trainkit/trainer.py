@@ -303,14 +303,8 @@ class Trainer(LastRun):
         options, earlier = self.options, self._run
         if kind != "fit" and options.run_dir is None and earlier is not None:
             options = replace(options, run_dir=str(earlier.run_dir))
-        self._stage = Stage(
-            kind,
-            task,
-            data,
-            callbacks_with(self.callbacks, task.configure_callbacks()),
-            options,
-            elastic,
-        )
+        callbacks = callbacks_with(self.callbacks, task.configure_callbacks())
+        self._stage = Stage(kind, task, data, callbacks, options, elastic)
         return self._stage
 
     def validate(
@@ -391,9 +385,8 @@ class Trainer(LastRun):
         """
         task, ckpt_path = self._model(task, ckpt_path)
         check_overrides(task, ())
-        with self._open(
-            "predict", task, DataSources({"predict": dataloaders}, datamodule)
-        ) as stage:
+        data = DataSources({"predict": dataloaders}, datamodule)
+        with self._open("predict", task, data) as stage:
             if not stage.engine.ranks.takes_part:
                 return None
             if write_to is True:

@@ -82,9 +82,8 @@ def _data_of(
     """Make the feeds of a fit; return that of training, and the plan of batch and rate."""
     stage.feeds.declared_ranks = declared_ranks(stage, saved)
     feeds = make_feeds(stage, training, stage.feeds.declared_ranks, first_shares(stage, saved))
-    return feeds.train, plan_batches(
-        stage.options.batch, feeds, stage.options.communication.describe()
-    )
+    communication = stage.options.communication.describe()
+    return feeds.train, plan_batches(stage.options.batch, feeds, communication)
 
 
 def plan_batches(options: BatchOptions, feeds: Feeds, communication: str = "exact") -> BatchPlan:
