@@ -119,8 +119,8 @@ MUTATIONS = [
     ),
     Mutation(
         "the correction of the whole step is left out",
-        "engine/base.py",
-        "parameter.grad.mul_(factor.to(parameter.grad.dtype))",
+        "optim/clipping.py",
+        "torch._foreach_mul_(same, factor.to(dtype))",
         "pass",
         "unit/engine/test_step.py properties/test_steps.py",
     ),
@@ -204,7 +204,7 @@ MUTATIONS = [
     Mutation(
         "a checkpoint shares memory with the weights that train on",
         "checkpoint/writer.py",
-        "return held.copy_(tensor, non_blocking=True)",
+        "return held.copy_(tensor, non_blocking=is_queued)",
         "return tensor",
         "unit/checkpoint/test_writer.py",
     ),
