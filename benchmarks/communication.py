@@ -156,10 +156,10 @@ def wait_for(ranks: list[subprocess.Popen[bytes]], timeout_s: float) -> None:
 def rows_of(link: Link, short: bool) -> Iterator[list[Cell]]:
     """Measure all contenders on one link."""
     for framework in ("horovod", "ddp"):
-        found = run_ranks(framework, link, short)
+        results = run_ranks(framework, link, short)
         base: float | None = None
         for setting in settings_of(framework, short):
-            own = found[str(setting)]
+            own = results[str(setting)]
             step = statistics.median(seconds for taken in own["seconds"] for seconds in taken)
             sent = statistics.median(own["bytes"])
             base = base or step / setting.samples
@@ -195,7 +195,7 @@ def measure(short: bool) -> Findings:
         "round trip set, ms",
         "round trip seen, ms",
     ]
-    found = Findings(
+    findings = Findings(
         [Table("Links, checked between two sockets", titles, checks)], settings=settings
     )
     columns = [
@@ -212,8 +212,8 @@ def measure(short: bool) -> Findings:
             with Link(rate, delay) as link:
                 round_trip, mbit = link.checked(0.2 if short else 1.0)
                 checks.append([str(link), rate, mbit, 2 * delay, round_trip])
-                found.tables.append(Table(f"Link: {link}", columns, list(rows_of(link, short))))
-    return found
+                findings.tables.append(Table(f"Link: {link}", columns, list(rows_of(link, short))))
+    return findings
 
 
 if __name__ == "__main__":

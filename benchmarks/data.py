@@ -189,14 +189,14 @@ def measure(short: bool) -> Findings:
     """Make the files, and measure with each number of workers."""
     torch.set_num_threads(1)
     rounds, images, links, batch = (0, 32, 2, 4) if short else (5, 256, 3, 32)
-    found = Findings(missing=absent({DALI: "nvidia"}) or absent({DALI: "nvidia.dali"}))
-    found.settings = {
+    findings = Findings(missing=absent({DALI: "nvidia"}) or absent({DALI: "nvidia.dali"}))
+    findings.settings = {
         "batch": batch,
         "images": images * links,
         "rounds": rounds,
         "cores": len(os.sched_getaffinity(0)),
     }
-    loaders = {name: loader for name, loader in LOADERS.items() if name not in found.missing}
+    loaders = {name: loader for name, loader in LOADERS.items() if name not in findings.missing}
     rates = Table("data=imagefolder, images/s", ["", "workers", "images/s", "of torchvision's"], [])
     stalls = Table(
         "ResNet-18 at 64 x 64: waiting for data", ["workers", "% of a step", "a step, ms"], []
@@ -215,9 +215,9 @@ def measure(short: bool) -> Findings:
             stalls.rows.append([workers, 100 * share, step_ms])
             ratio = 1 / median_ratio(taken[OURS], taken[REFERENCE])
             what = f"images/s with {workers} workers, of torchvision's reference"
-            found.targets.append(Target(what, ratio, 1.0, "times", "at least"))
-    found.tables = [rates, stalls]
-    return found
+            findings.targets.append(Target(what, ratio, 1.0, "times", "at least"))
+    findings.tables = [rates, stalls]
+    return findings
 
 
 def one(

@@ -209,7 +209,7 @@ def run_ranks(model: str, steps: int) -> dict[str, Any]:
 def measure(short: bool) -> Findings:
     """Measure both models (the small one alone in short form)."""
     rounds = {"small": 1} if short else {"small": 20, "large": 14}
-    found = Findings(
+    findings = Findings(
         settings={
             "ranks": 2,
             "threads of a rank": 1,
@@ -229,17 +229,17 @@ def measure(short: bool) -> Findings:
             ]
             rows.append([f"{model}: {name}", alone[kind], statistics.median(added)])
         what = f"a commit each step, {model} model (two cycles and one copy)"
-        found.targets.append(
+        findings.targets.append(
             Target(what, alone["elastic"], 2 * alone["cycle"] + alone["copy"], "ms")
         )
-    found.tables.append(
+    findings.tables.append(
         Table(
             "A commit after each step, ms",
             ["model, with Adam's state", "by itself", "added to a step"],
             rows,
         )
     )
-    return found
+    return findings
 
 
 if __name__ == "__main__":

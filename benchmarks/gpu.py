@@ -100,7 +100,7 @@ class Bench:
         self.ends = time.perf_counter() + seconds
         self.models = TINY if device.type == "cpu" else (RESNET, VIT)
         self.text = TINY_GPT if device.type == "cpu" else GPT
-        self.found = Findings()
+        self.findings = Findings()
         self.rates = Table(
             "images/s",
             [
@@ -136,7 +136,7 @@ class Bench:
         self.costs = Table("ms a step", ["", "ms", "peak GB", "error"], [])
         self.jpegs = Table("JPEGs from disk", ["", "images/s", "of by hand"], [])
         self.ceilings = Table("ceilings", ["", "per second"], [])
-        self.found.tables = [
+        self.findings.tables = [
             self.checks,
             self.rates,
             self.tokens,
@@ -148,7 +148,7 @@ class Bench:
             self.units,
         ]
         self.flops = self.bytes = 0.0
-        self.found.settings |= {
+        self.findings.settings |= {
             "torch": torch.__version__,
             "device": self._device_name(),
             "seconds": seconds,
@@ -186,14 +186,14 @@ class Bench:
         parts.append(("unit tests", 360, self.run_units))
         for name, takes, part in parts:
             if self.short and "compile" in name:
-                self.found.missing[name] = "not in the short form: compiling takes a minute"
+                self.findings.missing[name] = "not in the short form: compiling takes a minute"
             elif time.perf_counter() + (0 if self.short else takes) > self.ends:
-                self.found.missing[name] = f"it takes about {takes:.0f} s, which were not left"
+                self.findings.missing[name] = f"it takes about {takes:.0f} s, which were not left"
             else:
                 self.attempt(name, part, takes)
         if self.rates.rows:
             self.aim()
-        return self.found
+        return self.findings
 
     def attempt(self, name: str, part: Callable[[], None], takes: float = math.inf) -> None:
         """Run a part; an exception costs only that part, and so does a part that takes three times
@@ -205,13 +205,13 @@ class Bench:
             with ended_after(limit):
                 part()
         except Exception as error:  # a GPU is dear: the other parts' figures are not to be lost
-            self.found.missing[name] = (
+            self.findings.missing[name] = (
                 f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             )
-        self.found.settings[f"seconds of {name}"] = round(time.perf_counter() - before, 1)
+        self.findings.settings[f"seconds of {name}"] = round(time.perf_counter() - before, 1)
         forget(self.device)
         if self.out is not None:
-            self.out.write_text(json.dumps(self.found.as_json(), indent=1) + "\n")
+            self.out.write_text(json.dumps(self.findings.as_json(), indent=1) + "\n")
 
     def measure_ceilings(self) -> None:
         """Measure the device's peak FLOP/s and bytes/s."""
@@ -268,7 +268,7 @@ class Bench:
         own_peak = self._add_step(model, "trainkit", profiled.profile)
         # a SyncError would say which
         Fit(model, self.device, settings={"assert_no_sync": True})([batch] * 4)
-        self.found.targets.append(
+        self.findings.targets.append(
             Target(
                 f"{model.name}: host syncs a step",
                 profiled.profile.waits / profiled.profile.steps,
@@ -277,7 +277,7 @@ class Bench:
             )
         )
         if peak and own_peak:
-            self.found.targets.append(
+            self.findings.targets.append(
                 Target(
                     f"{model.name}: peak memory, of the loop by hand",
                     own_peak / peak,
@@ -303,7 +303,7 @@ class Bench:
         """Compare a resumed run with one that never ended."""
         apart = gpu_checks.resumed(self.device)
         self.checks.rows.append(["resumed in an epoch, with dropout", "a whole run", apart, ""])
-        self.found.targets.append(Target("a resumed run, beside a whole one", apart, 0, "apart"))
+        self.findings.targets.append(Target("a resumed run, beside a whole one", apart, 0, "apart"))
 
     def check_two_ranks(self) -> None:
         """Compare two ranks of ddp, which share the GPU, with one process."""
@@ -346,7 +346,7 @@ class Bench:
         )
         if precision == "bf16-mixed":
             what = f"{model.name}, compile={mode or 'no'}: tokens/s, of the loop by hand"
-            self.found.targets.append(Target(what, ratio, 1.0, "times", "at least"))
+            self.findings.targets.append(Target(what, ratio, 1.0, "times", "at least"))
 
     def measure_jpegs(self) -> None:
         """Train ResNet-50 on JPEGs, in turn, with the same data set and loader."""
@@ -383,7 +383,7 @@ class Bench:
                 " (docker: --ipc=host)"
             )
         if workers < cores:
-            self.found.settings["JPEGs: workers, by /dev/shm's size"] = workers
+            self.findings.settings["JPEGs: workers, by /dev/shm's size"] = workers
         return workers
 
     def _by_hand_on_files(self, data: ImageFolder) -> list[float]:
@@ -441,7 +441,7 @@ class Bench:
         """Compare the findings with the targets."""
         for row in self.rates.rows:
             name, mode, ratio = row[0], row[1], float(row[4] or 0)
-            self.found.targets.append(
+            self.findings.targets.append(
                 Target(
                     f"{name}, compile={mode}: images/s, of the loop by hand",
                     ratio,
@@ -455,7 +455,7 @@ class Bench:
                 (float(row[3] or 0) for row in self.rates.rows if row[0] == RESNET.name),
                 default=0.0,
             )
-            self.found.targets.append(
+            self.findings.targets.append(
                 Target("ResNet-50 on an H200, the best", best, 5500, "images/s", "at least")
             )
 

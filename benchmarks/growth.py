@@ -216,12 +216,12 @@ def walk(sampler: str, num_samples: int, out: str) -> None:
     for _ in zip(indices, range(min(num_samples // 2 - 1, 400_000)), strict=False):
         further += 1
     end = time.perf_counter()
-    found = {
+    figures = {
         "first_ms": 1e3 * (first - begin),
         "each_us": 1e6 * (end - first) / further,
         "MB": status_mb("VmHWM") - before,
     }
-    Path(out).write_text(json.dumps(found))
+    Path(out).write_text(json.dumps(figures))
 
 
 def samples_table(short: bool) -> tuple[Table, list[Target]]:
@@ -231,15 +231,20 @@ def samples_table(short: bool) -> tuple[Table, list[Target]]:
     targets: list[Target] = []
     for size in sizes:
         for sampler in SAMPLERS:
-            found = answer("benchmarks.growth", "walk", sampler, str(size), env=environment())
+            figures = answer("benchmarks.growth", "walk", sampler, str(size), env=environment())
             rows.append(
-                [f"{size:,} samples, {sampler}", found["first_ms"], found["each_us"], found["MB"]]
+                [
+                    f"{size:,} samples, {sampler}",
+                    figures["first_ms"],
+                    figures["each_us"],
+                    figures["MB"],
+                ]
             )
             if sampler == "trainkit" and size == 10**8:
                 targets += [
-                    Target("sampler over 1e8 samples, memory", found["MB"], 1000, "MB"),
+                    Target("sampler over 1e8 samples, memory", figures["MB"], 1000, "MB"),
                     Target(
-                        "sampler over 1e8 samples, first index", found["first_ms"] / 1000, 1, "s"
+                        "sampler over 1e8 samples, first index", figures["first_ms"] / 1000, 1, "s"
                     ),
                 ]
     return (

@@ -171,25 +171,25 @@ def main(measure: Callable[[bool], Findings]) -> None:
     parser.add_argument("--json", type=Path, default=None, help="write the findings here")
     options = parser.parse_args()
     start = time.perf_counter()
-    found = measure(options.short)
+    findings = measure(options.short)
     console = Console()
-    for table in found.tables:
+    for table in findings.tables:
         drawn = RichTable(*table.columns, title=table.title)
         for row in table.rows:
             drawn.add_row(*map(shown, row))
         console.print(drawn)
-    for target in found.targets:
+    for target in findings.targets:
         reached = "reached" if target.met else "NOT REACHED"
         console.print(
             f"{target.what}: {shown(target.measured)} {target.unit} ({target.bound}"
             f" {shown(target.limit)}: {reached})"
         )
-    for name, why in found.missing.items():
+    for name, why in findings.missing.items():
         console.print(f"without {name}: {why}")
     if options.json:
         options.json.write_text(
             json.dumps(
-                found.as_json() | {"took_s": round(time.perf_counter() - start, 1)}, indent=1
+                findings.as_json() | {"took_s": round(time.perf_counter() - start, 1)}, indent=1
             )
             + "\n"
         )

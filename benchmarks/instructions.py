@@ -51,17 +51,17 @@ def count(names: Sequence[str]) -> dict[str, float]:
         )
         if run.returncode:
             raise RuntimeError(run.stderr[-2000:])
-        found = {}
+        by_name = {}
         for part in Path(folder).glob("counted.*"):
             text = part.read_text()
             number = re.search(r"^desc: Trigger: dump contender(\d+)$", text, re.MULTILINE)
             total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
             trains = re.search(r"^thread: 1$", text, re.MULTILINE)
             if number and total and trains:
-                found[names[int(number[1])]] = int(total[1]) / COUNTED
-    if set(found) != set(names):
-        raise RuntimeError(f"callgrind dumped nothing of {', '.join(set(names) - set(found))}")
-    return found
+                by_name[names[int(number[1])]] = int(total[1]) / COUNTED
+    if set(by_name) != set(names):
+        raise RuntimeError(f"callgrind dumped nothing of {', '.join(set(names) - set(by_name))}")
+    return by_name
 
 
 class Counted:

@@ -107,9 +107,9 @@ def measure(short: bool) -> Findings:
     from benchmarks.peers import missing
 
     runs, steps, works = (1, 1, list(WORKS)[-1:]) if short else (2, 3, list(WORKS))
-    found = Findings(missing={name: why for name, why in missing().items() if name in IMPORTS})
-    found.settings = {"threads": 1, "runs": runs, "steps": steps}
-    names = [name for name in IMPORTS if name not in found.missing]
+    findings = Findings(missing={name: why for name, why in missing().items() if name in IMPORTS})
+    findings.settings = {"threads": 1, "runs": runs, "steps": steps}
+    names = [name for name in IMPORTS if name not in findings.missing]
     # the bare loop imports their modules
     beside = {name: name if name == OURS or not short else BARE for name in names}
     processes = {(name, name) for name in names} | {(BARE, other) for other in beside.values()}
@@ -135,15 +135,15 @@ def measure(short: bool) -> Findings:
         rows: list[list[Any]] = [
             [name, *of(name, name), of(name, name)[0] / of(BARE, beside[name])[0]] for name in names
         ]
-        found.tables.append(
+        findings.tables.append(
             Table(f"{work}: peak memory, MB", ["", "peak", "growth", "of bare"], rows)
         )
-        found.targets.append(
+        findings.targets.append(
             Target(
                 f"{work}: peak memory, of a bare loop's", rows[names.index(OURS)][-1], 1.01, "times"
             )
         )
-    return found
+    return findings
 
 
 if __name__ == "__main__":

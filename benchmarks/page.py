@@ -33,25 +33,25 @@ PAGES = (
 GPU_RESULTS = RESULTS.with_name("results-gpu.json")
 
 
-def tables(found: Mapping[str, Any]) -> str:
+def tables(result: Mapping[str, Any]) -> str:
     """Return a benchmark's tables, its settings, and the missing contenders."""
     parts = []
-    for table in found["tables"]:
+    for table in result["tables"]:
         head = " | ".join(table["columns"])
         rule = " | ".join(["---"] + ["---:"] * (len(table["columns"]) - 1))
         rows = ["| " + " | ".join(map(shown, row)) + " |" for row in table["rows"]]
         parts.append("\n".join([f"**{table['title']}**", "", f"| {head} |", f"| {rule} |", *rows]))
-    settings = ", ".join(f"{name} {shown(value)}" for name, value in found["settings"].items())
-    absent = [f"Without {name}: {why}." for name, why in found["missing"].items()]
-    parts.append("\n".join([f"{found['date']}{f'; {settings}' if settings else ''}.", *absent]))
+    settings = ", ".join(f"{name} {shown(value)}" for name, value in result["settings"].items())
+    absent = [f"Without {name}: {why}." for name, why in result["missing"].items()]
+    parts.append("\n".join([f"{result['date']}{f'; {settings}' if settings else ''}.", *absent]))
     return "\n\n".join(parts)
 
 
 def targets(results: Mapping[str, Any]) -> str:
     """Return the table of targets."""
     rows = ["| | measured | target | |", "| --- | ---: | ---: | --- |"]
-    for name, found in results.items():
-        for target in found["targets"]:
+    for name, result in results.items():
+        for target in result["targets"]:
             reached = "reached" if target["met"] else "**not reached**"
             limit = f"{target['bound']} {shown(target['limit'])}"
             rows.append(
@@ -96,7 +96,7 @@ def summary(results: Mapping[str, Any]) -> str:
 
 def machines(results: Mapping[str, Any]) -> str:
     """Return the machines and versions."""
-    kinds = {json.dumps(found["machine"], sort_keys=True) for found in results.values()}
+    kinds = {json.dumps(result["machine"], sort_keys=True) for result in results.values()}
     lines = []
     for kind in sorted(kinds):
         facts = json.loads(kind)

@@ -74,11 +74,11 @@ def command(ranks: int, overrides: str, steps: int, run_dir: Path) -> list[str]:
 
 def differences(steps: int, names: list[str]) -> dict[str, float]:
     """Run the starts, and return each one's largest difference of a weight from one process's."""
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("single", *(name for name in names if name != "single")):
             ranks, overrides = STARTS[name]
-            run_dir = Path(folder, str(len(found)))
+            run_dir = Path(folder, str(len(by_name)))
             environ = os.environ | {"OMP_NUM_THREADS": "1"}
             done = subprocess.run(
                 command(ranks, overrides, steps, run_dir),
@@ -95,11 +95,11 @@ def differences(steps: int, names: list[str]) -> dict[str, float]:
             state = read_state(run_dir / "checkpoints" / "last")
             if name == "single":
                 expected = state
-            found[name] = max(
+            by_name[name] = max(
                 float((state[key] - value).abs().max()) for key, value in expected.items()
             )
-            print(f"{name:32}{found[name]:.1e}", flush=True)
-    return found
+            print(f"{name:32}{by_name[name]:.1e}", flush=True)
+    return by_name
 
 
 def available() -> list[str]:

@@ -76,11 +76,11 @@ def name_of(kind: str, arguments: dict[str, Any]) -> str:
 
 
 def rows_of(
-    found: list[dict[str, Any]], plain: dict[str, float], note: str = ""
+    runs: list[dict[str, Any]], plain: dict[str, float], note: str = ""
 ) -> list[list[Cell]]:
     """Return a row of the table for each setting."""
     rows: list[list[Cell]] = []
-    for run in found:
+    for run in runs:
         end = run["noted"][-1]
         shares = [end["seconds"] / plain["seconds"], end["bytes"] / plain["bytes"]]
         cells: list[Cell] = [
@@ -120,16 +120,16 @@ def measure(short: bool) -> Findings:
     with ended_by_signals(), Link(RATE_MBIT, DELAY_MS) as link:
         round_trip_ms, mbit = link.checked()
         settings |= {"Mbit/s seen": round(mbit, 1), "round trip seen, ms": round(round_trip_ms, 1)}
-        found = train(link, chosen, 3000)
-        plain, others = found[0]["noted"][-1], [run["noted"][-1] for run in found[1:]]
+        runs = train(link, chosen, 3000)
+        plain, others = runs[0]["noted"][-1], [run["noted"][-1] for run in runs[1:]]
         as_good = [end for end in others if end["loss"] <= plain["loss"]] or others
         best = min(as_good, key=lambda end: end["seconds"])
         equal = [round(plain["step"] * best[what] / plain[what]) for what in ("seconds", "bytes")]
         again = train(link, [("exact", {}, max(4, steps)) for steps in equal], 3000)
-    rows = rows_of(found, plain)
+    rows = rows_of(runs, plain)
     for run, note in zip(again, (", equal time", ", equal bytes"), strict=True):
         rows += rows_of([run], plain, note)
-    for run in [*found, *again]:
+    for run in [*runs, *again]:
         curves += [
             [name_of(run["kind"], run["arguments"]), n["step"], n["seconds"], n["loss"]]
             for n in run["noted"]

@@ -40,7 +40,7 @@ class Notes(Callback):
     """
 
     def __init__(self) -> None:
-        self.found: list[dict[str, float]] = []
+        self.noted: list[dict[str, float]] = []
         self._seconds = self._bytes = 0.0
 
     def on_train_start(self, trainer: Any, task: Any) -> None:
@@ -59,7 +59,7 @@ class Notes(Callback):
         """Note, and start it again."""
         if not trainer.sanity_checking:
             own = {"step": trainer.global_step, "seconds": self._seconds, "bytes": self._bytes}
-            self.found.append(own | {"loss": float(trainer.callback_metrics["val/loss"])})
+            self.noted.append(own | {"loss": float(trainer.callback_metrics["val/loss"])})
             trainer.engine.comm.barrier()
             self._go()
 
@@ -102,16 +102,16 @@ def train(kind: str, arguments: dict[str, Any], steps: int, folder: Path) -> lis
     optimizer = partial(torch.optim.AdamW, lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
     task = LanguageModel(GPT(context=CONTEXT), optimizer, partial(cosine, end=0.0))
     trainer.fit(task, datamodule=TextBytes(str(folder / "text"), "**/*.py", BATCH, CONTEXT))
-    return notes.found
+    return notes.noted
 
 
 def worker(folder: Path, settings: list[Any]) -> None:
     """Train under each setting in turn; rank 0 writes after each."""
     torch.set_num_threads(1)
-    found = []
+    results = []
     with make_engine("auto") as engine:
         for kind, arguments, steps in settings:
-            found.append(
+            results.append(
                 {
                     "kind": kind,
                     "arguments": arguments,
@@ -119,8 +119,8 @@ def worker(folder: Path, settings: list[Any]) -> None:
                 }
             )
             if engine.ranks.is_main:
-                (folder / "result.json").write_text(json.dumps(found))
-                print(kind, arguments, found[-1]["noted"], flush=True)
+                (folder / "result.json").write_text(json.dumps(results))
+                print(kind, arguments, results[-1]["noted"], flush=True)
             engine.comm.barrier()
 
 

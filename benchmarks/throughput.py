@@ -307,7 +307,7 @@ def measure(short: bool) -> Findings:
     rounds, steps = ({1: 0, 2: 0}, WARM + 1) if short else ({1: 4, 2: 9}, WARM + 8)
     columns = ["", "library", "ranks", "samples/s", "of by hand", "rounds"]
     counts = "/".join(map(str, rounds.values()))
-    found = Findings(
+    findings = Findings(
         settings={
             "batch a rank": BATCH,
             "rounds at 1/2 ranks": counts,
@@ -316,11 +316,11 @@ def measure(short: bool) -> Findings:
         }
     )
     libraries: list[Library] = ["horovod", "ddp"]
-    found.tables = [Table(f"{name}, training", columns, []) for name in WORKS]
+    findings.tables = [Table(f"{name}, training", columns, []) for name in WORKS]
     for ranks in [2] if short else [1, 2]:
         for library in libraries:
             taken = start(library, ranks, rounds[ranks], steps)
-            for table, name in zip(found.tables, WORKS, strict=True):
+            for table, name in zip(findings.tables, WORKS, strict=True):
                 table.rows += rows_of(taken[name], library, ranks)
             if library == "horovod" and ranks == 2:
                 resnet = taken["ResNet-50"]
@@ -328,11 +328,13 @@ def measure(short: bool) -> Findings:
                 alike, shipped = (
                     1 / median_ratio(resnet[which], resnet[BY_HAND]) for which in (ALIKE, SHIPPED)
                 )
-                found.targets.append(Target(f"{what}: {ALIKE}", alike, 0.99, "times", "at least"))
-                found.targets.append(
+                findings.targets.append(
+                    Target(f"{what}: {ALIKE}", alike, 0.99, "times", "at least")
+                )
+                findings.targets.append(
                     Target(f"{what}: as it is shipped", shipped, 1.0, "times", "at least")
                 )
-    return found
+    return findings
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ranks_of(run_dir: Path) -> list[int]:
     """Return the process ids of a job's ranks, the launchers left out."""
-    found = []
+    ranks = []
     for folder in Path("/proc").iterdir():
         try:
             words = (
@@ -65,10 +65,10 @@ def ranks_of(run_dir: Path) -> list[int]:
                 .decode()
                 .split("\0")[:3]
             ):
-                found.append(int(folder.name))
+                ranks.append(int(folder.name))
         except OSError:
             continue
-    return sorted(found)
+    return sorted(ranks)
 
 
 def disturb(line: str, run_dir: Path, number: signal.Signals, whom: str) -> tuple[int, str]:
@@ -119,9 +119,9 @@ def test_a_job_that_is_asked_to_end_leaves_a_checkpoint(
     and the job resumes from it.
     """
     _, text = disturb(line, tmp_path / "run", signal.SIGTERM, whom)
-    found = re.search(r"SIGTERM on rank \d.*: the run ended after step (\d+); to resume", text)
-    assert found, text
-    assert verify(newest(tmp_path / "run"))["global_step"] == int(found[1])
+    match = re.search(r"SIGTERM on rank \d.*: the run ended after step (\d+); to resume", text)
+    assert match, text
+    assert verify(newest(tmp_path / "run"))["global_step"] == int(match[1])
     finish(line, tmp_path / "run")
     if line == HOROVODRUN:
         assert_same_run(whole, tmp_path / "run")

@@ -129,8 +129,8 @@ def test_a_rank_that_is_killed_while_it_writes(
     assert left and not any((draft / "manifest.json").is_file() for draft in drafts)
     finish(start(tmp_path))
     assert not list(checkpoints.glob(".*.draft"))
-    found = last(tmp_path)
-    assert all(torch.equal(found[name], value) for name, value in undisturbed.items())
+    weights = last(tmp_path)
+    assert all(torch.equal(weights[name], value) for name, value in undisturbed.items())
 
 
 def test_a_disk_that_is_full_on_one_rank(
@@ -148,5 +148,5 @@ def test_a_disk_that_is_full_on_one_rank(
     for step in steps:
         manifest = next(checkpoints.glob(f"*step={step}")) / "manifest.json"
         assert len(json.loads(manifest.read_text())["files"]) == 3
-    found = last(tmp_path)
-    assert all(torch.equal(found[name], value) for name, value in undisturbed.items())
+    weights = last(tmp_path)
+    assert all(torch.equal(weights[name], value) for name, value in undisturbed.items())

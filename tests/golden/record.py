@@ -47,14 +47,14 @@ def processor() -> str:
     """Return the processor's model and the vector instructions that torch uses:
     they decide the last digits of a sum.
     """
-    found = dict(
+    facts = dict(
         re.findall(
             r"^(model name|cpu family|model|stepping)\s*: (.*)$",
             Path("/proc/cpuinfo").read_text(),
             re.M,
         )
     )
-    return " / ".join([*found.values(), torch.backends.cpu.get_cpu_capability()])
+    return " / ".join([*facts.values(), torch.backends.cpu.get_cpu_capability()])
 
 
 def losses(run: str, ranks: int, folder: Path, more: str = "") -> list[str]:
@@ -111,15 +111,15 @@ def main() -> None:
     """Write what the runs end with here."""
     torch.set_num_threads(1)
     write_checkpoint()
-    found: dict[str, object] = {"processor": processor()}
+    stored: dict[str, object] = {"processor": processor()}
     for run in RUNS:
         for ranks in (1, 2):
             with tempfile.TemporaryDirectory() as folder:
-                found[f"{run} at {ranks}"] = losses(run, ranks, Path(folder, "32"))
-                found[f"{run} at {ranks} in float64"] = losses(
+                stored[f"{run} at {ranks}"] = losses(run, ranks, Path(folder, "32"))
+                stored[f"{run} at {ranks} in float64"] = losses(
                     run, ranks, Path(folder, "64"), FLOAT64
                 )
-    STORED.write_text(json.dumps(found, indent=1) + "\n")
+    STORED.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -81,14 +81,14 @@ def covered(page: Page) -> list[str]:
     """Return what the charts' toolbars and legends cover, in a window made narrow and wide again:
     "chart: part, pixels".
     """
-    found, size = [], page.viewport_size
+    parts, size = [], page.viewport_size
     assert size is not None and page.locator(".js-plotly-plot .modebar").count() > 0
     for width in (1280, 400, 1280):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(500)  # plotly redraws a chart in its new size a little later
-        found += [f"{part}, {width}" for part in page.evaluate(_COVERED)]
+        parts += [f"{part}, {width}" for part in page.evaluate(_COVERED)]
     page.set_viewport_size(size)
-    return found
+    return parts
 
 
 @contextmanager
@@ -142,18 +142,18 @@ def perfetto(path: Path) -> Iterator[Callable[[str], str]]:
 def opened(path: Path) -> Iterator[Opened]:
     """Open a file in Chromium; nothing may leave this machine."""
     with launched(offline=True) as page:
-        found = Opened(page)
+        shown = Opened(page)
         page.on(
             "console",
-            lambda message: found.errors.append(message.text) if message.type == "error" else None,
+            lambda message: shown.errors.append(message.text) if message.type == "error" else None,
         )
-        page.on("pageerror", lambda error: found.errors.append(str(error)))
-        page.on("request", lambda request: found.asked_for.append(request.url))
+        page.on("pageerror", lambda error: shown.errors.append(str(error)))
+        page.on("request", lambda request: shown.asked_for.append(request.url))
         page.goto(path.absolute().as_uri())
         page.wait_for_selector(".js-plotly-plot .main-svg", timeout=30_000)
-        found.asked_for = [
+        shown.asked_for = [
             url
-            for url in found.asked_for
+            for url in shown.asked_for
             if not url.startswith(("data:", path.absolute().as_uri()))
         ]
-        yield found
+        yield shown

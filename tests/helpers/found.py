@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 
-def keep_found(rank: int, found: Any, folder: Path = Path()) -> None:
+def keep_found(rank: int, results: Any, folder: Path = Path()) -> None:
     """Write what a rank has found."""
-    (folder / f"found-{rank}.json").write_text(json.dumps(found))
+    (folder / f"found-{rank}.json").write_text(json.dumps(results))
 
 
 def take_found(folder: Path) -> list[Any]:
     """Return what the ranks have found, by rank, and remove their files."""
     files = sorted(folder.glob("found-*.json"))
-    found = [json.loads(file.read_text()) for file in files]
+    results = [json.loads(file.read_text()) for file in files]
     for file in files:
         file.unlink()
-    return found
+    return results

@@ -39,21 +39,21 @@ def serve() -> Iterator[ObjectStore]:
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            found = next(
-                found
+            match = next(
+                match
                 for text in server.stderr
-                if (found := re.search(r"Running on (http://[\d.:]+)", text))
+                if (match := re.search(r"Running on (http://[\d.:]+)", text))
             )
             keys = {
                 "AWS_ACCESS_KEY_ID": "me",
                 "AWS_SECRET_ACCESS_KEY": "mine",
                 "AWS_DEFAULT_REGION": "us-east-1",
             }
-            environment = {"AWS_ENDPOINT_URL": found[1], **keys}
+            environment = {"AWS_ENDPOINT_URL": match[1], **keys}
             client = boto3.client(
                 "s3",
                 "us-east-1",
-                endpoint_url=found[1],
+                endpoint_url=match[1],
                 aws_access_key_id="me",
                 aws_secret_access_key="mine",
             )

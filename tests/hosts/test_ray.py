@@ -95,9 +95,9 @@ def test_a_job_spans_two_nodes_and_outlives_one(
     addresses = {hosts.address(0), hosts.address(1)}
 
     def spans(names: set[str]) -> bool:
-        found = read_status(run).progress if run.is_dir() else None
+        progress = read_status(run).progress if run.is_dir() else None
         assert job.poll() is None, (tmp_path / "output").read_text()[-3000:]
-        return found is not None and set(found.hosts) == names and found.step > 20
+        return progress is not None and set(progress.hosts) == names and progress.step > 20
 
     wait_for(lambda: spans(addresses), "ranks on both hosts")
     hosts.lose(1)

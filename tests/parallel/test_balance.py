@@ -71,8 +71,8 @@ def test_ranks_have_shares_by_speed_and_resume_alike(
     start = "horovodrun -np 2 python" if engine == "horovod" else "torchrun --nproc-per-node 2"
     done = command(f"{start} fit.py {engine}", timeout_s=300, PYTHONPATH=str(ROOT))
     assert done.code == 0, done.text
-    found = take_found(tmp_path)
-    for rank, size in zip(found, (12, 4), strict=True):
+    results = take_found(tmp_path)
+    for rank, size in zip(results, (12, 4), strict=True):
         assert rank["whole"]["changes"] == [[2, [12, 4]]] and rank["resumed"]["changes"] == []
         assert rank["whole"]["sizes"] == [8] * 2 + [size] * 8
         assert rank["resumed"]["sizes"] == [size] * 5

@@ -92,10 +92,10 @@ def fit(
 
 def result(text: str) -> dict[str, Any]:
     """Return what rank 0 printed."""
-    found: dict[str, Any]
+    facts: dict[str, Any]
     # ranks may print on one line
-    found, _ = json.JSONDecoder().raw_decode(text[text.index('{"') :])
-    return found
+    facts, _ = json.JSONDecoder().raw_decode(text[text.index('{"') :])
+    return facts
 
 
 def test_no_rank_holds_all_weights(command: Command, tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_a_file_is_validated(command: Command, tmp_path: Path) -> None:
         {f"layers.{name}": value for name, value in model.state_dict().items()},
         tmp_path / "there.pt",
     )
-    found = result(fit(command, tmp_path, 3, 8, "validate=there.pt"))
+    values = result(fit(command, tmp_path, 3, 8, "validate=there.pt"))
     with torch.no_grad():
-        assert found["val/loss"] == pytest.approx(
+        assert values["val/loss"] == pytest.approx(
             model(torch.ones(1, 8)).pow(2).mean().item(), rel=1e-5
         )
 

@@ -42,13 +42,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Starts:
     return Starts(line, tmp_path_factory, timeout_s=500)
 
 
-def assert_same_end(found: dict[str, Any], expected: dict[str, Any], atol: float = 1e-6) -> None:
+def assert_same_end(own: dict[str, Any], expected: dict[str, Any], atol: float = 1e-6) -> None:
     """All weights, buffers and values are the same,
     and the Task is as it was before DeepSpeed took it.
     """
-    torch.testing.assert_close(found["state"], expected["state"], rtol=0, atol=atol)
-    assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-5)
-    assert found["left"] == []
+    torch.testing.assert_close(own["state"], expected["state"], rtol=0, atol=atol)
+    assert own["metrics"] == pytest.approx(expected["metrics"], abs=1e-5)
+    assert own["left"] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

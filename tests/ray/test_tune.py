@@ -31,8 +31,8 @@ if __name__ == "__main__":
 
 def runs(command: Command) -> list[dict[str, Any]]:
     """Return the facts of the trials in the folder `search`, by number."""
-    found = json.loads(command("python -m trainkit runs search --json").out)["runs"]
-    return sorted((run for run in found if run["run"].isdigit()), key=lambda run: int(run["run"]))
+    listed = json.loads(command("python -m trainkit runs search --json").out)["runs"]
+    return sorted((run for run in listed if run["run"].isdigit()), key=lambda run: int(run["run"]))
 
 
 def test_asha_ends_bad_trials_early(cluster: str, command: Command) -> None:
@@ -48,9 +48,9 @@ def test_asha_ends_bad_trials_early(cluster: str, command: Command) -> None:
         + "search.scheduler=asha search.reduction_factor=2 search.max_concurrent=2 run_dir=search"
     )
     assert done.code == 0, done.text[-3000:]
-    found = runs(command)
-    assert [run["state"] for run in found] == ["done"] * 4
-    assert found[3]["epochs"] == 1 and max(run["epochs"] for run in found) == 5
+    trials = runs(command)
+    assert [run["state"] for run in trials] == ["done"] * 4
+    assert trials[3]["epochs"] == 1 and max(run["epochs"] for run in trials) == 5
     best = re.search(r"^best +run \d: val/acc = ([\d.]+) \(", done.out, re.MULTILINE)
     again = re.search(r"^repeat +(python -m trainkit fit .*)$", done.out, re.MULTILINE)
     assert best is not None and again is not None and float(best[1]) > 0.9

@@ -231,14 +231,14 @@ def a_variational_experiment(kit: Framework) -> Any:
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             self.curr_device = batch[0].device
-            found = self.loss_of(batch[0])
-            self.log_dict({key: value.item() for key, value in found.items()}, sync_dist=True)
-            return found["loss"]
+            losses = self.loss_of(batch[0])
+            self.log_dict({key: value.item() for key, value in losses.items()}, sync_dist=True)
+            return losses["loss"]
 
         def validation_step(self, batch: Any, batch_idx: int, optimizer_idx: int = 0) -> None:
-            found = self.loss_of(batch[0])
+            losses = self.loss_of(batch[0])
             self.log_dict(
-                {f"val_{key}": value.item() for key, value in found.items()}, sync_dist=True
+                {f"val_{key}": value.item() for key, value in losses.items()}, sync_dist=True
             )
 
         def configure_optimizers(self) -> Any:

@@ -55,14 +55,14 @@ def test_gradients_stay_where_graphs_are_replayed(
     """
     compile_with(monkeypatch, "eager")
     left: list[int] = []
-    found: list[int] = []
+    begun: list[int] = []
 
     class Look(Recorder):
         def on_after_backward(self, trainer: Any, task: Any) -> None:
             left.append(task.model.weight.grad.data_ptr())
 
         def on_before_backward(self, trainer: Any, task: Any, loss: Any) -> None:
-            found.append(0 if task.model.weight.grad is None else task.model.weight.grad.data_ptr())
+            begun.append(0 if task.model.weight.grad is None else task.model.weight.grad.data_ptr())
 
     plain, fast = Line(), Line()
     quiet(tmp_path / "plain", accumulate_grad_batches=2).fit(plain, loader(16))
@@ -70,9 +70,9 @@ def test_gradients_stay_where_graphs_are_replayed(
         fast, loader(16)
     )
     assert torch.equal(weights(fast), weights(plain))
-    assert len(found) == 4
-    assert found[::2] == [0, 0]
-    assert [after != before for before, after in zip(left[::2], found[1::2], strict=True)] == [
+    assert len(begun) == 4
+    assert begun[::2] == [0, 0]
+    assert [after != before for before, after in zip(left[::2], begun[1::2], strict=True)] == [
         moves,
         moves,
     ]

@@ -22,8 +22,8 @@ def test_logged_values_are_compared_as_text() -> None:
     """Values equal as numbers but not as text are reported as different, with row,
     step and column.
     """
-    found = logged_values(table("0.5", "0.25"), table("0.5", "0.250"), 1, False)
-    assert found.first == "row 2 (step 2), loss: '0.25' and '0.250'"
+    part = logged_values(table("0.5", "0.25"), table("0.5", "0.250"), 1, False)
+    assert part.first == "row 2 (step 2), loss: '0.25' and '0.250'"
     assert logged_values(table("0.5", "0.25"), table("0.5", "0.25"), 1, False).first is None
 
 
@@ -40,10 +40,10 @@ def test_a_column_of_times_is_passed_over_and_named() -> None:
     """A column that differs before the kill holds times and is skipped with a note;
     one that differs later is not.
     """
-    found = logged_values(
+    part = logged_values(
         table("1", "2", time=["7", "8"]), table("1", "2", time=["9", "9"]), 1, False
     )
-    assert (found.first, found.left_out) == (None, "without time, which differ before the kill too")
+    assert (part.first, part.left_out) == (None, "without time, which differ before the kill too")
     later = logged_values(
         table("1", "2", time=["7", "8"]), table("1", "2", time=["7", "9"]), 1, False
     )
@@ -90,8 +90,8 @@ def test_at_other_ranks_a_step_has_the_same_samples_as_a_set(
     indices: list[int], is_equal: bool
 ) -> None:
     """One rank may train on the samples of two, in any order, each once."""
-    found = samples(WHOLE, [notes((2, indices, ["d", "b", "a", "c"]))], True)
-    assert (found.first is None) is is_equal
+    part = samples(WHOLE, [notes((2, indices, ["d", "b", "a", "c"]))], True)
+    assert (part.first is None) is is_equal
 
 
 def test_a_run_that_trained_nothing_more_is_no_success() -> None:

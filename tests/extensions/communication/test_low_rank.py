@@ -63,19 +63,19 @@ def test_nothing_is_lost(rank: int) -> None:
     """
     made = ranks(PowerSGD(rank=rank, start_after_steps=0, min_compression=0.0))
     total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
-    found = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+    summed = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
     for seed in range(6):
         for name, exact in step(made, seed).items():
             total[name] += exact
         for (name, p), (_, other) in zip(made[0][1], made[1][1], strict=True):
             assert p.grad is not None
             assert torch.equal(p.grad, other.grad)
-            found[name] += p.grad
-    torch.testing.assert_close(found["bias"], total["bias"])
+            summed[name] += p.grad
+    torch.testing.assert_close(summed["bias"], total["bias"])
     for name in ("wide", "tall", "picture"):
         held = sum(low.own_state()["error"][name] for low, _ in made)
         assert float(held.norm()) > 0.1
-        torch.testing.assert_close(wide(found[name]) + held, wide(total[name]))
+        torch.testing.assert_close(wide(summed[name]) + held, wide(total[name]))
 
 
 def test_full_rank_is_exact_after_steps_without_gradients() -> None:

@@ -131,9 +131,9 @@ def test_the_weights_of_the_checkpoint_are_exported(
     """
     exported(run(here / "mine"))
     state = ckpt.read_state(here / "mine" / "checkpoints" / "last")
-    found = ckpt.safe_open(here / "mine" / "export" / "tiny.safetensors", "pt")
-    assert sorted(found.keys()) == sorted(state)
-    assert all(torch.equal(found.get_tensor(name), tensor) for name, tensor in state.items())
+    weights = ckpt.safe_open(here / "mine" / "export" / "tiny.safetensors", "pt")
+    assert sorted(weights.keys()) == sorted(state)
+    assert all(torch.equal(weights.get_tensor(name), tensor) for name, tensor in state.items())
     size = (here / "mine" / "export" / "tiny.safetensors").stat().st_size
     assert capsys.readouterr().out.splitlines() == [
         "checkpoint  mine/checkpoints/epoch=0-step=3 (epoch 0, step 3)",

@@ -79,18 +79,18 @@ def test_library_that_does_not_load_is_found_out(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv(
         "PYTHONPATH", _fake_horovod(tmp_path, "print('Warning! MPI libs are missing')")
     )
-    found = look()
-    assert found is not None
-    assert (found.version, found.built_for) == (version(), "2.15.0")
-    assert "mpi_lib_v2" in str(found.error)
+    installed = look()
+    assert installed is not None
+    assert (installed.version, installed.built_for) == (version(), "2.15.0")
+    assert "mpi_lib_v2" in str(installed.error)
 
 
 def test_crash_on_import_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A library that crashes Python is reported, and does not crash the caller."""
     monkeypatch.setenv("PYTHONPATH", _fake_horovod(tmp_path, "import os; os._exit(77)"))
-    found = look()
-    assert found is not None
-    assert found.problem("2.15.0") == "it does not import: the import ended with exit code 77"
+    installed = look()
+    assert installed is not None
+    assert installed.problem("2.15.0") == "it does not import: the import ended with exit code 77"
 
 
 def test_horovod_that_loads_names_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -239,8 +239,8 @@ def test_nvcc_is_that_of_a_whole_toolkit(tmp_path: Path):
     nvcc = _program(toolkit / "bin" / "nvcc", "Cuda compilation tools, release 13.0, V13.0.88")
     (toolkit / "include").mkdir()
     (toolkit / "include" / "cuda_runtime.h").touch()
-    found = probe({"CUDA_HOME": str(script.parents[1]), "CUDA_PATH": str(toolkit)}).nvcc
-    assert found == Tool(str(nvcc), "13.0")
+    tool = probe({"CUDA_HOME": str(script.parents[1]), "CUDA_PATH": str(toolkit)}).nvcc
+    assert tool == Tool(str(nvcc), "13.0")
 
 
 @pytest.mark.usefixtures("bare_probe")

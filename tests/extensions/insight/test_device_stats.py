@@ -156,17 +156,17 @@ def test_what_is_called_is_there_in_the_real_package() -> None:
 def test_the_host_is_read_as_plain_floats() -> None:
     """Memory in bytes, load as a ratio; no GPU on a CPU."""
     pytest.importorskip("psutil", reason="psutil is not installed")
-    found = DeviceStats(CPU).read()
+    values = DeviceStats(CPU).read()
     names = {
         "host_memory_used_bytes",
         "host_memory_total_bytes",
         "process_memory_bytes",
         "cpu_utilization_ratio",
     }
-    assert set(found) == names
-    assert all(type(value) is float for value in found.values())
-    assert 0 < found["process_memory_bytes"] < found["host_memory_total_bytes"]
-    assert 0 < found["host_memory_used_bytes"] <= found["host_memory_total_bytes"]
+    assert set(values) == names
+    assert all(type(value) is float for value in values.values())
+    assert 0 < values["process_memory_bytes"] < values["host_memory_total_bytes"]
+    assert 0 < values["host_memory_used_bytes"] <= values["host_memory_total_bytes"]
 
 
 def test_the_load_is_that_since_it_was_last_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,14 +80,14 @@ def test_the_other_settings_have_ranges(key: str, value: Any) -> None:
 
 def test_resources_become_those_of_bundles_and_actors() -> None:
     """Two workers a bundle need twice as much in it; an actor's options have Ray's names."""
-    found = options(
+    asked = options(
         num_workers=4,
         workers_per_bundle=2,
         resources_per_worker={"CPU": 2, "GPU": 0.5, "memory": 100, "spot": 1},
     )
-    assert found.bundle == {"CPU": 4, "GPU": 1, "memory": 200, "spot": 2}
-    assert found.actor == {"num_cpus": 2, "num_gpus": 0.5, "resources": {"spot": 1}, "memory": 100}
-    assert found.asked == "4 x {CPU: 2, GPU: 0.5, memory: 100, spot: 1}"
+    assert asked.bundle == {"CPU": 4, "GPU": 1, "memory": 200, "spot": 2}
+    assert asked.actor == {"num_cpus": 2, "num_gpus": 0.5, "resources": {"spot": 1}, "memory": 100}
+    assert asked.asked == "4 x {CPU: 2, GPU: 0.5, memory: 100, spot: 1}"
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,8 @@ def test_addresses_of_another_kind_are_refused(
 ) -> None:
     """With the command that works."""
     monkeypatch.setenv("RAY_ADDRESS", address)
-    found = refused(capsys)
-    assert text in found and "ray job submit --working-dir . -- python -m trainkit fit" in found
+    error = refused(capsys)
+    assert text in error and "ray job submit --working-dir . -- python -m trainkit fit" in error
 
 
 def test_an_address_without_a_cluster_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,16 +112,16 @@ def test_checkpoints_are_artifacts_on_request(
     quiet(tmp_path, logger=logger, max_epochs=2, log_every_n_steps=1, callbacks=keep).fit(
         task, loader(8), loader(4)
     )
-    found = wandb_file.of_kind(tmp_path, "artifact")
-    names = [json.loads(item.metadata)["checkpoint"] for item in found]
+    artifacts = wandb_file.of_kind(tmp_path, "artifact")
+    names = [json.loads(item.metadata)["checkpoint"] for item in artifacts]
     # one that was there before the links led to it is sent again, with its aliases
     assert list(dict.fromkeys(names)) == [f"epoch={step // 2 - 1}-step={step}" for step in expected]
-    for item in found:
+    for item in artifacts:
         assert (item.name, item.type) == (f"model-{logger.state_dict()['id']}", "model")
         files = {content.path for content in item.manifest.contents}
         assert files == {"manifest.json", "training.pt", "weights.safetensors"}
-    if found:
-        assert {"best", "last"} <= set(found[-1].aliases)
+    if artifacts:
+        assert {"best", "last"} <= set(artifacts[-1].aliases)
 
 
 class Fake:

@@ -200,11 +200,11 @@ def counted() -> dict[str, Any]:
     task = Wide()
     guard = [DivergenceGuard(every_n_steps=1)] if ENGINE.ranks.world_size > 1 else []
     trainer = fit(task, "counted", callbacks=guard)
-    found = {"weights": whole(task), "seen": task.seen, "values": dict(trainer.callback_metrics)}
+    results = {"weights": whole(task), "seen": task.seen, "values": dict(trainer.callback_metrics)}
     folder = OUT.parent / "predictions"
     predicted = trainer.predict(task, DataLoader(Rows(), 2), write_to=folder)
     written = torch.cat(list(trainkit.read_predictions(folder))).tolist()
-    return found | {"predicted": torch.cat(predicted).tolist(), "written": written}
+    return results | {"predicted": torch.cat(predicted).tolist(), "written": written}
 
 
 def by_hand() -> dict[str, Any]:
@@ -278,7 +278,7 @@ def watched() -> dict[str, Any]:
 
 def recipes() -> dict[str, Any]:
     """Train the language models under SGD."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     tokens = torch.randint(0, 32, (16, 9), generator=torch.Generator().manual_seed(2))
     labels = tokens.where(torch.rand(16, 9, generator=torch.Generator().manual_seed(3)) < 0.4, -100)
 
@@ -294,8 +294,8 @@ def recipes() -> dict[str, Any]:
         torch.manual_seed(6)
         trained = task(kind(vocab_size=32, context=9, width=16, depth=2, heads=4, dropout=0.0), sgd)
         fit(trained, kind.__name__, DataLoader(data, 4), limit_val_batches=0)
-        found |= {f"{kind.__name__} {name}": value for name, value in whole(trained).items()}
-    return {"weights": found}
+        weights |= {f"{kind.__name__} {name}": value for name, value in whole(trained).items()}
+    return {"weights": weights}
 
 
 class Overflowing(Wide):
@@ -344,13 +344,13 @@ def refused() -> dict[str, Any]:
         "groups": lambda: fit(Wide(), "x", None, {"tensor": 2, "replicas": 4}),
         "plan alone": lambda: fit(Wide(), "x", None, {"tensor_plan": {"up": "colwise"}}),
     }
-    found = {}
+    results = {}
     for name, case in cases.items():
         try:
             case()
         except TrainkitError as error:
-            found[name] = str(error)
-    return found
+            results[name] = str(error)
+    return results
 
 
 SCENARIOS = {

@@ -221,11 +221,11 @@ def test_values_of_all_ranks_are_gathered(tmp_path: Path) -> None:
 
     def work(engine: Any) -> Any:
         task = Line()
-        found: list[Any] = []
+        gathered: list[Any] = []
 
         class Gather(Callback):
             def on_fit_start(self, trainer: RunView, task: Any) -> None:
-                found.append(
+                gathered.append(
                     task.all_gather(
                         {
                             "a": torch.tensor([1.0, trainer.engine.ranks.rank]),
@@ -237,7 +237,7 @@ def test_values_of_all_ranks_are_gathered(tmp_path: Path) -> None:
                     task.all_gather(torch.ones(1), sync_grads=True)
 
         quiet(tmp_path, engine=engine, fast_dev_run=True, callbacks=[Gather()]).fit(task, loader(8))
-        return found[0]
+        return gathered[0]
 
     for found in World(2).run(work):
         assert found["a"].tolist() == [[1.0, 0.0], [1.0, 1.0]]

@@ -30,9 +30,9 @@ def test_a_part_that_takes_too_long_is_ended_and_named(
 ) -> None:
     """What was measured before it stays, and so does the file; no alarm is left behind."""
     monkeypatch.setattr(gpu, "GRACE_S", 0.1)
-    found = bench(0.0, tmp_path / "out.json")
-    found.attempt("long", lambda: time.sleep(60))
-    assert found.found.missing["long"].startswith("TimeoutError: it was ended after 0 s")
+    parts = bench(0.0, tmp_path / "out.json")
+    parts.attempt("long", lambda: time.sleep(60))
+    assert parts.findings.missing["long"].startswith("TimeoutError: it was ended after 0 s")
     assert "TimeoutError" in (tmp_path / "out.json").read_text()
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 

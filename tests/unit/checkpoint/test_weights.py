@@ -98,10 +98,10 @@ def test_views_parameters_and_subclasses_become_plain_tensors(tmp_path: Path) ->
         "empty": torch.zeros(0, 3),
         "yes": torch.tensor([True]),
     }
-    found = read_weights(saved(tmp_path, {"state_dict": state, "other": Settings(1.0)}))
-    assert same(found, state)
-    assert {type(tensor) for tensor in found.values()} == {Tensor}
-    assert not any(tensor.requires_grad for tensor in found.values())
+    weights = read_weights(saved(tmp_path, {"state_dict": state, "other": Settings(1.0)}))
+    assert same(weights, state)
+    assert {type(tensor) for tensor in weights.values()} == {Tensor}
+    assert not any(tensor.requires_grad for tensor in weights.values())
 
 
 @pytest.mark.parametrize(

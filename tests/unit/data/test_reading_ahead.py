@@ -56,11 +56,11 @@ def test_the_batches_are_those_of_one_at_a_time(draws: bool) -> None:
 
 def test_an_error_comes_after_the_batches_before_it() -> None:
     """Though it was met when several were read at a time."""
-    found = []
+    samples = []
     with pytest.raises(DataError, match="broken"):
         for batch in SeededDataset(Numbers(fails=33), 0).batches(keys(10)):
-            found += batch
-    assert found == list(range(32))
+            samples += batch
+    assert samples == list(range(32))
 
 
 def test_fast_batches_are_read_ahead_and_slow_ones_are_not() -> None:
@@ -83,7 +83,7 @@ def pairs(samples: list[int]) -> list[tuple[int, int]]:
 def test_a_loader_without_workers_gives_what_one_with_a_worker_does() -> None:
     """The user's collate_fn included."""
 
-    found = []
+    epochs = []
     for workers in (0, 1):
         source = read_source(
             DataLoader(Numbers(), 8, shuffle=True, num_workers=workers, collate_fn=pairs),
@@ -92,7 +92,7 @@ def test_a_loader_without_workers_gives_what_one_with_a_worker_does() -> None:
         )
         assert source is not None
         loader = ShardedLoader(source, StepPlan(40, 8, 2), 1, 5, lambda order: order)
-        found.append(list(loader.iterate(loader.plan, 1, 1)))
+        epochs.append(list(loader.iterate(loader.plan, 1, 1)))
         loader.close()
-    assert found[0] == found[1] and len(found[0]) == 2
-    assert torch.tensor(found[0][0]).sum() == 0
+    assert epochs[0] == epochs[1] and len(epochs[0]) == 2
+    assert torch.tensor(epochs[0][0]).sum() == 0

@@ -150,8 +150,8 @@ def test_at_one_rank_it_is_batchnorm(
         for module, inputs in ((layer, ours), (plain, theirs)):
             module(inputs).sin().sum().backward()
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
-    for found, expected in zip(layer.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found.grad, expected.grad, rtol=0, atol=1e-12)
+    for own, expected in zip(layer.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, expected.grad, rtol=0, atol=1e-12)
     assert layer.state_dict().keys() == plain.state_dict().keys()
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(layer.state_dict()[name], value, rtol=0, atol=1e-12)

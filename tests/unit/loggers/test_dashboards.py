@@ -61,10 +61,10 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 def test_all_series_of_the_table_are_exported(labels: dict[str, set[str]]) -> None:
     """Every series of the table exists after a real fit: an unfilled series would be found here."""
-    found = {
+    exported = {
         name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in labels
     }
-    assert found == set(SERIES)
+    assert exported == set(SERIES)
 
 
 def test_there_is_something_to_check() -> None:
@@ -93,9 +93,9 @@ def test_a_variable_of_the_dashboard_lists_what_is_exported(
     query: str, labels: dict[str, set[str]]
 ) -> None:
     """label_values(series, label)."""
-    found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
-    assert found is not None
-    assert found[2] in labels[found[1]]
+    match = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+    assert match is not None
+    assert match[2] in labels[match[1]]
 
 
 @pytest.mark.parametrize(("title", "target"), TARGETS)

@@ -236,9 +236,9 @@ def test_several_numbers_are_logged_by_name(tmp_path: Path) -> None:
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             x, y = batch
-            found, truth = (self(x) > 0).long()[:, 0], (y > 0).long()[:, 0]
-            self.by_class.update(found, truth)
-            self.matrix.update(found, truth)
+            predicted, truth = (self(x) > 0).long()[:, 0], (y > 0).long()[:, 0]
+            self.by_class.update(predicted, truth)
+            self.matrix.update(predicted, truth)
             for metric in (self.both, self.range, self.tracked):
                 metric.update(self(x), y)
             self.log("acc", self.by_class)

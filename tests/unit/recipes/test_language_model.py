@@ -113,12 +113,12 @@ def test_validation_weighs_masked_tokens(tmp_path: Path) -> None:
             parameter.mul_(20)  # so that windows differ in their loss
     options: dict[str, Any] = {"context": 24, "mask_share": 0.05}
     trainer = [quiet(tmp_path, limit_val_batches=n) for n in (12, 4)]
-    found = [
+    values = [
         t.validate(task, datamodule=MaskedTokens(batch_size=size, **options))
         for t, size in zip(trainer, (1, 3), strict=True)
     ]
-    assert found[0]["val/loss"] == pytest.approx(found[1]["val/loss"], rel=1e-5)
-    assert found[0]["val/acc"] == pytest.approx(found[1]["val/acc"], abs=1e-6)
+    assert values[0]["val/loss"] == pytest.approx(values[1]["val/loss"], rel=1e-5)
+    assert values[0]["val/acc"] == pytest.approx(values[1]["val/acc"], abs=1e-6)
     nothing = (torch.zeros(2, 24, dtype=torch.int64), torch.full((2, 24), -100))
     assert task._evaluated(nothing)[0] == 0 and task.batch_weight(nothing) == 0
 

@@ -98,10 +98,10 @@ def test_averages_are_validated_saved_and_left(tmp_path: Path) -> None:
     )
     trainer.fit(task, loader(8), loader(4))
     trained, averages = by_hand(2)
-    for found, expected in zip(watch.trained, trained, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
-    for found, expected in zip(watch.validated, averages, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    for own, expected in zip(watch.trained, trained, strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-14)
+    for own, expected in zip(watch.validated, averages, strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-14)
     file = load_file(tmp_path / "checkpoints" / "last" / "weights.safetensors")
     saved = torch.cat([file[n].reshape(-1) for n, _ in task.named_parameters()])
     assert torch.equal(saved, watch.validated[-1])

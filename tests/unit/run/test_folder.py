@@ -91,8 +91,8 @@ def test_ranks_of_a_new_host_end_alone_if_the_others_train(
     monkeypatch: pytest.MonkeyPatch, places: list[Path]
 ) -> None:
     """Those that hold a commit continue, though one of them has lost its disk since."""
-    found = checked(monkeypatch, [places[0], places[2], places[2]], trains=[True, True, False])
-    assert found[:2] == ["", ""] and "does not see it" in found[2]
+    errors = checked(monkeypatch, [places[0], places[2], places[2]], trains=[True, True, False])
+    assert errors[:2] == ["", ""] and "does not see it" in errors[2]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_run_that_rank_0_alone_writes_is_reported(
     """It trains, as does one with checkpoints at a URL;
     one with ranks that write parts does not.
     """
-    found = checked(monkeypatch, places, **settings)
-    assert all("node2 does not see it" in text for text in found)
-    assert all(("the run's files are on node0 alone" in text) is not is_error for text in found)
+    texts = checked(monkeypatch, places, **settings)
+    assert all("node2 does not see it" in text for text in texts)
+    assert all(("the run's files are on node0 alone" in text) is not is_error for text in texts)
 
 
 @pytest.mark.parametrize("local_size", [1, 2])

@@ -54,9 +54,9 @@ def test_each_sample_has_a_row(ranks: int, tmp_path: Path) -> None:
     World(ranks).run(
         lambda e: quiet(tmp_path, engine=e).predict(Classifier(), loader(Pets(), 3), write_to=True)
     )
-    found = table(tmp_path)
-    assert [row["index"] for row in found] == [str(i) for i in range(10)]
-    assert found[7] == {
+    rows = table(tmp_path)
+    assert [row["index"] for row in rows] == [str(i) for i in range(10)]
+    assert rows[7] == {
         "index": "7",
         "file": "pets/7.jpg",
         "label": "dog",
@@ -65,7 +65,7 @@ def test_each_sample_has_a_row(ranks: int, tmp_path: Path) -> None:
         "p:cat": "0.0758582",
         "p:dog": "0.924142",
     }
-    assert [row["prediction"] for row in found] == ["cat"] * 5 + ["dog"] * 5
+    assert [row["prediction"] for row in rows] == ["cat"] * 5 + ["dog"] * 5
     assert {path.suffix for path in (tmp_path / "predictions").iterdir()} == {".pt", ".csv"}
 
 
@@ -134,8 +134,8 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_parquet_holds_the_same_table(tmp_path: Path) -> None:
     """Numbers are numbers, names are texts, and the CSV is replaced."""
     quiet(tmp_path).predict(Classifier(), loader(Pets(), 3), write_to=True, table="parquet")
-    found = parquet.read_table(tmp_path / "predictions" / "predictions.parquet")
-    assert found.column_names == [
+    read = parquet.read_table(tmp_path / "predictions" / "predictions.parquet")
+    assert read.column_names == [
         "index",
         "file",
         "label",
@@ -144,7 +144,7 @@ def test_parquet_holds_the_same_table(tmp_path: Path) -> None:
         "p:cat",
         "p:dog",
     ]
-    assert [str(kind) for kind in found.schema.types] == [
+    assert [str(kind) for kind in read.schema.types] == [
         "int64",
         "string",
         "string",
@@ -153,7 +153,7 @@ def test_parquet_holds_the_same_table(tmp_path: Path) -> None:
         "double",
         "double",
     ]
-    row = found.to_pylist()[7]
+    row = read.to_pylist()[7]
     assert (row["index"], row["file"], row["label"], row["p:cat"]) == (
         7,
         "pets/7.jpg",

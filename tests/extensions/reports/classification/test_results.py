@@ -126,9 +126,9 @@ def test_calibration_error_is_that_of_its_definition() -> None:
     """Two bins: confidence 0.9 with half of it right, and 0.6 with all of it."""
     bins = np.zeros((3, 15))
     bins[:, 13], bins[:, 9] = (10, 9.0, 5), (10, 6.0, 10)
-    found = Classified(["a", "b"], np.diag([15.0, 5.0]), bins, [])
-    assert found.calibration_error == pytest.approx((10 * 0.4 + 10 * 0.4) / 20)
-    assert found.confused(5) == []
+    classified = Classified(["a", "b"], np.diag([15.0, 5.0]), bins, [])
+    assert classified.calibration_error == pytest.approx((10 * 0.4 + 10 * 0.4) / 20)
+    assert classified.confused(5) == []
 
 
 def test_a_class_that_never_occurs_has_no_scores() -> None:
