@@ -66,8 +66,7 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training or self.link.all_reduce is None:
             return super().forward(input)
         self._check_input_dim(input)
-        way: Any = _ByKernels if input.is_cuda else _Normalise
-        output, count, mean, var = way.apply(
+        output, count, mean, var = _way_of(input).apply(
             input, self.weight, self.bias, self.eps, self.link.all_reduce
         )
         if self.track_running_stats:
@@ -186,6 +185,10 @@ class _ByKernels(torch.autograd.Function):
         dweight_C = of_own[0] if has_weight else None
         dbias_C = of_own[1] if ctx.has_bias else None
         return dx_NC, dweight_C, dbias_C, None, None
+
+
+def _way_of(tensor: Tensor) -> Any:
+    return _ByKernels if tensor.is_cuda else _Normalise
 
 
 def _laid_out(tensor: Tensor) -> Tensor:
