@@ -287,7 +287,8 @@ class MaskedLanguageModel(TextTask):
 
     def _evaluated(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         tokens_BT, labels_BT = batch
-        logits_BTV, count = self(tokens_BT).float(), self.batch_weight(batch).clamp(min=1)
+        logits_BTV, count = self(tokens_BT), self.batch_weight(batch).clamp(min=1)
+        logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
         logits_NV, labels_N = logits_BTV.flatten(0, 1), labels_BT.flatten()
         total = functional.cross_entropy(
             logits_NV, labels_N, ignore_index=_UNMASKED, reduction="sum"

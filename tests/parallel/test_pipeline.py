@@ -53,6 +53,20 @@ def test_weights_are_those_of_one_process(start: str, starts: Starts) -> None:
 
 
 @pytest.mark.parametrize("start", SPLIT)
+def test_masks_of_a_batch_are_there_on_each_stage(start: str, starts: Starts) -> None:
+    """BERT with padding: its blocks take a mask beside what the stage before hands on, and its head
+    has the weight of the embedding.
+    """
+    expected = starts["single"]["masked"][0]
+    ranks = results_of(starts, start)["masked"]
+    assert {name for rank in ranks for name in rank["state"]} == set(expected["state"])
+    for rank in ranks:
+        for name, value in rank["state"].items():
+            torch.testing.assert_close(value, expected["state"][name], rtol=0, atol=1e-12)
+    assert ranks[0]["values"] == pytest.approx(expected["values"], rel=1e-12)
+
+
+@pytest.mark.parametrize("start", SPLIT)
 def test_each_sample_counts_once(start: str, starts: Starts) -> None:
     """Logged means and sums, and predictions with their values, in order."""
     alone, first = starts["single"]["counted"][0], results_of(starts, start)["counted"][0]

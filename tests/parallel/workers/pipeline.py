@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
+from recipes.bert import BERT
+from recipes.language_model import MaskedLanguageModel
 from tests.parallel.workers.trainers import exact_trainer
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.engine.select import make_engine
@@ -29,6 +31,7 @@ OUT, NAME, OPTIONS = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 # one of an epoch has 3: one microbatch on each
 WIDTH, SAMPLES, STEP = 6, 27, 12
 INTERLEAVED = "interleaved_1f1b"
+WORDS, TOKENS = 11, 7
 
 
 class Rows(Dataset[Any]):
@@ -127,6 +130,35 @@ class Early(Chain):
         return self.scale.sum() * batch[1].mean()
 
 
+class Padded(MaskedLanguageModel):
+    """BERT on texts of several lengths: blocks get the mask of padding beside what is handed on."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(6)
+        super().__init__(
+            BERT(WORDS, TOKENS, width=8, depth=4, heads=2, dropout=0.0), torch.optim.AdamW
+        )
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Return logits; 0 is padding."""
+        return self.model(tokens_BT, tokens_BT != 0)  # type: ignore[no-any-return]
+
+
+class Texts(Dataset[Any]):
+    """Numbered texts, of which each third token is to be predicted."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = torch.Generator().manual_seed(index)
+        tokens = torch.randint(1, WORDS, (TOKENS,), generator=drawn)
+        tokens[2 + index % (TOKENS - 1) :] = 0
+        labels = torch.full((TOKENS,), -100)
+        labels[index % 3 :: 3] = tokens[index % 3 :: 3]
+        return tokens.clone(), labels.where(tokens > 0, -100)
+
+
 def trainer(name: str, **settings: Any) -> trainkit.Trainer:
     """Return a trainer of a scenario's folder."""
     settings = {"global_batch_size": STEP, "max_epochs": 2, "gradient_clip_val": 0.5, **settings}
@@ -172,7 +204,20 @@ def resumed() -> dict[str, Any]:
     return {"whole": state_of(whole), "resumed": state_of(parts[1])}
 
 
-SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {"counted": counted, "resumed": resumed}
+def masked() -> dict[str, Any]:
+    """Train BERT."""
+    task, run = Padded(), trainer("masked")
+    texts = DataLoader(Texts(), 2)
+    run.fit(task, texts, texts)
+    values = {name: float(value) for name, value in run.callback_metrics.items()}
+    return {"state": state_of(task), "values": values}
+
+
+SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
+    "counted": counted,
+    "resumed": resumed,
+    "masked": masked,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) > 4:  # a job of its own: its ranks end at different places
