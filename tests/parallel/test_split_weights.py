@@ -167,12 +167,11 @@ def test_they_train_as_one_process_does(start: str, scenario: str, runs: Runs) -
 
 @pytest.mark.parametrize("start", ["fsdp, 2 ranks", "gathered once", "pipeline"])
 def test_weights_are_gathered_for_a_microbatch_or_a_step(start: str, runs: Runs) -> None:
-    """With `reshard_after_forward=False`, and by default between stages, microbatches after a step's
-    first one have the weights of blocks; of the next step they are gathered again.
+    """With `reshard_after_forward=False` microbatches after a step's first one have the weights of
+    blocks; of the next step they are gathered again. A stage without data ranks has them always.
     """
     microbatches = STEP // (2 if stages_of(start) > 1 else 4)
-    is_kept = start != "fsdp, 2 ranks"
-    expected = [False, *[is_kept] * (microbatches - 1)]
+    expected = [stages_of(start) > 1, *[start != "fsdp, 2 ranks"] * (microbatches - 1)]
     for rank in runs["", start]["sgd"]:
         assert rank["gathered"][: 2 * microbatches] == 2 * expected
 

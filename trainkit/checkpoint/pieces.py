@@ -44,14 +44,14 @@ class Box(NamedTuple):
 
 
 def split_tree(
-    tree: Any, is_split: Callable[[Any], bool], place: str = TRAINING_KEYS
+    tree: Any, is_split: Callable[[str, Tensor], bool], place: str = TRAINING_KEYS
 ) -> tuple[Any, dict[str, Tensor]]:
     """Return a tree with references in place of the tensors that ranks hold parts of,
     and those tensors by their keys.
     """
     if isinstance(tree, Tensor):
         key = place.rstrip("/")
-        return ({_REFERENCE: key}, {key: tree}) if is_split(tree) else (tree, {})
+        return ({_REFERENCE: key}, {key: tree}) if is_split(key, tree) else (tree, {})
     tensors: dict[str, Tensor] = {}
     if isinstance(tree, Mapping):
         items = {key: split_tree(value, is_split, f"{place}{key}/") for key, value in tree.items()}

@@ -25,7 +25,7 @@ from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
 from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.base import Engine
-from trainkit.engine.pieces import OwnPart, fill
+from trainkit.engine.pieces import OwnPart, Piece, fill
 from trainkit.errors import CheckpointError, ConfigError
 
 
@@ -46,11 +46,12 @@ def snapshot(
     """
     here = {name: tensor for name, tensor in weights.items() if not tensor.is_meta}
     held, aliases = find_aliases({name: local_of(tensor) for name, tensor in here.items()})
-    if engine.ranks.pipeline_size > 1:  # each stage has names of its own
-        aliases = {a: b for own in engine.comm.all_gather_object(aliases) for a, b in own.items()}
-    tree, spread = split_tree(training, lambda tensor: tensor.is_meta or is_spread(tensor))
-    pieces = {MODEL + name: engine.piece_of(weights[name]) for name in held}
-    pieces |= {key: engine.piece_of(tensor) for key, tensor in spread.items()}
+    absent: set[str] = set()
+    if engine.ranks.pipeline_size > 1:
+        aliases, absent = _over_stages(engine, aliases, weights, training)
+    tree, spread = split_tree(training, lambda key, tensor: key in absent or is_spread(tensor))
+    tensors = {MODEL + name: weights[name] for name in held} | spread
+    pieces = {key: _piece(engine, tensor, key in absent) for key, tensor in tensors.items()}
     own = {key: piece for key, piece in pieces.items() if piece.is_first}
     boxes = {
         key: (list(p.shape), _name(p.local.dtype), list(p.at), list(p.local.shape))
@@ -64,6 +65,27 @@ def snapshot(
     writer.host.mark()
     part = RankFile(engine.ranks.rank, engine.ranks.world_size, token, copied["pieces"], boxes)
     return Snapshot({}, aliases, copied["training"], about, part)
+
+
+def _over_stages(
+    engine: Engine, aliases: dict[str, str], weights: Mapping[str, Tensor], training: Any
+) -> tuple[dict[str, str], set[str]]:
+    """Return the aliases of all pipeline stages, and the keys of tensors that one of them lacks."""
+    tensors = {MODEL + name: tensor for name, tensor in weights.items()}
+    tensors |= split_tree(training, lambda key, tensor: True)[1]
+    absent = {key for key, tensor in tensors.items() if tensor.is_meta}
+    merged: dict[str, str] = {}
+    for names, keys in engine.comm.all_gather_object((aliases, absent)):
+        merged |= names
+        absent |= keys
+    return merged, absent
+
+
+def _piece(engine: Engine, tensor: Tensor, is_stages: bool) -> Piece:
+    """Return this rank's part of a tensor. If stages lack it, a rank that has all of it is alone."""
+    piece = engine.piece_of(tensor)
+    is_whole = not tensor.is_meta and not is_spread(tensor)
+    return piece._replace(is_first=True) if is_stages and is_whole else piece
 
 
 class Opened:

@@ -31,17 +31,15 @@ from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
-    fully_shard,
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainkit.arguments import PositiveInt, checked
 from trainkit.device.precision import Precision
 from trainkit.device.shards import local_of
 from trainkit.engine.base import Calls, Engine, Forwarded, HandedOn, Microbatch
-from trainkit.engine.blocks import blocks_of, without_shared
+from trainkit.engine.blocks import blocks_of
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ddp.start import assign_ranks
 from trainkit.engine.heartbeat import Heartbeat
@@ -53,13 +51,16 @@ from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extensions.fsdp.layouts import layout_of, refuse_schedule, refuse_settings
+from trainkit.extensions.fsdp.parts import part_of
 from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_rank
 from trainkit.extensions.fsdp.tensor import split_widths
 from trainkit.extensions.fsdp.units import (
+    give_memory,
+    is_split,
     reporting_peers,
     reshard,
     resharding,
-    set_up_units,
+    split_units,
     units_of,
 )
 from trainkit.launch.environment import read_launcher
@@ -209,7 +210,7 @@ class FSDPEngine(Engine):
         """
         if self.ranks.context_size > 1 and self._sequence is None:
             self._sequence = layout_of("context")(self.ranks, self.comm)
-        if not isinstance(task, FSDPModule):  # else an earlier stage of this process has done it
+        if not is_split(task):  # else an earlier stage of this process has done it
             with_values = (tensor for tensor in tensors_of(task) if not tensor.is_meta)
             if isinstance(self.comm, ReplicaCollectives):
                 self.comm.send_within(with_values)  # `prepare` sends them on to other replicas
@@ -221,22 +222,41 @@ class FSDPEngine(Engine):
                 )
                 self._stages.cut(task, self._sample)
             elsewhere = set() if self._stages is None else self._stages.elsewhere
-            self._split(task, elsewhere)
+            mesh = self._mesh()
+            blocks = blocks_of(task, self._units, "engine.shard")
             device = torch.device("cpu") if self._offload else self.device
+            if self._has_whole_stage(mesh):
+                give_memory(task, elsewhere, device)
+            else:
+                self._split(task, mesh, blocks, elsewhere)
 
             def with_memory(tensor: Tensor) -> Tensor:
                 fills = tensor.is_meta and tensor not in elsewhere
                 return torch.empty_like(tensor, device=device) if fills else tensor
 
             task._apply(with_memory)  # type: ignore[no-untyped-call]
+            self._enter_steps(task)
         self._gathered = list(units_of(task))
         if isinstance(self.comm, ReplicaCollectives):
             reshard(self._gathered)  # an attempt that has ended gathered other weights
             for module in self._gathered:
                 module.set_all_reduce_hook(self.comm.sum_between)
 
-    def _split(self, task: nn.Module, elsewhere: set[nn.Parameter]) -> None:
-        mesh = self._mesh()
+    def _has_whole_stage(self, mesh: DeviceMesh) -> bool:
+        """Return whether this rank alone holds its stage, and computes with its weights as they are:
+        FSDP2 would copy all weights and gradients once a step.
+        """
+        copies = self._offload or self._param_dtype is not None
+        sums = isinstance(self.comm, ReplicaCollectives) or mesh.size() > 1
+        return self._stages is not None and not copies and not sums
+
+    def _split(
+        self,
+        task: nn.Module,
+        mesh: DeviceMesh,
+        blocks: Sequence[nn.Module],
+        elsewhere: set[nn.Parameter],
+    ) -> None:
         if self.ranks.tensor_size > 1:
             # a norm is then one sum over all ranks, not one for each dimension
             mesh._flatten("all")
@@ -252,14 +272,10 @@ class FSDPEngine(Engine):
                 CPUOffloadPolicy(self.device.type == "cuda") if self._offload else OffloadPolicy()
             ),
         }
-        blocks = [
-            block
-            for block in blocks_of(task, self._units, "engine.shard")
-            if elsewhere.isdisjoint(block.parameters())
-        ]
-        for module in [*without_shared(task, blocks), task]:
-            fully_shard(module, ignored_params=elsewhere, **options)
-        set_up_units(task)
+        split_units(task, blocks, elsewhere, options)
+
+    def _enter_steps(self, task: nn.Module) -> None:
+        """Let the Task's steps run by stages, with gathered weights."""
         for entry in _ENTRIES:
             step = getattr(task, entry, None)
             if not callable(step):
@@ -367,21 +383,8 @@ class FSDPEngine(Engine):
             return Piece(nothing, (0,) * tensor.dim(), tuple(tensor.shape), False)
         if not isinstance(tensor, DTensor):
             return super().piece_of(tensor)
-        mesh = tensor.device_mesh
-        placements = tensor.placements
-        shape, at = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-        place: Sequence[int] = mesh.get_coordinate() or []
-        is_first = all(
-            i == 0
-            for i, placement in zip(place, placements, strict=True)
-            if placement.is_replicate()
-        )
-        is_first = is_first and (
-            "tensor" in (mesh.mesh_dim_names or ()) or self.ranks.rank % self.ranks.tensor_size == 0
-        )
-        if isinstance(self.comm, ReplicaCollectives):
-            is_first = is_first and self.comm.is_first_replica
-        return Piece(tensor.to_local(), tuple(at), tuple(tensor.shape), is_first and 0 not in shape)
+        replica = self.comm if isinstance(self.comm, ReplicaCollectives) else None
+        return part_of(tensor, self.ranks, replica is None or replica.is_first_replica)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """See Engine: whole gradients stay on each rank until the last microbatch."""

@@ -9,6 +9,7 @@ from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extension import find, resolve
 
+STAGE = "_pipeline_place"  # an attribute of a layer that is cut into stages
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b")
 
 

@@ -1,17 +1,22 @@
-"""FSDP2's units in a Task: the modules whose weights are gathered one at a time."""
+"""FSDP2's units in a Task, the modules whose weights are gathered one at a time; and a stage that
+has none.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from trainkit.engine.blocks import without_shared
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ddp.collectives import blames_peer
 from trainkit.engine.ranks import Ranks
+from trainkit.extensions.fsdp.layouts import STAGE
 
 
 def units_of(task: nn.Module) -> Iterator[FSDPModule]:
@@ -19,7 +24,42 @@ def units_of(task: nn.Module) -> Iterator[FSDPModule]:
     yield from (module for module in task.modules() if isinstance(module, FSDPModule))
 
 
-def set_up_units(task: nn.Module) -> None:
+def is_split(task: nn.Module) -> bool:
+    """Return whether the weights of a Task are split over ranks, or over stages."""
+    return isinstance(task, FSDPModule) or any(STAGE in vars(own) for own in task.modules())
+
+
+def give_memory(task: nn.Module, elsewhere: set[nn.Parameter], device: torch.device) -> None:
+    """Give memory to weights that have none, and are not those of other stages."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in task.modules():
+        for name, own in module._parameters.items():
+            if own is None or not own.is_meta or own in elsewhere:
+                continue
+            if own not in made:
+                made[own] = nn.Parameter(torch.empty_like(own, device=device), own.requires_grad)
+            module._parameters[name] = made[own]
+
+
+def split_units(
+    task: nn.Module,
+    blocks: Iterable[nn.Module],
+    elsewhere: set[nn.Parameter],
+    options: Mapping[str, Any],
+) -> None:
+    """Split the weights of each block, and the rest.
+
+    Args:
+        elsewhere: weights of other stages.
+        options: of fully_shard.
+    """
+    own = [block for block in blocks if elsewhere.isdisjoint(block.parameters())]
+    for module in [*without_shared(task, own), task]:
+        fully_shard(module, ignored_params=elsewhere, **options)
+    _set_up_units(task)
+
+
+def _set_up_units(task: nn.Module) -> None:
     """Let units sum gradients as they are, and have the names of the user's classes."""
     for module in units_of(task):
         # made by fully_shard: FSDPModule, then the user's class; messages show its name

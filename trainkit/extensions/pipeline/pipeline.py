@@ -10,6 +10,10 @@
 The microbatches of a step are those of accumulation, so batch, rate and the order of samples are
 what they are without a pipeline. A rank that holds several stages runs the step once for each; its
 hooks are called once for each microbatch: before its first pass, and after its last backward.
+
+If a rank has its stage alone, its weights are plain tensors (FSDPEngine._has_whole_stage), and those
+of other stages are on other ranks: a checkpoint knows by these which ones are in pieces
+(checkpoint/split.py).
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from trainkit.engine.base import Calls, Forwarded, HandedOn, Microbatch
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import TaskError
+from trainkit.extensions.fsdp.layouts import STAGE
 from trainkit.extensions.pipeline.links import Links, make_group
 from trainkit.extensions.pipeline.passes import Pass, Passes, stage_class
 from trainkit.extensions.pipeline.repeated import Repeated
@@ -124,7 +129,7 @@ class Pipeline:
         self.elsewhere = set(blank.values())
         for unit in self._units:
             unit.module.__class__ = stage_class(type(unit.module))
-            object.__setattr__(unit.module, "_pipeline_place", (self._passes, unit))
+            object.__setattr__(unit.module, STAGE, (self._passes, unit))
         if self._schedule.chunks > 1:
             self._repeated = Repeated(task, [unit.module for unit in self._units])
 
@@ -334,7 +339,11 @@ class Pipeline:
             for optimizer, state in zip(optimizers, states, strict=True)
         ]
         seen = [
-            {index: _without_memory(entries) for index, entries in of_one.items()} for of_one in own
+            {
+                index: _without_memory(entries, _parameter(optimizer, index))
+                for index, entries in of_one.items()
+            }
+            for optimizer, of_one in zip(optimizers, own, strict=True)
         ]
         # those of the first model's ranks; tensor ranks know the same
         everyone = self._comm.all_gather_object(seen)[: self._ranks.model_size]
@@ -367,11 +376,14 @@ def _parameter(optimizer: Optimizer, index: int) -> nn.Parameter:
     return at_index
 
 
-def _without_memory(entries: dict[str, Any]) -> dict[str, Any]:
+def _without_memory(entries: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
+    """Return an optimizer's state of a weight, with what is in pieces as tensors without memory."""
+    is_whole = not is_spread(parameter)
     return {
         name: (
             torch.empty(value.shape, dtype=value.dtype, device="meta")
-            if isinstance(value, Tensor) and is_spread(value)
+            if isinstance(value, Tensor)
+            and (is_spread(value) or (is_whole and value.dim() and value.shape == parameter.shape))
             else value
         )
         for name, value in entries.items()

@@ -63,6 +63,12 @@ class Layout:
         )
 
     @property
+    def has_whole_stages(self) -> bool:
+        """Whether a rank alone holds its pipeline stage, and gathers nothing."""
+        is_alone = self.ranks == self.pipeline
+        return self.pipeline > 1 and is_alone and not self.offloads
+
+    @property
     def shared(self) -> int:
         """The ranks that read the same samples."""
         return self.tensor * self.pipeline * self.context
@@ -292,8 +298,8 @@ class _Rank:
     def _gathered(self, *, in_block: bool) -> int:
         layout = self._layout
         weights = self._measured.weights
-        if layout.engine != "fsdp":
-            return 0  # FSDP2 gathers a copy of one rank's weights too
+        if layout.engine != "fsdp" or layout.has_whole_stages:
+            return 0  # else FSDP2 gathers a copy of one rank's weights too
         if layout.gathers_once or layout.pipeline > 1:
             return self._whole(self._own)
         rest = [place for place in self._own if not weights[place].in_block]
