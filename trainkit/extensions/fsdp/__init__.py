@@ -2,7 +2,6 @@
 (docs/large_models.md).
 
 engine.py            FSDPEngine: each rank holds a part of what one process holds
-parts.py             what a rank holds of a weight that is spread over ranks
 units.py             the modules whose weights are gathered one at a time, or a stage that has none
 tensor.py            engine.tensor: layers split by width
 widths.py            the same in one process, as `plan` measures it

@@ -51,12 +51,12 @@ from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extensions.fsdp.layouts import layout_of, refuse_schedule, refuse_settings
-from trainkit.extensions.fsdp.parts import part_of
 from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_rank
 from trainkit.extensions.fsdp.tensor import split_widths
 from trainkit.extensions.fsdp.units import (
     give_memory,
     is_split,
+    part_of,
     reporting_peers,
     reshard,
     resharding,
@@ -222,60 +222,30 @@ class FSDPEngine(Engine):
                 )
                 self._stages.cut(task, self._sample)
             elsewhere = set() if self._stages is None else self._stages.elsewhere
-            mesh = self._mesh()
-            blocks = blocks_of(task, self._units, "engine.shard")
             device = torch.device("cpu") if self._offload else self.device
-            if self._has_whole_stage(mesh):
-                give_memory(task, elsewhere, device)
-            else:
-                self._split(task, mesh, blocks, elsewhere)
+            self._split(task, elsewhere, device)
 
             def with_memory(tensor: Tensor) -> Tensor:
                 fills = tensor.is_meta and tensor not in elsewhere
                 return torch.empty_like(tensor, device=device) if fills else tensor
 
             task._apply(with_memory)  # type: ignore[no-untyped-call]
-            self._enter_steps(task)
         self._gathered = list(units_of(task))
         if isinstance(self.comm, ReplicaCollectives):
             reshard(self._gathered)  # an attempt that has ended gathered other weights
             for module in self._gathered:
                 module.set_all_reduce_hook(self.comm.sum_between)
 
-    def _has_whole_stage(self, mesh: DeviceMesh) -> bool:
-        """Return whether this rank alone holds its stage, and computes with its weights as they are:
-        FSDP2 would copy all weights and gradients once a step.
-        """
+    def _split(self, task: nn.Module, elsewhere: set[nn.Parameter], device: torch.device) -> None:
+        mesh = self._mesh()
+        blocks = blocks_of(task, self._units, "engine.shard")
+        # FSDP2 would copy all weights and gradients of a stage that this rank alone holds
         copies = self._offload or self._param_dtype is not None
         sums = isinstance(self.comm, ReplicaCollectives) or mesh.size() > 1
-        return self._stages is not None and not copies and not sums
-
-    def _split(
-        self,
-        task: nn.Module,
-        mesh: DeviceMesh,
-        blocks: Sequence[nn.Module],
-        elsewhere: set[nn.Parameter],
-    ) -> None:
-        if self.ranks.tensor_size > 1:
-            # a norm is then one sum over all ranks, not one for each dimension
-            mesh._flatten("all")
-            split_widths(task, mesh["tensor"], self._plan, elsewhere)
-            names = tuple(mesh.mesh_dim_names or ())
-            mesh = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
-        dtype = None if self._param_dtype is None else _DTYPES[self._param_dtype]
-        options: dict[str, Any] = {
-            "mesh": mesh,
-            "reshard_after_forward": self._reshard,
-            "mp_policy": MixedPrecisionPolicy(dtype, None if dtype is None else torch.float32),
-            "offload_policy": (
-                CPUOffloadPolicy(self.device.type == "cuda") if self._offload else OffloadPolicy()
-            ),
-        }
-        split_units(task, blocks, elsewhere, options)
-
-    def _enter_steps(self, task: nn.Module) -> None:
-        """Let the Task's steps run by stages, with gathered weights."""
+        if self._stages is not None and not copies and not sums:
+            give_memory(task, elsewhere, device)
+        else:
+            split_units(task, blocks, elsewhere, self._options(task, mesh, elsewhere))
         for entry in _ENTRIES:
             step = getattr(task, entry, None)
             if not callable(step):
@@ -290,6 +260,26 @@ class FSDPEngine(Engine):
             if not self._reshard and entry != "training_step":
                 setattr(task, entry, resharding(getattr(task, entry), list(units_of(task))))
             setattr(task, entry, reporting_peers(getattr(task, entry), self.ranks))
+
+    def _options(
+        self, task: nn.Module, mesh: DeviceMesh, elsewhere: set[nn.Parameter]
+    ) -> dict[str, Any]:
+        """Split layers by width, and return the options of fully_shard."""
+        if self.ranks.tensor_size > 1:
+            # a norm is then one sum over all ranks, not one for each dimension
+            mesh._flatten("all")
+            split_widths(task, mesh["tensor"], self._plan, elsewhere)
+            names = tuple(mesh.mesh_dim_names or ())
+            mesh = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
+        dtype = None if self._param_dtype is None else _DTYPES[self._param_dtype]
+        return {
+            "mesh": mesh,
+            "reshard_after_forward": self._reshard,
+            "mp_policy": MixedPrecisionPolicy(dtype, None if dtype is None else torch.float32),
+            "offload_policy": (
+                CPUOffloadPolicy(self.device.type == "cuda") if self._offload else OffloadPolicy()
+            ),
+        }
 
     def prepare(
         self,

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainkit.engine.blocks import without_shared
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ddp.collectives import blames_peer
+from trainkit.engine.pieces import Piece
 from trainkit.engine.ranks import Ranks
 from trainkit.extensions.fsdp.layouts import STAGE
 
@@ -114,3 +117,22 @@ def reporting_peers(call: Callable[..., Any], ranks: Ranks) -> Callable[..., Any
             raise
 
     return called
+
+
+def part_of(tensor: DTensor, ranks: Ranks, is_first_replica: bool) -> Piece:
+    """Return this rank's part.
+
+    Args:
+        is_first_replica: whether no other replica of all weights comes before this rank's.
+    """
+    mesh = tensor.device_mesh
+    placements = tensor.placements
+    shape, at = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    place: Sequence[int] = mesh.get_coordinate() or []
+    is_first = is_first_replica and all(
+        i == 0 for i, placement in zip(place, placements, strict=True) if placement.is_replicate()
+    )
+    is_first = is_first and (
+        "tensor" in (mesh.mesh_dim_names or ()) or ranks.rank % ranks.tensor_size == 0
+    )
+    return Piece(tensor.to_local(), tuple(at), tuple(tensor.shape), is_first and 0 not in shape)
