@@ -236,16 +236,36 @@ class FSDPEngine(Engine):
             for module in self._gathered:
                 module.set_all_reduce_hook(self.comm.sum_between)
 
-    def _split(self, task: nn.Module, elsewhere: set[nn.Parameter], device: torch.device) -> None:
+    def _split(
+        self,
+        task: nn.Module,
+        elsewhere: set[nn.Parameter],
+        device: torch.device,
+    ) -> None:
         mesh = self._mesh()
         blocks = blocks_of(task, self._units, "engine.shard")
         # FSDP2 would copy all weights and gradients of a stage that this rank alone holds
         copies = self._offload or self._param_dtype is not None
         sums = isinstance(self.comm, ReplicaCollectives) or mesh.size() > 1
+        if self.ranks.tensor_size > 1:
+            # a norm is then one sum over all ranks, not one for each dimension
+            mesh._flatten("all")
+            split_widths(task, mesh["tensor"], self._plan, elsewhere)
+            names = tuple(mesh.mesh_dim_names or ())
+            mesh = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
+        dtype = None if self._param_dtype is None else _DTYPES[self._param_dtype]
+        options: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": self._reshard,
+            "mp_policy": MixedPrecisionPolicy(dtype, None if dtype is None else torch.float32),
+            "offload_policy": (
+                CPUOffloadPolicy(self.device.type == "cuda") if self._offload else OffloadPolicy()
+            ),
+        }
         if self._stages is not None and not copies and not sums:
             give_memory(task, elsewhere, device)
         else:
-            split_units(task, blocks, elsewhere, self._options(task, mesh, elsewhere))
+            split_units(task, blocks, elsewhere, options)
         for entry in _ENTRIES:
             step = getattr(task, entry, None)
             if not callable(step):
@@ -260,26 +280,6 @@ class FSDPEngine(Engine):
             if not self._reshard and entry != "training_step":
                 setattr(task, entry, resharding(getattr(task, entry), list(units_of(task))))
             setattr(task, entry, reporting_peers(getattr(task, entry), self.ranks))
-
-    def _options(
-        self, task: nn.Module, mesh: DeviceMesh, elsewhere: set[nn.Parameter]
-    ) -> dict[str, Any]:
-        """Split layers by width, and return the options of fully_shard."""
-        if self.ranks.tensor_size > 1:
-            # a norm is then one sum over all ranks, not one for each dimension
-            mesh._flatten("all")
-            split_widths(task, mesh["tensor"], self._plan, elsewhere)
-            names = tuple(mesh.mesh_dim_names or ())
-            mesh = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
-        dtype = None if self._param_dtype is None else _DTYPES[self._param_dtype]
-        return {
-            "mesh": mesh,
-            "reshard_after_forward": self._reshard,
-            "mp_policy": MixedPrecisionPolicy(dtype, None if dtype is None else torch.float32),
-            "offload_policy": (
-                CPUOffloadPolicy(self.device.type == "cuda") if self._offload else OffloadPolicy()
-            ),
-        }
 
     def prepare(
         self,

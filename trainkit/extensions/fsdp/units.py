@@ -32,7 +32,11 @@ def is_split(task: nn.Module) -> bool:
     return isinstance(task, FSDPModule) or any(STAGE in vars(own) for own in task.modules())
 
 
-def give_memory(task: nn.Module, elsewhere: set[nn.Parameter], device: torch.device) -> None:
+def give_memory(
+    task: nn.Module,
+    elsewhere: set[nn.Parameter],
+    device: torch.device,
+) -> None:
     """Give memory to weights that have none, and are not those of other stages."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in task.modules():
@@ -40,7 +44,10 @@ def give_memory(task: nn.Module, elsewhere: set[nn.Parameter], device: torch.dev
             if own is None or not own.is_meta or own in elsewhere:
                 continue
             if own not in made:
-                made[own] = nn.Parameter(torch.empty_like(own, device=device), own.requires_grad)
+                made[own] = nn.Parameter(
+                    torch.empty_like(own, device=device),
+                    own.requires_grad,
+                )
             module._parameters[name] = made[own]
 
 
@@ -119,7 +126,11 @@ def reporting_peers(call: Callable[..., Any], ranks: Ranks) -> Callable[..., Any
     return called
 
 
-def part_of(tensor: DTensor, ranks: Ranks, is_first_replica: bool) -> Piece:
+def part_of(
+    tensor: DTensor,
+    ranks: Ranks,
+    is_first_replica: bool,
+) -> Piece:
     """Return this rank's part.
 
     Args:
@@ -135,4 +146,9 @@ def part_of(tensor: DTensor, ranks: Ranks, is_first_replica: bool) -> Piece:
     is_first = is_first and (
         "tensor" in (mesh.mesh_dim_names or ()) or ranks.rank % ranks.tensor_size == 0
     )
-    return Piece(tensor.to_local(), tuple(at), tuple(tensor.shape), is_first and 0 not in shape)
+    return Piece(
+        tensor.to_local(),
+        tuple(at),
+        tuple(tensor.shape),
+        is_first and 0 not in shape,
+    )
