@@ -4,6 +4,7 @@ process does, and read the same samples, which count once.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -97,17 +98,21 @@ def test_it_resumes_bit_for_bit_with_dropout(start: str, starts: Starts) -> None
 
 
 @pytest.mark.parametrize(
-    ("case", "text"),
+    ("case", "options", "text"),
     [
-        ("Skips", "returned None to skip a batch, which earlier pipeline stages have computed"),
-        ("Beside", "returned what the last pipeline stage does not have"),
-        ("Early", "ended before the layers of pipeline stage"),
+        ("Skips", {}, "returned None to skip a batch, which earlier pipeline stages have computed"),
+        ("Beside", {}, "returned what the last pipeline stage does not have"),
+        ("Early", {}, "ended before the layers of pipeline stage"),
+        ("Chain", {"reshard_after_forward": True}, "is on one rank alone, which gathers nothing"),
     ],
 )
-def test_what_no_pipeline_can_train_is_refused(case: str, text: str, command: Command) -> None:
+def test_what_no_pipeline_can_train_is_refused(
+    case: str, options: dict[str, Any], text: str, command: Command
+) -> None:
     """In the first step, by the rank that lacks something; no rank is left."""
+    given = json.dumps({"pipeline": 2, **options}).replace(" ", "")
     done = command(
-        f"torchrun --nproc-per-node 2 {WORKER} out.pt fsdp '{{\"pipeline\":2}}' {case}",
+        f"torchrun --nproc-per-node 2 {WORKER} out.pt fsdp '{given}' {case}",
         timeout_s=120,
         PYTHONPATH=str(ROOT),
     )

@@ -221,7 +221,7 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
 
 if __name__ == "__main__":
     if len(sys.argv) > 4:  # a job of its own: its ranks end at different places
-        wrong = {kind.__name__: kind for kind in (Skips, Beside, Early)}[sys.argv[4]]
+        wrong = {kind.__name__: kind for kind in (Skips, Beside, Early, Chain)}[sys.argv[4]]
         trainer("wrong", max_steps=1).fit(wrong(), data())
     results: dict[str, Any] = {}
     with make_engine(NAME, **OPTIONS) as engine:  # type: ignore[arg-type]

@@ -50,7 +50,12 @@ from trainkit.engine.ranks import check_groups, ranks_of
 from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
-from trainkit.extensions.fsdp.layouts import layout_of, refuse_schedule, refuse_settings
+from trainkit.extensions.fsdp.layouts import (
+    layout_of,
+    refuse_gathering,
+    refuse_schedule,
+    refuse_settings,
+)
 from trainkit.extensions.fsdp.replicas import ReplicaCollectives, take_rank
 from trainkit.extensions.fsdp.tensor import split_widths
 from trainkit.extensions.fsdp.units import (
@@ -263,6 +268,7 @@ class FSDPEngine(Engine):
             ),
         }
         if self._stages is not None and not copies and not sums:
+            refuse_gathering(self._reshard)
             give_memory(task, elsewhere, device)
         else:
             split_units(task, blocks, elsewhere, options)

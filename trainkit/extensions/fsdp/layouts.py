@@ -82,6 +82,19 @@ def refuse_schedule(pipeline: int, name: str, chunks: int | None) -> None:
         )
 
 
+def refuse_gathering(reshard: bool) -> None:
+    """Refuse to gather a stage that one rank has alone for each microbatch.
+
+    Raises:
+        ConfigError: engine.reshard_after_forward is true.
+    """
+    if reshard:
+        raise ConfigError(
+            "engine.reshard_after_forward is true, and each pipeline stage is on one rank alone,"
+            " which gathers nothing: it has no effect. Leave it out, or start more ranks."
+        )
+
+
 def layout_of(option: str) -> Any:
     """Return the class that an option names.
 

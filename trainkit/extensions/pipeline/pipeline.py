@@ -11,7 +11,7 @@ The microbatches of a step are those of accumulation, so batch, rate and the ord
 what they are without a pipeline. A rank that holds several stages runs the step once for each; its
 hooks are called once for each microbatch: before its first pass, and after its last backward.
 
-If a rank has its stage alone, its weights are plain tensors (FSDPEngine._has_whole_stage), and those
+If a rank has its stage alone, its weights are plain tensors (FSDPEngine._split), and those
 of other stages are on other ranks: a checkpoint knows by these which ones are in pieces
 (checkpoint/split.py).
 """
