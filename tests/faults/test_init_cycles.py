@@ -136,7 +136,7 @@ def check_outlived(facts: Any, assignment: list[int]) -> None:
     assert (facts["waiting"], facts["later"]) == ("HorovodInternalError", "HorovodInternalError")
     assert facts["later_ms"] < 5000  # no time limit is waited for: Gloo's is 30 s
     assert facts["shutdown_ms"] < 5000
-    assert facts["rank"] == assignment
+    assert facts["assignment"] == assignment
     assert facts["ranks"] == assignment[1]
 
 
