@@ -48,12 +48,7 @@ def snapshot(
     held, aliases = find_aliases({name: local_of(tensor) for name, tensor in here.items()})
     absent: set[str] = set()
     if engine.ranks.pipeline_size > 1:
-        aliases, absent = _over_stages(
-            engine,
-            aliases,
-            weights,
-            training,
-        )
+        aliases, absent = _over_stages(engine, aliases, weights, training)
     tree, spread = split_tree(training, lambda key, tensor: key in absent or is_spread(tensor))
     tensors = {MODEL + name: weights[name] for name in held} | spread
     pieces = {key: _piece(engine, tensor, key in absent) for key, tensor in tensors.items()}
@@ -89,11 +84,7 @@ def _over_stages(
     return merged, absent
 
 
-def _piece(
-    engine: Engine,
-    tensor: Tensor,
-    is_stages: bool,
-) -> Piece:
+def _piece(engine: Engine, tensor: Tensor, is_stages: bool) -> Piece:
     """Return this rank's part of a tensor. If stages lack it, a rank that has all of it is alone."""
     piece = engine.piece_of(tensor)
     is_whole = not tensor.is_meta and not is_spread(tensor)

@@ -227,10 +227,10 @@ def test_references_stand_for_tensors_that_are_split() -> None:
     """Other tensors and values stay in the tree, which comes back as it was."""
     split, other = torch.ones(2), torch.zeros(1)
     tree = {"a": [{"b": split, "c": other}, (1, split)], "d": "x"}
-    left, found = split_tree(tree, lambda key, value: value is split)
-    assert sorted(found) == ["training/a/0/b", "training/a/1/1"]
+    left, tensors = split_tree(tree, lambda key, value: value is split)
+    assert sorted(tensors) == ["training/a/0/b", "training/a/1/1"]
     assert left["a"][0]["c"] is other and not isinstance(left["a"][0]["b"], Tensor)
-    back = resolve(left, found.__getitem__)
+    back = resolve(left, tensors.__getitem__)
     assert back == tree and isinstance(back["a"][1], tuple)
 
 

@@ -24,7 +24,7 @@ class Balance(Callback):
     `trainer.rank_shares`, measured.
 
     Each rank adds up the seconds of forward and backward by its own clock; waiting for other ranks
-    is no part of them. If the measured paces promise more than `min_gain`, the shares
+    is not part of them. If the measured paces promise more than `min_gain`, the shares
     change from the next step on. Gradient, order and global batch stay. A checkpoint holds the
     shares, and a run that resumes with this callback begins with them.
 
