@@ -282,15 +282,24 @@ def test_several_microbatches_hold_whole_gradients() -> None:
     assert device(twice) == device(once) - 16 * 4 + 4000
 
 
-def test_a_stage_holds_its_layers_and_microbatches() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "gathered"),
+    [
+        pytest.param(2, 0, id="a rank has its stage alone"),
+        pytest.param(4, 2000, id="two ranks split a stage, and gather its weights"),
+    ],
+)
+def test_a_stage_holds_its_layers_and_microbatches(ranks: int, gathered: int) -> None:
     """The first of two stages has two microbatches under way, and the last one its head and loss."""
-    first, last = rank_bytes(MEASURED, Layout(2, "fsdp", pipeline=2, accumulate=4))
-    assert (first.weights, first.optimizer) == (last.weights, last.optimizer) == (2000, 4000)
-    held = 3000 + 200  # the activations of another microbatch, and what it has handed on
-    assert first.step == 3000 + held + 2000 + 2000
+    first, last = rank_bytes(MEASURED, Layout(ranks, "fsdp", pipeline=2, accumulate=4))
+    assert (first.weights, last.weights) == (2000 * 2 / ranks, 2000 * 2 / ranks)
+    assert (first.optimizer, last.optimizer) == (4000 * 2 / ranks, 4000 * 2 / ranks)
+    microbatch = 3000 + 200  # the activations of another microbatch, and what it has handed on
+    gradients = 2000
+    assert first.step == 3000 + microbatch + gradients + gathered
     own = 3000 - 200  # alive as the second stage begins, but for what it takes
     sent = 2 * 200  # gradients on their way to the first stage
-    assert last.step == 6000 - own + sent + 2000 + 2000
+    assert last.step == 6000 - own + sent + gradients + gathered
 
 
 def test_a_rank_has_a_part_of_split_widths() -> None:
