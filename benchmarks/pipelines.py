@@ -191,7 +191,7 @@ def train(name: str, work: PipelineWork) -> PipelineWork:
 
 def steps(short: bool, rounds: int) -> dict[str, Any]:
     """Return each contender's seconds a step, round by round; and the losses of one round."""
-    count = WARM + (2 if short else 10)
+    count = WARM + (2 if short else 4)
     losses: dict[str, list[float]] = {}
 
     def seconds(name: str) -> list[float]:
@@ -228,7 +228,7 @@ def _per_round(taken: Sequence[Sequence[float]], base: Sequence[Sequence[float]]
 
 def measure(short: bool) -> Findings:
     """Measure steps."""
-    rounds = 0 if short else 7
+    rounds = 0 if short else 14  # short ones: a machine's speed changes from minute to minute
     found = Findings(
         settings={
             "ranks": RANKS,
