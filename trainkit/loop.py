@@ -145,6 +145,7 @@ def train_step(run: Run, step: Step) -> None:
     else:
         if run.step.halving is None:
             compute_gradients(run, step)
+            run.train_feed.fetch_early()
         else:
             undo = partial(forget_gradients, run, run.step.log.copy(), state.batch_idx)
             run.step.halving(step, partial(compute_gradients, run), undo)

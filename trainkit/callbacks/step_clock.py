@@ -13,6 +13,7 @@ import torch
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
+from trainkit.data.early import Fetching
 from trainkit.data.feed import StreamFeed
 from trainkit.device.accelerator import is_accelerator, mark
 
@@ -59,7 +60,8 @@ class StepClock(Callback):
         on_train_step_end          ends "optimizer"
 
     On a GPU the host runs ahead: compute is then taken from its events, and the wait for it is
-    subtracted from communication.
+    subtracted from communication. A wait for the next step's batch in between (data/early.py) counts as
+    "data" if the device had nothing to compute meanwhile.
 
     Attributes:
         steps: steps since training began; validations are left out.
@@ -71,11 +73,14 @@ class StepClock(Callback):
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
-        self._reset(torch.device("cpu"), stream=False)
+        self._reset(torch.device("cpu"), stream=False, fetching=Fetching())
 
-    def _reset(self, device: torch.device, stream: bool) -> None:
+    def _reset(self, device: torch.device, stream: bool, fetching: Fetching) -> None:
         self._on_gpu = is_accelerator(device)
         self._stream = stream
+        self._fetching = fetching
+        self._fetched_ns = fetching.waited_ns
+        self._early_s = 0.0
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._device_s = 0.0
         self._events: deque[tuple[torch.Event, torch.Event]] = deque()
@@ -90,12 +95,16 @@ class StepClock(Callback):
             torch.accelerator.synchronize()
             self._settle()
         ahead = max(0.0, self._device_s - self._seconds["compute"]) if self._on_gpu else 0.0
-        waited = max(0.0, self._seconds["communication"] - ahead)
+        early = self._early_s
+        waited = max(0.0, self._seconds["communication"] - max(0.0, ahead - early))
         compute = self._seconds["compute"] + ahead
-        return Times(self.steps, self._seconds | {"compute": compute, "communication": waited})
+        data = self._seconds["data"] + max(0.0, early - ahead)
+        own = {"data": data, "compute": compute, "communication": waited}
+        return Times(self.steps, self._seconds | own)
 
     def on_train_start(self, trainer: RunView, task: Task) -> None:
-        self._reset(trainer.engine.device, isinstance(trainer.train_feed, StreamFeed))
+        feed = trainer.train_feed
+        self._reset(trainer.engine.device, isinstance(feed, StreamFeed), feed.fetching)
 
     def on_train_step_start(self, trainer: RunView, task: Task) -> None:
         """Start a step; end the time between steps."""
@@ -133,6 +142,11 @@ class StepClock(Callback):
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
         """End the wait for the reduction: the gradients of the whole step are there."""
         self._add("communication")
+        fetched_ns = self._fetching.waited_ns
+        early_s = (fetched_ns - self._fetched_ns) / 1e9
+        self._fetched_ns = fetched_ns
+        self._early_s += early_s
+        self._seconds["communication"] -= early_s
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         self._add("optimizer")

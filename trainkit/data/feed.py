@@ -8,12 +8,14 @@ StreamFeed    an iterable: each step the ranks agree, on the host, on the number
 from __future__ import annotations
 
 import itertools
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from trainkit.data.bad_samples import BadSample, BadSamples, rest_of
+from trainkit.data.early import EarlyBatches, Fetching, Moved
 from trainkit.data.loader import ShardedLoader, Source
 from trainkit.data.plan import StepPlan
 from trainkit.data.streams import Stream
@@ -66,7 +68,8 @@ class Moving(Iterator[Microbatch]):
     def __next__(self) -> Microbatch:
         """Return the next one, on the device."""
         own = next(self.on_host)
-        return Microbatch(self.move(own.batch), *own[1:])  # _replace costs several times as much
+        batch = own.batch.batch if type(own.batch) is Moved else self.move(own.batch)
+        return Microbatch(batch, *own[1:])  # _replace costs several times as much
 
 
 class Step(NamedTuple):
@@ -154,9 +157,13 @@ class Feed(ABC):
 
     Attributes:
         name: of the loader among several of an evaluation, or "".
+        fetching: the waits for batches that were fetched early.
     """
 
     name = ""
+
+    def __init__(self) -> None:
+        self.fetching = Fetching()
 
     @abstractmethod
     def num_steps_in(self, epoch: int) -> int | None:
@@ -169,6 +176,11 @@ class Feed(ABC):
     def indices(self, epoch: int, microbatch: Microbatch) -> list[int] | None:
         """Return the data set's indices of a microbatch's samples, or None if it has no indices."""
         return None
+
+    def fetch_early(self) -> None:  # noqa: B027 - most feeds have no batch before its time
+        """Fetch the next step's first batch and send it to the device, where that saves time:
+        call it before the host waits for the device.
+        """
 
     def close(self) -> None:  # noqa: B027 - most feeds hold nothing
         """Release the loaders."""
@@ -184,6 +196,7 @@ class MapFeed(Feed):
         move: Move,
         accumulate_at: AccumulateAt | None = None,
         skips: Skips | None = None,
+        fetches_early: bool = False,
     ) -> None:
         """Build the feed.
 
@@ -191,12 +204,17 @@ class MapFeed(Feed):
             move: moves a batch to the device.
             accumulate_at: is needed if the accumulation changes between epochs.
             skips: how bad samples are skipped; None if they raise.
+            fetches_early: whether `fetch_early` fetches a batch; not with `skips`.
         """
+        super().__init__()
         self._loader = loader
         self._rank = rank
         self._move = move
         self._accumulate_at = accumulate_at
         self._skips = skips
+        self._fetches_early = fetches_early
+        # weak: the workers end with the iteration
+        self._early: weakref.ref[EarlyBatches] | None = None
 
     @property
     def source(self) -> Source:
@@ -239,12 +257,12 @@ class MapFeed(Feed):
 
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         plan = self.plan_of(epoch)
-        batches = self._loader.iterate(plan, epoch, start)
+        batches = self._iterate(plan, epoch, start)
         for step in range(start, plan.num_steps):
             if plan.shares != self._loader.plan.shares:
                 plan = self.plan_of(epoch)
                 del batches  # first: its workers end
-                batches = self._loader.iterate(plan, epoch, step)
+                batches = self._iterate(plan, epoch, step)
             shares = plan.microbatches(step, self._rank)
             if self._skips is None:
                 own = self._microbatches(shares, batches)
@@ -254,6 +272,19 @@ class MapFeed(Feed):
                 yield self._skips.step(pulled, self._move, plan.samples_in(step))
         if self._skips is not None:
             self._skips.end()
+
+    def _iterate(self, plan: StepPlan, epoch: int, start: int) -> Iterator[Any]:
+        batches = self._loader.iterate(plan, epoch, start)
+        if not self._fetches_early:
+            return batches
+        early = EarlyBatches(batches, self._move, self.fetching)
+        self._early = weakref.ref(early)
+        return early
+
+    def fetch_early(self) -> None:
+        early = None if self._early is None else self._early()
+        if early is not None:
+            early.fetch()
 
     def close(self) -> None:
         self._loader.close()
@@ -293,6 +324,7 @@ class StreamFeed(Feed):
             even: whether all ranks need as many microbatches in each step: a rank without data
                 repeats its last one, as a borrowed one (plan.py).
         """
+        super().__init__()
         self.stream = stream
         self._accumulate_at = accumulate_at
         self._skips = skips

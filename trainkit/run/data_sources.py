@@ -28,7 +28,7 @@ from trainkit.data.streams import (
     StreamSource,
     iterates_itself,
 )
-from trainkit.device.transfer import count_samples
+from trainkit.device.transfer import Mover, count_samples
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError, DataError
 from trainkit.optim.batch_plan import Accumulation, accumulation_at
@@ -212,7 +212,15 @@ def train_feed(
         move,
         accumulate_at,
         skips,
+        engine.waits_for_sums and _may_fetch_early(source, move) and skips is None,
     )
+
+
+def _may_fetch_early(source: Source, move: Callable[[Any], Any]) -> bool:
+    """Whether a batch can be loaded and moved before its step with the same result: a data set in
+    this process, or a hook of the user's, may draw random numbers.
+    """
+    return source.options.get("num_workers", 0) > 0 and type(move) is Mover
 
 
 def _check_shares(shares: Sequence[int], source: Source | None, engine: Engine) -> None:

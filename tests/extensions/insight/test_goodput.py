@@ -130,6 +130,19 @@ def test_what_takes_time_has_a_phase_of_its_own(
     assert "goodput" in (tmp_path / "metrics.csv").read_text().splitlines()[0]
 
 
+def test_a_wait_for_the_next_steps_batch_is_for_data(tmp_path: Path, clock: Clock) -> None:
+    """Where the engine fetches it within a step (data/early.py)."""
+
+    class Waiting(Slow):
+        def on_after_backward(self) -> None:
+            """Wait between the backward pass and the sums."""
+            self.clock.now += DATA_S
+            self.trainer.train_feed.fetching.waited_ns += int(DATA_S * 1e9)
+
+    seconds = fit(tmp_path, Waiting(clock))["seconds"]
+    assert (seconds["steps"], seconds["data"]) == (12 * STEP_S, 12 * 2 * DATA_S)
+
+
 @pytest.mark.parametrize("jump_s", [0, 3600, -3600])
 def test_steps_that_were_lost_do_not_count_twice(
     jump_s: int, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]

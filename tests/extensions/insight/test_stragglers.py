@@ -217,6 +217,34 @@ def test_on_a_gpu_compute_is_what_the_device_says(monkeypatch: pytest.MonkeyPatc
     assert Event.waited and clock.read() == clock.read()
 
 
+@pytest.mark.parametrize(
+    ("early_s", "data", "communication"),
+    [
+        pytest.param(8.0, 1.0, 2.0, id="the device computes meanwhile"),
+        pytest.param(10.0, 2.0, 1.0, id="for a second the device has nothing to compute"),
+    ],
+)
+def test_a_wait_for_the_next_batch_is_data_if_the_device_has_nothing_to_do(
+    early_s: float, data: float, communication: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host waits 11 seconds before the sums are there; the device computes for 9 of them."""
+    monkeypatch.setattr("trainkit.callbacks.step_clock.mark", Event)
+    monkeypatch.setattr("torch.accelerator.synchronize", lambda: setattr(Event, "waited", True))
+    times = iter([0.0, 1.0, 2.0, 13.0, 14.0])
+    clock = StepClock(now=lambda: next(times))
+    clock._on_gpu = True
+    play(clock, "begin", "batch_came", "batch_done")
+    clock._fetching.waited_ns += int(early_s * 1e9)
+    play(clock, "sums_came", "end")
+    assert clock.read().seconds == {
+        "data": data,
+        "compute": 10.0,
+        "communication": communication,
+        "optimizer": 1.0,
+        "hooks": 0.0,
+    }
+
+
 @pytest.mark.parametrize("seed", [None, *range(4)])
 def test_the_clock_waits_for_a_device_only_where_it_is_read(seed: int | None) -> None:
     """Its events are around forward and backward, three pieces of work and the second event here;

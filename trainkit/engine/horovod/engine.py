@@ -4,7 +4,7 @@ tuning.py Horovod's own settings. An extension may bring ranks that change (rank
 
 Horovod reports a sum as done when the device has computed it (its finalizer waits for an event),
 and the wait for it (waiting.py) ends then: on GPUs the host waits there once a step, as in each loop by
-hand with Horovod; the next batch is sent to the device after that.
+hand with Horovod. The next step's first batch is sent to the device before (data/early.py).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from trainkit.arguments import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from trainkit.console import warning
+from trainkit.device.accelerator import has_streams
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine, HandedOn
 from trainkit.engine.horovod.collectives import HorovodCollectives
@@ -142,6 +143,8 @@ class HorovodEngine(Engine):
         self._check_gpu()
         self._check_adasum()
         self.comm.narrow()
+        completes_early = os.environ.get("HOROVOD_ENABLE_ASYNC_COMPLETION") == "1"
+        self.waits_for_sums = has_streams(self.device) and not completes_early
         # A build with NCCL is one on all ranks; others know no GPU, and need no round trip.
         if hvd.nccl_built() and self.ranks.takes_part and self.ranks.world_size > 1:
             own, rank = gpu_of(self.device), self.ranks.rank

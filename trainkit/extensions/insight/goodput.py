@@ -110,6 +110,7 @@ class Goodput(Callback):
             return
         self.ledger = ledger = Ledger(trainer.run_dir / FILE)
         self._mark = self._flushed = time.perf_counter()
+        self._fetched_ns = trainer.train_feed.fetching.waited_ns
         own = self._mark - self._began
         gap = own if ledger.until is None else max(own, Moment.now().seconds_since(ledger.until))
         if trainer.checkpoints.resumed_from_memory:
@@ -180,7 +181,18 @@ class Goodput(Callback):
         if self.ledger is not None:
             self._add("repeating" if trainer.global_step - done < self.ledger.furthest else "steps")
 
-    on_after_backward = on_before_optimizer_step = _count_step
+    on_after_backward = _count_step
+
+    def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Any) -> None:
+        """Count the sums over ranks; a wait for the next step's batch before them was for data."""
+        if self.ledger is None:
+            return
+        fetched_ns = trainer.train_feed.fetching.waited_ns
+        early_s = (fetched_ns - self._fetched_ns) / 1e9
+        self._fetched_ns = fetched_ns
+        self.ledger.seconds["data"] += early_s
+        self._mark += early_s
+        self._count_step(trainer)
 
     def _flush(self, trainer: RunView) -> None:
         assert self.ledger is not None

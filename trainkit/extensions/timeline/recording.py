@@ -107,6 +107,9 @@ class Recording:
         if self._has_sums:  # the first of several optimizers has marked it
             return
         self._has_sums = True
+        fetched = self._trainer.train_feed.fetching.ended_ns  # the next step's batch
+        if fetched > self._last:
+            self._marks.append(("data", fetched))
         summed = self._engine.heartbeat.take_summed() or list(self._ready.values())
         if summed and not self._hooks:
             self._marks.append(("communication", max(s.done_ns for s in summed)))
