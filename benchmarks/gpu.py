@@ -170,6 +170,16 @@ class Bench:
             ("sums, DDP", 30, self.measure_ddp),
             ("sums, Horovod", 30, self.measure_horovod),
             ("sums, Horovod, async completion", 30, self.measure_async_horovod),
+            (
+                "sums, Horovod, bf16-true",
+                30,
+                partial(self.measure_horovod, "horovod, bf16-true", precision="bf16-true"),
+            ),
+            (
+                "sums, Horovod, powersgd",
+                30,
+                partial(self.measure_horovod, "horovod, powersgd of rank 4", rank=4),
+            ),
             (f"{self.text.name}, compile", 120, partial(self.measure_tokens, "default")),
             (
                 f"{self.text.name}, fp8-mixed, compile",
@@ -406,16 +416,25 @@ class Bench:
         self._add_sums("by hand, DDP", turns.hand, turns.hand, hand)
         self._add_sums("trainkit, ddp", turns.ours, turns.hand, ours)
 
-    def measure_horovod(self, name: str = "trainkit, horovod (by hand: no sums)") -> None:
+    def measure_horovod(
+        self, name: str = "horovod", rank: int | None = None, precision: str = "bf16-mixed"
+    ) -> None:
         """Measure with Horovod, beside the loop by hand without sums
         (hvd.DistributedOptimizer refuses channels_last).
+
+        Args:
+            name: of the row.
+            rank: of PowerSGD's factors. Their second message waits for the first in backward.
+            precision: trainkit's; bf16-true gradients are cast, since Horovod sums no bfloat16.
         """
         import horovod.torch as hvd
 
         if self.device.type == "cuda" and not hvd.nccl_built():
             raise RuntimeError("this Horovod was built without NCCL")
-        engine, model = gpu_sums.summing_horovod(), self.models[0]
-        turns, profile = gpu_sums.run(model, self.device, engine, ByHand(model, self.device, None))
+        engine, model = gpu_sums.summing_horovod(rank), self.models[0]
+        hand = ByHand(model, self.device, None)
+        turns, profile = gpu_sums.run(model, self.device, engine, hand, precision)
+        name = f"trainkit, {name} (by hand: no sums)"
         self._add_sums(name, turns.ours, turns.hand, profile)
 
     def measure_async_horovod(self) -> None:
@@ -424,9 +443,8 @@ class Bench:
 
         if hvd.is_initialized():
             hvd.shutdown()
-        name = "trainkit, horovod with async completion (by hand: no sums)"
         with mock.patch.dict(os.environ, {"HOROVOD_ENABLE_ASYNC_COMPLETION": "1"}):
-            self.measure_horovod(name)
+            self.measure_horovod("horovod with async completion")
         hvd.shutdown()
 
     def _add_sums(

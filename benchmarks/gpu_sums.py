@@ -26,6 +26,8 @@ from trainkit.engine.ddp.engine import DDPEngine
 from trainkit.engine.ddp.reduce import BucketReducer
 from trainkit.engine.reduce.buckets import by_name, by_size, split_frozen
 from trainkit.engine.reduce.wire import make_wire
+from trainkit.extensions.communication.low_rank import PowerSGDSums
+from trainkit.extensions.communication.settings import PowerSGD
 
 _BUCKET = 25 * 2**20  # DDPEngine's default
 _TORCHRUN = {
@@ -55,8 +57,12 @@ class SummingDDP(DDPEngine):
         )
 
 
-def summing_horovod() -> Engine:
+def summing_horovod(rank: int | None = None) -> Engine:
     """Return an engine=horovod that sums at one rank too.
+
+    Args:
+        rank: of the factors that are summed in place of gradients (communication=powersgd);
+            None: gradients.
 
     Raises:
         ImportError: Horovod is not there.
@@ -77,8 +83,13 @@ def summing_horovod() -> Engine:
             trained, frozen = split_frozen(task.named_parameters())
             wire = make_wire("none", "average", 1.0, 1, ALLREDUCE_TYPES)
             ranks, buckets = hvd.global_process_set, by_name(trained, [], set())
+            factors = None
+            if rank is not None:
+                factors = PowerSGDSums(PowerSGD(rank=rank, start_after_steps=0))
+                factors.start(trained, set())
+                buckets = by_size(trained, _BUCKET, set())
             self._reducer = self.heartbeat.reducer = HookReducer(
-                buckets, frozen, wire, set(), "average", ranks
+                buckets, frozen, wire, set(), "average", ranks, factors
             )
 
     return SummingHorovod()
@@ -119,13 +130,19 @@ def with_ddp(model: Model, device: torch.device) -> tuple[Turns, Profile, Profil
         return turns, profile, window.end(5)
 
 
-def run(model: Model, device: torch.device, engine: Engine, hand: ByHand) -> tuple[Turns, Profile]:
+def run(
+    model: Model,
+    device: torch.device,
+    engine: Engine,
+    hand: ByHand,
+    precision: str = "bf16-mixed",
+) -> tuple[Turns, Profile]:
     """Return the times of trainkit with an engine and of a loop by hand, and trainkit's profile,
     of five steps at its end.
     """
     batch = model.images(device)
     turns, steps = Turns(hand, batch, model.block), model.block * (model.blocks + 1)
     profiled = Profiled(steps + 1, steps + 6)
-    Fit(model, device, engine=engine)([batch] * (steps + 6), [turns, profiled])
+    Fit(model, device, engine=engine, precision=precision)([batch] * (steps + 6), [turns, profiled])
     assert profiled.profile is not None, "the training has that many steps"
     return turns, profiled.profile
