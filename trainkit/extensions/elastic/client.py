@@ -33,7 +33,7 @@ from trainkit.safety.threads import printed, start_thread
 
 BEAT_S = 0.5  # seconds between two heartbeats
 UNREACHABLE_S = 60.0  # a driver silent for longer counts as gone, and the job as over
-_RANKS_AT_ONCE = 256  # of a larger job each one beats less often
+_RANKS_AT_ONCE = 128  # of a larger job each one beats less often
 _POLL_S = 30.0  # a join is answered within 10 s
 _PAUSE_S = 0.2  # between two attempts to reach the driver
 _PARTING_S = 60.0  # time limit for a process's exit, during which no Python thread runs
