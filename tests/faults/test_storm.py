@@ -17,11 +17,10 @@ from tests.helpers.launching import run_command
 pytestmark = pytest.mark.parallel
 
 SEED = 7
-# of faults, by engine; the job's start and end, and the checks, come on top
-MINUTES = {"horovod": 1.0, "ddp": 0.7}
+FAULTS = 4  # by number, not by time: on a busy machine a job's start alone takes minutes
 
 
-@pytest.mark.parametrize("engine", MINUTES)
+@pytest.mark.parametrize("engine", ["horovod", "ddp"])
 def test_a_job_survives_a_short_storm(tmp_path: Path, engine: str) -> None:
     """Each sample of each epoch counts once, the weights are the undisturbed run's,
     and nothing is left behind.
@@ -29,11 +28,10 @@ def test_a_job_survives_a_short_storm(tmp_path: Path, engine: str) -> None:
     if why := unavailable():
         pytest.skip(f"no storm: {why}")
     line = (
-        f"{sys.executable} -m tests.faults.storm --seed {SEED} --minutes {MINUTES[engine]}"
-        f" --per-round 1000 --engine {engine}"
+        f"{sys.executable} -m tests.faults.storm --seed {SEED} --faults {FAULTS} --engine {engine}"
     )
     done = run_command(line, tmp_path, 400, PYTHONPATH=str(ROOT))
     assert done.code == 0, done.text
     _, _, summary = done.out.partition("\n{")
     seen = json.loads("{" + summary)
-    assert sum(seen["survived"].values()) >= 3, done.text
+    assert sum(seen["survived"].values()) == FAULTS, done.text

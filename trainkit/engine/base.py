@@ -85,7 +85,6 @@ class Engine(ABC):
         splits_weights: whether each rank holds a part of the weights (FSDP2): `shard` does it.
         needs_even_rounds: whether all ranks must run as many forwards, since weights are gathered
             in them.
-        waits_for_sums: whether the host waits in each step until the device has the sums.
         ranks: this process's place among the ranks.
         comm: the collectives.
         data: those that count samples.
@@ -106,7 +105,6 @@ class Engine(ABC):
     name: str
     splits_weights = False
     needs_even_rounds = False
-    waits_for_sums = False
     shown_options: dict[str, Any] = {}  # noqa: RUF012 - never written to: engines put their own in its place
     saves_together: bool = False
 

@@ -35,6 +35,7 @@ class Collectives(ABC):
         ranks: this process's place among them.
         outlives_ranks: whether the ranks that are left hold all weights when others are lost,
             though each has a part.
+        waits_for_device: whether the host waits for a step's sums until the device has them.
         peer_errors: what the framework raises in a collective if another rank is gone; see also
             `blames_peer`.
 
@@ -43,6 +44,7 @@ class Collectives(ABC):
     """
 
     outlives_ranks = False
+    waits_for_device = False
     peer_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, ranks: Ranks, heartbeat: Heartbeat) -> None:

@@ -212,7 +212,7 @@ def train_feed(
         move,
         accumulate_at,
         skips,
-        engine.waits_for_sums and _may_fetch_early(source, move) and skips is None,
+        engine.comm.waits_for_device and _may_fetch_early(source, move) and skips is None,
     )
 
 

@@ -13,7 +13,7 @@ from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.callbacks import ModelCheckpoint, Timeline
 from trainkit.data.early import EarlyBatches, Fetching, Moved
 from trainkit.device.transfer import Mover
-from trainkit.engine.single import SingleEngine
+from trainkit.engine.collectives import Collectives
 from trainkit.extensions.timeline.recording import Recording
 
 
@@ -106,7 +106,7 @@ def fitted(
 
     monkeypatch.setattr("trainkit.run.stage_feeds.Mover", Noting)
     monkeypatch.setattr("trainkit.run.data_sources.Mover", Noting)
-    monkeypatch.setattr(SingleEngine, "waits_for_sums", waits)
+    monkeypatch.setattr(Collectives, "waits_for_device", waits)
     data = loader(16, shuffle=True, num_workers=num_workers)
     quiet(folder, max_epochs=2, seed=3, **settings).fit(task, data)
     return task
@@ -175,7 +175,7 @@ def test_a_recording_shows_the_wait_as_data(
         end_step(self, is_last)
 
     monkeypatch.setattr(Recording, "end_step", noted)
-    monkeypatch.setattr(SingleEngine, "waits_for_sums", True)
+    monkeypatch.setattr(Collectives, "waits_for_device", True)
     timeline = Timeline(0, 4, torch_profiler=False)
     quiet(tmp_path, max_epochs=1, callbacks=[timeline]).fit(Line(), loader(16, num_workers=1))
     assert [names.count("data") for names in marks] == [2, 2, 2, 1]

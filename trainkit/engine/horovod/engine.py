@@ -144,7 +144,7 @@ class HorovodEngine(Engine):
         self._check_adasum()
         self.comm.narrow()
         completes_early = os.environ.get("HOROVOD_ENABLE_ASYNC_COMPLETION") == "1"
-        self.waits_for_sums = has_streams(self.device) and not completes_early
+        self.comm.waits_for_device = has_streams(self.device) and not completes_early
         # A build with NCCL is one on all ranks; others know no GPU, and need no round trip.
         if hvd.nccl_built() and self.ranks.takes_part and self.ranks.world_size > 1:
             own, rank = gpu_of(self.device), self.ranks.rank
