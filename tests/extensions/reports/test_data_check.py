@@ -11,7 +11,7 @@ from torchvision.io import write_jpeg
 
 from tests.helpers.toy import Numbered
 from trainkit.cli import data
-from trainkit.data.reading import readings
+from trainkit.extensions.reports.reading import readings
 
 
 @pytest.fixture

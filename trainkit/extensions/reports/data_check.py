@@ -12,9 +12,9 @@ from trainkit.callbacks.progress.progress import make_screen
 from trainkit.config.instantiate import data_of, instantiate
 from trainkit.console import console_of, plural
 from trainkit.data.bad_samples import BadSample
-from trainkit.data.reading import Reading, readings
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.reports.reading import Reading, readings
 
 _KINDS = {"fit": ("train", "val"), "test": ("test",), "predict": ("predict",)}
 _REFRESH_RATE = 4.0
