@@ -22,14 +22,13 @@ from trainkit.console import wrapped, wrapped_for
 from trainkit.errors import JobEnded, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.launch.terminal import columns_of_launcher
-from trainkit.safety.tracebacks import FULL, text_of
+from trainkit.safety.tracebacks import FULL, is_users, text_of
 
 _FRESH_S = 60.0
 # How long another rank waits before it prints an error. If rank 0 has one too, it has mostly
 # printed it by then, and the launcher ends all ranks; otherwise this rank's message is the one that
 # the user needs.
 _RANK_0_FIRST_S = 2.0
-_PACKAGE = str(Path(__file__).parent.parent)
 # Together they name a job, and its attempt.
 _JOB = [
     *(
@@ -115,7 +114,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 def _sentence(error: BaseException, trace: TracebackType | None) -> str:
     """Return an error of trainkit, and the last line of the script before it."""
     frames = traceback.extract_tb(trace)
-    own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    own = [frame for frame in frames if is_users(frame.filename)]
     return str(error) + (
         f"\n{own[-1].filename}, line {own[-1].lineno}: {own[-1].line}" if own else ""
     )

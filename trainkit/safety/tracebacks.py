@@ -63,7 +63,7 @@ def _of_worker(where: str, text: str) -> str:
 
 def _users_frames(text: str) -> str:
     """Leave out the frames before the user's last one that are not the user's."""
-    users = [frame.start() for frame in _FRAME.finditer(text) if _is_users(frame[1])]
+    users = [frame.start() for frame in _FRAME.finditer(text) if is_users(frame[1])]
     last = max(users, default=0)
     return _FRAME.sub(
         lambda frame: frame[0] if frame.start() in users or frame.start() >= last else "", text
@@ -103,7 +103,7 @@ class _Folded(traceback.StackSummary):
 
     def format(self, **given: Any) -> list[str]:
         """Return the lines; Python 3.13 gives `colorize`."""
-        last = max((i for i, frame in enumerate(self) if _is_users(frame.filename)), default=0)
+        last = max((i for i, frame in enumerate(self) if is_users(frame.filename)), default=0)
         lines = []
         for ours, group in itertools.groupby(
             self[:last], lambda frame: frame.filename.startswith(_OURS_OR_IMPORT)
@@ -124,5 +124,8 @@ def _plain(frames: list[traceback.FrameSummary], given: dict[str, Any]) -> list[
     return traceback.StackSummary.from_list(shown).format(**given)
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Return whether a frame's file is the user's: neither trainkit's nor an installed package's nor
+    Python's own.
+    """
     return not file.startswith((_OURS, *_INSTALLED))

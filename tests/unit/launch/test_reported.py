@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -126,6 +127,20 @@ def test_a_script_of_one_process_ends_as_a_command(
     sentence, _, rest = capsys.readouterr().err.partition("Traceback" if full else "\n")
     assert sentence == ("" if full else "Error: key is 1.")
     assert "raise error" in rest and rest.endswith("KeyError: 'mine'\n")
+
+
+def test_the_line_shown_is_the_scripts_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not that of a module of Python's own or of a package that the error passed."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    report_uncaught_once()
+    in_library = compile("raise ConfigError('key is 1.')", contextlib.__file__, "exec")
+    try:
+        exec(in_library, {"ConfigError": ConfigError})
+    except ConfigError as raised:
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+    assert capsys.readouterr().err.splitlines()[1].startswith(__file__)
 
 
 def test_a_hook_of_the_script_stays(monkeypatch: pytest.MonkeyPatch) -> None:
