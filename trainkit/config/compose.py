@@ -26,7 +26,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml.error import MarkedYAMLError  # type: ignore[import-untyped]
 
 from trainkit.config import schema
@@ -309,7 +309,11 @@ def _job(
     choices = HydraConfig.get().runtime.choices
     check_batches(plain_of(own), choices, conf_folders(Path.cwd()))
     text = OmegaConf.to_yaml(own)
-    resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    try:
+        resolved = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        schema.check_names_beside(str(error.full_key), plain_of(own))
+        raise
     assert isinstance(resolved, dict)
     plain = {str(key): value for key, value in resolved.items()}
     plain.setdefault("seed", 0)

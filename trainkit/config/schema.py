@@ -154,6 +154,22 @@ def check(
         _check_run_dir(str(config["run_dir"]))
 
 
+def check_names_beside(missing: str, config: dict[str, Any]) -> None:
+    """Check the names of the arguments of the object that lacks one: it may be there, mistyped.
+
+    Args:
+        missing: the full key of a required value, as "data.root".
+        config: without its interpolations resolved.
+
+    Raises:
+        ConfigError: an argument is unknown.
+    """
+    key = missing.partition(".")[0]
+    node = config.get(key)
+    if key in ONE_OBJECT and isinstance(node, dict) and isinstance(node.get("_target_"), str):
+        _check_names(node, key, read_signature(node["_target_"], f"{key}._target_"), {})
+
+
 def full_key(name: str) -> str | None:
     """Return the whole key of a setting by its last name: "trainer.max_epochs" for "max_epochs".
 
@@ -258,19 +274,25 @@ def _check_inside(value: Any, key: str, allow: Callable[[str, str], None]) -> No
             _check_inside(item, f"{key}.{name}", allow)
 
 
-def _check_arguments(
+def _check_names(
     node: dict[str, Any], key: str, signature: Signature, explained: dict[str, str]
 ) -> None:
     given = _OF_THE_CALLER if node.get("_partial_") else ()
     known = [name for name in signature.parameters if name not in given]
-    for name, value in node.items():
-        if name in _SPECIAL:
-            continue
-        parameter = signature.parameters.get(name)
-        if parameter is None or name in given:
-            if signature.accepts_any:
-                continue
+    for name in node:
+        if name not in known and name not in _SPECIAL and not signature.accepts_any:
             raise ConfigError(unknown(f"{key}.{name}", str(name), known, explained))
+
+
+def _check_arguments(
+    node: dict[str, Any], key: str, signature: Signature, explained: dict[str, str]
+) -> None:
+    _check_names(node, key, signature, explained)
+    given = _OF_THE_CALLER if node.get("_partial_") else ()
+    for name, value in node.items():
+        parameter = signature.parameters.get(name)
+        if parameter is None or name in given or name in _SPECIAL:
+            continue
         built = isinstance(value, dict) and "_target_" in value
         legal = None if built or not parameter.annotation else problem(parameter.annotation, value)
         if legal is not None:

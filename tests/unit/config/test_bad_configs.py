@@ -63,6 +63,7 @@ MISTAKES = {
         "None of trainer.max_epochs, trainer.max_steps and trainer.max_time"
     ],
     "data=imagefolder": ["data.root is missing", "data.root=..."],
+    "data=imagefolder data.rot=images": ["data.rot is not a setting", "Did you mean 'root'?"],
     "data=imagefolder data.root=/no/such/folder": [
         "data.root is '/no/such/folder'",
         "no such folder",
