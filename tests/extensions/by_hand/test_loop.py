@@ -361,6 +361,13 @@ def test_a_loop_that_is_written_wrongly(name: str, tmp_path: Path) -> None:
     assert ended == ["fit"]
 
 
+@pytest.mark.parametrize("read", [trainkit.Loop.epochs, trainkit.Loop.batches])
+def test_a_loop_that_was_not_entered_is_refused(read: Any, tmp_path: Path) -> None:
+    """Without `with` there would be no batch, and the script would end without training."""
+    with pytest.raises(TaskError, match=r"Write `with trainkit.Loop\(...\) as loop:`"):
+        next(read(loop_of(*make(), loader(8), run_dir=tmp_path)))
+
+
 def test_an_error_in_the_body_is_raised_as_it_is(tmp_path: Path) -> None:
     """And a checkpoint is written, if one is requested on exceptions."""
     model, optimizer = make()

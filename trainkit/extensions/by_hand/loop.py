@@ -136,8 +136,9 @@ class Loop:
         """Yield the epoch until the fit ends; the same one again if validation came inside of it.
 
         Raises:
-            TaskError: the body has read no batch.
+            TaskError: the body has read no batch, or the Loop was not entered.
         """
+        self._check_entered()
         while (first := self._next) is not None:
             yield first.epoch
             self._check_left()
@@ -161,6 +162,7 @@ class Loop:
         return self._read("val")
 
     def _read(self, kind: Kind) -> Iterator[Any]:
+        self._check_entered()
         self._check_left()
         epoch = None if self._next is None else self._next.epoch
         while (batch := self._next) is not None and batch.kind == kind and batch.epoch == epoch:
@@ -288,6 +290,14 @@ class Loop:
     def _after_batch(self) -> None:
         """In the fit: let the user's body continue."""
         self._user.switch()
+
+    def _check_entered(self) -> None:
+        """Without the fit there is no batch, and the user's loops would end at once."""
+        if not self._fit and not self._fit.dead:
+            raise TaskError(
+                "The Loop was not entered, so nothing would be trained. Write `with"
+                " trainkit.Loop(...) as loop:` around the loop over epochs."
+            )
 
     def _check_left(self) -> None:
         if self._reading is not None:
