@@ -313,6 +313,27 @@ def test_what_is_no_loss_is_refused(tmp_path: Path, make: Any, words: str) -> No
         quiet(tmp_path).fit(Wrong(), loader(4))
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_graph_that_had_a_backward_is_refused_with_what_to_do(
+    tmp_path: Path, keeps: bool
+) -> None:
+    """Of a step that runs backward itself, and of one that keeps a tensor of the last batch."""
+
+    class Again(Line):
+        last: Tensor | float = 0.0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx) + self.last
+            if keeps:
+                self.last = loss
+            else:
+                loss.backward()
+            return loss
+
+    with pytest.raises(TaskError, match=r"itself: leave it out.*hidden state: keep tensor.detach"):
+        quiet(tmp_path).fit(Again(), loader(8))
+
+
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)]
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainkit.data.feed import Microbatch, Step
 from trainkit.engine.base import Engine, HandedOn
+from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics
 from trainkit.optim.sample_weights import SampleWeights
@@ -19,6 +20,12 @@ from trainkit.run.finite import FiniteLosses, LossWatch
 from trainkit.run.oom import Halving
 
 NOT_GUARDED = contextlib.nullcontext()
+_USED_GRAPH = (
+    "The loss's graph had a backward before this one. Either the step calls loss.backward() itself:"
+    " leave it out, backward runs after the step (or set self.automatic_optimization = False). Or"
+    " the loss depends on a tensor that an earlier batch made, as a hidden state: keep"
+    " tensor.detach()."
+)
 
 
 class Forwarded(NamedTuple):
@@ -35,12 +42,18 @@ class Forwarded(NamedTuple):
 
 
 def run_backward(engine: Engine, microbatch: Microbatch, loss: Tensor | HandedOn) -> None:
-    """Run backward; gradients stay on this rank, unless the microbatch is its last of the step."""
-    if microbatch.is_last:
-        engine.backward(loss)
-    else:
-        with engine.no_sync():
+    """Run backward; gradients stay on this rank, unless the microbatch is its last of the step.
+
+    Raises:
+        TaskError: the loss's graph had a backward before.
+    """
+    try:
+        with NOT_GUARDED if microbatch.is_last else engine.no_sync():
             engine.backward(loss)
+    except RuntimeError as error:
+        if "through the graph a second time" in str(error):
+            raise TaskError(_USED_GRAPH) from error
+        raise
 
 
 class WeightSwitch:
