@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from trainkit.errors import ConfigError, did_you_mean
 
@@ -51,10 +52,9 @@ def read_keys(arguments: Sequence[str], keys: Mapping[str, str], command: str) -
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if key not in keys:
-            raise ConfigError(
-                f"'{key}' is no setting of {command}.{did_you_mean(key, keys)} Use"
-                f" {', '.join(keys)}."
-            )
+            is_run = not equals and "run_dir" in keys and Path(key).is_dir()
+            meant = f" Did you mean run_dir={key}?" if is_run else did_you_mean(key, keys)
+            raise ConfigError(f"'{key}' is no setting of {command}.{meant} Use {', '.join(keys)}.")
         if not equals or not value:
             raise ConfigError(f"{key} has no value; write {key}=VALUE: {keys[key]}.")
         if key in given:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from trainkit.__main__ import main
-from trainkit.cli.options import with_plain_run
+from trainkit.cli.options import read_keys, with_plain_run
+from trainkit.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,15 @@ def test_a_runs_folder_may_be_named(typed: list[str], read: list[str]) -> None:
     an empty one is left for the command to refuse.
     """
     assert with_plain_run(typed) == read
+
+
+def test_a_bare_folder_is_answered_with_run_dir(tmp_path: Path) -> None:
+    """As export's, which takes the folder by name; a word that is none gets no such answer."""
+    keys = {"run_dir": "a folder", "ckpt_path": "a checkpoint"}
+    with pytest.raises(ConfigError, match=f"Did you mean run_dir={tmp_path}"):
+        read_keys([str(tmp_path)], keys, "export")
+    with pytest.raises(ConfigError, match="^'best' is no setting of export. Use run_dir"):
+        read_keys(["best"], keys, "export")
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "show", "status", "timeline"])
