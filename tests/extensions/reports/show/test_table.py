@@ -15,6 +15,7 @@ from trainkit.config.of_run import joined
 from trainkit.extensions.reports.show import runs_command as runs
 from trainkit.extensions.reports.show.best import best_of, command_of, goal_of
 from trainkit.extensions.reports.show.files import find_runs, read_any
+from trainkit.extensions.reports.show.page import groups, runs_grid
 from trainkit.extensions.reports.show.table import print_table, sort_runs, table_of
 from trainkit.launch.moments import Moment
 from trainkit.run.goal import Goal
@@ -48,6 +49,20 @@ def top(tmp_path: Path) -> Path:
     (tmp_path / "one" / "before-2026" / "checkpoints").mkdir(parents=True)
     (tmp_path / "sweep1" / "sweep").mkdir()
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("logged", "shown"),
+    [("lr,train_loss,val_loss", ["val_loss"]), ("lr,loss_step,loss", ["loss_step", "loss"])],
+)
+def test_values_need_no_slash(logged: str, shown: list[str], tmp_path: Path) -> None:
+    """`val_loss` is one of validation, and without any all are shown; the page has them, too."""
+    add_run(tmp_path / "one", "0.1", [])
+    (tmp_path / "one" / "metrics.csv").write_text(f"epoch,step,{logged}\n0,1,0.1,0.2,0.3\n")
+    run = read_any(tmp_path / "one", "one")
+    assert list(table_of([run], Goal()).columns) == ["run", *shown, "epochs", "state"]
+    assert runs_grid([run]).columns == ("run", "epochs", "steps", *shown, "samples/s")
+    assert next(iter(groups([run]))) == "loss"
 
 
 def test_runs_are_found_and_compared(top: Path) -> None:

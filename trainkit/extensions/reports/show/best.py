@@ -16,7 +16,7 @@ from rich.console import Console
 
 from trainkit.console import plural
 from trainkit.errors import ConfigError, did_you_mean
-from trainkit.extensions.reports.show.files import FinishedRun, natural
+from trainkit.extensions.reports.show.files import FinishedRun, main_values, natural
 from trainkit.run.goal import Goal, monitored
 
 _TRIAL = "callbacks.tune"
@@ -183,8 +183,7 @@ def _example(runs: Sequence[FinishedRun], goal: Goal) -> list[str]:
     """Return the words that choose a goal, for a value that these runs logged."""
     known = list(dict.fromkeys(name for run in runs for name in run.metrics))
     named = [name for name in (goal.metric,) if name in known]
-    of_stages = [name for stage in ("val/", "train/") for name in known if name.startswith(stage)]
-    metric = next(iter([*named, *of_stages]), None)
+    metric = next(iter([*named, *main_values(known, "val")]), None)
     if metric is None:
         return []
     name = metric.rpartition("/")[2]

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -36,6 +36,23 @@ _PARTS = {
     "logs",
     "sweep",
 }
+
+
+def stage_of(name: str) -> tuple[str, str]:
+    """Return a value's stage and its name there: ("val", "loss") of "val/loss" and of "val_loss";
+    ("", name) of others.
+    """
+    match = re.match(r"(train|val|test)[/_](.+)", name)
+    return (match[1], match[2]) if match else ("", name)
+
+
+def main_values(known: Iterable[str], *stages: str) -> list[str]:
+    """Return the values of these stages; without any those of training, without these all but
+    rates and times.
+    """
+    names = {name: stage_of(name)[0] for name in known if not re.match(r"lr\b|throughput/", name)}
+    chosen = [name for name, stage in names.items() if stage in stages]
+    return chosen or [name for name, stage in names.items() if stage == "train"] or list(names)
 
 
 @dataclass(frozen=True)

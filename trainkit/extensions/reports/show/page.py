@@ -16,11 +16,10 @@ from trainkit.extensions.reports.grid import Grid, human
 from trainkit.extensions.reports.page import Section, figure, write_page
 from trainkit.extensions.reports.show.best import number
 from trainkit.extensions.reports.show.differences import settings_grid
-from trainkit.extensions.reports.show.files import RATE, FinishedRun, Series
+from trainkit.extensions.reports.show.files import RATE, FinishedRun, Series, main_values, stage_of
 from trainkit.run.goal import monitored as monitored_in
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-_STAGES = ("train", "val", "test")
 _MOST_VALUES = 6
 
 
@@ -70,12 +69,15 @@ def groups(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
     charts: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for run in runs for name in run.series):
         room, _, rest = name.partition("/")
+        stage, of_stage = stage_of(name)
         if name == RATE:
             continue
         if name == "lr" or room.startswith("lr-"):
             title = "learning rate"
-        elif room in _STAGES and rest:
-            title = rest.removesuffix("_step").removesuffix("_epoch").split("/dataloader_idx_")[0]
+        elif stage:
+            title = (
+                of_stage.removesuffix("_step").removesuffix("_epoch").split("/dataloader_idx_")[0]
+            )
         elif room == "throughput":
             title = (
                 "step time, ms"
@@ -95,16 +97,13 @@ def groups(runs: Sequence[FinishedRun]) -> dict[str, list[str]]:
 
 
 def _of_stage(names: Sequence[str]) -> bool:
-    return any(name.split("/")[0] in _STAGES for name in names)
+    return any(stage_of(name)[0] for name in names)
 
 
 def runs_grid(runs: Sequence[FinishedRun]) -> Grid:
     """Return a row for each run: its length, its last values, its rate."""
     known = dict.fromkeys(name for run in runs for name in run.series)
-    names = [n for n in known if n.startswith(("val/", "test/"))] or [
-        n for n in known if n.startswith("train/")
-    ]
-    names = names[:_MOST_VALUES]
+    names = main_values(known, "val", "test")[:_MOST_VALUES]
     has_tasks = len({run.task for run in runs}) > 1
     rows = [
         (
@@ -126,7 +125,7 @@ def checkpoints_grid(runs: Sequence[FinishedRun]) -> Grid:
     known = dict.fromkeys(
         name for run in runs for saved in run.checkpoints for name in saved.metrics
     )
-    metrics = [name for name in known if name.startswith("val/")][:_MOST_VALUES]
+    metrics = main_values(known, "val")[:_MOST_VALUES]
     rows = [
         (
             f"{run.name}/{saved.name}" if len(runs) > 1 else saved.name,

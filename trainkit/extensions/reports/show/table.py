@@ -12,7 +12,7 @@ from trainkit.console import wrapped_for
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.reports.grid import Grid
 from trainkit.extensions.reports.show.best import best_of, command_of, number, of_a_search
-from trainkit.extensions.reports.show.files import FinishedRun
+from trainkit.extensions.reports.show.files import FinishedRun, main_values
 from trainkit.run.goal import Goal
 
 _NOT_COMPARED = ("run_dir", "optimized_metric")
@@ -50,9 +50,7 @@ def table_of(
     """Return a row for each run; `searched` as for `differing`."""
     settings = dict(list(differing(runs, searched).items())[:_MOST_SETTINGS])
     known = dict.fromkeys(name for run in runs for name in run.metrics)
-    names = [name for name in known if name.startswith("val/")] or [
-        name for name in known if name.startswith("train/")
-    ]
+    names = main_values(known, "val")
     names = list(dict.fromkeys([*([goal.metric] if goal.metric in known else []), *names]))[
         :_MOST_VALUES
     ]
