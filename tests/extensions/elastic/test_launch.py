@@ -62,6 +62,8 @@ def test_its_ranks_are_of_torch_distributed(
         ("-np 0 python x.py", "-np is 0; it must be 1 or more"),
         ("-np 2 --min-np 3 python x.py", "--min-np is 3; it must be from 1 to -np"),
         ("-np 2 --hostfile nowhere python x.py", "--hostfile nowhere cannot be read"),
+        ("-np 2 fit conf=mlp", "'fit' is not a program.* -- python -m trainkit fit ..."),
+        ("-np 2 -- train.py", "'train.py' is not a program.* -- python train.py ..."),
     ],
 )
 def test_what_is_wrong_is_named(started: list[Any], line: str, message: str) -> None:

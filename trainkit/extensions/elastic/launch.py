@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trainkit.cli.commands import command_of
 from trainkit.errors import ConfigError
 from trainkit.extensions.elastic.driver import run
 from trainkit.extensions.elastic.options import settings_of
@@ -36,16 +38,30 @@ def main(command: str, arguments: Sequence[str]) -> int:
     """Run the job, and return its exit code: 0, that of the first error, or 75 with a checkpoint.
 
     Raises:
-        ConfigError: an option is missing, or out of range.
+        ConfigError: an option is missing, or out of range; the command is not a program.
     """
     given = _parser().parse_args(list(arguments))
     if given.hostfile is not None:
         given.hosts = _hosts_in(Path(given.hostfile))
     environ = without_launcher(os.environ) | {LAUNCHED: "1"}
     settings = replace(settings_of(given, environ, arguments), passes_on=False)
+    _check_program(settings.command[0])
     code = run(settings)
     assert isinstance(code, int), "no other driver takes the job"
     return code
+
+
+def _check_program(word: str) -> None:
+    """Refuse a script or a command of trainkit in place of the program that runs it."""
+    if shutil.which(word) is not None:
+        return
+    is_script = word.endswith(".py")
+    if is_script or command_of(word) is not None:
+        before = "python" if is_script else "python -m trainkit"
+        raise ConfigError(
+            f"'{word}' is not a program. Write the whole command: python -m trainkit launch -np N"
+            f" -- {before} {word} ..."
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
