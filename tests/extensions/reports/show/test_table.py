@@ -14,7 +14,7 @@ from rich.console import Console
 from trainkit.config.of_run import joined
 from trainkit.extensions.reports.show import runs_command as runs
 from trainkit.extensions.reports.show.best import best_of, command_of, goal_of
-from trainkit.extensions.reports.show.files import find_runs, read_any
+from trainkit.extensions.reports.show.files import find_runs, read_any, read_runs
 from trainkit.extensions.reports.show.page import groups, runs_grid
 from trainkit.extensions.reports.show.table import print_table, sort_runs, table_of
 from trainkit.launch.moments import Moment
@@ -63,6 +63,14 @@ def test_values_need_no_slash(logged: str, shown: list[str], tmp_path: Path) -> 
     assert list(table_of([run], Goal()).columns) == ["run", *shown, "epochs", "state"]
     assert runs_grid([run]).columns == ("run", "epochs", "steps", *shown, "samples/s")
     assert next(iter(groups([run]))) == "loss"
+
+
+def test_a_run_of_a_sweep_is_named_with_its_sweep(tmp_path: Path) -> None:
+    """Beside others a number alone names nothing."""
+    folders = [tmp_path / name for name in ("houses", "sweep/0", "sweep/1")]
+    for folder in folders:
+        add_run(folder, "0.1", [0.5])
+    assert [run.name for run in read_runs(folders)] == ["houses", "sweep/0", "sweep/1"]
 
 
 def test_runs_are_found_and_compared(top: Path) -> None:

@@ -160,7 +160,7 @@ class FinishedRun:
 
 
 def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Read runs, each with a short name of its own.
+    """Read runs, each with a short name of its own; that of a sweep's is not a number alone.
 
     Raises:
         ConfigError: a folder is no run, or is named twice.
@@ -177,7 +177,8 @@ def read_runs(folders: Sequence[Path]) -> list[FinishedRun]:
     depth = 1
     while len({folder.parts[-depth:] for folder in absolute}) < len(absolute):
         depth += 1
-    return [_read_logged(folder, "/".join(folder.parts[-depth:])) for folder in absolute]
+    parts = [folder.parts[-depth - folder.parts[-depth].isdigit() :] for folder in absolute]
+    return [_read_logged(*run) for run in zip(absolute, map("/".join, parts), strict=True)]
 
 
 def find_runs(top: Path) -> list[FinishedRun]:
