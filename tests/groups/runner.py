@@ -74,6 +74,7 @@ class _Running:
                 cwd=ROOT,
                 env={
                     **os.environ,
+                    **_bytecode(),
                     **environment,
                     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 },
@@ -102,6 +103,15 @@ class _Running:
             file.write_text(json.dumps(record, indent=0))
         record["seconds"] = round(time.monotonic() - self.start, 1)  # with what prepares it
         return Ended(self.group, record, self.crowding)
+
+
+def _bytecode() -> dict[str, str]:
+    """Return what has Python keep its bytecode beside the environment, as make does, in a shell that
+    asks for none (as images often do): each process would compile torch anew.
+    """
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        return {}
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{sys.prefix}/bytecode"}
 
 
 def command_of(group: Group, options: list[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,18 @@ def test_a_group_is_charged_what_its_programs_used() -> None:
     (busy,) = run_groups([commands("busy", f'python3 -c "{spin}"')], [], io.StringIO())
     (idle,) = run_groups([commands("idle", "sleep 0.4")], [], io.StringIO())
     assert busy.record["cpu_s"] >= 0.3 > idle.record["cpu_s"]
+
+
+def test_a_group_keeps_bytecode_in_a_shell_that_asks_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the folder that make names; each program of a group would compile torch anew otherwise."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    shown = "import sys; assert not sys.dont_write_bytecode; print(sys.pycache_prefix)"
+    (end,) = run_groups([commands("one", f'python3 -c "{shown}"')], [], io.StringIO())
+    assert end.is_green
+    assert (runner.BUILD / "one.log").read_text() == f"{sys.prefix}/bytecode\n"
 
 
 def test_a_failure_is_printed_when_its_group_ends() -> None:
