@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.helpers.launching import BIN
+from tests.helpers.launching import path as programs
 from tests.helpers.pages import ROOT
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -21,7 +20,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cell fails; their assertions hold. The stored file has no outputs of someone's machine."""
     assert len(NOTEBOOKS) == 2
-    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", programs())
     book = nbformat.read(path, as_version=4)
     cells = [cell for cell in book.cells if cell.cell_type == "code"]
     assert all(not cell.outputs for cell in cells)

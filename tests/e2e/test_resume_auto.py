@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.launching import BIN, Command
+from tests.helpers.launching import Command, path
 from tests.helpers.resuming import assert_same_run, newest
 from trainkit.checkpoint.format import WEIGHTS, verify
 
 # In its 21st step it says so, and waits to be let, or asked to end.
 WAITS = """
+import os
 import time
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from trainkit.api.callback import Callback
 class Waits(Callback):
     def on_train_step_start(self, trainer, task):
         if trainer.global_step == 20:
+            Path("process").write_text(str(os.getpid()))
             Path("waiting").touch()
             while not Path("let").exists() and trainer.stopping.signals.received is None:
                 time.sleep(0.01)
@@ -56,11 +58,11 @@ def waiting(tmp_path: Path) -> Iterator[Start]:
             for name, value in os.environ.items()
             if not name.startswith(("HOROVOD_", "PYTEST_"))
         }
-        words, pipe = [str(BIN / "python"), *line.split()[1:]], subprocess.PIPE
+        pipe = subprocess.PIPE
         process = subprocess.Popen(
-            words,
+            line.split(),
             cwd=tmp_path,
-            env=env,
+            env=env | {"PATH": path()},
             stdout=pipe,
             stderr=pipe,
             text=True,
@@ -119,7 +121,8 @@ def test_a_folder_in_use_is_refused(waiting: Start, command: Command, tmp_path: 
     second = command(FIT + "here")
     assert second.code == 2, second.text
     assert "where another run is going on" in second.err
-    assert f"process {process.pid} on {socket.gethostname()}" in second.err
+    running = (tmp_path / "process").read_text()
+    assert f"process {running} on {socket.gethostname()}" in second.err
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == there
     (tmp_path / "let").touch()
     process.communicate(timeout=60)

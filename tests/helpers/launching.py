@@ -44,7 +44,7 @@ def run_command(line: str, cwd: Path, timeout_s: float = 480, **environment: str
     """Run a shell command with this environment's programs; nothing that it started outlives it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
     env |= {
-        "PATH": f"{_forks().folder}:{BIN}:{env['PATH']}",
+        "PATH": path(),
         "WANDB_MODE": "offline",
         _MARK: uuid.uuid4().hex,
     } | environment
@@ -70,6 +70,13 @@ def run_command(line: str, cwd: Path, timeout_s: float = 480, **environment: str
     finally:
         _end_all(env[_MARK])
     return Done(process.returncode, out, err)
+
+
+def path() -> str:
+    """Return PATH with this environment's programs first; those of Python are forks
+    (tests/helpers/forks.py).
+    """
+    return f"{_forks().folder}:{BIN}:{os.environ['PATH']}"
 
 
 @functools.cache
