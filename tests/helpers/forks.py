@@ -33,7 +33,12 @@ import types
 from pathlib import Path
 from typing import Any
 
+import hydra
 import torch
+from hydra.core.global_hydra import GlobalHydra
+
+from trainkit.config.choices import in_force, register
+from trainkit.extensions import NAMES
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -49,10 +54,17 @@ _MODULES = (
     "rich.progress",
     "torch.distributed.run",
     "torch.utils.tensorboard",
-    "torchvision",
+    "torchvision.transforms.v2",
     "trainkit.__main__",
     "trainkit.cli.run",
+    "trainkit.config.instantiate",
+    "trainkit.config.of_run",
+    "trainkit.config.pairs",
+    "trainkit.config.recorded",
+    "trainkit.config.schema",
+    "trainkit.config.sweep",
     "trainkit.trainer",
+    *(f"trainkit.extensions.{name}" for name in NAMES),
 )
 # in another one, a fork from here would be elsewhere
 _NAMESPACES = ("net", "mnt", "pid", "ipc", "user", "uts")
@@ -306,6 +318,20 @@ def _forget(module: str) -> None:
     sys.modules.pop(module if path is None else f"{module}.__main__", None)
 
 
+def _compose() -> None:
+    """Compose a config, so that Hydra's plugins and the tables of its parsers, which it makes as it
+    parses, are there for the forks; no config is left in force.
+    """
+    register()
+    hydra.initialize_config_dir(str(ROOT / "conf"), version_base="1.3")
+    words = ["++conf=mlp", "trainer.max_epochs=2", "optimizer.lr=1e-3", "++data.urls='a,b'"]
+    words += ["+callbacks.faults.faults=[{do: kill, rank: 1}]", "hydra.run.dir=."]
+    with in_force({}):
+        config = hydra.compose("mlp", words, return_hydra_config=True)
+    assert config.run_dir.startswith("runs/mlp/")  # resolved, by the grammar of interpolations
+    GlobalHydra.instance().clear()
+
+
 def _code(code: object) -> int:
     return code if isinstance(code, int) else int(code is not None)
 
@@ -327,6 +353,7 @@ if __name__ == "__main__":
     _listener, _python = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     for _name in _MODULES:
         importlib.import_module(_name)
+    _compose()
     _own_path = sys.path[
         1
         + len(os.environ.get("PYTHONPATH", "").split(os.pathsep))
