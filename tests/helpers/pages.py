@@ -123,6 +123,9 @@ def shrunk(line: str) -> str:
     )
     if not re.search(r"-m trainkit \w", words) or re.search(r"\s\S+\.py(\s|$)", words):
         return words  # what stands after a script is the script's
+    trains = re.search(r" (fit|find|scaling) ", words) is not None and "dry_run" not in words
+    if trains and "conf=resnet50" in words and "task.model" not in words:
+        words += " task.model=resnet18"
     if "imagefolder" in words:
         return (
             words + " data.num_classes=2 data.image_size=32 data.batch_size=2 trainer.max_steps=2"
@@ -144,6 +147,7 @@ def shrunk(line: str) -> str:
             words += " callbacks.timeline.start_step=0 callbacks.timeline.num_steps=2"
     elif " find " in words and "settings" not in words:
         words += " steps=20" if " batch " not in words else ""
+        words += " data.batch_size=2" * large
     elif re.search(r" (validate|test|predict) ", words):
         words += "".join(f" trainer.limit_{kind}_batches=1" for kind in ("val", "test", "predict"))
     return words
