@@ -62,6 +62,23 @@ TESTS: dict[str, dict[str, str]] = {
     "tutorial_slow": {"": TUTORIALS},
 }
 
+_SLOWEST = (
+    "horovodrun -np 2 python -m trainkit fit conf=resnet50 callbacks=timeline run_dir=runs/seen"
+)
+# Page: its command that another page has, too: the page whose test runs it. What follows on the first
+# page needs nothing of it.
+ELSEWHERE: dict[str, dict[str, str]] = {
+    "checkpoints": {"python -m trainkit check-resume conf=mlp kill_at=17": "tutorial_killed"},
+    "configs": {"python -m trainkit fit conf=gpt data.file=my.txt run_dir=runs/text": "data"},
+    "data": {"python -m trainkit fit conf=resnet50 task.model=mobilenet_v3_small": "configs"},
+    "launchers": {"python -m trainkit doctor": "logging"},
+    "tutorial_cluster": {"python -m trainkit doctor": "logging"},
+    "tutorial_slow": {
+        _SLOWEST: "logging",
+        "python -m trainkit timeline runs/seen": "logging",
+    },
+}
+
 
 def parts_of(test: str) -> list[tuple[str, str]]:
     """Return the (page, heading) that a test runs."""

@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.page_tests import DOCS, ELSEWHERE, GUIDES, TUTORIALS, parts_of
 from tests.helpers.pages import ROOT, Block, blocks, prepare
+from tests.helpers.pages import commands as commands_of
 from trainkit.cli import commands
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -246,6 +248,17 @@ def test_the_python_of_a_page_compiles(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python" and "..." not in block.text.splitlines():
             compile(block.text, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", ELSEWHERE)
+def test_a_command_that_a_page_leaves_to_another_runs_there(page: str) -> None:
+    """In a part of that page which a test runs from top to bottom."""
+    parts = [*parts_of(GUIDES), *parts_of(TUTORIALS)]
+    for line, other in ELSEWHERE[page].items():
+        assert line in commands_of(DOCS / f"{page}.md"), f"{page} has no `{line}`"
+        titles = [title for name, title in parts if name == other]
+        run = [each for title in titles for each in commands_of(DOCS / f"{other}.md", title)]
+        assert line in run and line not in ELSEWHERE.get(other, {}), f"{other} runs no `{line}`"
 
 
 def test_a_setting_that_is_no_more_fails(checker: Any, capsys: pytest.CaptureFixture[str]) -> None:
