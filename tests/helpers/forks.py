@@ -66,6 +66,13 @@ _MODULES = (
     "trainkit.trainer",
     *(f"trainkit.extensions.{name}" for name in NAMES),
 )
+# What starts a word of a command -> what its forks import; the server does at the first such command.
+_TRANSFORMERS = (
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+)
+_LATER = dict.fromkeys(("conf=dpo", "conf=hf_", "conf=sft"), _TRANSFORMERS)
 # in another one, a fork from here would be elsewhere
 _NAMESPACES = ("net", "mnt", "pid", "ipc", "user", "uts")
 # Isolated and without site: it starts in a hundredth of a second.
@@ -224,6 +231,7 @@ def _forked(connection: socket.socket) -> int:
     which is by then the program of the request.
     """
     _, fds, _, _ = socket.recv_fds(connection, 1, 4)
+    _import_for(_read(fds[0])["words"])
     pid = os.fork()
     if pid:
         for fd in fds:
@@ -236,13 +244,26 @@ def _forked(connection: socket.socket) -> int:
     return 0
 
 
+def _import_for(words: list[str]) -> None:
+    """Import what the forks of such commands need, once."""
+    for start in [start for start in _LATER if any(word.startswith(start) for word in words)]:
+        for name in _LATER.pop(start):
+            with contextlib.suppress(ImportError):  # optional: the fork reports it
+                importlib.import_module(name)
+        gc.freeze()
+
+
+def _read(request: int) -> Any:
+    return json.loads(os.pread(request, os.fstat(request).st_size, 0))
+
+
 _request: dict[str, Any] = {}
 
 
 def _become(request_fd: int, *descriptors: int) -> None:
     """Be the process that the shell, or the launcher, would have started."""
     os.setsid()
-    _request.update(json.loads(os.pread(request_fd, os.fstat(request_fd).st_size, 0)))
+    _request.update(_read(request_fd))
     os.close(request_fd)
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
