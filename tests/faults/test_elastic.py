@@ -107,10 +107,7 @@ def start(tmp_path: Path) -> Run:
             f"-np {np} --min-np 1 --max-np 4 --host-discovery-script {script}" if np else "-np 2"
         )
         run_dir = tmp_path / "run"
-        line = (
-            f"{start_with} {elastic} {options} {sys.executable} {JOB} {run_dir}"
-            f" '{json.dumps(settings)}'"
-        )
+        line = f"{start_with} {elastic} {options} python {JOB} {run_dir} '{json.dumps(settings)}'"
         done = run_command(line, tmp_path, 300, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
         return read(done.code, done.text, run_dir)
 

@@ -5,7 +5,6 @@ freeze and come, and each sample counts once, as under horovodrun.
 from __future__ import annotations
 
 import functools
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from tests.faults.test_elastic import undisturbed as undisturbed
 
 pytestmark = pytest.mark.parallel
 
-LAUNCH = f"{sys.executable} -m trainkit launch"
+LAUNCH = "python -m trainkit launch"
 
 
 @pytest.fixture

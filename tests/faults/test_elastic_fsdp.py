@@ -5,7 +5,6 @@ back as a whole, while the others train (engine=fsdp engine.replicas=N callbacks
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def start(tmp_path: Path, launch: str, **settings: Any) -> Ended:
     """Run a job to its end."""
     tmp_path.mkdir(exist_ok=True)
     text = json.dumps({"epochs": EPOCHS, "width": 128, "optimizer": "AdamW"} | settings)
-    line = f"{launch} {sys.executable} {JOB} {tmp_path / 'run'} '{text}'"
+    line = f"{launch} python {JOB} {tmp_path / 'run'} '{text}'"
     done = run_command(line, tmp_path, 300, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     return read(done.code, done.text, tmp_path / "run")
 
@@ -56,7 +55,7 @@ def test_a_replica_that_loses_a_rank_comes_back_while_the_other_trains(
     """A rank is killed in the midst of a backward: the other replica takes that step again in its
     processes without a commit, and the new one takes its state from it, for there is no checkpoint.
     """
-    launch = f"{sys.executable} -m trainkit launch -np 4 --min-np 2 --max-np 4 --"
+    launch = "python -m trainkit launch -np 4 --min-np 2 --max-np 4 --"
     settings = {"options": LAYOUTS[layout], "dies": DIES, "commit": 1000, "checkpoints": False}
     ended = start(tmp_path, launch, pace_s=0.08, **settings)
     assert ended.code == 0, ended.text
@@ -81,7 +80,7 @@ def test_a_lost_host_resumes_from_the_memory_of_another_one(tmp_path: Path) -> N
     the copies, though all checkpoints are spoilt, and end with the bits of a run without the loss.
     """
     hosts = "-np 2 -H localhost:1,127.0.0.1:1"
-    launch = f"{sys.executable} -m trainkit launch {hosts} --"
+    launch = f"python -m trainkit launch {hosts} --"
     settings = {"options": {"replicas": 1}, "copies": 1, "commit": 3, "waits_for": 2, "pace_s": 0.0}
     (end, *_) = start(tmp_path / "undisturbed", launch, **settings).ends.values()
     ended = start(tmp_path / "lost", launch, dies=[1, 20], host_dies=True, **settings)

@@ -5,7 +5,6 @@ Horovod's own driver runs them.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ def run(
     **environment: str,
 ) -> Done:
     """Run a script under horovodrun to its end."""
-    line = f"horovodrun --gloo {options} {sys.executable} {WORKERS / script} {tmp_path}"
+    line = f"horovodrun --gloo {options} python {WORKERS / script} {tmp_path}"
     return run_command(
         line, tmp_path, 100, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **environment
     )
