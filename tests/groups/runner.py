@@ -107,7 +107,7 @@ class _Running:
 
 def _bytecode() -> dict[str, str]:
     """Return what has Python keep its bytecode beside the environment, as make does, in a shell that
-    asks for none (as images often do): each process would compile torch anew.
+    asks for none (as images often do): without it each process compiles torch.
     """
     if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
         return {}

@@ -79,7 +79,7 @@ def test_a_group_is_charged_what_its_programs_used() -> None:
 def test_a_group_keeps_bytecode_in_a_shell_that_asks_for_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the folder that make names; each program of a group would compile torch anew otherwise."""
+    """In the folder that make names; otherwise each program of a group compiles torch."""
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
     shown = "import sys; assert not sys.dont_write_bytecode; print(sys.pycache_prefix)"
