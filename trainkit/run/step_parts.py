@@ -48,8 +48,11 @@ def run_backward(engine: Engine, microbatch: Microbatch, loss: Tensor | HandedOn
         TaskError: the loss's graph had a backward before.
     """
     try:
-        with NOT_GUARDED if microbatch.is_last else engine.no_sync():
+        if microbatch.is_last:
             engine.backward(loss)
+        else:
+            with engine.no_sync():
+                engine.backward(loss)
     except RuntimeError as error:
         if "through the graph a second time" in str(error):
             raise TaskError(_USED_GRAPH) from error
