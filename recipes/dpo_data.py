@@ -17,14 +17,14 @@ from trainkit.errors import DataError
 from trainkit.extensions.language.chat_template import use_template
 from trainkit.extensions.language.packing import Document, lay_out
 from trainkit.extensions.language.preferences import (
+    AnswerPair,
     EncodedPairs,
-    Pair,
     encode_pairs,
     read_pairs,
 )
 
 
-def right_and_wrong_sums() -> list[Pair]:
+def right_and_wrong_sums() -> list[AnswerPair]:
     """Return 300 sums with a right and a wrong result: the data of a recipe without a file."""
     draw = random.Random(0)
     result = []
@@ -34,7 +34,7 @@ def right_and_wrong_sums() -> list[Pair]:
         right, wrong = (
             [{"role": "assistant", "content": f"{answer}"}] for answer in (a + b, a + b + error)
         )
-        result.append(Pair(prompt, right, wrong, None, f"generated, row {number + 1}"))
+        result.append(AnswerPair(prompt, right, wrong, None, f"generated, row {number + 1}"))
     return result
 
 
@@ -92,7 +92,7 @@ class PreferencePairs(TokensInMemory):
         self.train = self._encoded(pairs, self.file or "generated sums", 0)
         self.val = self._encoded(held_out, self.val_file or "held out", len(self.train))
 
-    def _encoded(self, pairs: list[Pair], name: str, first: int) -> Pairs:
+    def _encoded(self, pairs: list[AnswerPair], name: str, first: int) -> Pairs:
         encoded = encode_pairs(pairs, self.tokenizer, self.max_length, self.too_long)
         held = encoded.documents
         if len(encoded) == 0:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.test_layering import ROOT
+from tests.architecture.test_sizes import classes
 
 # A word of our former dialect -> how the field says it.
 INSTEAD = {
@@ -184,3 +185,15 @@ def test_a_variable_is_named_for_what_it_holds() -> None:
     recipes = sorted((ROOT.parent / "recipes").rglob("*.py"))
     files = [path for path in [*PLACES, *recipes] if path.suffix == ".py"]
     assert {str(path): names for path in files if (names := empty_names(path.read_text()))} == {}
+
+
+def test_a_class_name_stands_once() -> None:
+    """A name leads to one class of the package, but for those that are a file's own."""
+    places: dict[str, list[str]] = {}
+    for name in classes():
+        places.setdefault(name.rpartition(".")[2], []).append(name)
+    assert not {
+        short: names
+        for short, names in places.items()
+        if len(names) > 1 and not short.startswith("_")
+    }

@@ -24,7 +24,7 @@ from trainkit.extensions.reports.show.page import write_show_page
 from trainkit.extensions.timeline.report.advice import Advice
 from trainkit.extensions.timeline.report.page import write_timeline_page
 from trainkit.extensions.timeline.report.steps import analyse
-from trainkit.extensions.timeline.scaling.model import Measured
+from trainkit.extensions.timeline.scaling.model import MeasuredRanks
 from trainkit.extensions.timeline.scaling.model import fit as fit_models
 from trainkit.extensions.timeline.scaling.page import write_scaling_page
 from trainkit.extensions.timeline.traces.merge import read_recording
@@ -158,14 +158,14 @@ def _scaling(page: Path, folder: Path) -> None:
         )
         costs = [(size, 0.001 + size / 1e9) for size in (1e3, 1e5, 1e6, 1e7)]
         analysis = analyse(read_recording(made))
-        measured.append(Measured(count, analysis, costs if count > 1 else []))
+        measured.append(MeasuredRanks(count, analysis, costs if count > 1 else []))
     models = fit_models(measured)
     write_scaling_page(page, "conf=resnet50", measured, models, [10, 100], ["On the CPU."])
 
 
 def _scaling_of_one_number(page: Path, folder: Path) -> None:
     made = record(folder, ranks=1, steps=8, about=replace(ABOUT, engine="single"))
-    measured = [Measured(1, analyse(read_recording(made)), [])]
+    measured = [MeasuredRanks(1, analyse(read_recording(made)), [])]
     write_scaling_page(page, "conf=resnet50", measured, None, [], [])
 
 

@@ -9,7 +9,7 @@ from tests.parallel.starts import WORKERS, Starts
 from tests.parallel.workers.memory import LAYOUTS, make_data, make_task
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.extensions.plan import plan
-from trainkit.extensions.plan.layouts import Measured, rank_bytes
+from trainkit.extensions.plan.layouts import MeasuredRun, rank_bytes
 from trainkit.extensions.plan.measured import Measuring
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
@@ -27,7 +27,7 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Starts:
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+def planned(tmp_path_factory: pytest.TempPathFactory) -> MeasuredRun:
     """What a plan measures of the same model, in this process."""
     trainer = quiet(
         tmp_path_factory.mktemp("plan"), engine=SimulatedEngine("fsdp", 2, 2), max_steps=1
@@ -42,7 +42,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_rank_holds_what_plan_says(name: str, starts: Starts, planned: Measured) -> None:
+def test_a_rank_holds_what_plan_says(name: str, starts: Starts, planned: MeasuredRun) -> None:
     """The bytes of its parts of weights, gradients and optimizer state are equal, and with those of
     a step at its worst moment within 6 %. Rank 0 has the larger parts, and a pipeline's last
     stage.

@@ -24,7 +24,7 @@ from trainkit.arguments import (
     seconds_of,
 )
 from trainkit.callbacks.retained_paths import RetainedPaths
-from trainkit.checkpoint.contents import Changes
+from trainkit.checkpoint.contents import AfterWriting
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.retention import Retained, Retention
 from trainkit.checkpoint.store import LINKS, Store
@@ -262,7 +262,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
             )
         )
         removed = [old for old in retention.dropped if old not in retention.names.scores]
-        changes = Changes({link: target for link, target in links.items() if target}, removed)
+        changes = AfterWriting({link: target for link, target in links.items() if target}, removed)
         retention.begin(
             name,
             before,

@@ -71,7 +71,7 @@ class Contents:
     optional_parts: Sequence[str] = ("datamodule", "communication", OWN, TRAINED)
 
 
-class Changes(NamedTuple):
+class AfterWriting(NamedTuple):
     """What follows a checkpoint that was written, in the same thread:
     links (name -> target), and checkpoints to remove.
     """
@@ -80,4 +80,4 @@ class Changes(NamedTuple):
     removed: Sequence[str]
 
 
-NOTHING = Changes({}, ())
+NOTHING = AfterWriting({}, ())

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from trainkit.checkpoint import split
-from trainkit.checkpoint.contents import NOTHING, OWN, Changes, Contents, StepUndo
+from trainkit.checkpoint.contents import NOTHING, OWN, AfterWriting, Contents, StepUndo
 from trainkit.checkpoint.find import Difference, Say, as_any, load, locate
 from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.parts import RankFile, report
@@ -102,7 +102,7 @@ class CheckpointManager:
         )
 
     def save(
-        self, store: Store, name: str, weights_only: bool = False, changes: Changes = NOTHING
+        self, store: Store, name: str, weights_only: bool = False, changes: AfterWriting = NOTHING
     ) -> Future[bool]:
         """Copy a checkpoint to the host, and write it beside training. Call it on all ranks.
 
@@ -221,7 +221,7 @@ class CheckpointManager:
         require_plain(content)
         return content
 
-    def _write(self, store: Store, name: str, snapshot: Snapshot, changes: Changes) -> bool:
+    def _write(self, store: Store, name: str, snapshot: Snapshot, changes: AfterWriting) -> bool:
         """Write, in the writing thread.
         Whatever a disk, a remote library or a strange tensor raises, the run is worth more.
         """

@@ -10,7 +10,7 @@ import pytest
 from tests.extensions.check_engine import bugs
 from tests.helpers.launching import run_command
 from trainkit.extensions.check_engine.compare import Comparison, compare
-from trainkit.extensions.check_engine.recording import Recording
+from trainkit.extensions.check_engine.recording import EngineRecording
 
 ROOT = Path(__file__).parents[3]
 WORKER = Path(bugs.__file__)
@@ -56,9 +56,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compared(records: Path, name: str) -> Comparison:
     """Return the comparison of a bug with one process."""
     variant = records / bugs.SEEDED[name].variant
-    noisy = [Recording.read(variant / f"disturbed-{i + 1}") for i in range(bugs.DISTURBED)]
-    ranks = Recording.read(records / "bugs" / name)
-    return compare(Recording.read(variant / "alone"), noisy, ranks, bugs.ERROR)
+    noisy = [EngineRecording.read(variant / f"disturbed-{i + 1}") for i in range(bugs.DISTURBED)]
+    ranks = EngineRecording.read(records / "bugs" / name)
+    return compare(EngineRecording.read(variant / "alone"), noisy, ranks, bugs.ERROR)
 
 
 def test_each_bug_is_expected_somewhere() -> None:

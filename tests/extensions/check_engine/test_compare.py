@@ -15,11 +15,11 @@ from tests.helpers.toy import Line, Net, fill, loader, quiet
 from trainkit.errors import ConfigError
 from trainkit.extensions.check_engine.compare import Comparison, compare, facts_of
 from trainkit.extensions.check_engine.recorder import EngineRecorder
-from trainkit.extensions.check_engine.recording import Recording
+from trainkit.extensions.check_engine.recording import EngineRecording
 from trainkit.extensions.check_engine.report import report
 
 ERROR = 2.0**-23
-Record = Callable[..., Recording]
+Record = Callable[..., EngineRecording]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def record(tmp_path: Path) -> Record:
             lr_scaling="none",
             callbacks=[recorder],
         ).fit(make(), loaded)
-        return Recording.read(folder)
+        return EngineRecording.read(folder)
 
     return run
 
@@ -70,7 +70,7 @@ def test_the_disturbed_run_is_within_its_bound(record: Record) -> None:
     assert compare(record(), disturbed, other, ERROR).first is None
 
 
-def in_stages(whole: Recording, first: str) -> Recording:
+def in_stages(whole: EngineRecording, first: str) -> EngineRecording:
     """Return a record as the two stages of a pipeline leave it, the last one first by rank."""
 
     def part(record: dict[str, Any], is_last: bool) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def in_stages(whole: Recording, first: str) -> Recording:
         return {**record, **parts, "pipeline_size": 2}
 
     (record,) = whole.ranks
-    return Recording([part(dict(record), True), part(dict(record), False)])
+    return EngineRecording([part(dict(record), True), part(dict(record), False)])
 
 
 def test_the_stages_of_a_pipeline_are_compared_as_one(record: Record) -> None:

@@ -15,13 +15,13 @@ import pytest
 from trainkit.extension import Finding
 from trainkit.extensions.doctor import command, gpus, host, network, software, sums
 from trainkit.extensions.doctor.command import guarded
-from trainkit.extensions.doctor.software import Torch
+from trainkit.extensions.doctor.software import TorchSeen
 from trainkit.extensions.horovod_build import checks as horovod
 from trainkit.extensions.horovod_build.check import Installed
 from trainkit.extensions.horovod_build.patches import version as edited_version
 from trainkit.extensions.horovod_build.probe import Machine
 
-GOOD = Torch(torch="2.15.0", torchvision="0.29.2")
+GOOD = TorchSeen(torch="2.15.0", torchvision="0.29.2")
 MACHINE = Machine(None, None, None, None, None, None, None, "", 2, 8.0)
 
 
@@ -41,19 +41,19 @@ def test_good_software_has_no_trouble() -> None:
     ("torch", "name", "says"),
     [
         (
-            Torch(errors={"torch": "ImportError: libcudart"}),
+            TorchSeen(errors={"torch": "ImportError: libcudart"}),
             "torch",
             "cannot be imported: ImportError: libcudart",
         ),
-        (Torch(torch="2.9.1", torchvision="0.24"), "torch", "torch 2.11 or newer"),
+        (TorchSeen(torch="2.9.1", torchvision="0.24"), "torch", "torch 2.11 or newer"),
         (
-            Torch(torch="2.15.0", errors={"torchvision": "torchvision::nms does not exist"}),
+            TorchSeen(torch="2.15.0", errors={"torchvision": "torchvision::nms does not exist"}),
             "torchvision",
             "nms does not exist",
         ),
     ],
 )
-def test_bad_torch_is_reported(torch: Torch, name: str, says: str) -> None:
+def test_bad_torch_is_reported(torch: TorchSeen, name: str, says: str) -> None:
     """It is missing or broken, too old, or does not fit torchvision."""
     finding = troubles(software.look(torch))[name]
     assert finding.status == "wrong" and says in finding.why and "pip install" in finding.remedy
@@ -96,17 +96,17 @@ def test_a_horovod_that_does_not_fit_is_reported() -> None:
     assert "built for torch 2.14.0, and torch 2.15.0 is installed" in by_name["installed"].why
     fits = Installed(edited_version(), "2.15.0", ("gloo",), None)
     assert troubles(horovod.look(fits, GOOD, MACHINE)).keys() <= {"horovodrun"}
-    slow = troubles(horovod.look(fits, Torch(torch="2.15.0", gpus=2), MACHINE))["sums on GPUs"]
+    slow = troubles(horovod.look(fits, TorchSeen(torch="2.15.0", gpus=2), MACHINE))["sums on GPUs"]
     assert slow.remedy.endswith("--gpu")
 
 
 def test_without_torch_nothing_is_said_of_what_was_built_for_it() -> None:
     """Nor about torchvision: there is one fault, reported once."""
     other = Installed(edited_version(), "2.14.0", ("gloo",), None)
-    assert troubles(horovod.look(other, Torch(errors={"torch": "broken"}), MACHINE)).keys() <= {
+    assert troubles(horovod.look(other, TorchSeen(errors={"torch": "broken"}), MACHINE)).keys() <= {
         "horovodrun"
     }
-    assert list(troubles(software.look(Torch(errors={"torch": "broken"})))) == ["torch"]
+    assert list(troubles(software.look(TorchSeen(errors={"torch": "broken"})))) == ["torch"]
 
 
 def test_a_horovodrun_that_the_shell_does_not_find_is_reported() -> None:
@@ -176,7 +176,7 @@ def test_a_gpu_that_is_not_free_is_reported(
 ) -> None:
     """Its memory is used, its compute mode is prohibited, or it is throttled."""
     monkeypatch.setattr(gpus, "_nvml", lambda: nvml)
-    seen = Torch(torch="2.15.0", cuda="13.2", gpus=1, names=["H100"], nccl="2.30")
+    seen = TorchSeen(torch="2.15.0", cuda="13.2", gpus=1, names=["H100"], nccl="2.30")
     assert troubles(gpus.look(seen)).keys() == names
 
 
@@ -190,7 +190,7 @@ def test_a_gpu_that_reports_no_memory_is_listed(monkeypatch: pytest.MonkeyPatch)
             raise self.NVMLError("not supported")
 
     monkeypatch.setattr(gpus, "_nvml", lambda: Silent(mode=2))
-    by_name = {f.name: f for f in gpus.look(Torch(torch="2.15.0", cuda="13.2", gpus=1))}
+    by_name = {f.name: f for f in gpus.look(TorchSeen(torch="2.15.0", cuda="13.2", gpus=1))}
     assert by_name["GPU 0"].value == "H100 (its memory is not reported)"
     assert by_name["GPU 0 mode"].status == "wrong"
 
@@ -198,13 +198,13 @@ def test_a_gpu_that_reports_no_memory_is_listed(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("torch", "hidden", "says"),
     [
-        (Torch(torch="2.15.0"), None, "built without CUDA"),
-        (Torch(torch="2.15.0", cuda="13.2"), None, "driver is too old for CUDA 13.2"),
-        (Torch(torch="2.15.0", cuda="13.2"), "", "hides all 1"),
+        (TorchSeen(torch="2.15.0"), None, "built without CUDA"),
+        (TorchSeen(torch="2.15.0", cuda="13.2"), None, "driver is too old for CUDA 13.2"),
+        (TorchSeen(torch="2.15.0", cuda="13.2"), "", "hides all 1"),
     ],
 )
 def test_a_gpu_that_torch_does_not_see_is_reported(
-    monkeypatch: pytest.MonkeyPatch, torch: Torch, hidden: str | None, says: str
+    monkeypatch: pytest.MonkeyPatch, torch: TorchSeen, hidden: str | None, says: str
 ) -> None:
     """And why."""
     monkeypatch.setattr(gpus, "_nvml", Nvml)
@@ -221,7 +221,7 @@ def test_a_gpu_that_no_rank_uses_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    finding = troubles(gpus.look(Torch(torch="2.15.0", cuda="13.2")))["torch sees"]
+    finding = troubles(gpus.look(TorchSeen(torch="2.15.0", cuda="13.2")))["torch sees"]
     assert "hides all 2" in finding.why and finding.remedy == "unset CUDA_VISIBLE_DEVICES"
 
 

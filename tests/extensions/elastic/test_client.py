@@ -13,8 +13,8 @@ import pytest
 
 from trainkit.errors import Dismissed, JobEnded
 from trainkit.extensions.elastic import client as membership
-from trainkit.extensions.elastic.client import Link, Membership, RankAssignment
-from trainkit.extensions.elastic.rendezvous import Request, Server
+from trainkit.extensions.elastic.client import DriverLink, Membership, RankAssignment
+from trainkit.extensions.elastic.rendezvous import Server, WorkerRequest
 
 SECRET = "ab" * 32
 SEAT = RankAssignment(
@@ -32,11 +32,11 @@ class Driver:
         self.reply = {"wanted": 0, "dump": False, "why": "", "broken": False}
         self.server = Server("127.0.0.1", SECRET, self._join, self._beat)
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: WorkerRequest) -> None:
         self.joins.append(request.content)
         request.answer(self.answers.pop(0))
 
-    def _beat(self, request: Request) -> None:
+    def _beat(self, request: WorkerRequest) -> None:
         self.beats.append(request.content)
         request.answer(self.reply)
 
@@ -229,7 +229,9 @@ def test_a_driver_that_is_gone_ends_the_job(driver: Driver) -> None:
     m = driver.member()
     m.join(0)
     driver.server.close()
-    m.link = Link(("127.0.0.1", 1), SECRET)  # no process listens there, as at a dead driver's port
+    m.link = DriverLink(
+        ("127.0.0.1", 1), SECRET
+    )  # no process listens there, as at a dead driver's port
     wait(lambda: m.wanted)
     with pytest.raises(JobEnded, match="could not be reached for 0.3 s .*it was killed"):
         m.join(1)
@@ -253,7 +255,7 @@ def test_a_driver_that_is_away_for_a_moment_is_asked_again(driver: Driver) -> No
     """Failed connections are retried."""
     driver.answers = [{"answer": "rank"} | vars(SEAT)]
     m = driver.member()
-    link, m.link = m.link, Link(("127.0.0.1", 1), SECRET)
+    link, m.link = m.link, DriverLink(("127.0.0.1", 1), SECRET)
     threading.Timer(0.1, setattr, (m, "link", link)).start()
     assert m.join(0) == SEAT
 

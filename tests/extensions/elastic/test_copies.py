@@ -30,7 +30,7 @@ from trainkit.extensions.elastic.copies.started import CopyServers, server_comma
 from trainkit.extensions.elastic.copies.store import PeerStore, name_of
 from trainkit.extensions.elastic.messages import Start
 from trainkit.extensions.elastic.ranks import elastic_ranks
-from trainkit.extensions.elastic.rendezvous import Request
+from trainkit.extensions.elastic.rendezvous import WorkerRequest
 from trainkit.extensions.elastic.signing import Client
 from trainkit.launch.environment import read_launcher
 
@@ -305,7 +305,7 @@ def test_each_host_with_a_worker_gets_a_server_and_a_new_one_if_it_is_lost(
     servers = CopyServers(backend, lambda start: {}, lines)  # type: ignore[arg-type]
 
     def asked(worker: str, address: list[Any] | None = None) -> Mapping[str, Any]:
-        request = Request({"worker": worker, "generation": 0, "address": address})
+        request = WorkerRequest({"worker": worker, "generation": 0, "address": address})
         servers.answer(request)
         answer = request.wait(0)
         assert answer is not None

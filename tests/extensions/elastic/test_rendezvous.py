@@ -12,7 +12,7 @@ import pytest
 from trainkit.extensions.elastic import connections
 from trainkit.extensions.elastic import rendezvous as module
 from trainkit.extensions.elastic.connections import NotSigned, SignedConnection
-from trainkit.extensions.elastic.rendezvous import Request, Server
+from trainkit.extensions.elastic.rendezvous import Server, WorkerRequest
 from trainkit.extensions.elastic.signing import HEADER, Client, sign
 
 SECRET = "ab" * 32
@@ -205,7 +205,7 @@ def test_strangers_cannot_fill_the_server(server: Server, monkeypatch: pytest.Mo
 
 def test_a_request_has_its_answer_from_another_thread() -> None:
     """And none if there is none in time."""
-    request = Request({})
+    request = WorkerRequest({})
     assert request.wait(0.01) is None
     request.answer({"answer": "wait"})
     assert request.wait(0.01) == {"answer": "wait"}
@@ -216,7 +216,7 @@ def test_a_mistake_in_a_request_is_printed(capfd: pytest.CaptureFixture[str]) ->
     only those of killed workers are silent.
     """
 
-    def fail(request: Request) -> None:
+    def fail(request: WorkerRequest) -> None:
         raise KeyError("no such worker")
 
     server = Server("127.0.0.1", SECRET, fail, fail)

@@ -11,8 +11,8 @@ import pytest
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.experiment.command import read_request, seconds
-from trainkit.extensions.experiment.report import Compared, pairing, show, verdict_line
-from trainkit.extensions.experiment.seeds import Pair, Seeds
+from trainkit.extensions.experiment.report import ComparedConfigs, pairing, show, verdict_line
+from trainkit.extensions.experiment.seeds import SeedPair, Seeds
 from trainkit.extensions.experiment.sides import Side, check_contract, look_at_side, metric_of
 
 
@@ -109,21 +109,21 @@ def test_the_metric_is_what_a_callback_monitors() -> None:
 def test_other_samples_are_not_paired() -> None:
     """If an order differs, the seed, the rank and the step are named."""
     assert "the same samples in the same order, bit for bit; the same first weights" in pairing(
-        [Pair(0, record(1.0), record(2.0))]
+        [SeedPair(0, record(1.0), record(2.0))]
     )
-    unlike = pairing([Pair(0, record(1.0), record(2.0, weight="other"))])
+    unlike = pairing([SeedPair(0, record(1.0), record(2.0, weight="other"))])
     assert "0 of 1 and 1 first weights equal" in unlike
     with pytest.raises(ConfigError, match="with seed 4 rank 0 got other samples from step 1 on"):
-        pairing([Pair(4, record(1.0), record(2.0, order="another"))])
+        pairing([SeedPair(4, record(1.0), record(2.0, order="another"))])
 
 
 def test_a_value_that_is_not_there_is_refused() -> None:
     """With what is logged; one that is not finite has no difference."""
     with pytest.raises(ConfigError, match="side a does not log for whole .* It logs: val/loss"):
-        Pair(0, record(1.0), record(2.0)).values("val/acc")
+        SeedPair(0, record(1.0), record(2.0)).values("val/acc")
     bad = {**record(1.0), "not_finite": ["val/loss"]}
     with pytest.raises(ConfigError, match="val/loss of side b is not finite with seed 1"):
-        Pair(1, record(1.0), bad).values("val/loss")
+        SeedPair(1, record(1.0), bad).values("val/loss")
 
 
 def seeds(folder: Path, budget_s: float | None = 0.0, other: str = "b") -> Seeds:
@@ -154,8 +154,8 @@ def test_the_result_is_a_table_a_page_and_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All say the same; what was not run is named."""
-    pairs = [Pair(seed, record(1.0 + seed), record(0.9 + seed)) for seed in range(3)]
-    result = Compared("x=a", "x=b", "val/loss", "min", pairs, [3, 4], {"global batch": 64})
+    pairs = [SeedPair(seed, record(1.0 + seed), record(0.9 + seed)) for seed in range(3)]
+    result = ComparedConfigs("x=a", "x=b", "val/loss", "min", pairs, [3, 4], {"global batch": 64})
     facts = show(result, tmp_path)
     assert result.verdict == facts["verdict"] == "b better"
     assert facts["paired"]["high"] == pytest.approx(-0.1)

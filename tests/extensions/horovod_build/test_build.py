@@ -29,12 +29,19 @@ from trainkit.extensions.horovod_build.build import (
     wheel_key,
 )
 from trainkit.extensions.horovod_build.pip import fetch_source, missing_needs, verify
-from trainkit.extensions.horovod_build.probe import Choice, Machine, Nccl, Plan, Torch, search_path
+from trainkit.extensions.horovod_build.probe import (
+    BuildPlan,
+    Choice,
+    InstalledTorch,
+    Machine,
+    Nccl,
+    search_path,
+)
 from trainkit.extensions.horovod_build.tools import Tool
 from trainkit.launch.commands import cache_folder
 
 MACHINE = Machine(
-    torch=Torch("2.15.0+cu132", "13.2", gpus=0),
+    torch=InstalledTorch("2.15.0+cu132", "13.2", gpus=0),
     compiler=Tool("/usr/bin/c++", "c++ 12.2.0"),
     make=Tool("/usr/bin/make", "GNU Make 4.3"),
     cmake=Tool("/usr/bin/cmake", "cmake version 3.25.1"),
@@ -45,7 +52,7 @@ MACHINE = Machine(
     cores=2,
     free_gib=8.0,
 )
-CPU = Plan(mpi=Choice(False, ""), gpu=Choice(False, ""), jobs=2)
+CPU = BuildPlan(mpi=Choice(False, ""), gpu=Choice(False, ""), jobs=2)
 GPU = replace(CPU, gpu=Choice(True, ""))
 MPI = replace(CPU, mpi=Choice(True, ""))
 
@@ -63,7 +70,7 @@ def test_key_differs_for_what_cannot_be_exchanged():
     """Another torch, MPI, NCCL, processor, MPI flavour or compiler flag is another wheel."""
     keys = [
         wheel_key(MACHINE, CPU, {}),
-        wheel_key(replace(MACHINE, torch=Torch("2.13.0+cpu")), CPU, {}),
+        wheel_key(replace(MACHINE, torch=InstalledTorch("2.13.0+cpu")), CPU, {}),
         wheel_key(MACHINE, MPI, {}),
         wheel_key(replace(MACHINE, mpicxx=Tool("/usr/bin/mpicxx", "g++ -lmpich")), MPI, {}),
         wheel_key(replace(MACHINE, mpirun=Tool("/usr/bin/mpirun", "Open MPI 5.0.1")), MPI, {}),

@@ -12,11 +12,11 @@ from trainkit.errors import EngineError
 from trainkit.extensions.horovod_build import check as horovod_proof
 from trainkit.extensions.horovod_build.check import Installed, look, mpi_start, prove
 from trainkit.extensions.horovod_build.patches import version
-from trainkit.extensions.horovod_build.probe import Choice, Plan, Wanted
+from trainkit.extensions.horovod_build.probe import BuildPlan, Choice, Wanted
 from trainkit.extensions.horovod_build.tools import Tool
 
 GOOD = Installed(version(), "2.15.0", ("gloo",), None)
-CPU = Plan(mpi=Choice(False, ""), gpu=Choice(False, ""), jobs=2)
+CPU = BuildPlan(mpi=Choice(False, ""), gpu=Choice(False, ""), jobs=2)
 MPI = replace(CPU, mpi=Choice(True, ""))
 
 

@@ -17,11 +17,11 @@ from trainkit.extensions.horovod_build import command as horovod
 from trainkit.extensions.horovod_build import wheel as wheels
 from trainkit.extensions.horovod_build.check import Installed
 from trainkit.extensions.horovod_build.patches import identity, version
-from trainkit.extensions.horovod_build.probe import Machine, Torch
+from trainkit.extensions.horovod_build.probe import InstalledTorch, Machine
 from trainkit.extensions.horovod_build.tools import Tool
 
 MACHINE = Machine(
-    torch=Torch("2.15.0"),
+    torch=InstalledTorch("2.15.0"),
     compiler=Tool("/usr/bin/c++", "c++ 12.2.0"),
     make=Tool("/usr/bin/make", "GNU Make 4.3"),
     cmake=Tool("/usr/bin/cmake", "cmake version 3.25.1"),

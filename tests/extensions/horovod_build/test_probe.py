@@ -12,9 +12,9 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.horovod_build import probe as horovod_machine
 from trainkit.extensions.horovod_build.probe import (
     Choice,
+    InstalledTorch,
     Machine,
     Nccl,
-    Torch,
     Wanted,
     choose,
     probe,
@@ -23,7 +23,7 @@ from trainkit.extensions.horovod_build.probe import (
 from trainkit.extensions.horovod_build.tools import Tool, find_mpirun, has_mpi_header
 
 PLAIN = Machine(
-    torch=Torch("2.15.0+cpu"),
+    torch=InstalledTorch("2.15.0+cpu"),
     compiler=Tool("/usr/bin/c++", "c++ 12.2.0"),
     make=Tool("/usr/bin/make", "GNU Make 4.3"),
     cmake=Tool("/usr/bin/cmake", "cmake version 3.25.1"),
@@ -36,7 +36,7 @@ PLAIN = Machine(
 )
 WITH_GPU = replace(
     PLAIN,
-    torch=Torch("2.15.0+cu132", "13.2", gpus=2),
+    torch=InstalledTorch("2.15.0+cu132", "13.2", gpus=2),
     nvcc=Tool("/opt/cuda/bin/nvcc", "13.0"),
     nccl=Nccl("/opt/nccl/include", "/opt/nccl/lib/libnccl.so.2"),
 )
@@ -151,7 +151,7 @@ def test_seen_gpu_is_built_for_unless_left_out():
 
 def test_gpu_can_be_built_for_where_none_is_seen():
     """--gpu builds on a login node without a GPU; by itself that machine builds for the CPU."""
-    login_node = replace(WITH_GPU, torch=Torch("2.15.0+cu132", "13.2", gpus=0))
+    login_node = replace(WITH_GPU, torch=InstalledTorch("2.15.0+cu132", "13.2", gpus=0))
     assert choose(login_node, Wanted(gpu=True)).gpu.on
     assert not choose(login_node, Wanted()).gpu.on
 
@@ -159,7 +159,7 @@ def test_gpu_can_be_built_for_where_none_is_seen():
 @pytest.mark.parametrize(
     ("lack", "reason"),
     [
-        ({"torch": Torch("2.15.0+cpu", None, gpus=1)}, "built without CUDA"),
+        ({"torch": InstalledTorch("2.15.0+cpu", None, gpus=1)}, "built without CUDA"),
         ({"nvcc": None}, "nvcc, the compiler of CUDA, was not found"),
         (
             {"nvcc": Tool("/opt/cuda/bin/nvcc", "12.4")},

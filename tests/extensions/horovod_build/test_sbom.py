@@ -13,7 +13,7 @@ import pytest
 from tests.extensions.horovod_build.test_build import CPU, GPU, MACHINE, MPI
 from trainkit.extensions.horovod_build import patches, sbom
 from trainkit.extensions.horovod_build.pip import SHA256
-from trainkit.extensions.horovod_build.probe import Plan
+from trainkit.extensions.horovod_build.probe import BuildPlan
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,9 @@ from trainkit.extensions.horovod_build.probe import Plan
         (GPU, {"torch", "nccl"}, {"nvcc"}),
     ],
 )
-def test_it_names_source_edits_and_libraries(plan: Plan, linked: set[str], tools: set[str]) -> None:
+def test_it_names_source_edits_and_libraries(
+    plan: BuildPlan, linked: set[str], tools: set[str]
+) -> None:
     """The release by its hash, each edit with its text, what the source carries along, and of what
     is linked and builds it only what this build uses.
     """

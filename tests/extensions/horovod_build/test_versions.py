@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from tests.extensions.horovod_build.test_build import CPU, GPU, MACHINE, MPI
 from trainkit.extensions.horovod_build.patches import identity
-from trainkit.extensions.horovod_build.probe import Choice, Machine, Plan, Torch
+from trainkit.extensions.horovod_build.probe import BuildPlan, Choice, InstalledTorch, Machine
 from trainkit.extensions.horovod_build.tools import Tool
 from trainkit.extensions.horovod_build.versions import Build, build_of, build_version, mpi_name
 
@@ -34,17 +34,23 @@ BOTH = replace(GPU, mpi=Choice(True, ""))
         (MACHINE, GPU, "2.15.0.cu132", None, "13.0"),
         (OPEN_MPI, BOTH, "2.15.0.cu132", "openmpi4.1.4", "13.0"),
         (
-            replace(MACHINE, torch=Torch("2.16.0.dev20261101+cpu")),
+            replace(MACHINE, torch=InstalledTorch("2.16.0.dev20261101+cpu")),
             CPU,
             "2.16.0.dev20261101.cpu",
             None,
             None,
         ),
-        (replace(MACHINE, torch=Torch("2.11.0a0+git1A-2")), CPU, "2.11.0a0.git1a.2", None, None),
+        (
+            replace(MACHINE, torch=InstalledTorch("2.11.0a0+git1A-2")),
+            CPU,
+            "2.11.0a0.git1a.2",
+            None,
+            None,
+        ),
     ],
 )
 def test_a_version_holds_what_a_build_needs(
-    machine: Machine, plan: Plan, torch: str, mpi: str | None, cuda: str | None
+    machine: Machine, plan: BuildPlan, torch: str, mpi: str | None, cuda: str | None
 ):
     """Edits, torch, MPI and CUDA are read back as they were written,
     and pip's own form of the version is the same.

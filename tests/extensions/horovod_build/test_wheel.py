@@ -21,13 +21,13 @@ from tests.extensions.horovod_build.test_command import (
 )
 from trainkit.extensions.horovod_build import command as horovod
 from trainkit.extensions.horovod_build import wheel as wheels
-from trainkit.extensions.horovod_build.probe import Nccl, Torch
+from trainkit.extensions.horovod_build.probe import InstalledTorch, Nccl
 from trainkit.extensions.horovod_build.tools import Tool
 
 __all__ = ["steps"]
 CUDA = replace(
     MACHINE,
-    torch=Torch("2.15.0", "13.2"),
+    torch=InstalledTorch("2.15.0", "13.2"),
     nvcc=Tool("/opt/cuda/bin/nvcc", "13.0"),
     nccl=Nccl("/include", "/libnccl.so.2"),
 )

@@ -19,13 +19,13 @@ from tests.extensions.horovod_build.test_build import MACHINE
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.horovod_build import wheelhouse
 from trainkit.extensions.horovod_build.patches import identity, version
-from trainkit.extensions.horovod_build.probe import Torch
+from trainkit.extensions.horovod_build.probe import InstalledTorch
 from trainkit.extensions.horovod_build.tools import Tool
 
 TAG = f"cp{sys.version_info[0]}{sys.version_info[1]}"
 PLAIN = f"{version()}.torch2.15.0.cu132"
 HERE = replace(MACHINE, mpirun=Tool("/usr/bin/mpirun", "Open MPI 4.1.4"))
-WITH_GPU = replace(HERE, torch=Torch("2.15.0+cu132", "13.2", gpus=8))
+WITH_GPU = replace(HERE, torch=InstalledTorch("2.15.0+cu132", "13.2", gpus=8))
 
 
 def write_wheel(folder: Path, version: str, python: str = TAG, name: str = "horovod") -> Path:

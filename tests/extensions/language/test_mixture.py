@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from trainkit.extensions.language.mixture import Mixture, Turns
+from trainkit.extensions.language.mixture import Mixture, SourceTurns
 
 
 def drawn_weights() -> list[list[float]]:
@@ -23,7 +23,7 @@ def test_counts_follow_the_weights_within_one_sample() -> None:
     and `at` knows how many it had.
     """
     for weights in drawn_weights():
-        turns = Turns(weights)
+        turns = SourceTurns(weights)
         counts = [0] * len(weights)
         for turn in range(800):
             source, before = turns.at(turn)
@@ -37,7 +37,7 @@ def test_turns_repeat_after_their_period() -> None:
     """Tenths have a period of ten, in which each source has exactly its share; so a turn far away
     is known at once.
     """
-    turns = Turns([0.7, 0.2, 0.1])
+    turns = SourceTurns([0.7, 0.2, 0.1])
     assert (turns.parts, turns.period) == ([7, 2, 1], 10)
     first = [turns.at(turn)[0] for turn in range(10)]
     assert sorted(first) == [0] * 7 + [1] * 2 + [2]

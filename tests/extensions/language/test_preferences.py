@@ -10,7 +10,7 @@ import pytest
 
 from recipes.sft_data import byte_tokenizer
 from trainkit.errors import DataError
-from trainkit.extensions.language.preferences import Pair, encode_pairs, pair_of, read_pairs
+from trainkit.extensions.language.preferences import AnswerPair, encode_pairs, pair_of, read_pairs
 
 ASKED = [{"role": "user", "content": "1 + 1?"}]
 TWO = [{"role": "assistant", "content": "2"}]
@@ -28,7 +28,7 @@ def test_a_file_of_any_kind_gives_the_same_pairs(tmp_path: Path) -> None:
     held.save_to_disk(str(tmp_path / "folder"))
     for name in ("a.jsonl", "a.parquet", "folder"):
         place = f"{tmp_path / name}, row 1"
-        assert read_pairs(tmp_path / name) == [Pair(ASKED, TWO, THREE, None, place)]
+        assert read_pairs(tmp_path / name) == [AnswerPair(ASKED, TWO, THREE, None, place)]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_file_of_any_kind_gives_the_same_pairs(tmp_path: Path) -> None:
 )
 def test_a_prompt_may_be_what_both_begin_with(row: dict[str, Any]) -> None:
     """Also if its text stands in a column beside; a column of no meaning is left out."""
-    assert pair_of(row, "here") == Pair(ASKED, TWO, THREE, None, "here")
+    assert pair_of(row, "here") == AnswerPair(ASKED, TWO, THREE, None, "here")
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_a_file_without_a_pair_is_refused(tmp_path: Path) -> None:
         read_pairs(tmp_path / "a.csv")
 
 
-def pair(prompt: str, chosen: str, rejected: str) -> Pair:
+def pair(prompt: str, chosen: str, rejected: str) -> AnswerPair:
     """Return a pair of texts."""
-    return Pair(prompt, chosen, rejected, None, "here")
+    return AnswerPair(prompt, chosen, rejected, None, "here")
 
 
 def test_answers_are_predicted_with_their_end() -> None:
@@ -142,7 +142,7 @@ def test_a_prompt_that_is_rewritten_before_an_answer_is_counted() -> None:
     """The answer begins where the tokens differ, as TRL has it."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template += "{% if add_generation_prompt %}<think>{% endif %}"
-    encoded = encode_pairs([Pair(ASKED, TWO, THREE, None, "here")], tokenizer, 99, "cut")
+    encoded = encode_pairs([AnswerPair(ASKED, TWO, THREE, None, "here")], tokenizer, 99, "cut")
     assert encoded.num_rewritten == 1
     _, labels = encoded.documents.document(0)
     assert tokenizer.decode(labels[labels >= 0]) == "2<|im_end|>\n"

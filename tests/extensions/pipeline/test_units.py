@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.pipeline.schedule import INTERLEAVED, Schedule
+from trainkit.extensions.pipeline.schedule import INTERLEAVED, StageSchedule
 from trainkit.extensions.pipeline.stages import idle_share, stage_rows
 from trainkit.extensions.pipeline.units import units_of
-from trainkit.extensions.pipeline.work import Work
+from trainkit.extensions.pipeline.work import UnitWork
 
 
 class Block(nn.Module):
@@ -108,7 +108,7 @@ def test_stages_that_do_not_fit_are_refused(stages: Any, text: str) -> None:
 
 def test_a_plan_shows_stages_and_waiting() -> None:
     """The ranks, layers, weights and work of each, and the bubble of few microbatches."""
-    rows = dict(stage_rows(Chain(8, 8, 8, 8), Schedule("1f1b", 2), 1, 2))
+    rows = dict(stage_rows(Chain(8, 8, 8, 8), StageSchedule("1f1b", 2), 1, 2))
     assert rows["stage 0, ranks 2 to 3"] == (
         "table to blocks.1: weights 15.9 KiB, 47% of what is multiplied"
     )
@@ -117,8 +117,8 @@ def test_a_plan_shows_stages_and_waiting() -> None:
         "50% of a step, with 1 microbatches on 2 stages of work up to 6% above the mean;"
         " trainer.accumulate_grad_batches=8 would leave 15%"
     )
-    counted = Work([0, 5, 5, 10], [0, 0, 64, 0])
-    rows = dict(stage_rows(Chain(8, 8), Schedule("1f1b", 2), 8, 1, counted, 4, [1024, 2048]))
+    counted = UnitWork([0, 5, 5, 10], [0, 0, 64, 0])
+    rows = dict(stage_rows(Chain(8, 8), StageSchedule("1f1b", 2), 8, 1, counted, 4, [1024, 2048]))
     assert rows["stage 0, rank 1"] == (
         "table to blocks.0: weights 15.8 KiB, 25% of what is multiplied, 1.0 KiB in a step"
         " (activations, gradients, gathered weights)"
@@ -133,7 +133,7 @@ def test_a_plan_shows_stages_and_waiting() -> None:
 
 def test_a_plan_lists_the_stages_of_each_rank() -> None:
     """In turn over ranks; the bytes of a step are a rank's, at its first stage."""
-    schedule = Schedule(INTERLEAVED, 2, 2)
+    schedule = StageSchedule(INTERLEAVED, 2, 2)
     rows = dict(stage_rows(Chain(8, 8, 8, 8), schedule, 4, 1, None, 1, [1024, 2048]))
     names = [name for name in rows if name.startswith("stage")]
     assert names == ["stage 0, rank 1", "stage 1, rank 0", "stage 2, rank 1", "stage 3, rank 0"]
@@ -145,7 +145,7 @@ def test_a_plan_lists_the_stages_of_each_rank() -> None:
 def test_interleaved_stages_wait_less() -> None:
     """(P - 1) / (C x M + P - 1) of a step, if all have as much work."""
     for ranks, chunks in ((2, 2), (4, 2), (3, 4)):
-        own = Schedule(INTERLEAVED, ranks, chunks)
+        own = StageSchedule(INTERLEAVED, ranks, chunks)
         for microbatches in (ranks, 3 * ranks):
             share = idle_share([5] * own.stages, microbatches, own)
             expected = (ranks - 1) / (chunks * microbatches + ranks - 1)

@@ -23,9 +23,9 @@ from trainkit.extensions.context.sequence import mean_of_parts, part
 from trainkit.extensions.plan import plan
 from trainkit.extensions.plan.command import main
 from trainkit.extensions.plan.fits import Fits, fit_rows, room_of
-from trainkit.extensions.plan.layouts import Layout, Measured, Weight, rank_bytes
+from trainkit.extensions.plan.layouts import Layout, MeasuredRun, Weight, rank_bytes
 from trainkit.extensions.plan.measured import Measuring
-from trainkit.extensions.plan.record import Moment, Recording
+from trainkit.extensions.plan.record import BackwardMoment, StepRecording
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.setup import Stage
@@ -35,17 +35,17 @@ SIZES = plan.Sizes(weights=4000, gradients=4000, optimizer=8000, payload=4000, t
 # activations are 6000 bytes without activation checkpointing, 1500 with it
 WEIGHTS = [Weight((250,), 4, True, (unit,), unit in (1, 2), state=8.0, more=0) for unit in range(4)]
 MOMENTS = [(3, 6000), (2, 5500), (1, 3000), (0, 1000)]
-PLAIN = Recording(
+PLAIN = StepRecording(
     (0, 1000, 3000, 5000),
     (1000, 3000, 5000, 5500),
-    tuple(Moment(place, peak) for place, peak in MOMENTS),
+    tuple(BackwardMoment(place, peak) for place, peak in MOMENTS),
 )
-AGAIN = Recording(
+AGAIN = StepRecording(
     (0, 100, 200, 300),
     (100, 900, 1000, 1200),
-    tuple(Moment(place, peak // 4) for place, peak in MOMENTS),
+    tuple(BackwardMoment(place, peak // 4) for place, peak in MOMENTS),
 )
-MEASURED = Measured(
+MEASURED = MeasuredRun(
     WEIGHTS,
     buffers=0,
     recordings={(1, 1, 0): PLAIN, (1, 1, 1): AGAIN},

@@ -17,7 +17,7 @@ from trainkit.config.compose import run
 from trainkit.config.roles import roles_of
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.ray import connection
-from trainkit.extensions.ray.backend import Work, cause_of, fault_of
+from trainkit.extensions.ray.backend import WorkerProgram, cause_of, fault_of
 from trainkit.extensions.ray.cluster import connected
 from trainkit.extensions.ray.launcher import RayLauncher
 from trainkit.extensions.ray.options import RayOptions
@@ -194,7 +194,7 @@ def test_an_address_without_a_cluster_is_reported(monkeypatch: pytest.MonkeyPatc
         pass
 
 
-WORK = Work(["python"], {}, run_dir="runs/x")
+WORK = WorkerProgram(["python"], {}, run_dir="runs/x")
 GOOD = {
     "trainkit": True,
     "horovod": "0.28.1+trainkit.0",

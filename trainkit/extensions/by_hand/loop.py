@@ -36,7 +36,7 @@ from trainkit.extensions.by_hand.task import (
     Batch,
     GivenOptimizers,
     Kind,
-    Turns,
+    LoopTurns,
     scheduler_of,
     task_of,
 )
@@ -112,7 +112,9 @@ class Loop:
         configured = GivenOptimizers(
             optimizers, [*schedulers, *(ScheduleConfig(each, "hand") for each in by_hand)]
         )
-        self._task = task_of(model, configured, Turns(self._pass, self._after_batch, self.state))
+        self._task = task_of(
+            model, configured, LoopTurns(self._pass, self._after_batch, self.state)
+        )
         self._data = (train_dataloaders, val_dataloaders)
         self._ckpt_path = ckpt_path
         self._fit = greenlet(self._run_fit)

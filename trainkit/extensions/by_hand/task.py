@@ -61,7 +61,7 @@ def scheduler_of(scheduler: Any) -> Any:
     return scheduler["scheduler"] if isinstance(scheduler, Mapping) else scheduler
 
 
-class Turns(NamedTuple):
+class LoopTurns(NamedTuple):
     """What a LoopTask calls.
 
     Attributes:
@@ -80,9 +80,9 @@ class LoopTask(Task):
     """See the module."""
 
     configured: GivenOptimizers
-    turns: Turns
+    turns: LoopTurns
 
-    def __init__(self, model: nn.Module, configured: GivenOptimizers, turns: Turns) -> None:
+    def __init__(self, model: nn.Module, configured: GivenOptimizers, turns: LoopTurns) -> None:
         super().__init__()
         self.model = model
         self.__dict__.update(configured=configured, turns=turns)
@@ -106,7 +106,7 @@ class LoopTask(Task):
         self.turns.state.update(checkpoint.get("loop", {}))
 
 
-def task_of(model: Any, configured: GivenOptimizers, turns: Turns) -> LoopTask:
+def task_of(model: Any, configured: GivenOptimizers, turns: LoopTurns) -> LoopTask:
     """Return the Task of a module, or of a dict or list of modules."""
     if isinstance(model, Mapping):
         module: nn.Module = nn.ModuleDict(model)

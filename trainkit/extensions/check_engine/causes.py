@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trainkit.console import plural
-from trainkit.extensions.check_engine.recording import Pair, Recording
+from trainkit.extensions.check_engine.recording import EngineRecording, SketchPair
 
 _CLOSE = 0.01  # relative: an explanation leaves no more than this
 _UNLIKE = 0.02  # a factor differs from 1 by more
@@ -28,10 +28,10 @@ class Context:
         pairs: all of the stage.
     """
 
-    alone: Recording
-    ranks: Recording
+    alone: EngineRecording
+    ranks: EngineRecording
     kind: str
-    pairs: Sequence[Pair]
+    pairs: Sequence[SketchPair]
 
     @property
     def data_size(self) -> int:
@@ -39,7 +39,7 @@ class Context:
         return int(self.ranks.first["data_size"])
 
 
-def causes_of(pair: Pair, context: Context) -> tuple[str, ...]:
+def causes_of(pair: SketchPair, context: Context) -> tuple[str, ...]:
     """Return the likely causes, the likeliest first; at least one."""
     causes = [
         each
@@ -73,7 +73,7 @@ def _ratio(view: Tensor, expected: Tensor) -> float | None:
     return factor if factor and _near(view / factor, expected) else None
 
 
-def _common_ratio(pair: Pair) -> float | None:
+def _common_ratio(pair: SketchPair) -> float | None:
     ratios = [_ratio(view, pair.expected) for view in pair.views]
     first = ratios[0]
     if first is None or any(r is None or abs(r / first - 1) > _CLOSE for r in ratios):
@@ -90,7 +90,7 @@ def _clipping(context: Context) -> str:
     )
 
 
-def _missing(pair: Pair, context: Context) -> str:
+def _missing(pair: SketchPair, context: Context) -> str:
     if not pair.size or any(float(view.norm()) for view in pair.views):
         return ""
     if context.kind == "outputs":
@@ -103,7 +103,7 @@ def _missing(pair: Pair, context: Context) -> str:
     return "it is 0 on the ranks: it was not filled"
 
 
-def _factor(pair: Pair, context: Context) -> str:
+def _factor(pair: SketchPair, context: Context) -> str:
     ratio = _common_ratio(pair)
     if ratio is None:
         return ""
@@ -135,7 +135,7 @@ def _factor(pair: Pair, context: Context) -> str:
     return f"{times}{all_of_it}"
 
 
-def _sums(pair: Pair, context: Context) -> str:
+def _sums(pair: SketchPair, context: Context) -> str:
     views = pair.views
     if len(views) < 2 or _agree(views):
         return ""
@@ -173,7 +173,7 @@ def _missing_sum(context: Context) -> str:
     )
 
 
-def _order(pair: Pair) -> str:
+def _order(pair: SketchPair) -> str:
     expected = pair.expected.reshape(-1).sort().values
     for view in pair.views:
         if not _near(view, pair.expected) and _near(view.reshape(-1).sort().values, expected):
@@ -184,7 +184,7 @@ def _order(pair: Pair) -> str:
     return ""
 
 
-def _mask(pair: Pair, context: Context) -> str:
+def _mask(pair: SketchPair, context: Context) -> str:
     if context.kind != "outputs":
         return ""
     masks = [view != 0 for view in pair.views]
@@ -202,7 +202,7 @@ def _mask(pair: Pair, context: Context) -> str:
     return f"a mask (dropout?): other elements are 0 than in one process; {who}"
 
 
-def _statistics(pair: Pair, context: Context) -> str:
+def _statistics(pair: SketchPair, context: Context) -> str:
     modules = context.alone.first["modules"]
     kind: str = modules.get(pair.name, modules.get(pair.name.rpartition(".")[0], ""))
     if context.kind == "buffers":
@@ -221,7 +221,7 @@ def _statistics(pair: Pair, context: Context) -> str:
     return ""
 
 
-def _random(pair: Pair, context: Context) -> str:
+def _random(pair: SketchPair, context: Context) -> str:
     draws = context.ranks.draws()
     # inside of the module, or of one that contains it
     inside = [name for name in draws if f"{name}.".startswith(f"{pair.name}.")]
@@ -238,7 +238,7 @@ def _agree(views: Sequence[Tensor]) -> bool:
     return all(_near(view, views[0]) or torch.equal(view, views[0]) for view in views[1:])
 
 
-def _apart(pair: Pair, context: Context) -> str:
+def _apart(pair: SketchPair, context: Context) -> str:
     """Say which ranks differ, if only some do."""
     if len(pair.views) < 2 or _agree(pair.views):
         return ""
@@ -255,7 +255,7 @@ def _apart(pair: Pair, context: Context) -> str:
     return f"{who} alone"
 
 
-def _by_stage(pair: Pair, context: Context) -> str:
+def _by_stage(pair: SketchPair, context: Context) -> str:
     if context.kind == "start":
         return (
             "the weights are made otherwise on ranks: drawn per rank, or put together in another"

@@ -45,7 +45,7 @@ _SINGLE, _DOUBLE = "32-true", "64-true"
 
 
 @dataclass(frozen=True)
-class CheckRequest:
+class CheckEngineRequest:
     """The command line's request; see usage.py."""
 
     ranks: int
@@ -56,7 +56,7 @@ class CheckRequest:
 
 
 @dataclass(frozen=True)
-class Children:
+class EngineRuns:
     """How the runs are started.
 
     Attributes:
@@ -161,7 +161,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 def _read(
     own: dict[str, str], rest: Sequence[str], engine: EngineOptions | None, script: Script | None
-) -> CheckRequest:
+) -> CheckEngineRequest:
     if "-m" in rest or "--multirun" in rest:
         raise ConfigError("check-engine takes one config: leave -m out.")
     ranks = count("ranks", own.get("ranks", "2"))
@@ -171,12 +171,12 @@ def _read(
         switches[key] = own.get(key, "false").lower()
         if switches[key] not in ("true", "false"):
             raise ConfigError(f"{key} is '{own[key]}'; it must be true or false.")
-    return CheckRequest(
+    return CheckEngineRequest(
         ranks, steps, switches["float64"] == "true", switches["keep"] == "true", engine
     )
 
 
-def _check(subject: Subject, asked: CheckRequest, facts: dict[str, Any]) -> bool:
+def _check(subject: Subject, asked: CheckEngineRequest, facts: dict[str, Any]) -> bool:
     """Run the runs and compare; return whether the ranks train as one process does. torch is imported
     here, after all checks.
     """
@@ -197,7 +197,7 @@ def _check(subject: Subject, asked: CheckRequest, facts: dict[str, Any]) -> bool
     equal = False
     try:
         equal = _run_and_compare(
-            Children(subject, settings, asked.steps, folder), asked, problem, facts
+            EngineRuns(subject, settings, asked.steps, folder), asked, problem, facts
         )
     finally:
         if equal and not asked.keep:
@@ -209,7 +209,7 @@ def _check(subject: Subject, asked: CheckRequest, facts: dict[str, Any]) -> bool
 
 
 def _run_and_compare(
-    children: Children, asked: CheckRequest, problem: Any, facts: dict[str, Any]
+    children: EngineRuns, asked: CheckEngineRequest, problem: Any, facts: dict[str, Any]
 ) -> bool:
     """Run and compare; again in float64 if float32 leaves a doubt."""
     subject = children.subject
@@ -246,13 +246,13 @@ def _precision(subject: Subject) -> str:
     return str(subject.requested.options.numerics.precision)
 
 
-def _error(children: Children) -> float:
+def _error(children: EngineRuns) -> float:
     module: Any = importlib.import_module("trainkit.extensions.check_engine.problem")
     precision = children.settings.get("precision", _precision(children.subject))
     return float(module.error_of(precision, children.subject.engine.get("param_dtype")))
 
 
-def _check_request(subject: Subject, asked: CheckRequest) -> None:
+def _check_request(subject: Subject, asked: CheckEngineRequest) -> None:
     name = subject.engine_name
     if asked.ranks == 1 and name in ("auto", "single", "horovod", "ddp"):
         raise ConfigError(
@@ -288,7 +288,7 @@ def _check_request(subject: Subject, asked: CheckRequest) -> None:
         )
 
 
-def _settings(subject: Subject, asked: CheckRequest, problem: Any) -> dict[str, Any]:
+def _settings(subject: Subject, asked: CheckEngineRequest, problem: Any) -> dict[str, Any]:
     _, limit, _ = subject.limits()
     settings = {
         **problem.settings,
@@ -313,7 +313,7 @@ def _settings(subject: Subject, asked: CheckRequest, problem: Any) -> dict[str, 
     return settings
 
 
-def _run_all(children: Children, asked: CheckRequest, problem: Any, error: float) -> None:
+def _run_all(children: EngineRuns, asked: CheckEngineRequest, problem: Any, error: float) -> None:
     whole = {"settings": {"engine": "single"}, "batch_size": problem.batch_size}
     last = _DISTURBED + 2
     what = f"one process, {plural(asked.steps, 'step')} of {plural(problem.samples, 'sample')}"

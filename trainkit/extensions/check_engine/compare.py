@@ -1,8 +1,8 @@
 """The comparison of ranks with one process, stage by stage in the order of training.
 
-compare     all stages
-Stage       the result of one: outputs, gradients, weights or buffers of a step
-Difference  what differs first
+compare      all stages
+StageResult  of one: outputs, gradients, weights or buffers of a step
+Difference   what differs first
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from trainkit.console import plural
 from trainkit.errors import ConfigError
 from trainkit.extensions.check_engine.causes import Context, causes_of
 from trainkit.extensions.check_engine.recording import (
-    Pair,
-    Recording,
+    EngineRecording,
+    SketchPair,
     backwards,
     order_of,
     outputs,
@@ -50,7 +50,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageResult:
     """The result of a stage.
 
     Attributes:
@@ -87,7 +87,7 @@ class Comparison:
         draws: modules that draw other random numbers -> the function.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageResult, ...]
     steps: int
     dropout: tuple[str, ...] = ()
     draws: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,10 @@ class Comparison:
 
 
 def compare(
-    alone: Recording, disturbed: Sequence[Recording], ranks: Recording, error: float
+    alone: EngineRecording,
+    disturbed: Sequence[EngineRecording],
+    ranks: EngineRecording,
+    error: float,
 ) -> Comparison:
     """Compare the records of a job with those of one process.
 
@@ -142,7 +145,7 @@ def compare(
     return Comparison(tuple(stages), steps, tuple(dropout), ranks.draws())
 
 
-def _check_samples(alone: Recording, ranks: Recording, step: int) -> None:
+def _check_samples(alone: EngineRecording, ranks: EngineRecording, step: int) -> None:
     ours, theirs = alone.samples(step), ranks.samples(step)
     for place in range(1, ranks.model_size):
         group = [key for each in ranks.of_place(step, place) for key in each["samples"]]
@@ -165,12 +168,12 @@ def _check_samples(alone: Recording, ranks: Recording, step: int) -> None:
 
 @dataclass(frozen=True)
 class _Judge:
-    alone: Recording
-    disturbed: Sequence[Recording]
-    ranks: Recording
+    alone: EngineRecording
+    disturbed: Sequence[EngineRecording]
+    ranks: EngineRecording
     error: float
 
-    def structure(self) -> list[Stage]:
+    def structure(self) -> list[StageResult]:
         """Compare which weights there are, and which of them are one."""
         ours, theirs = self.alone.first, self.ranks.first
         there = {name for rank in self.ranks.ranks for name in rank["start"]}
@@ -189,9 +192,11 @@ class _Judge:
             has = "one process" if name in ours["start"] else "the ranks"
             cause = f"only {has} has this weight: the model is made otherwise on ranks"
         first = Difference("weights before step 1", name, float("inf"), 0.0, (cause,))
-        return [Stage("weights' names", "weights", len(ours["start"]), first=first, differing=1)]
+        return [
+            StageResult("weights' names", "weights", len(ours["start"]), first=first, differing=1)
+        ]
 
-    def start(self) -> Stage:
+    def start(self) -> StageResult:
         """Compare the weights before the first step."""
         alone = [each.first["start"] for each in [self.alone, *self.disturbed]]
         pairs, skipped = weights(
@@ -204,7 +209,7 @@ class _Judge:
             )
         return self._stage("weights before step 1", "weights", pairs, skipped, "start")
 
-    def step(self, step: int) -> list[Stage]:
+    def step(self, step: int) -> list[StageResult]:
         """Compare a step, stage by stage."""
         name = f"step {step + 1}"
         pairs, skipped = outputs(self.alone, self.disturbed, self.ranks, step)
@@ -232,18 +237,18 @@ class _Judge:
                 )
         return stages
 
-    def _weights(self, step: int, kind: str) -> tuple[list[Pair], dict[str, str]]:
+    def _weights(self, step: int, kind: str) -> tuple[list[SketchPair], dict[str, str]]:
         alone = [each.first["steps"][step][kind] for each in [self.alone, *self.disturbed]]
         ranks = [rank["steps"][step][kind] for rank in self.ranks.ranks]
         return weights(alone, ranks, self.ranks.elsewhere)
 
-    def _parted(self, pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    def _parted(self, pairs: Sequence[SketchPair]) -> tuple[list[SketchPair], list[SketchPair]]:
         """Part the statistics of batch norm, which are a rank's own unless
         trainer.sync_batchnorm, from other buffers.
         """
         modules = self.alone.first["modules"]
 
-        def is_statistics(pair: Pair) -> bool:
+        def is_statistics(pair: SketchPair) -> bool:
             kind: str = modules.get(pair.name.rpartition(".")[0], "")
             return kind.endswith(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"))
 
@@ -252,7 +257,7 @@ class _Judge:
             [pair for pair in pairs if is_statistics(pair)],
         )
 
-    def _refuse_chaos(self, pairs: Sequence[Pair]) -> None:
+    def _refuse_chaos(self, pairs: Sequence[SketchPair]) -> None:
         noise = _level(pairs)
         if noise > max(_CHAOS, 30 * self.error):
             drawing = [name or "training_step" for name in self.alone.draws()]
@@ -267,11 +272,11 @@ class _Judge:
         self,
         what: str,
         unit: str,
-        pairs: Sequence[Pair],
+        pairs: Sequence[SketchPair],
         skipped: Mapping[str, str],
         kind: str,
         is_noted: bool = False,
-    ) -> Stage:
+    ) -> StageResult:
         # weights are not computed before the first step: they are equal, in any precision
         error = min(self.error, _OF_WEIGHTS) if kind == "start" else self.error
         bounds = _bounds(pairs, error)
@@ -298,10 +303,10 @@ class _Judge:
         worst = max(shares, key=lambda own: own[0] / own[1] if own[1] else own[0], default=(0, 0))
         hidden = _FACTOR * _level(pairs)
         count = len(differing)
-        return Stage(what, unit, len(pairs), skipped, worst, count, first, is_noted, hidden)
+        return StageResult(what, unit, len(pairs), skipped, worst, count, first, is_noted, hidden)
 
 
-def _bounds(pairs: Sequence[Pair], error: float) -> list[float]:
+def _bounds(pairs: Sequence[SketchPair], error: float) -> list[float]:
     """Return the distance that rounding explains, for each pair.
 
     A multiple of what it does to the disturbed processes: to this tensor, or to the median one,
@@ -320,11 +325,11 @@ def _bounds(pairs: Sequence[Pair], error: float) -> list[float]:
     return bounds
 
 
-def _share(distance: float, pair: Pair) -> float:
+def _share(distance: float, pair: SketchPair) -> float:
     return distance / pair.size if pair.size else distance
 
 
-def _level(pairs: Sequence[Pair]) -> float:
+def _level(pairs: Sequence[SketchPair]) -> float:
     shares = [pair.noise / pair.size for pair in pairs if pair.size]
     return statistics.median(shares or [0.0])
 

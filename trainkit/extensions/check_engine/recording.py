@@ -1,10 +1,10 @@
 """The records of a run's ranks, and what of them is to be compared: pairs of one process's numbers and
 the ranks'.
 
-Recording   of one run
-Pair        one module's output, or one weight, in one step
-outputs     pairs of a step's outputs, in the order of execution
-weights     pairs of its gradients, weights or buffers
+EngineRecording  of one run
+SketchPair       one module's output, or one weight, in one step
+outputs          pairs of a step's outputs, in the order of execution
+weights          pairs of its gradients, weights or buffers
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Key = Any  # of a row: a sample, or the samples of a microbatch
 
 
 @dataclass(frozen=True)
-class Recording:
+class EngineRecording:
     """What EngineRecorder has written on each rank."""
 
     ranks: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def read(cls, folder: Path) -> Recording:
+    def read(cls, folder: Path) -> EngineRecording:
         """Read a folder of records."""
         files = sorted(folder.glob("rank*.pt"), key=lambda path: int(path.stem[4:]))
         return cls([torch.load(path, weights_only=True) for path in files])
@@ -97,7 +97,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Pair:
+class SketchPair:
     """See the module. All are sketches of the same rows.
 
     Attributes:
@@ -136,8 +136,8 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def outputs(
-    alone: Recording, disturbed: Sequence[Recording], ranks: Recording, step: int
-) -> tuple[list[Pair], dict[str, str]]:
+    alone: EngineRecording, disturbed: Sequence[EngineRecording], ranks: EngineRecording, step: int
+) -> tuple[list[SketchPair], dict[str, str]]:
     """Return pairs of a step's outputs in the order of execution, the loss last; and name -> why of
     those that cannot be compared.
     """
@@ -170,7 +170,7 @@ def outputs(
         every = tuple(_stacked(each, rows) for each in theirs)
         shown = (torch.stack(every).sum(0),) if name in parts else every
         noisy = tuple(_stacked(each[name], rows) for each in others)
-        pairs.append(Pair(name, _stacked(rows, rows), noisy, shown))
+        pairs.append(SketchPair(name, _stacked(rows, rows), noisy, shown))
     pairs.append(_losses(alone, disturbed, ranks, step))
     return pairs, skipped
 
@@ -214,13 +214,15 @@ def _stacked(rows: Mapping[Key, Tensor], order: Mapping[Key, Any]) -> Tensor:
     return torch.stack([rows[key] for key in order])
 
 
-def _skipped(recording: Recording, step: int) -> Iterator[tuple[str, str]]:
+def _skipped(recording: EngineRecording, step: int) -> Iterator[tuple[str, str]]:
     for index in range(recording.tensor_size):
         for each in recording.microbatches(step, index):
             yield from each["skipped"].items()
 
 
-def _losses(alone: Recording, disturbed: Sequence[Recording], ranks: Recording, step: int) -> Pair:
+def _losses(
+    alone: EngineRecording, disturbed: Sequence[EngineRecording], ranks: EngineRecording, step: int
+) -> SketchPair:
     """Return the loss of each microbatch; their mean, if one process has other microbatches."""
     places = range(ranks.tensor_size)
     own = [each["samples"] for each in alone.microbatches(step)]
@@ -231,7 +233,7 @@ def _losses(alone: Recording, disturbed: Sequence[Recording], ranks: Recording, 
         sizes = torch.tensor([each["size"] for each in microbatches], dtype=torch.float64)
         return losses.reshape(-1, 1) if same else (losses * sizes).sum().reshape(1, 1) / sizes.sum()
 
-    return Pair(
+    return SketchPair(
         LOSS,
         values(alone.microbatches(step)),
         tuple(values(each.microbatches(step)) for each in disturbed),
@@ -239,7 +241,7 @@ def _losses(alone: Recording, disturbed: Sequence[Recording], ranks: Recording, 
     )
 
 
-def order_of(alone: Recording) -> dict[str, int]:
+def order_of(alone: EngineRecording) -> dict[str, int]:
     """Return the modules of one process -> their place in the order of execution."""
     names = alone.microbatches(0)[0]["outputs"]
     return {name: place for place, name in enumerate(names)}
@@ -249,7 +251,7 @@ def weights(
     alone: Sequence[Mapping[str, Any]],
     ranks: Sequence[Mapping[str, Any]],
     elsewhere: Sequence[Sequence[str]],
-) -> tuple[list[Pair], dict[str, str]]:
+) -> tuple[list[SketchPair], dict[str, str]]:
     """Return pairs by name, and name -> why of those that cannot be compared.
 
     Args:
@@ -270,14 +272,14 @@ def weights(
             skipped[name] = texts[0]
             continue
         noisy = tuple(each[name] for each in disturbed)
-        pairs.append(Pair(name, own, noisy, tuple(theirs)))
+        pairs.append(SketchPair(name, own, noisy, tuple(theirs)))
     return pairs, skipped
 
 
-def backwards(pairs: Sequence[Pair], order: Mapping[str, int]) -> list[Pair]:
+def backwards(pairs: Sequence[SketchPair], order: Mapping[str, int]) -> list[SketchPair]:
     """Return the pairs of gradients as backward computes them: the last module first."""
 
-    def place(pair: Pair) -> int:
+    def place(pair: SketchPair) -> int:
         return order.get(pair.name.rpartition(".")[0], -1)
 
     return sorted(pairs, key=place)[::-1]

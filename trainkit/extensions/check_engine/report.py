@@ -11,12 +11,12 @@ from rich.table import Table
 from trainkit.console import console_of, plural
 from trainkit.extensions.check_engine.compare import (
     Comparison,
-    Stage,
+    StageResult,
     compare,
     facts_of,
     skipped_text,
 )
-from trainkit.extensions.check_engine.recording import Recording
+from trainkit.extensions.check_engine.recording import EngineRecording
 
 _WIDTH = 116
 _SHOWN = 3
@@ -34,8 +34,10 @@ def compared(folder: Path, disturbed: int, error: float) -> Comparison:
     Raises:
         ConfigError: they cannot be compared.
     """
-    noisy = [Recording.read(folder / f"disturbed-{i + 1}") for i in range(disturbed)]
-    return compare(Recording.read(folder / "alone"), noisy, Recording.read(folder / "ranks"), error)
+    noisy = [EngineRecording.read(folder / f"disturbed-{i + 1}") for i in range(disturbed)]
+    return compare(
+        EngineRecording.read(folder / "alone"), noisy, EngineRecording.read(folder / "ranks"), error
+    )
 
 
 def report(result: Comparison, what: str, facts: dict[str, Any]) -> bool:
@@ -66,12 +68,12 @@ def _table(result: Comparison) -> Table:
     return table
 
 
-def _count(stage: Stage) -> str:
+def _count(stage: StageResult) -> str:
     skipped = f", {len(stage.skipped)} skipped" * bool(stage.skipped)
     return f"{stage.compared} {stage.unit}{skipped}"
 
 
-def _result(stage: Stage) -> str:
+def _result(stage: StageResult) -> str:
     if stage.first is None:
         return "equal"
     label = "of each rank" if stage.is_noted else "DIFFERENT"

@@ -41,7 +41,7 @@ _RECORDER = "trainkit.extensions.check_resume.recorder.ResumeRecorder"
 
 
 @dataclass(frozen=True)
-class CheckRequest:
+class CheckResumeRequest:
     """The command line's request; see usage.py."""
 
     kill_at: int
@@ -53,7 +53,7 @@ class CheckRequest:
 
 
 @dataclass(frozen=True)
-class Children:
+class ResumeRuns:
     """How the three runs are started.
 
     Attributes:
@@ -153,7 +153,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
     return code or int(not equal[0])
 
 
-def _read(own: dict[str, str], rest: Sequence[str]) -> CheckRequest:
+def _read(own: dict[str, str], rest: Sequence[str]) -> CheckResumeRequest:
     if "-m" in rest or "--multirun" in rest:
         raise ConfigError("check-resume takes one config: leave -m out.")
     if "kill_at" not in own:
@@ -191,10 +191,12 @@ def _read(own: dict[str, str], rest: Sequence[str]) -> CheckRequest:
             f"resume_engine is 'single', and ranks is '{own['ranks']}'; give one rank after the"
             f" kill: ranks={ranks[0]},1"
         )
-    return CheckRequest(kill_at, save_at, steps, (ranks[0], ranks[-1]), engine, keep == "true")
+    return CheckResumeRequest(
+        kill_at, save_at, steps, (ranks[0], ranks[-1]), engine, keep == "true"
+    )
 
 
-def _check(subject: Subject, asked: CheckRequest, facts: dict[str, Any]) -> bool:
+def _check(subject: Subject, asked: CheckResumeRequest, facts: dict[str, Any]) -> bool:
     """Run the three runs and compare; return whether they are equal.
     torch is imported here, after all checks.
     """
@@ -217,7 +219,7 @@ def _check(subject: Subject, asked: CheckRequest, facts: dict[str, Any]) -> bool
     try:
         fixed = {**same, "max_steps": steps}
         other = {**fixed, "engine": asked.engine} if asked.engine else fixed
-        children = Children(
+        children = ResumeRuns(
             subject,
             (engine, asked.engine or engine),
             (fixed, other),
@@ -242,7 +244,7 @@ def _text(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def _run_three(children: Children, asked: CheckRequest) -> None:
+def _run_three(children: ResumeRuns, asked: CheckResumeRequest) -> None:
     ranks = asked.ranks
     save = {"save_at": asked.save_at}
     children.start("whole", "1/3 the whole run", ranks[0], "whole", save)
@@ -265,7 +267,7 @@ def _run_three(children: Children, asked: CheckRequest) -> None:
     children.start("resumed", what, ranks[1], "killed", {}, "resumes")
 
 
-def _last_step(subject: Subject, asked: CheckRequest) -> int:
+def _last_step(subject: Subject, asked: CheckResumeRequest) -> int:
     start, limit, is_quick = subject.limits()
     if is_quick:
         raise ConfigError(
@@ -286,7 +288,7 @@ def _last_step(subject: Subject, asked: CheckRequest) -> int:
     return last if limit is None else min(last, limit)
 
 
-def _engine(subject: Subject, asked: CheckRequest) -> str:
+def _engine(subject: Subject, asked: CheckResumeRequest) -> str:
     name = subject.engine_name
     if name == "single" and max(asked.ranks) > 1:
         raise ConfigError(

@@ -70,7 +70,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedPart:
     """One part of two runs.
 
     Attributes:
@@ -90,7 +90,7 @@ class Compared:
 
 def differences(
     a: Path, b: Path, *, rounding: bool = False, names: Names | None = None
-) -> list[Compared]:
+) -> list[ComparedPart]:
     """Return the parts in which two checkpoints differ; see `compare`."""
     return [
         part for part in compare(a, b, rounding=rounding, names=names) if part.first is not None
@@ -104,7 +104,7 @@ def compare(
     rounding: bool = False,
     names: Names | None = None,
     ignored: Collection[str] = (),
-) -> list[Compared]:
+) -> list[ComparedPart]:
     """Compare two checkpoints with their training state.
 
     Args:
@@ -119,7 +119,9 @@ def compare(
     parts = []
     for what, unit in _PARTS.items():
         if rounding and what in _OF_RANKS and (what != "communication" or left[what]):
-            parts.append(Compared(what, 0, unit, left_out="local to a rank, and the ranks differ"))
+            parts.append(
+                ComparedPart(what, 0, unit, left_out="local to a rank, and the ranks differ")
+            )
             continue
         one, other = (
             {k: v for k, v in side[what].items() if k not in ignored} for side in (left, right)
@@ -127,7 +129,7 @@ def compare(
         if one or other:
             bounds = BOUNDS if rounding and what in _BOUNDED else None
             parts.append(
-                Compared(
+                ComparedPart(
                     what, sum(1 for _ in _leaves(one, other, "")), unit, _first(one, other, bounds)
                 )
             )

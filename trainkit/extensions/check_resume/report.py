@@ -20,7 +20,7 @@ from trainkit.console import console_of, plural
 from trainkit.errors import ConfigError
 from trainkit.extensions.check_resume.compare import (
     BOUNDS,
-    Compared,
+    ComparedPart,
     Names,
     compare,
     differences,
@@ -145,7 +145,7 @@ def report(runs: Runs, facts: dict[str, Any]) -> bool:
     return not different
 
 
-def _facts_of(part: Compared) -> dict[str, Any]:
+def _facts_of(part: ComparedPart) -> dict[str, Any]:
     return {
         "what": part.what,
         "compared": part.count,
@@ -157,14 +157,16 @@ def _facts_of(part: Compared) -> dict[str, Any]:
 
 def logged_values(
     whole: Sequence[Row], resumed: Sequence[Row], save_at: int, rounding: bool
-) -> Compared:
+) -> ComparedPart:
     """Compare two tables of metrics, text by text.
 
     Columns that already differ in rows before the kill, when neither run was resumed, hold times
     and are skipped.
     """
     if rounding:
-        return Compared("logged values", 0, "rows", left_out="step values belong to rank 0's share")
+        return ComparedPart(
+            "logged values", 0, "rows", left_out="step values belong to rank 0's share"
+        )
     early = [[row for row in rows if int(row["step"]) <= save_at] for rows in (whole, resumed)]
     pairs = list(zip(*early, strict=False))
     columns = list(dict.fromkeys(name for row in [*whole, *resumed] for name in row))
@@ -177,17 +179,17 @@ def logged_values(
                     f"row {number} (step {a['step']}), {name}: '{a.get(name, '')}' and"
                     f" '{b.get(name, '')}'"
                 )
-                return Compared("logged values", len(whole), "rows", first, why)
+                return ComparedPart("logged values", len(whole), "rows", first, why)
     if len(whole) != len(resumed):
-        return Compared(
+        return ComparedPart(
             "logged values", len(whole), "rows", f"{len(whole)} rows and {len(resumed)} rows", why
         )
-    return Compared("logged values", len(whole), "rows", None, why)
+    return ComparedPart("logged values", len(whole), "rows", None, why)
 
 
 def samples(
     whole: Sequence[Sequence[Note]], resumed: Sequence[Sequence[Note]], rounding: bool
-) -> Compared:
+) -> ComparedPart:
     """Compare the samples of each rank in each step; at another number of ranks, those of all ranks
     together.
 
@@ -216,17 +218,17 @@ def samples(
             for rank, (a, b) in enumerate(zip(*values, strict=False)):
                 if a != b:
                     where = "" if rounding else f" of rank {rank}"
-                    return Compared(
+                    return ComparedPart(
                         what, count, unit, f"step {step}{where}: {_unlike(key, a or [], b or [])}"
                     )
             if len(values[0]) != len(values[1]):
-                return Compared(
+                return ComparedPart(
                     what,
                     count,
                     unit,
                     f"step {step}: of {len(values[0])} ranks and of {len(values[1])}",
                 )
-    return Compared(what, count, unit, None if steps else "the resumed run trained no step")
+    return ComparedPart(what, count, unit, None if steps else "the resumed run trained no step")
 
 
 def _unlike(key: str, a: Sequence[Any], b: Sequence[Any]) -> str:
@@ -264,7 +266,7 @@ def _notes(folder: Path, ranks: int) -> list[list[Note]]:
     return [[json.loads(line) for line in text.splitlines()] for text in texts]
 
 
-def _table(parts: Sequence[Compared]) -> Table:
+def _table(parts: Sequence[ComparedPart]) -> Table:
     table = Table()
     for name in ("what", "compared", "result"):
         table.add_column(name, overflow="fold")

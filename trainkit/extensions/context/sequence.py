@@ -40,7 +40,7 @@ from trainkit.extensions.context.parts import (
 from trainkit.extensions.fsdp.random_numbers import drawn_seed, numbers_of
 
 
-class Group(Protocol):
+class SampleRanks(Protocol):
     """The ranks that share the tokens of a sample.
 
     Attributes:
@@ -86,7 +86,7 @@ class SharedStep:
     open: ClassVar[SharedStep | None] = None
     newest: ClassVar[SharedStep | None] = None
 
-    def __init__(self, group: Group, name: str) -> None:
+    def __init__(self, group: SampleRanks, name: str) -> None:
         self.group, self.name = group, name
         self.length: int | None = None
         self.size = 0
@@ -246,7 +246,7 @@ def mean_of_parts(values: Tensor) -> Tensor:
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, values: Tensor, group: SampleRanks) -> Tensor:
         return group.sum(values)
 
     @staticmethod
@@ -316,7 +316,9 @@ def attention(
     return attend_all(place, length, query_BHTK, keys, values, documents_BT, **options)
 
 
-def _of_all_ranks(group: Group, key_BHTK: Tensor, value_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+def _of_all_ranks(
+    group: SampleRanks, key_BHTK: Tensor, value_BHTK: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return keys and values of the whole sequence: one message, and one in backward."""
     width = key_BHTK.shape[-1]
     both = _Gather.apply(torch.cat([key_BHTK, value_BHTK], -1), group)
@@ -327,12 +329,12 @@ class _Gather(torch.autograd.Function):
     """The whole of what ranks have along the tokens; its gradient is the sum of the ranks'."""
 
     @staticmethod
-    def forward(ctx: Any, own_BHTK: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, own_BHTK: Tensor, group: SampleRanks) -> Tensor:
         ctx.group = group
         return joined(group.gather(own_BHTK), 2)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        group: Group = ctx.group
+        group: SampleRanks = ctx.group
         of_ranks = [part_of(gradient, 2, place, group.ranks) for place in range(group.ranks)]
         return group.scatter_sum(of_ranks), None

@@ -31,7 +31,7 @@ from trainkit.errors import ConfigError, EngineError, TaskError
 from trainkit.extensions.deepspeed import adapter, extensions
 from trainkit.extensions.deepspeed.config import DeepSpeedOptions, Place, read_config, write_config
 from trainkit.extensions.deepspeed.refusals import check_optimizers, check_settings
-from trainkit.extensions.deepspeed.split import Layout
+from trainkit.extensions.deepspeed.split import WholeState
 from trainkit.optim.clipping import clear_gradients
 
 _ENTRIES = ("training_step", "validation_step", "test_step", "predict_step")
@@ -97,7 +97,7 @@ class DeepSpeedEngine(DDPEngine):
         }
         self._settings: StepSettings | None = None
         self._zero: adapter.Zero | None = None
-        self._layout: Layout | None = None
+        self._layout: WholeState | None = None
         # names of the Task's steps that run inside DeepSpeed's forward
         self._redirected: list[str] = []
         self._trained: list[bool] = []
@@ -178,7 +178,7 @@ class DeepSpeedEngine(DDPEngine):
             self._settings, self._chosen, self._config, self.ranks.world_size, optimizer
         )
         config["zero_allow_untested_optimizer"] = True
-        self._layout = Layout(task, optimizer)
+        self._layout = WholeState(task, optimizer)
         calls = _Calls(task, precision)
         with self.comm.waiting_for("DeepSpeed's start"), as_local_rank(self.device):
             self._zero = adapter.Zero(calls, optimizer, config)

@@ -18,7 +18,7 @@ from trainkit.errors import CheckpointError
 from trainkit.extensions.deepspeed.adapter import Zero, is_split
 
 
-class Layout:
+class WholeState:
     """What a Task and its optimizer were before DeepSpeed took them.
 
     Args:

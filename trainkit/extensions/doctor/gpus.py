@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.extension import Finding
-from trainkit.extensions.doctor.software import Torch
+from trainkit.extensions.doctor.software import TorchSeen
 
 AREA = "GPUs"
 _GIB = 2**30
 _DEVICES = Path("/dev")  # the driver lists its GPUs here, also if nvidia-ml-py is not installed
 
 
-def look(torch: Torch) -> Iterator[Finding]:
+def look(torch: TorchSeen) -> Iterator[Finding]:
     """Yield the findings."""
     nvml = _nvml()
     seen = len(list(_DEVICES.glob("nvidia[0-9]*"))) if nvml is None else nvml.nvmlDeviceGetCount()
@@ -31,7 +31,7 @@ def look(torch: Torch) -> Iterator[Finding]:
         yield Finding(AREA, "NCCL", f"{torch.nccl} (torch's)")
 
 
-def _seen(torch: Torch, there: int) -> Finding:
+def _seen(torch: TorchSeen, there: int) -> Finding:
     if torch.gpus:
         return Finding(AREA, "torch sees", f"{torch.gpus}: {', '.join(sorted(set(torch.names)))}")
     if torch.cuda is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainkit.extension import Finding
-from trainkit.extensions.doctor.software import Torch
+from trainkit.extensions.doctor.software import TorchSeen
 
 AREA = "this host"
 _GIB = 2**30
@@ -24,7 +24,7 @@ _LEAST_DISK_GIB = 5.0
 _MOST_WORKERS = 8
 
 
-def look(torch: Torch) -> Iterator[Finding]:
+def look(torch: TorchSeen) -> Iterator[Finding]:
     """Yield the findings."""
     cores = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0))

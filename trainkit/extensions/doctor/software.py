@@ -54,7 +54,7 @@ print(json.dumps(answer), flush=True)
 
 
 @dataclass(frozen=True)
-class Torch:
+class TorchSeen:
     """torch as seen by a new Python process; None: not installed."""
 
     torch: str | None = None  # its version
@@ -67,7 +67,7 @@ class Torch:
 
 
 @functools.cache
-def ask_torch() -> Torch:
+def ask_torch() -> TorchSeen:
     """Import torch in a new Python process; takes some seconds, once."""
     done = subprocess.run(
         [sys.executable, "-c", _ASK],
@@ -92,10 +92,10 @@ def ask_torch() -> Torch:
         for name in ("torch", "cuda", "gpus", "names", "nccl", "torchvision")
         if name in answer
     }
-    return Torch(**known, errors=errors)
+    return TorchSeen(**known, errors=errors)
 
 
-def look(torch: Torch) -> Iterator[Finding]:
+def look(torch: TorchSeen) -> Iterator[Finding]:
     """Yield the findings."""
     yield Finding(AREA, "trainkit", __version__)
     yield _python(sys.version_info[:2])
@@ -143,7 +143,7 @@ def _python(version: tuple[int, ...]) -> Finding:
     return Finding(AREA, "Python", shown)
 
 
-def _torch(torch: Torch) -> Finding:
+def _torch(torch: TorchSeen) -> Finding:
     if torch.torch is None:
         why = f"It cannot be imported: {torch.errors.get('torch', 'it is not installed')}."
         return Finding(AREA, "torch", "none", "wrong", why, _install())
@@ -157,7 +157,7 @@ def _torch(torch: Torch) -> Finding:
     return Finding(AREA, "torch", f"{torch.torch}{built}")
 
 
-def _torchvision(torch: Torch) -> Finding:
+def _torchvision(torch: TorchSeen) -> Finding:
     if torch.torchvision is not None:
         return Finding(AREA, "torchvision", torch.torchvision)
     if torch.torch is None:

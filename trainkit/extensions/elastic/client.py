@@ -73,7 +73,7 @@ class RankAssignment:
 
 
 @dataclass(frozen=True)
-class Link:
+class DriverLink:
     """The driver's server, as a worker reaches it."""
 
     address: tuple[str, int]
@@ -135,7 +135,7 @@ class Membership:
         self.on_broken: Callable[[], None] | None = None
         self.raised = False  # whether the code that this process runs has raised an exception
         self.why = ""  # why the driver wants to form a new generation, "" if it does not
-        self.link = Link(address, secret)
+        self.link = DriverLink(address, secret)
         self._asked = 0  # the generation that the driver wants
         self._is_stuck = False  # whether it waited for ranks that are gone at the last heartbeat
         # start of the current series of failed requests; None: the last one succeeded

@@ -39,7 +39,7 @@ from trainkit.extensions.elastic.messages import Decision, Say, Send, Start
 from trainkit.extensions.elastic.network import Network, check_names, choose
 from trainkit.extensions.elastic.options import Settings, settings_of
 from trainkit.extensions.elastic.output import WorkerOutput
-from trainkit.extensions.elastic.rendezvous import Request, Server
+from trainkit.extensions.elastic.rendezvous import Server, WorkerRequest
 from trainkit.extensions.elastic.signing import SECRET, new_secret
 from trainkit.extensions.elastic.state_machine import StateMachine
 from trainkit.extensions.elastic.upstream import run_upstream
@@ -145,7 +145,7 @@ class Driver:
         self._output = output
         self._secret = new_secret()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._asking: dict[str, Request] = {}
+        self._asking: dict[str, WorkerRequest] = {}
         self._processes: dict[str, Started] = {}
         self._generation = 0
         self._started = time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -234,7 +234,7 @@ class Driver:
             )
         self.post(lambda now: self.state_machine.hosts(now, reachable))
 
-    def _on_join(self, request: Request) -> None:
+    def _on_join(self, request: WorkerRequest) -> None:
         content = request.content
         if content["copies"] and self._copies is not None:
             self._copies.ensure(host_of(content["worker"]))
@@ -259,7 +259,7 @@ class Driver:
         if self._settings.passes_on:
             self.post(self.state_machine.unassigned)
 
-    def _on_beat(self, request: Request) -> None:
+    def _on_beat(self, request: WorkerRequest) -> None:
         """Answer a heartbeat in its own thread; the loop hears of it with the next event."""
         content = request.content
         at = time.monotonic()

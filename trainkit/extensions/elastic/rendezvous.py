@@ -27,7 +27,7 @@ LARGEST = 2**20  # maximum bytes of a body; Gloo writes an address for each rank
 POLL_S = 10.0  # maximum time for an answer
 
 
-class Request:
+class WorkerRequest:
     """A worker's request, to be answered once, by the driver's loop or at once."""
 
     def __init__(self, content: dict[str, Any]) -> None:
@@ -64,8 +64,8 @@ class Server:
         self,
         address: str,
         secret: str,
-        on_join: Callable[[Request], None],
-        on_beat: Callable[[Request], None],
+        on_join: Callable[[WorkerRequest], None],
+        on_beat: Callable[[WorkerRequest], None],
         on_unassigned: Callable[[], None] = lambda: None,
     ) -> None:
         self._store: dict[str, dict[str, bytes]] = {}
@@ -184,7 +184,7 @@ class _Handler(SignedHandler):
     def _answer_to(self, request: Asked | dict[str, Any]) -> dict[str, Any]:
         if isinstance(request, Asked):
             return self.owner.torch_store.answer(request)
-        passed_on = Request(request)
+        passed_on = WorkerRequest(request)
         self.owner.posts[self.path](passed_on)
         return passed_on.wait(POLL_S) or {"answer": "wait"}
 

@@ -24,7 +24,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
 @dataclass(frozen=True)
-class Request:
+class ExperimentRequest:
     """The command line's request; see usage.py."""
 
     sides: tuple[str, str]
@@ -46,7 +46,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         )
 
 
-def read_request(arguments: Sequence[str]) -> Request:
+def read_request(arguments: Sequence[str]) -> ExperimentRequest:
     """Return what the arguments ask for.
 
     Raises:
@@ -74,7 +74,7 @@ def read_request(arguments: Sequence[str]) -> Request:
     if mode not in (None, "min", "max"):
         raise ConfigError(f"mode is '{mode}'; it must be min or max.")
     name = re.sub(r"[^\w.=+-]+", "_", f"{a}-{b}")[:80]
-    return Request(
+    return ExperimentRequest(
         (a, b),
         shared,
         count("seeds", own.get("seeds", "3")),

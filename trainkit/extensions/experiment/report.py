@@ -12,7 +12,7 @@ from typing import Any
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError
 from trainkit.extensions.experiment.page import write_experiment_page
-from trainkit.extensions.experiment.seeds import Pair
+from trainkit.extensions.experiment.seeds import SeedPair
 from trainkit.extensions.experiment.statistics import LEVEL, Interval, paired, unpaired
 from trainkit.extensions.reports.grid import Grid
 
@@ -26,7 +26,7 @@ _SOURCE = (
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedConfigs:
     """The result.
 
     Attributes:
@@ -43,7 +43,7 @@ class Compared:
     b: str
     metric: str
     mode: str
-    pairs: Sequence[Pair]
+    pairs: Sequence[SeedPair]
     left_out: Sequence[int]
     contract: dict[str, Any]
 
@@ -137,7 +137,7 @@ class Compared:
         }
 
 
-def pairing(pairs: Sequence[Pair]) -> str:
+def pairing(pairs: Sequence[SeedPair]) -> str:
     """Return a sentence: what the two runs of each seed share, by their records.
 
     Raises:
@@ -173,7 +173,7 @@ def pairing(pairs: Sequence[Pair]) -> str:
     return f"Each seed: {samples}; {first}."
 
 
-def show(result: Compared, folder: Path) -> dict[str, Any]:
+def show(result: ComparedConfigs, folder: Path) -> dict[str, Any]:
     """Print the result, write the page and the JSON; return its facts."""
     console = console_of()
     for grid in result.grids():
@@ -199,7 +199,7 @@ def show(result: Compared, folder: Path) -> dict[str, Any]:
     return {**result.facts(), "page": str(page)}
 
 
-def verdict_line(result: Compared) -> str:
+def verdict_line(result: ComparedConfigs) -> str:
     """Return the verdict as a sentence."""
     count = plural(len(result.pairs), "seed")
     span = _span(result.paired)

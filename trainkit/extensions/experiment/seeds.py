@@ -34,7 +34,7 @@ _SHOWN_LINES = 8
 
 
 @dataclass(frozen=True)
-class Pair:
+class SeedPair:
     """The two runs of a seed.
 
     Attributes:
@@ -121,7 +121,7 @@ class Seeds:
         with replacing(path) as draft:
             draft.write_text(json.dumps(about, indent=1))
 
-    def run(self, count: int) -> Iterator[Pair]:
+    def run(self, count: int) -> Iterator[SeedPair]:
         """Yield the pair of each seed from 0 on, that were run before or are run now."""
         for seed in range(count):
             records = {name: self._seen(seed, name) for name in ("a", "b")}
@@ -134,7 +134,7 @@ class Seeds:
                     self.left_out.append(seed)
                     continue
                 self.started.append(seed)
-            yield Pair(seed, records["a"] or {}, records["b"] or {})
+            yield SeedPair(seed, records["a"] or {}, records["b"] or {})
 
     @property
     def left_s(self) -> float | None:

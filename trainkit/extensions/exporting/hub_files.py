@@ -13,7 +13,7 @@ from trainkit.api.task import Task
 from trainkit.checkpoint.format import load_training
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.extensions.exporting.model_card import CardFacts, write_card
-from trainkit.extensions.language.sources import Source, load_tokenizer
+from trainkit.extensions.language.sources import ModelSource, load_tokenizer
 from trainkit.extensions.language.tokenizer_folder import own_tokenizer, write_of_file
 
 _GENERATION = "generation_config.json"
@@ -58,7 +58,7 @@ def write_hub_files(
     write_card(folder, facts)
 
 
-def _write_tokenizer(folder: Path, task: Task, data: Any, run_dir: Path) -> Source | None:
+def _write_tokenizer(folder: Path, task: Task, data: Any, run_dir: Path) -> ModelSource | None:
     """Write the tokenizer that the run has left, or that of its data, or the Task's of bytes; return
     what makes texts with it, if the Task does.
     """
@@ -77,7 +77,7 @@ def _write_tokenizer(folder: Path, task: Task, data: Any, run_dir: Path) -> Sour
     return _source(task, given)
 
 
-def _write_generation(folder: Path, source: Source) -> None:
+def _write_generation(folder: Path, source: ModelSource) -> None:
     """Write which tokens end a text, so that transformers' `generate` ends where `python -m
     trainkit generate` does; beside what the model itself has written.
     """
@@ -89,13 +89,13 @@ def _write_generation(folder: Path, source: Source) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def _source(task: Task, tokenizer: str | None) -> Source | None:
+def _source(task: Task, tokenizer: str | None) -> ModelSource | None:
     """Return what makes texts; None if the Task makes none, or without its tokenizer."""
     make = getattr(task, "text_source", None)
     if not callable(make):
         return None
     try:
-        source: Source = make(tokenizer)
+        source: ModelSource = make(tokenizer)
     except ConfigError:
         return None
     return source

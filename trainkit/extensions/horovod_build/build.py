@@ -26,7 +26,7 @@ from pathlib import Path
 from trainkit.extensions.horovod_build import sbom
 from trainkit.extensions.horovod_build.patches import edited_source
 from trainkit.extensions.horovod_build.pip import fetch_source, pip
-from trainkit.extensions.horovod_build.probe import Machine, Plan, search_path
+from trainkit.extensions.horovod_build.probe import BuildPlan, Machine, search_path
 from trainkit.extensions.horovod_build.versions import build_version
 from trainkit.launch.commands import run
 
@@ -75,7 +75,7 @@ if shadowed is not None:
 """
 
 
-def wheel_key(machine: Machine, plan: Plan, environ: Mapping[str, str]) -> str:
+def wheel_key(machine: Machine, plan: BuildPlan, environ: Mapping[str, str]) -> str:
     """Return a readable name that differs for builds that are not interchangeable."""
     parts = [
         f"horovod-{build_version(machine, plan)}",
@@ -132,7 +132,7 @@ def ignored_settings(environ: Mapping[str, str]) -> list[str]:
 
 
 def build_environment(
-    machine: Machine, plan: Plan, folder: Path, environ: Mapping[str, str]
+    machine: Machine, plan: BuildPlan, folder: Path, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of the build, based on the user's.
 
@@ -192,7 +192,7 @@ def _without_toolkits(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
 
 def build_wheel(
     machine: Machine,
-    plan: Plan,
+    plan: BuildPlan,
     *,
     source: Path | None,
     cache: Path,

@@ -19,7 +19,7 @@ from pathlib import Path
 from trainkit.errors import EngineError
 from trainkit.extensions.horovod_build.patches import edits_of, identity
 from trainkit.extensions.horovod_build.pip import VERSION
-from trainkit.extensions.horovod_build.probe import Plan, Wanted
+from trainkit.extensions.horovod_build.probe import BuildPlan, Wanted
 from trainkit.extensions.horovod_build.tools import Tool
 from trainkit.launch.commands import failure, run
 from trainkit.launch.local import start_with
@@ -99,7 +99,7 @@ class Installed:
             return "it was built without torch"
         return None if "gloo" in self.parts else "it was built without Gloo"
 
-    def serves(self, plan: Plan, wanted: Wanted) -> bool:
+    def serves(self, plan: BuildPlan, wanted: Wanted) -> bool:
         """Return whether it has the planned parts.
         NCCL may be there unplanned if the user left it open; MPI never is.
         """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainkit.extension import Finding
-from trainkit.extensions.doctor.software import Torch, ask_torch
+from trainkit.extensions.doctor.software import TorchSeen, ask_torch
 from trainkit.extensions.horovod_build import check as build_check
 from trainkit.extensions.horovod_build.check import Installed
 from trainkit.extensions.horovod_build.probe import Machine, probe, search_path
@@ -22,7 +22,7 @@ def check() -> Iterator[Finding]:
     yield from look(build_check.look(), ask_torch(), probe(os.environ))
 
 
-def look(installed: Installed | None, torch: Torch, machine: Machine) -> Iterator[Finding]:
+def look(installed: Installed | None, torch: TorchSeen, machine: Machine) -> Iterator[Finding]:
     """Yield the findings from Horovod and torch as seen by a new Python process,
     and from this machine's build tools.
     """

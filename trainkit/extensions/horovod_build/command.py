@@ -28,8 +28,8 @@ from trainkit.extensions.horovod_build import patches, pip, wheelhouse
 from trainkit.extensions.horovod_build import wheel as wheels
 from trainkit.extensions.horovod_build.options import INSTALL, parser
 from trainkit.extensions.horovod_build.probe import (
+    BuildPlan,
     Machine,
-    Plan,
     Wanted,
     choose,
     probe,
@@ -111,7 +111,9 @@ def _take(arguments: argparse.Namespace, log: Path) -> Tool | None:
     return machine.mpirun if arguments.mpi else None
 
 
-def _fits(installed: build_check.Installed, machine: Machine, plan: Plan, wanted: Wanted) -> bool:
+def _fits(
+    installed: build_check.Installed, machine: Machine, plan: BuildPlan, wanted: Wanted
+) -> bool:
     assert machine.torch is not None
     return installed.problem(machine.torch.version) is None and installed.serves(plan, wanted)
 

@@ -1,7 +1,7 @@
 """The machine's build tools for Horovod, and the choice of its parts.
 
     probe     -> Machine    finds torch, compilers, MPI, CUDA, NCCL, cores and memory; builds nothing
-    choose    -> Plan       MPI yes or no, NCCL yes or no, number of parallel compilers; each with its reason
+    choose    -> BuildPlan  MPI yes or no, NCCL yes or no, number of parallel compilers; each with its reason
     require_compilers       rejects a build that could only fail
 
 torch runs in a separate process, so that nothing heavy is imported here.
@@ -40,7 +40,7 @@ _ASK_TORCH = (
 
 
 @dataclass(frozen=True)
-class Torch:
+class InstalledTorch:
     """The installed torch: its version, the CUDA version it was built for (None: without),
     and the GPUs it sees.
     """
@@ -66,7 +66,7 @@ class Machine:
     `platform` distinguishes machines that cannot share a build.
     """
 
-    torch: Torch | None
+    torch: InstalledTorch | None
     compiler: Tool | None
     make: Tool | None
     cmake: Tool | None
@@ -100,7 +100,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """The parts to build. Gloo is always built."""
 
     mpi: Choice
@@ -150,7 +150,7 @@ def probe(environ: Mapping[str, str]) -> Machine:
     )
 
 
-def choose(machine: Machine, wanted: Wanted) -> Plan:
+def choose(machine: Machine, wanted: Wanted) -> BuildPlan:
     """Choose the parts to build.
 
     Raises:
@@ -164,7 +164,7 @@ def choose(machine: Machine, wanted: Wanted) -> Plan:
         )
     memory = max(1, int(machine.free_gib))
     jobs = wanted.jobs if wanted.jobs is not None else max(1, min(machine.cores, memory))
-    return Plan(
+    return BuildPlan(
         mpi=_choose_mpi(machine, wanted.mpi),
         gpu=_choose_gpu(machine, machine.torch, wanted.gpu),
         jobs=jobs,
@@ -241,7 +241,7 @@ def _choose_mpi(machine: Machine, requested: bool) -> Choice:
     return Choice(True, f"{mpirun.version}: {mpicxx.path}, {mpirun.path}")
 
 
-def _choose_gpu(machine: Machine, torch: Torch, requested: bool | None) -> Choice:
+def _choose_gpu(machine: Machine, torch: InstalledTorch, requested: bool | None) -> Choice:
     if requested is False:
         return Choice(False, "left out by --cpu")
     missing = _missing_for_gpu(machine, torch)
@@ -258,7 +258,7 @@ def _choose_gpu(machine: Machine, torch: Torch, requested: bool | None) -> Choic
     return Choice(True, f"torch sees {torch.gpus} GPU(s), and nvcc and NCCL were found")
 
 
-def _missing_for_gpu(machine: Machine, torch: Torch) -> str | None:
+def _missing_for_gpu(machine: Machine, torch: InstalledTorch) -> str | None:
     if torch.cuda is None:
         return f"torch {torch.version} is built without CUDA (pip install a torch with CUDA)"
     if machine.nvcc is None:
@@ -290,9 +290,9 @@ def _find_compiler(environ: Mapping[str, str], path: str) -> Tool | None:
     )
 
 
-def _ask_torch() -> Torch | None:
+def _ask_torch() -> InstalledTorch | None:
     lines = output_of([sys.executable, "-c", _ASK_TORCH]).splitlines()
-    return Torch(*json.loads(lines[-1])) if lines else None
+    return InstalledTorch(*json.loads(lines[-1])) if lines else None
 
 
 def _find_nvcc(environ: Mapping[str, str], path: str) -> Tool | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from trainkit.extensions.horovod_build.patches import edits
 from trainkit.extensions.horovod_build.pip import SHA256, VERSION
-from trainkit.extensions.horovod_build.probe import Machine, Plan
+from trainkit.extensions.horovod_build.probe import BuildPlan, Machine
 from trainkit.version import __version__
 
 FILE = "sboms/horovod.cdx.json"
@@ -38,7 +38,7 @@ _CARRIED = {
 }
 
 
-def describe(machine: Machine, plan: Plan, version: str) -> dict[str, Any]:
+def describe(machine: Machine, plan: BuildPlan, version: str) -> dict[str, Any]:
     """Return the bill of a wheel that is built on this machine.
 
     Args:
@@ -124,7 +124,7 @@ def _carried() -> list[dict[str, Any]]:
     ]
 
 
-def _linked(machine: Machine, plan: Plan) -> list[dict[str, Any]]:
+def _linked(machine: Machine, plan: BuildPlan) -> list[dict[str, Any]]:
     """Return the libraries that are there when it is loaded, and that the wheel does not hold."""
     assert machine.torch is not None
     linked = [
@@ -143,7 +143,7 @@ def _part(name: str, number: str, description: str) -> dict[str, Any]:
     return part | ({"version": number} if number else {})
 
 
-def _built_with(machine: Machine, plan: Plan) -> dict[str, str]:
+def _built_with(machine: Machine, plan: BuildPlan) -> dict[str, str]:
     """Return the tools of the build with their versions."""
     tools = {
         "compiler": machine.compiler,

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from trainkit.extensions.horovod_build.patches import version
-from trainkit.extensions.horovod_build.probe import Machine, Plan
+from trainkit.extensions.horovod_build.probe import BuildPlan, Machine
 from trainkit.extensions.horovod_build.tools import Tool, mpi_family
 
 _LOCAL = re.compile(
@@ -33,7 +33,7 @@ class Build:
     cuda: str | None
 
 
-def build_version(machine: Machine, plan: Plan) -> str:
+def build_version(machine: Machine, plan: BuildPlan) -> str:
     """Return the version of a Horovod that is built on this machine."""
     assert machine.torch is not None
     parts = [f"torch{torch_name(machine.torch.version)}"]

@@ -22,8 +22,8 @@ from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.horovod_build import build, elsewhere, patches, pip
 from trainkit.extensions.horovod_build.options import INSTALL
 from trainkit.extensions.horovod_build.probe import (
+    BuildPlan,
     Machine,
-    Plan,
     Wanted,
     choose,
     probe,
@@ -118,7 +118,7 @@ def _words(arguments: argparse.Namespace, source: Path | None, out: Path) -> lis
 
 def wheel_for(
     machine: Machine,
-    plan: Plan,
+    plan: BuildPlan,
     *,
     log: Path,
     source: Path | None,
@@ -205,7 +205,7 @@ def new_log(command: str) -> Path:
     return folder / f"horovod-{command}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 
-def print_plan(machine: Machine, plan: Plan) -> None:
+def print_plan(machine: Machine, plan: BuildPlan) -> None:
     """Print what was found and what will be built."""
     assert machine.torch is not None
     say(f"Horovod {pip.VERSION} for torch {machine.torch.version}")

@@ -2,8 +2,8 @@
 (seed, weights, k) alone, so on any ranks and after any interruption.
 
 Mixture      the sampler of a loader over all sources, one after the other in a ConcatDataset
-  Turns        which source has the k'th turn: counts follow the weights within one sample, always
-  EpochOrder   the samples of an epoch: each source shuffled, pass by pass
+  SourceTurns   which source has the k'th turn: counts follow the weights within one sample, always
+  MixtureOrder  the samples of an epoch: each source shuffled, pass by pass
 
 Drawn turns (as in transformers' and datasets' interleaving) would stray from the weights by the root
 of k; here no count is ever one sample off.
@@ -27,7 +27,7 @@ from trainkit.data.order import epoch_order, mix
 _AT_ONCE = 4096  # turns
 
 
-class Turns:
+class SourceTurns:
     """Which source has which turn.
 
     After any k turns source i has had more than k w_i - 1 and fewer than k w_i + 1: its n'th turn
@@ -92,7 +92,7 @@ class Mixture(Sampler[int]):
         self, sizes: Sequence[int], weights: Sequence[float], epoch_size: int | None = None
     ) -> None:
         self.sizes = sizes
-        self.turns = Turns(weights)
+        self.turns = SourceTurns(weights)
         self.epoch_size = epoch_size or sum(sizes)
 
     def __len__(self) -> int:
@@ -102,9 +102,9 @@ class Mixture(Sampler[int]):
         return iter(self.order_of(int(torch.randint(2**62, ())), 0))
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - as long as the loader
-    def order_of(self, seed: int, epoch: int) -> EpochOrder:
+    def order_of(self, seed: int, epoch: int) -> MixtureOrder:
         """Return the order of an epoch; the next one continues it."""
-        return EpochOrder(self, seed, epoch)
+        return MixtureOrder(self, seed, epoch)
 
     def passes(self) -> list[float]:
         """Return how often an epoch reads each source."""
@@ -114,7 +114,7 @@ class Mixture(Sampler[int]):
         ]
 
 
-class EpochOrder(Sequence[int]):
+class MixtureOrder(Sequence[int]):
     """Indices into the ConcatDataset, each computed when it is asked for.
 
     A source is read in a new order in each pass, and no sample of it comes again before all others

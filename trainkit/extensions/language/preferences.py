@@ -27,7 +27,7 @@ _FORM = '{"prompt": ..., "chosen": ..., "rejected": ...}, each a text or a list 
 _AT_ONCE = 1000  # pairs that the tokenizer encodes together, on all cores
 
 
-class Pair(NamedTuple):
+class AnswerPair(NamedTuple):
     """Two answers to a prompt.
 
     Attributes:
@@ -78,7 +78,7 @@ class EncodedPairs:
         return result.hexdigest()[:16]
 
 
-def read_pairs(source: str | Path) -> list[Pair]:
+def read_pairs(source: str | Path) -> list[AnswerPair]:
     """Return the pairs of a file or folder.
 
     Raises:
@@ -93,7 +93,7 @@ def read_pairs(source: str | Path) -> list[Pair]:
     return pairs
 
 
-def pair_of(row: Any, place: str) -> Pair:
+def pair_of(row: Any, place: str) -> AnswerPair:
     """Return the pair of a row.
 
     Raises:
@@ -132,7 +132,7 @@ def pair_of(row: Any, place: str) -> Pair:
         raise DataError(
             f"{place}: its prompt is a list of messages, and its answers texts. A row is {_FORM}"
         )
-    return Pair(prompt, chosen, rejected, _tools(row.get("tools") or None, place), place)
+    return AnswerPair(prompt, chosen, rejected, _tools(row.get("tools") or None, place), place)
 
 
 def _side(value: Any, place: str) -> Any:
@@ -164,7 +164,7 @@ def _split(chosen: Any, rejected: Any, place: str) -> tuple[Any, Any, Any]:
 
 
 def encode_pairs(
-    pairs: Sequence[Pair], tokenizer: Any, max_length: int, too_long: TooLong
+    pairs: Sequence[AnswerPair], tokenizer: Any, max_length: int, too_long: TooLong
 ) -> EncodedPairs:
     """Return the pairs as documents. All tokens that follow the prompt are predicted.
 
@@ -215,7 +215,7 @@ def encode_pairs(
     return EncodedPairs(documents, counts["equal"], counts["rewritten"])
 
 
-def _encode(batch: Sequence[Pair], tokenizer: Any) -> Iterator[list[Any]]:
+def _encode(batch: Sequence[AnswerPair], tokenizer: Any) -> Iterator[list[Any]]:
     """Yield the token numbers of each pair: of the prompt, and of the prompt with each answer."""
     for is_text, pairs in itertools.groupby(batch, lambda pair: pair.is_text):
         texts = [text for pair in pairs for text in _texts(pair, tokenizer)]
@@ -225,7 +225,7 @@ def _encode(batch: Sequence[Pair], tokenizer: Any) -> Iterator[list[Any]]:
             yield [np.array(ids, np.int32) for ids in encoded[i : i + 3]]
 
 
-def _texts(pair: Pair, tokenizer: Any) -> Iterator[str]:
+def _texts(pair: AnswerPair, tokenizer: Any) -> Iterator[str]:
     if pair.is_text:
         end = tokenizer.eos_token or ""
         yield pair.prompt

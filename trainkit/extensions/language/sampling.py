@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.language.sources import Messages, Source
+from trainkit.extensions.language.sources import Messages, ModelSource
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Answer:
             the model's longest text; "" before. A caller that no longer listens sets it.
     """
 
-    def __init__(self, source: Source, ask: Ask, ids: list[int]) -> None:
+    def __init__(self, source: ModelSource, ask: Ask, ids: list[int]) -> None:
         self.ask = ask
         self.ids = ids
         self.num_prompt = len(ids)
@@ -114,7 +114,7 @@ class Answer:
         return held[:cut]
 
 
-def asked(source: Source, text: str, system: str | None = None) -> str | Messages:
+def asked(source: ModelSource, text: str, system: str | None = None) -> str | Messages:
     """Return a text as the model's prompt: a chat model reads it as a user's message."""
     if not source.answers:
         return text
@@ -122,7 +122,7 @@ def asked(source: Source, text: str, system: str | None = None) -> str | Message
     return [*before, {"role": "user", "content": text}]
 
 
-def begin(source: Source, ask: Ask) -> Answer:
+def begin(source: ModelSource, ask: Ask) -> Answer:
     """Return an answer without tokens.
 
     Raises:
@@ -139,7 +139,7 @@ def begin(source: Source, ask: Ask) -> Answer:
     return Answer(source, ask, ids)
 
 
-def continue_all(source: Source, answers: Sequence[Answer]) -> Iterator[tuple[Answer, str]]:
+def continue_all(source: ModelSource, answers: Sequence[Answer]) -> Iterator[tuple[Answer, str]]:
     """Yield each new token's text, "" for a part of a letter or an end, and of which answer it is.
 
     Each answer is what it would be by itself, up to the rounding of sums: its draws are its own. A
@@ -161,7 +161,7 @@ def continue_all(source: Source, answers: Sequence[Answer]) -> Iterator[tuple[An
                 reader.keep(going)
 
 
-def pieces_of(source: Source, ask: Ask) -> Iterator[str]:
+def pieces_of(source: ModelSource, ask: Ask) -> Iterator[str]:
     """Yield the text of each new token of one answer, "" for a part of a letter."""
     num_shown = 0
     for one, text in continue_all(source, [begin(source, ask)]):

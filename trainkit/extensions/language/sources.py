@@ -1,6 +1,6 @@
 """Models with their tokenizers, as what makes texts reads them.
 
-Source              what is asked of both
+ModelSource         what is asked of both
 TransformersSource  a causal model of transformers; stops_of: the tokens that end its answers
 TokenSource         a model of the tokens that `data tokens` writes
 load_tokenizer      a tokenizer of transformers
@@ -22,7 +22,7 @@ Messages = Sequence[Mapping[str, Any]]
 _CUT = "�"  # what a part of a letter decodes to
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """A model and its tokenizer.
 
     Attributes:
@@ -52,7 +52,7 @@ class Source(Protocol):
 
 
 class TransformersSource:
-    """A causal model of transformers in eval mode, and its tokenizer; see Source."""
+    """A causal model of transformers in eval mode, and its tokenizer; see ModelSource."""
 
     def __init__(self, model: Any, tokenizer: Any, answers: bool = False) -> None:
         self.answers = answers
@@ -63,11 +63,11 @@ class TransformersSource:
         self._model, self._tokenizer = model, tokenizer
 
     def reader(self) -> Reader:
-        """See Source."""
+        """See ModelSource."""
         return Cached(self._model)
 
     def encode(self, prompt: str | Messages) -> list[int]:
-        """See Source.
+        """See ModelSource.
 
         Raises:
             ConfigError: there are messages, and the tokenizer has no chat template, or it refuses
@@ -91,7 +91,7 @@ class TransformersSource:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, tokens: Iterator[int]) -> Iterator[str]:
-        """See Source."""
+        """See ModelSource."""
         made: list[int] = []
         text = shown = ""
         for token in tokens:
@@ -106,16 +106,16 @@ class TransformersSource:
             yield text[len(shown) :]  # an end came in the middle of a letter
 
     def stops(self, is_chat: bool) -> set[int]:
-        """See Source."""
+        """See ModelSource."""
         return stops_of(self._model, self._tokenizer, is_chat)
 
     def save_tokenizer(self, folder: Path) -> None:
-        """See Source."""
+        """See ModelSource."""
         self._tokenizer.save_pretrained(folder)
 
 
 class TokenSource:
-    """A model of the tokens that `data tokens` writes; see Source."""
+    """A model of the tokens that `data tokens` writes; see ModelSource."""
 
     answers: bool = False
     room: int | None = None  # what does not fit is no longer seen
@@ -124,11 +124,11 @@ class TokenSource:
         self._reader, self._tokenizer, self.device = reader, tokenizer, device
 
     def reader(self) -> Reader:
-        """See Source."""
+        """See ModelSource."""
         return _Narrow(self._reader(), self._tokenizer.vocab_size)
 
     def encode(self, prompt: str | Messages) -> list[int]:
-        """See Source.
+        """See ModelSource.
 
         Raises:
             ConfigError: there are messages.
@@ -142,15 +142,15 @@ class TokenSource:
         return [int(number) for number in ids]
 
     def decode(self, tokens: Iterator[int]) -> Iterator[str]:
-        """See Source."""
+        """See ModelSource."""
         return self._tokenizer.decode(tokens)
 
     def stops(self, is_chat: bool) -> set[int]:
-        """See Source."""
+        """See ModelSource."""
         return {self._tokenizer.special_tokens["end_of_text"]}
 
     def save_tokenizer(self, folder: Path) -> None:
-        """See Source."""
+        """See ModelSource."""
         self._tokenizer.save_pretrained(folder)
 
 

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainkit.engine.collectives import Collectives
-from trainkit.extensions.pipeline.schedule import Schedule
+from trainkit.extensions.pipeline.schedule import StageSchedule
 
 _DTYPES = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str
@@ -42,7 +42,7 @@ Message = list[tuple[Any, Tensor]]  # sends under way, and what they read
 
 
 @dataclass
-class Group:
+class StageGroup:
     """The ranks of one model that hold the stages of it, in their order, and their groups by lane.
 
     A dataclass that is not frozen, and lists: before the interpreter ends, groups are taken from
@@ -65,9 +65,9 @@ class Links:
 
     def __init__(
         self,
-        group: Group,
+        group: StageGroup,
         place: int,
-        schedule: Schedule,
+        schedule: StageSchedule,
         device: torch.device,
         comm: Collectives,
     ) -> None:
@@ -203,8 +203,8 @@ def _lane(stage: int, ranks: int) -> int:
 
 
 def make_group(
-    world_size: int, tensor: int, schedule: Schedule, rank: int, sockets: Callable[[], Any]
-) -> Group:
+    world_size: int, tensor: int, schedule: StageSchedule, rank: int, sockets: Callable[[], Any]
+) -> StageGroup:
     """Make the groups of all models' stages, and return this rank's. Call it on all ranks.
 
     Neighbouring ranks are a model's; its last stage is that of its first ranks.
@@ -213,7 +213,7 @@ def make_group(
         tensor: ranks of a stage that share its widths; each has a link of its own.
         sockets: a context within which groups connect.
     """
-    own: Group | None = None
+    own: StageGroup | None = None
     size = tensor * schedule.ranks
     lanes = sorted({_lane(stage, schedule.ranks) for stage in range(schedule.stages - 1)})
     for first in range(0, world_size, size):
@@ -224,6 +224,6 @@ def make_group(
                     [dist.new_group(sorted(ranks)) for _ in lanes] for _ in range(2)
                 )
             if rank in ranks:
-                own = Group(ranks, forward, backward)
+                own = StageGroup(ranks, forward, backward)
     assert own is not None
     return own

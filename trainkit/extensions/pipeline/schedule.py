@@ -49,7 +49,7 @@ class Action(Generic[Given]):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class StageSchedule:
     """A schedule of the ranks of one model.
 
     Attributes:
@@ -149,17 +149,17 @@ def _given(action: Action[Given | None]) -> Iterator[Action[Given]]:
         )
 
 
-def schedule_of(name: str, ranks: int, chunks: int | None = None) -> Schedule:
+def schedule_of(name: str, ranks: int, chunks: int | None = None) -> StageSchedule:
     """Return the schedule of engine.pipeline_schedule, .pipeline and .pipeline_chunks."""
     default = 2 if name == INTERLEAVED else 1
-    return Schedule(
+    return StageSchedule(
         name,
         ranks,
         chunks or default,
     )
 
 
-def times(schedule: Schedule, microbatches: int, work: Sequence[int]) -> list[float]:
+def times(schedule: StageSchedule, microbatches: int, work: Sequence[int]) -> list[float]:
     """Return when each rank is done, and how long a step lasts: in forwards of a stage with work 1.
 
     Args:
@@ -196,7 +196,7 @@ def times(schedule: Schedule, microbatches: int, work: Sequence[int]) -> list[fl
     return clocks
 
 
-def _needs(schedule: Schedule, action: Action[int], stage: int) -> list[tuple[bool, int, int]]:
+def _needs(schedule: StageSchedule, action: Action[int], stage: int) -> list[tuple[bool, int, int]]:
     """Return the passes whose results an action takes, as (is a forward, stage, microbatch)."""
     own = action.microbatch
     if action.forward:

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from trainkit.extensions.pipeline.schedule import WORK_OF_STEP, Schedule, times
+from trainkit.extensions.pipeline.schedule import WORK_OF_STEP, StageSchedule, times
 from trainkit.extensions.pipeline.units import (
     Unit,
     units_of,
     work_of,
 )
-from trainkit.extensions.pipeline.work import Work
+from trainkit.extensions.pipeline.work import UnitWork
 from trainkit.extensions.reports.grid import human
 
 
 def stage_rows(
     task: nn.Module,
-    schedule: Schedule,
+    schedule: StageSchedule,
     microbatches: int,
     ranks: int,
-    work: Work | None = None,
+    work: UnitWork | None = None,
     samples: int = 1,
     needs: Sequence[int] = (),
 ) -> list[tuple[str, str]]:
@@ -71,7 +71,7 @@ def stage_rows(
 def idle_share(
     of_stages: Sequence[int],
     microbatches: int,
-    schedule: Schedule | None = None,
+    schedule: StageSchedule | None = None,
 ) -> float:
     """Return the share of a step in which ranks wait, of stages of this work.
 
@@ -94,7 +94,7 @@ def idle_share(
     return 1 - busy / max(1, lasts * len(of_stages))
 
 
-def _waiting(schedule: Schedule, of_stages: Sequence[int], microbatches: int) -> str:
+def _waiting(schedule: StageSchedule, of_stages: Sequence[int], microbatches: int) -> str:
     idle = idle_share(of_stages, microbatches, schedule)
     more = -(-8 * (schedule.ranks - 1) // schedule.chunks)
     then = idle_share(

@@ -1,4 +1,4 @@
-"""Work: the operations of each unit in a step's forward, counted from the shapes of one sample, and
+"""UnitWork: the operations of each unit in a step's forward, counted from the shapes of one sample, and
 what would travel if a stage began with it.
 
 The whole step runs once, as on a stage that holds none of the units: each computes the shapes of
@@ -35,7 +35,7 @@ Named = Sequence[tuple[str, nn.Module]]
 
 
 @dataclass(frozen=True)
-class Work:
+class UnitWork:
     """The work of units, in their order.
 
     Attributes:
@@ -48,7 +48,7 @@ class Work:
     entering: Sequence[int]
 
 
-def count_work(task: nn.Module, units: Named, batch: Any, device: torch.device) -> Work:
+def count_work(task: nn.Module, units: Named, batch: Any, device: torch.device) -> UnitWork:
     """Count the work of one sample.
 
     Args:
@@ -80,7 +80,7 @@ def count_work(task: nn.Module, units: Named, batch: Any, device: torch.device) 
         raise TaskError("no layer multiplies matrices")
     operations = [meter.operations.get(place, 0) for place in range(len(units))]
     operations[-1] += total - sum(operations)  # between layers, as a head of the table's weight
-    return Work(
+    return UnitWork(
         operations,
         [meter.entering.get(place, 0) for place in range(len(units))],
     )
@@ -88,7 +88,7 @@ def count_work(task: nn.Module, units: Named, batch: Any, device: torch.device) 
 
 def try_to_count(
     task: nn.Module, sample: Callable[[], Any], device: torch.device
-) -> tuple[Work | None, str]:
+) -> tuple[UnitWork | None, str]:
     """Return the work of a Task's units, or None and the reason, in a sentence.
 
     Args:

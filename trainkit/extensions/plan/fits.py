@@ -15,7 +15,7 @@ from typing import Any
 from trainkit.extensions.pipeline.stages import idle_share
 from trainkit.extensions.plan.layouts import (
     Layout,
-    Measured,
+    MeasuredRun,
     RankBytes,
     rank_bytes,
 )
@@ -36,7 +36,7 @@ Rows = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Fit:
+class PlannedFit:
     """A layout, what starts it, and what it takes.
 
     Attributes:
@@ -118,7 +118,7 @@ class Fits:
 
     def __init__(
         self,
-        measured: Measured,
+        measured: MeasuredRun,
         sizes: Sizes,
         left_out: Mapping[str, str],
         places: tuple[int, int],
@@ -133,7 +133,7 @@ class Fits:
         self._ranks, self._local = places
         self._microbatches, self._given = microbatches, given
 
-    def all(self, room: float) -> list[Fit]:
+    def all(self, room: float) -> list[PlannedFit]:
         """Return them, the simplest first; of several numbers of ranks that share, the first that
         fits in `room` bytes, or the last.
         """
@@ -152,14 +152,14 @@ class Fits:
             )
         return result
 
-    def fit(self, layout: Layout) -> Fit:
+    def fit(self, layout: Layout) -> PlannedFit:
         """Return what a layout takes."""
         data = max(1, layout.ranks // layout.shared)
         layout = replace(
             layout,
             accumulate=max(1, -(-self._microbatches // data)),
         )
-        return Fit(
+        return PlannedFit(
             layout,
             self._settings(layout),
             rank_bytes(self._measured, layout),
@@ -269,7 +269,7 @@ def _why(layout: Layout) -> str:
 
 
 def fit_rows(
-    fits: Sequence[Fit],
+    fits: Sequence[PlannedFit],
     left_out: Mapping[str, str],
     memory_gb: float,
     typed: str,
@@ -303,7 +303,7 @@ def fit_rows(
     return rows, best is not None
 
 
-def _row(own: Fit, room: float) -> str:
+def _row(own: PlannedFit, room: float) -> str:
     """Return a layout's bytes, verdict and costs."""
     most = max(own.ranks, key=lambda rank: rank.device)
     parts = f"{human(own.device)} a rank ({human(most.step)} of it in a step)"

@@ -20,8 +20,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainkit.extensions.pipeline.schedule import Schedule
-from trainkit.extensions.plan.record import Moment, Recording
+from trainkit.extensions.pipeline.schedule import StageSchedule
+from trainkit.extensions.plan.record import BackwardMoment, StepRecording
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """What was measured of a run.
 
     Attributes:
@@ -129,7 +129,7 @@ class Measured:
 
     weights: Sequence[Weight]
     buffers: int
-    recordings: Mapping[tuple[int, int, int], Recording]
+    recordings: Mapping[tuple[int, int, int], StepRecording]
     split: Mapping[int, Mapping[int, int]]
     entering: Sequence[int]
     stages: Mapping[int, Sequence[int]]
@@ -161,7 +161,7 @@ class RankBytes:
         return state + self.step
 
 
-def rank_bytes(measured: Measured, layout: Layout) -> list[RankBytes]:
+def rank_bytes(measured: MeasuredRun, layout: Layout) -> list[RankBytes]:
     """Return the bytes of a rank of each of a pipeline's places, by its first stage."""
     return [_Rank(measured, layout, place).bytes() for place in range(layout.pipeline)]
 
@@ -188,7 +188,7 @@ class _Chunk:
 class _Rank:
     """A rank of a pipeline; any, without one."""
 
-    def __init__(self, measured: Measured, layout: Layout, place: int) -> None:
+    def __init__(self, measured: MeasuredRun, layout: Layout, place: int) -> None:
         self._measured, self._layout, self._place = (
             measured,
             layout,
@@ -196,7 +196,7 @@ class _Rank:
         )
         self._recording = measured.recordings[layout.kind]
         self._count = len(self._recording.starts)
-        self._schedule = Schedule(layout.schedule, layout.pipeline, layout.chunks)
+        self._schedule = StageSchedule(layout.schedule, layout.pipeline, layout.chunks)
         self._homes = measured.stages.get(self._schedule.stages, [0] * self._count)
         self._own = [index for index, weight in enumerate(measured.weights) if self._holds(weight)]
         stages = range(place, self._schedule.stages, layout.pipeline)
@@ -333,7 +333,7 @@ class _Rank:
             done += self._part(moment.parameter) * weight.width
         return most
 
-    def _moments(self) -> Iterator[tuple[_Chunk, Moment]]:
+    def _moments(self) -> Iterator[tuple[_Chunk, BackwardMoment]]:
         """Yield those of this rank's stages."""
         of_stage = {chunk.stage: chunk for chunk in self._chunks}
         stage = self._schedule.stages - 1

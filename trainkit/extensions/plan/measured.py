@@ -18,11 +18,11 @@ from trainkit.extensions.context.pretended import (
 )
 from trainkit.extensions.fsdp.widths import Widths
 from trainkit.extensions.pipeline.units import named_units, units_of
-from trainkit.extensions.pipeline.work import Work, count_work
-from trainkit.extensions.plan.layouts import Measured, Weight
+from trainkit.extensions.pipeline.work import UnitWork, count_work
+from trainkit.extensions.plan.layouts import MeasuredRun, Weight
 from trainkit.extensions.plan.record import (
-    Recording,
     Setting,
+    StepRecording,
     record,
     shared_by,
     try_forward,
@@ -58,10 +58,10 @@ class Measuring:
         self.microbatch: Microbatch = microbatch
         self.samples = _largest(run, microbatch)
         self.left_out: dict[str, str] = {}
-        self.recordings: dict[tuple[int, int, int], Recording] = {}
+        self.recordings: dict[tuple[int, int, int], StepRecording] = {}
         self.split: dict[int, dict[int, int]] = {}
         self.stages: dict[int, list[int]] = {}
-        self.work: Work | None = None
+        self.work: UnitWork | None = None
 
     def measure(
         self,
@@ -171,10 +171,10 @@ class Measuring:
             own = record(run, self.microbatch, self.samples, both, sent)
             self.recordings[(*kind, int(again))] = own
 
-    def measured(self) -> Measured:
+    def measured(self) -> MeasuredRun:
         """Return all; the optimizers have taken a step (plan.measure)."""
         work, samples = self.work, self.samples
-        return Measured(
+        return MeasuredRun(
             weights_of(self._run),
             sum(buffer.nbytes for buffer in self._run.task.buffers()),
             self.recordings,

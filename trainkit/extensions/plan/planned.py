@@ -15,7 +15,7 @@ from trainkit.api.dispatch import Hooks
 from trainkit.engine.ranks import check_groups, check_ranks
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.extensions.fsdp.layouts import refuse_schedule
-from trainkit.extensions.pipeline.schedule import Schedule, schedule_of
+from trainkit.extensions.pipeline.schedule import StageSchedule, schedule_of
 from trainkit.extensions.script.subject import Subject
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers.base import Logger
@@ -42,7 +42,7 @@ def groups_of(engine: Mapping[str, Any]) -> tuple[int, int, int, int]:
     return replicas, tensor, stages, context
 
 
-def schedule_in(engine: Mapping[str, Any]) -> Schedule:
+def schedule_in(engine: Mapping[str, Any]) -> StageSchedule:
     """Return the schedule of an engine's options.
 
     Raises:

@@ -35,7 +35,7 @@ from trainkit.run.run import Run
 
 
 @dataclass(frozen=True)
-class Moment:
+class BackwardMoment:
     """A part of backward, up to a parameter's gradient.
 
     Attributes:
@@ -48,7 +48,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Recording:
+class StepRecording:
     """The bytes alive in a step, without weights and gradients.
 
     Attributes:
@@ -60,7 +60,7 @@ class Recording:
 
     starts: tuple[int, ...]
     forward: tuple[int, ...]
-    moments: tuple[Moment, ...]
+    moments: tuple[BackwardMoment, ...]
     sent: int = 0
 
     @property
@@ -83,7 +83,7 @@ def record(
     samples: int,
     within: Setting = contextlib.nullcontext,
     sent: Callable[[], int] = lambda: 0,
-) -> Recording:
+) -> StepRecording:
     """Return what a microbatch of `samples` samples needs.
 
     Args:
@@ -139,7 +139,7 @@ def _forward(run: Run, batch: Any) -> Any:
         task._log_to(None)
 
 
-def _step_without_values(run: Run, batch: Any, within: Setting) -> Recording:
+def _step_without_values(run: Run, batch: Any, within: Setting) -> StepRecording:
     """Run a step on shapes alone: operations allocate nothing and take no time."""
     shapes = FakeTensorMode()
 
@@ -158,7 +158,7 @@ def _step_without_values(run: Run, batch: Any, within: Setting) -> Recording:
     return _step(run, tree_map(faked, batch), blank)
 
 
-def _step(run: Run, batch: Any, within: Setting) -> Recording:
+def _step(run: Run, batch: Any, within: Setting) -> StepRecording:
     """Run forward and backward of a batch once."""
     task = run.task
     units = [module for _, module in named_units(task)]
@@ -180,7 +180,7 @@ def _step(run: Run, batch: Any, within: Setting) -> Recording:
         loss: Any = loss_of(_forward(run, batch), task)
         if isinstance(loss, Tensor) and loss.requires_grad:
             torch.autograd.backward(loss)
-    return Recording(
+    return StepRecording(
         tuple(seen.starts),
         tuple(seen.forward),
         tuple(seen.moments),
@@ -194,7 +194,7 @@ class _Seen:
         self._living = living
         self.starts = [0] * units
         self.forward = [0] * units
-        self.moments: list[Moment] = []
+        self.moments: list[BackwardMoment] = []
 
     def before(self, place: int) -> Callable[..., None]:
         """Return the hook of a unit that begins."""
@@ -218,14 +218,14 @@ class _Seen:
         """Return the hook of a parameter whose gradient is there."""
 
         def hook(parameter: Tensor) -> None:
-            self.moments.append(Moment(place, self._living.peak))
+            self.moments.append(BackwardMoment(place, self._living.peak))
             parameter.grad = None
             self._living.peak = self._living.bytes
 
         return hook
 
 
-def shared_by(whole: Recording, halved: Recording, ranks: int) -> Recording:
+def shared_by(whole: StepRecording, halved: StepRecording, ranks: int) -> StepRecording:
     """Return the recording of a rank that shares layers, or tokens, with others.
 
     Args:
@@ -248,18 +248,18 @@ def shared_by(whole: Recording, halved: Recording, ranks: int) -> Recording:
 
 
 def _combined(
-    first: Recording,
-    second: Recording,
+    first: StepRecording,
+    second: StepRecording,
     at: Callable[[int, int], int],
     sent: int,
-) -> Recording:
+) -> StepRecording:
     order = [moment.parameter for moment in first.moments]
     if order != [moment.parameter for moment in second.moments]:
         first = second  # other samples take other ways
     moments = zip(first.moments, second.moments, strict=True)
-    return Recording(
+    return StepRecording(
         tuple(map(at, first.starts, second.starts)),
         tuple(map(at, first.forward, second.forward)),
-        tuple(Moment(one.parameter, at(one.peak, two.peak)) for one, two in moments),
+        tuple(BackwardMoment(one.parameter, at(one.peak, two.peak)) for one, two in moments),
         sent,
     )

@@ -24,7 +24,7 @@ from trainkit.extensions.plan.fits import (
 )
 from trainkit.extensions.plan.layouts import (
     Layout,
-    Measured,
+    MeasuredRun,
     rank_bytes,
 )
 from trainkit.extensions.plan.planned import groups_of, planned, schedule_in
@@ -150,7 +150,7 @@ def make_plan(
 def _stage_rows(
     run: Run,
     subject: Subject,
-    measured: Measured | None,
+    measured: MeasuredRun | None,
     samples: int,
 ) -> list[tuple[str, str]]:
     """Return rows on the stages of a pipeline, with the bytes of each if a step was measured."""
@@ -182,7 +182,7 @@ def _stage_rows(
 
 def _fits_of(
     run: Run,
-    measured: Measured,
+    measured: MeasuredRun,
     left_out: Mapping[str, str],
     sizes: plan.Sizes,
 ) -> Fits:

@@ -51,7 +51,7 @@ cloudpickle.register_pickle_by_value(keeper_module)
 
 
 @dataclass(frozen=True)
-class Work:
+class WorkerProgram:
     """What every worker runs.
 
     Attributes:
@@ -80,7 +80,7 @@ class RayBackend:
         results: what workers with a `call` left, pickled, by name.
     """
 
-    def __init__(self, slots: Slots, work: Work) -> None:
+    def __init__(self, slots: Slots, work: WorkerProgram) -> None:
         self._slots = slots
         self._work = work
         self._keepers: dict[tuple[str, int], Any] = {}
@@ -256,7 +256,7 @@ class RayProcess:
             self._on_exit(code)
 
 
-def fault_of(facts: Mapping[str, Any], host: str, work: Work) -> str:
+def fault_of(facts: Mapping[str, Any], host: str, work: WorkerProgram) -> str:
     """Return what a worker lacks on its node, by what its keeper found there; "" if nothing."""
     cure = (
         "Name it in launcher.runtime_env (pip, or working_dir and env_vars: {PYTHONPATH: ...}), or"

@@ -20,7 +20,7 @@ from trainkit.extensions.elastic.messages import Rules, Words
 from trainkit.extensions.elastic.network import Network
 from trainkit.extensions.elastic.options import Settings
 from trainkit.extensions.elastic.output import WorkerOutput
-from trainkit.extensions.ray.backend import RayBackend, Work
+from trainkit.extensions.ray.backend import RayBackend, WorkerProgram
 from trainkit.extensions.ray.cluster import free_and_total
 from trainkit.extensions.ray.options import RayOptions
 from trainkit.extensions.ray.slots import EVERY_S, Slots
@@ -83,7 +83,7 @@ def run_job(
             token = str(stack.enter_context(token_in(Path(run_dir), "job")))
         slots = stack.enter_context(contextlib.closing(Slots(options)))
         hosts = _first_hosts(slots, output)
-        work = Work(command, environ, at, token, run_dir or "", call, needs_horovod)
+        work = WorkerProgram(command, environ, at, token, run_dir or "", call, needs_horovod)
         backend = RayBackend(slots, work)
         try:
             backend.check(hosts, options.start_timeout_s)

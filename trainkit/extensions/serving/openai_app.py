@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.language.sampling import Answer, begin
-from trainkit.extensions.language.sources import Source
+from trainkit.extensions.language.sources import ModelSource
 from trainkit.extensions.serving.app import ServiceOptions
 from trainkit.extensions.serving.body import RequestError, read_body
 from trainkit.extensions.serving.openai_format import (
@@ -48,7 +48,7 @@ class TextService:
     """Answers the requests of one process."""
 
     def __init__(
-        self, source: Source, name: str, max_new_tokens: int, options: ServiceOptions
+        self, source: ModelSource, name: str, max_new_tokens: int, options: ServiceOptions
     ) -> None:
         """Build it.
 

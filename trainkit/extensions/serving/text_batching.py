@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from trainkit.extensions.language.sampling import Answer, continue_all
-from trainkit.extensions.language.sources import Source
+from trainkit.extensions.language.sources import ModelSource
 from trainkit.extensions.serving.waiting import WaitingLine
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A piece of a text: of which answer of its request, and why that ended, or ""."""
 
     place: int
@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 class _Waiting(NamedTuple):
     answer: Answer
     place: int
-    pieces: asyncio.Queue[Piece | Exception]
+    pieces: asyncio.Queue[TextPiece | Exception]
 
 
 class TextBatcher:
@@ -37,7 +37,7 @@ class TextBatcher:
     """
 
     def __init__(
-        self, source: Source, max_batch_size: int, wait_s: float, max_waiting: int
+        self, source: ModelSource, max_batch_size: int, wait_s: float, max_waiting: int
     ) -> None:
         """Build it.
 
@@ -54,13 +54,13 @@ class TextBatcher:
         self._thread = ThreadPoolExecutor(1, "model")
         self.num_batches = self.num_answers = 0
 
-    async def pieces(self, answers: Sequence[Answer]) -> AsyncIterator[Piece]:
+    async def pieces(self, answers: Sequence[Answer]) -> AsyncIterator[TextPiece]:
         """Yield the pieces of a request's answers, until all have ended; an answer that is no
         longer listened to is given up.
         """
         if self._worker is None or self._worker.done():
             self._worker = asyncio.get_running_loop().create_task(self._work())
-        pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        pieces: asyncio.Queue[TextPiece | Exception] = asyncio.Queue()
         self._line.add(_Waiting(one, place, pieces) for place, one in enumerate(answers))
         num_left = len(answers)
         try:
@@ -90,7 +90,7 @@ class TextBatcher:
         try:
             for one, text in continue_all(self._source, [waiting.answer for waiting in batch]):
                 waiting = of[id(one)]
-                piece = Piece(waiting.place, text, one.finish)
+                piece = TextPiece(waiting.place, text, one.finish)
                 loop.call_soon_threadsafe(waiting.pieces.put_nowait, piece)
         except Exception as error:  # any of the model's; its requests answer it, the worker lives
             for waiting in batch:

@@ -11,14 +11,14 @@ import torch
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.exporting.from_run import load_task
 from trainkit.extensions.language.generate_command import default_checkpoint
-from trainkit.extensions.language.sources import Source, TransformersSource, load_tokenizer
+from trainkit.extensions.language.sources import ModelSource, TransformersSource, load_tokenizer
 from trainkit.extensions.language.tokenizer_folder import own_tokenizer
 
 
 class TextModel(NamedTuple):
     """A model, its name in requests, and a line about it."""
 
-    source: Source
+    source: ModelSource
     name: str
     line: str
 

@@ -32,7 +32,7 @@ from trainkit.extensions.shards.index import Index
 Numbers = npt.NDArray[np.int64]
 
 
-class EpochOrder(Sequence[int]):
+class WindowOrder(Sequence[int]):
     """The order of one epoch: what is held are the windows in use.
 
     Args:
@@ -156,7 +156,7 @@ class ShardOrder(Sampler[int]):
         self.lanes = lanes
         self.turn = turn if lanes > 1 else 1
         self._ahead = ahead
-        self._latest: tuple[tuple[int, int], EpochOrder] | None = None
+        self._latest: tuple[tuple[int, int], WindowOrder] | None = None
 
     def __len__(self) -> int:
         return self.index.num_samples
@@ -167,7 +167,7 @@ class ShardOrder(Sampler[int]):
     def order_of(self, seed: int, epoch: int) -> Sequence[int]:
         """Return the order of an epoch; the loader asks for it, on each rank."""
         if self._latest is None or self._latest[0] != (seed, epoch):
-            order = EpochOrder(
+            order = WindowOrder(
                 self.index, mix(seed, epoch), self.window, self.lanes, self.turn, self._ahead
             )
             self._latest = (seed, epoch), order

@@ -17,7 +17,7 @@ from trainkit.errors import ConfigError
 from trainkit.extensions.slurm.jobs import SubmittedJob, jobs_of, record, states_of
 from trainkit.extensions.slurm.options import options_of
 from trainkit.extensions.slurm.programs import error_of, partitions, run_program
-from trainkit.extensions.slurm.script import SLURM, Fit, script_of
+from trainkit.extensions.slurm.script import SLURM, JobFit, script_of
 from trainkit.launch.job_launcher import FitConfig, JobLauncher, engine_of_ranks
 from trainkit.launch.overrides import override
 from trainkit.launch.shared_folder import made_for_now
@@ -132,7 +132,7 @@ class SlurmLauncher(JobLauncher):
             if not each.startswith(("ckpt_path=", "resume=", "launcher=", "launcher."))
         ]
         run_dir = Path(fit.run_dir).absolute()
-        job = Fit(
+        job = JobFit(
             self.job_name or str(fit.config["conf"]),
             [*arguments, override("run_dir", str(run_dir))],
             start=start,
@@ -144,7 +144,7 @@ class SlurmLauncher(JobLauncher):
         self.run(job, private=masked_arguments(arguments) != list(arguments))
         return 0
 
-    def run(self, fit: Fit, private: bool = False) -> SubmittedJob | None:
+    def run(self, fit: JobFit, private: bool = False) -> SubmittedJob | None:
         """Submit a fit, and keep its script in the run's folder; or print the script, and return
         None.
 

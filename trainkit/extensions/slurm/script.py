@@ -19,7 +19,7 @@ SLURM = "slurm"  # the job's folder, in that of its run
 
 
 @dataclass(frozen=True)
-class Fit:
+class JobFit:
     """What a job runs.
 
     Attributes:
@@ -40,7 +40,7 @@ class Fit:
     needs_secret: bool = False
 
 
-def script_of(fit: Fit, options: SlurmOptions) -> str:
+def script_of(fit: JobFit, options: SlurmOptions) -> str:
     """Return the script of a job."""
     folder = fit.run_dir / SLURM
     directives = [

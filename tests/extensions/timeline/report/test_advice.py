@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.recordings import ABOUT, PARTS, record
 from trainkit.extensions.timeline.report.advice import Advice, advise
-from trainkit.extensions.timeline.report.overlap import Link, Profile, Summing
+from trainkit.extensions.timeline.report.overlap import Profile, ReductionCost, Summing
 from trainkit.extensions.timeline.report.steps import Analysis, analyse
 from trainkit.extensions.timeline.report.text import advice_grid, in_words, parts_grid
 from trainkit.extensions.timeline.traces.merge import read_recording
@@ -97,7 +97,10 @@ def test_a_slow_rank_is_the_first_to_mend(tmp_path: Path) -> None:
 
 
 def with_sums(
-    analysis: Analysis, ready: tuple[tuple[float, float], ...], link: Link, summing: Summing
+    analysis: Analysis,
+    ready: tuple[tuple[float, float], ...],
+    link: ReductionCost,
+    summing: Summing,
 ) -> Analysis:
     """Return the analysis of steps with these gradients."""
     return replace(analysis, profiles=[Profile(ready, 0.020, 0.016)], link=link, summing=summing)
@@ -108,7 +111,10 @@ def test_a_long_cycle_is_shortened(tmp_path: Path) -> None:
     waits = PARTS | {"communication": 10.0}
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits)
     slow = with_sums(
-        analysis, ((0.0201, 1e6),), Link(1e-4, 1e10), Summing(cycle_s=0.010, fusion_bytes=2**27)
+        analysis,
+        ((0.0201, 1e6),),
+        ReductionCost(1e-4, 1e10),
+        Summing(cycle_s=0.010, fusion_bytes=2**27),
     )
     advice = of(slow, "engine.cycle_time_ms")
     assert advice.setting == "engine.cycle_time_ms=0.1"
@@ -121,7 +127,9 @@ def test_many_small_sums_are_fused(tmp_path: Path) -> None:
     waits = PARTS | {"communication": 10.0}
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits)
     ready = tuple((0.019, 1e4) for _ in range(40))
-    many = with_sums(analysis, ready, Link(2.5e-4, 1e10), Summing(cycle_s=0.001, fusion_bytes=0.0))
+    many = with_sums(
+        analysis, ready, ReductionCost(2.5e-4, 1e10), Summing(cycle_s=0.001, fusion_bytes=0.0)
+    )
     assert of(many, "engine.fusion_threshold_mb").gain > 0.15
 
 
@@ -130,7 +138,7 @@ def test_a_slow_network_asks_for_fewer_bytes_and_fewer_sums(tmp_path: Path) -> N
     waits = PARTS | {"communication": 100.0}
     about = replace(ABOUT, cycle_ms=0.0)
     analysis = seen(tmp_path, ranks=2, parts_of=lambda rank, step: waits, about=about)
-    slow = with_sums(analysis, ((0.0, 12e6),), Link(0.0, 1e8), Summing())
+    slow = with_sums(analysis, ((0.0, 12e6),), ReductionCost(0.0, 1e8), Summing())
     assert of(slow, "engine.compression=fp16").gain == pytest.approx(136 / 76 - 1)
     assert of(slow, "trainer.accumulate_grad_batches=2").gain == pytest.approx(
         136 / (33 + 103 / 2) - 1
@@ -142,7 +150,7 @@ def test_a_slow_network_asks_for_fewer_bytes_and_fewer_sums(tmp_path: Path) -> N
 def test_no_gain_is_promised_beyond_what_was_measured(tmp_path: Path) -> None:
     """Whatever the model predicts, exposed communication limits the gain for reductions."""
     analysis = seen(tmp_path, ranks=2)
-    mad = with_sums(analysis, ((0.020, 1e9),), Link(1.0, 1e6), Summing(cycle_s=100.0))
+    mad = with_sums(analysis, ((0.020, 1e9),), ReductionCost(1.0, 1e6), Summing(cycle_s=100.0))
     assert all(
         advice.gain <= 40 / 36 - 1 + 1e-9
         for advice in advise(mad)

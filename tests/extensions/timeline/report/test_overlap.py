@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.extensions.timeline.report.overlap import (
-    Link,
     Profile,
+    ReductionCost,
     Ring,
     Summing,
     exposed_s,
@@ -19,7 +19,7 @@ from trainkit.extensions.timeline.report.overlap import (
     step_s,
 )
 
-LINK = Link(latency_s=0.001, bytes_per_s=1e9)
+LINK = ReductionCost(latency_s=0.001, bytes_per_s=1e9)
 EARLY = Profile(((0.1, 1e6), (0.2, 1e6)), backward_s=1.0, other_s=0.5)
 
 
@@ -39,7 +39,7 @@ def test_the_last_gradient_is_exposed() -> None:
 def test_sums_go_one_after_the_other() -> None:
     """A slow link is busy until long after backward."""
     profile = Profile(tuple((i / 10, 1e9) for i in range(10)), backward_s=1.0, other_s=0.0)
-    assert exposed_s(profile, Link(0.0, 1e9), Summing()) == pytest.approx(9.0)
+    assert exposed_s(profile, ReductionCost(0.0, 1e9), Summing()) == pytest.approx(9.0)
 
 
 def test_horovod_looks_each_cycle() -> None:
@@ -78,7 +78,7 @@ def test_the_model_keeps_to_what_must_hold(
     cycles included.
     """
     profile = Profile(tuple(sorted(ready)), backward_s=1.0, other_s=0.0)
-    link = Link(latency, bandwidth)
+    link = ReductionCost(latency, bandwidth)
     exposed = exposed_s(profile, link, Summing(cycle, fusion))
     last = max(at for at, _ in ready)
     total = sum(size for _, size in ready) / bandwidth
@@ -93,7 +93,7 @@ def test_the_model_keeps_to_what_must_hold(
 def test_fewer_bytes_never_cost_more(ready: list[tuple[float, float]], bandwidth: float) -> None:
     """Without cycles and fusion, in which a change may move a tensor into another buffer."""
     profile = Profile(tuple(sorted(ready)), backward_s=1.0, other_s=0.0)
-    link = Link(1e-4, bandwidth)
+    link = ReductionCost(1e-4, bandwidth)
     assert (
         exposed_s(profile.compressed(0.5), link, Summing())
         <= exposed_s(profile, link, Summing()) + 1e-12
@@ -105,7 +105,7 @@ def test_a_ring_gives_back_the_link_it_was_fitted_to(
     latency: float, bandwidth: float, ranks: int
 ) -> None:
     """And at other numbers of ranks it costs what the formula gives."""
-    ring = ring_of(Link(latency, bandwidth), ranks)
+    ring = ring_of(ReductionCost(latency, bandwidth), ranks)
     again = ring.link(ranks)
     assert math.isclose(again.latency_s, latency) and math.isclose(again.bytes_per_s, bandwidth)
     other = Ring(1e-5, 1e9).link(4)

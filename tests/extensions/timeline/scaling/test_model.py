@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.recordings import ABOUT, PARTS, record
-from trainkit.extensions.timeline.report.overlap import Link, ring_of
+from trainkit.extensions.timeline.report.overlap import ReductionCost, ring_of
 from trainkit.extensions.timeline.report.steps import analyse
 from trainkit.extensions.timeline.scaling.model import (
     PREDICTED,
-    Measured,
+    MeasuredRanks,
     Model,
     check_words,
     excess_words,
@@ -29,11 +29,11 @@ from trainkit.extensions.timeline.scaling.model import fit as fit_both
 from trainkit.extensions.timeline.traces.merge import read_recording
 
 GRADIENTS = {"late": 8_000_000}  # ready when backward ends
-LINK = Link(0.001, 1e9)  # among two ranks
+LINK = ReductionCost(0.001, 1e9)  # among two ranks
 SUMS = [(size, LINK.seconds(size)) for size in (1e3, 1e5, 1e6, 1e7)]
 
 
-def measured(folder: Path, ranks: int, noise_ms: float = 0.0, **parts: float) -> Measured:
+def measured(folder: Path, ranks: int, noise_ms: float = 0.0, **parts: float) -> MeasuredRanks:
     """Return the measurement of this number of ranks, in steps of these parts."""
     draw = random.Random(ranks)
 
@@ -50,10 +50,10 @@ def measured(folder: Path, ranks: int, noise_ms: float = 0.0, **parts: float) ->
         about=about,
         gradients=GRADIENTS,
     )
-    return Measured(ranks, analyse(read_recording(made)), SUMS if ranks > 1 else [])
+    return MeasuredRanks(ranks, analyse(read_recording(made)), SUMS if ranks > 1 else [])
 
 
-def fit(measured: list[Measured]) -> Model | None:
+def fit(measured: list[MeasuredRanks]) -> Model | None:
     """Return the model without the largest number of ranks."""
     both = fit_both(measured)
     return None if both is None else both[0]
@@ -162,12 +162,12 @@ def test_one_long_step_is_in_no_column(tmp_path: Path) -> None:
     draw = PARTS | {"communication": 0.0}
     about = replace(ABOUT, cycle_ms=0.0, engine="single")
 
-    def of(name: str, longest: float) -> Measured:
+    def of(name: str, longest: float) -> MeasuredRanks:
         def parts_of(rank: int, step: int) -> Mapping[str, float]:
             return draw | {"data": longest if step == 5 else 1.0}
 
         folder = record(tmp_path / name, steps=20, parts_of=parts_of, about=about)
-        return Measured(1, analyse(read_recording(folder)), [])
+        return MeasuredRanks(1, analyse(read_recording(folder)), [])
 
     assert measured_grid([of("a", 800.0)]).rows == measured_grid([of("b", 1.0)]).rows
 

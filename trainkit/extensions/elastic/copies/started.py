@@ -13,7 +13,7 @@ from typing import Any
 from trainkit.extensions.elastic.backend import Backend, Started
 from trainkit.extensions.elastic.messages import Start
 from trainkit.extensions.elastic.output import WorkerOutput
-from trainkit.extensions.elastic.rendezvous import Request
+from trainkit.extensions.elastic.rendezvous import WorkerRequest
 from trainkit.extensions.elastic.workers import describe
 
 _PAUSE_S = 5.0  # between two starts on a host
@@ -72,7 +72,7 @@ class CopyServers:
             except OSError as error:
                 self._output.say(f"the copy server of {host} cannot be started: {error}")
 
-    def answer(self, request: Request) -> None:
+    def answer(self, request: WorkerRequest) -> None:
         """Answer with the address of each server, by host: to a server, which sends its own, or to a
         worker, whose host gets one.
         """

@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from trainkit.data.shares import parse_shares
 from trainkit.extensions.reports.grid import human, ms, share
-from trainkit.extensions.timeline.report.overlap import Link, Profile, Summing, exposed_s
+from trainkit.extensions.timeline.report.overlap import Profile, ReductionCost, Summing, exposed_s
 from trainkit.extensions.timeline.report.steps import Analysis
 
 _LEAST_GAIN = 0.01
@@ -146,7 +146,7 @@ def _sums(analysis: Analysis) -> Iterator[Advice]:
         yield Advice("engine.compression=fp16", why, _gain(analysis.step_s, min(saved, measured)))
 
 
-def _exposed(profiles: list[Profile], link: Link, summing: Summing) -> float:
+def _exposed(profiles: list[Profile], link: ReductionCost, summing: Summing) -> float:
     return statistics.median(exposed_s(profile, link, summing) for profile in profiles)
 
 

@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from trainkit.extensions.timeline.report.overlap import Link, Profile, Summing, fit_link
+from trainkit.extensions.timeline.report.overlap import Profile, ReductionCost, Summing, fit_link
 from trainkit.extensions.timeline.report.recorded_facts import Gradient, StepOfRank, by_step
 from trainkit.extensions.timeline.traces.horovod_file import Operation
 from trainkit.extensions.timeline.traces.merge import RankTrace
@@ -79,7 +79,7 @@ def ways(ranks: Sequence[RankTrace], handed: Handed) -> list[Gradient]:
 
 def costs(
     about: About, operations: Sequence[Operation], gradients: Sequence[Gradient]
-) -> tuple[Summing, Link | None]:
+) -> tuple[Summing, ReductionCost | None]:
     """Return how gradients were collected, and the cost of a reduction if it can be determined."""
     sums = [operation for operation in operations if _is_of_gradients(operation)]
     link = fit_link([(o.num_bytes, o.wire_s) for o in sums if o.wire_s > 0])

@@ -25,7 +25,7 @@ _LEAST_RANGE, _LEAST_BYTES = 8, 64 * 1024  # of sizes, needed to determine a ban
 
 
 @dataclass(frozen=True)
-class Link:
+class ReductionCost:
     """The cost of a reduction among the ranks of a run."""
 
     latency_s: float  # seconds of a reduction of any size
@@ -43,19 +43,21 @@ class Ring:
     alpha_s: float  # its latency
     bytes_per_s: float  # its bandwidth, B
 
-    def link(self, ranks: int) -> Link:
+    def link(self, ranks: int) -> ReductionCost:
         """Return the cost of a reduction among `ranks` ranks; zero for one rank."""
         if ranks < 2:
-            return Link(0.0, float("inf"))
-        return Link(2 * (ranks - 1) * self.alpha_s, self.bytes_per_s * ranks / (2 * (ranks - 1)))
+            return ReductionCost(0.0, float("inf"))
+        return ReductionCost(
+            2 * (ranks - 1) * self.alpha_s, self.bytes_per_s * ranks / (2 * (ranks - 1))
+        )
 
 
-def ring_of(link: Link, ranks: int) -> Ring:
+def ring_of(link: ReductionCost, ranks: int) -> Ring:
     """Return the ring in which a reduction among `ranks` ranks, two or more, costs `link`."""
     return Ring(link.latency_s / (2 * (ranks - 1)), link.bytes_per_s * 2 * (ranks - 1) / ranks)
 
 
-def fit_link(sums: Sequence[tuple[float, float]]) -> Link | None:
+def fit_link(sums: Sequence[tuple[float, float]]) -> ReductionCost | None:
     """Return latency and bandwidth from (bytes, seconds) of reductions; None if the data cannot
     separate them.
 
@@ -73,7 +75,7 @@ def fit_link(sums: Sequence[tuple[float, float]]) -> Link | None:
     scatter = statistics.median(abs(t - latency - slope * size) for size, t in sizes)
     if slope <= 0 or slope * (sizes[-1][0] - sizes[0][0]) < scatter:
         return None
-    return Link(max(latency, 0.0), 1 / slope)
+    return ReductionCost(max(latency, 0.0), 1 / slope)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Summing:
     agree_s: float = 0.0  # time per cycle that ranks need to agree on the ready gradients
 
 
-def exposed_s(profile: Profile, link: Link, summing: Summing) -> float:
+def exposed_s(profile: Profile, link: ReductionCost, summing: Summing) -> float:
     """Return the seconds that a step waits for reductions after backward has ended.
 
     Backward may begin at any phase of a cycle: the result is the mean over several.
@@ -121,7 +123,9 @@ def exposed_s(profile: Profile, link: Link, summing: Summing) -> float:
     return statistics.fmean(_exposed_s(profile, link, summing, begin) for begin in begins)
 
 
-def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: float) -> float:
+def _exposed_s(
+    profile: Profile, link: ReductionCost, summing: Summing, first_look_s: float
+) -> float:
     cycle = summing.cycle_s
     ready = profile.ready
     now = first_look_s
@@ -146,7 +150,7 @@ def _exposed_s(profile: Profile, link: Link, summing: Summing, first_look_s: flo
     return max(0.0, now - profile.backward_s)
 
 
-def step_s(profile: Profile, link: Link, summing: Summing, accumulate: int = 1) -> float:
+def step_s(profile: Profile, link: ReductionCost, summing: Summing, accumulate: int = 1) -> float:
     """Return the seconds of `accumulate` microbatches, each of this profile, with one reduction,
     divided by their number.
     """

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainkit.extensions.timeline.report import gradients as of_gradients
-from trainkit.extensions.timeline.report.overlap import Link, Profile, Summing
+from trainkit.extensions.timeline.report.overlap import Profile, ReductionCost, Summing
 from trainkit.extensions.timeline.report.recorded_facts import (
     CAUSES,
     LABELS,
@@ -50,7 +50,7 @@ class Analysis:
     steps: list[StepOfRank]  # steps of all ranks
     gradients: list[Gradient]  # longest path first; empty without Horovod's timeline
     slow: SlowRank | None  # the rank that the others wait for, or None
-    link: Link | None  # cost of a reduction here, or None if it cannot be determined
+    link: ReductionCost | None  # cost of a reduction here, or None if it cannot be determined
     summing: Summing  # how gradients were collected
     profiles: list[Profile]  # the steps as input of overlap.py; empty without reductions
     unaligned: list[int]  # ranks with clocks that could not be compared

@@ -23,7 +23,7 @@ from trainkit.extensions.script.command_line import check_script, split_script
 from trainkit.extensions.script.entry import look_at
 from trainkit.extensions.timeline.report.steps import analyse
 from trainkit.extensions.timeline.scaling.model import (
-    Measured,
+    MeasuredRanks,
     check_words,
     excess_words,
     fit,
@@ -182,7 +182,7 @@ def _run(
     asked: ScalingRequest,
     settings: dict[str, Any],
     launcher: Launcher,
-) -> Measured:
+) -> MeasuredRanks:
     run_dir = folder / f"ranks-{ranks}"
     run_dir.mkdir(parents=True, exist_ok=True)
     log = run_dir / "output.log"
@@ -217,12 +217,12 @@ def _run(
         if costs.is_file()
         else []
     )
-    return Measured(ranks, analyse(read_recording(there[-1])), sums)
+    return MeasuredRanks(ranks, analyse(read_recording(there[-1])), sums)
 
 
 def _report(
     subject: Subject,
-    measured: list[Measured],
+    measured: list[MeasuredRanks],
     asked: ScalingRequest,
     folder: Path,
     notes: Sequence[str],

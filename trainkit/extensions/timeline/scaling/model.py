@@ -27,8 +27,8 @@ from statistics import NormalDist
 from trainkit.console import plural
 from trainkit.extensions.reports.grid import Grid, ms
 from trainkit.extensions.timeline.report.overlap import (
-    Link,
     Profile,
+    ReductionCost,
     Ring,
     Summing,
     exposed_s,
@@ -43,7 +43,7 @@ TRUSTED = 0.2  # if a model's checked error is larger, do not trust its other pr
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRanks:
     """Measurements at one number of ranks."""
 
     ranks: int
@@ -61,7 +61,7 @@ class Measured:
         """Samples per second of all ranks."""
         return self.analysis.samples_per_s
 
-    def efficiency(self, base: Measured) -> float:
+    def efficiency(self, base: MeasuredRanks) -> float:
         """Return the speed as a fraction of that of `base`, a rank for a rank."""
         return self.samples_per_s / (base.samples_per_s * self.ranks / base.ranks)
 
@@ -118,7 +118,7 @@ class Model:
         return self.step_s(1) / self.step_s(ranks, ring)
 
 
-def fit(measured: Sequence[Measured]) -> tuple[Model, Model] | None:
+def fit(measured: Sequence[MeasuredRanks]) -> tuple[Model, Model] | None:
     """Return the model without the steps of the largest number of ranks, and that of all.
 
     None if there is only one number of ranks, or the cost of a reduction is unknown.
@@ -129,7 +129,7 @@ def fit(measured: Sequence[Measured]) -> tuple[Model, Model] | None:
     return None if check is None or whole is None else (check, whole)
 
 
-def _fit(base: Sequence[Measured], all_measured: Sequence[Measured]) -> Model | None:
+def _fit(base: Sequence[MeasuredRanks], all_measured: Sequence[MeasuredRanks]) -> Model | None:
     several = [m for m in all_measured if m.ranks > 1]
     if not base or not several:
         return None
@@ -166,7 +166,9 @@ def _fit(base: Sequence[Measured], all_measured: Sequence[Measured]) -> Model | 
     )
 
 
-def _link(base: Sequence[Measured], several: Sequence[Measured]) -> tuple[Link | None, str, int]:
+def _link(
+    base: Sequence[MeasuredRanks], several: Sequence[MeasuredRanks]
+) -> tuple[ReductionCost | None, str, int]:
     for one in reversed(base):
         if one.ranks > 1 and one.analysis.link is not None:
             return (
@@ -178,7 +180,7 @@ def _link(base: Sequence[Measured], several: Sequence[Measured]) -> tuple[Link |
     return fit_link(one.costs), f"sums among {one.ranks} ranks while nothing else ran", one.ranks
 
 
-def _spread_s(source: Measured) -> float:
+def _spread_s(source: MeasuredRanks) -> float:
     """Return the spread of a rank's own work from step to step.
     Delays in the same step on all ranks cause no waiting.
     """
@@ -193,12 +195,12 @@ def _spread_s(source: Measured) -> float:
     return math.sqrt(statistics.fmean(statistics.variance(times) for times in own.values()))
 
 
-def _without_waiting(profile: Profile, source: Measured) -> Profile:
+def _without_waiting(profile: Profile, source: MeasuredRanks) -> Profile:
     waited = source.analysis.median("waiting")
     return Profile(profile.ready, profile.backward_s, max(0.0, profile.other_s - waited))
 
 
-def measured_grid(measured: Sequence[Measured]) -> Grid:
+def measured_grid(measured: Sequence[MeasuredRanks]) -> Grid:
     """Return the table of measurements."""
     rows = []
     for m in measured:
@@ -213,7 +215,7 @@ def measured_grid(measured: Sequence[Measured]) -> Grid:
     return Grid("Measured, medians over the steps", columns, rows)
 
 
-def excess_words(measured: Sequence[Measured]) -> list[str]:
+def excess_words(measured: Sequence[MeasuredRanks]) -> list[str]:
     """Explain each efficiency above 100 %: ranks do not make each other faster."""
     said = []
     base = measured[0]
@@ -245,7 +247,7 @@ def excess_words(measured: Sequence[Measured]) -> list[str]:
     return said
 
 
-def _uncertainty(measured: Measured) -> float:
+def _uncertainty(measured: MeasuredRanks) -> float:
     """Return the standard error of the median step, relative to it,
     by the spread between quartiles (robust to outliers).
     """
@@ -257,7 +259,7 @@ def _uncertainty(measured: Measured) -> float:
     return 1.2533 * (high - low) / 1.349 / math.sqrt(len(totals)) / measured.step_s
 
 
-def check_words(model: Model, left_out: Measured) -> str:
+def check_words(model: Model, left_out: MeasuredRanks) -> str:
     """Describe the model's error at the largest number of ranks."""
     predicted = model.step_s(left_out.ranks)
     actual = left_out.step_s

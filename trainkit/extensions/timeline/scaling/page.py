@@ -15,7 +15,7 @@ from trainkit.extensions.timeline.report.page import COLORS
 from trainkit.extensions.timeline.report.recorded_facts import LABELS
 from trainkit.extensions.timeline.scaling.model import (
     PREDICTED,
-    Measured,
+    MeasuredRanks,
     Model,
     check_words,
     excess_words,
@@ -30,7 +30,7 @@ _LINES = (INK, RED, AMBER, GREEN, BLUE, VIOLET, GREY)
 def write_scaling_page(
     path: Path,
     of: str,
-    measured: Sequence[Measured],
+    measured: Sequence[MeasuredRanks],
     models: tuple[Model, Model] | None,
     gbits: Sequence[float],
     notes: Sequence[str],
@@ -77,7 +77,7 @@ def _source(model: Model) -> str:
     )
 
 
-def _parts(measured: Sequence[Measured]) -> go.Figure:
+def _parts(measured: Sequence[MeasuredRanks]) -> go.Figure:
     chart = figure("ms, median of a step", "", height=200 + 40 * len(measured))
     names = [plural(m.ranks, "rank") for m in measured]
     for part, label in LABELS.items():
@@ -88,7 +88,9 @@ def _parts(measured: Sequence[Measured]) -> go.Figure:
     return chart
 
 
-def _efficiency(measured: Sequence[Measured], model: Model, gbits: Sequence[float]) -> go.Figure:
+def _efficiency(
+    measured: Sequence[MeasuredRanks], model: Model, gbits: Sequence[float]
+) -> go.Figure:
     chart = figure("ranks", "efficiency, %", height=420)
     sizes = [1, 2, 4, *PREDICTED]
     rings = [
