@@ -293,12 +293,14 @@ def test_scaling_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     quiet = ["trainer.max_epochs=100000", "data.batch_size=2"]
     job = subprocess.Popen([*start, *quiet], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     log = tmp_path / "scale" / "ranks-2" / "output.log"
-    until = time.monotonic() + 60
-    while not (log.exists() and "recording" in log.read_text()):
-        assert job.poll() is None and time.monotonic() < until, "it does not train"
-        time.sleep(0.1)
-    job.terminate()
-    out, _ = job.communicate(timeout=60)
+    until = time.monotonic() + 300
+    try:
+        while not (log.exists() and "recording" in log.read_text()):
+            assert job.poll() is None and time.monotonic() < until, "it does not train"
+            time.sleep(0.1)
+    finally:  # its ranks would train for hours
+        job.terminate()
+        out, _ = job.communicate(timeout=60)
     assert job.returncode == 130 and "Stopped; the recordings so far are in" in out
     until = time.monotonic() + 20  # the kernel takes apart what was ended
     while (left := _processes_with(str(tmp_path))) and time.monotonic() < until:
