@@ -57,9 +57,9 @@ HOMES = {
     ],
     "torch.distributed": [
         "engine/ddp/collectives.py",
-        "engine/ddp/own_group.py",
         "engine/ddp/reduce.py",
         "extensions/fsdp/engine.py",
+        "extensions/fsdp/own_group.py",
         "extensions/fsdp/replicas.py",
         "extensions/fsdp/tensor.py",
         "extensions/fsdp/units.py",

@@ -8,6 +8,7 @@ widths.py            the same in one process, as `plan` measures it
 layouts.py           options that other extensions bring
 random_numbers.py    those of a step whose ranks read the same samples
 replicas.py          engine.replicas under `trainkit launch`: a replica that loses a rank comes back as a whole
+own_group.py         their groups of ranks, which torch.distributed does not know
 """
 
 from trainkit.extension import EngineEntry, Extension

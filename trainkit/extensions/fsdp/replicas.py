@@ -24,11 +24,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ddp.collectives import DDPCollectives, end_at_exit
-from trainkit.engine.ddp.own_group import OwnGroup
 from trainkit.engine.ddp.sockets import Sockets
 from trainkit.engine.ranks import Ranks, check_groups
 from trainkit.engine.sending import overwrite
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.fsdp.own_group import OwnGroup
 from trainkit.launch.environment import read_launcher
 
 Value = TypeVar("Value")

@@ -70,7 +70,7 @@ class OwnGroup:
         self._gloo.barrier().wait()
 
     def abort(self) -> None:
-        """End NCCL's waiting; Gloo's is ended by its sockets (sockets.py)."""
+        """End NCCL's waiting; Gloo's is ended by its sockets (ddp/sockets.py)."""
         if self._nccl is not None:
             self._nccl.abort()
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainkit.engine.ddp.own_group import OwnGroup
+from trainkit.extensions.fsdp.own_group import OwnGroup
 
 
 def on_ranks(size: int, work: Callable[[OwnGroup], Any]) -> list[Any]:
