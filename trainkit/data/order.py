@@ -22,7 +22,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from trainkit.data.permutation import MOST_HELD, Permutation
 from trainkit.data.python_random import restore_python, save_python
-from trainkit.data.sample_names import UnreadableSample
+from trainkit.data.sample_names import UnreadableSample, note_sample
+from trainkit.errors import TrainkitError
 
 _MASK = 2**64 - 1
 _BURST_S = 1e-3
@@ -244,11 +245,13 @@ class SeededDataset(Dataset[Any]):
         size = 1
         while burst := list(itertools.islice(keys, size)):
             begun = time.perf_counter()
+            samples: Iterator[Any] | None = None
             try:
                 samples = iter(self.__getitems__([key for batch in burst for key in batch]))
             except Exception:
                 if len(burst) == 1:
                     raise
+            if samples is None:
                 # up to the one at fault; it may have been another error by chance
                 yield from map(self.__getitems__, burst)
                 continue
@@ -278,18 +281,23 @@ class SeededDataset(Dataset[Any]):
         with apart():
             for epoch, index in keys:
                 _seed(_mixed(begun[epoch], index) >> 1)  # mix(seed, epoch, index)
-                samples.append(self._sample(index))
+                samples.append(self._sample(epoch, index))
         return samples
 
     def _read(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples, as a DataLoader's worker reads them: at once, if the data set can."""
-        indices = [index for _, index in keys]
         at_once = getattr(self.dataset, "__getitems__", None)
-        if at_once is None or len(indices) == 1:
-            return [self._sample(index) for index in indices]
-        return list(at_once(indices))
+        if at_once is None or len(keys) == 1:
+            return [self._sample(*key) for key in keys]
+        try:
+            return list(at_once([index for _, index in keys]))
+        except Exception as error:
+            of_all = error
+        for key in keys:
+            self._sample(*key)  # the one at fault raises with its name
+        raise of_all
 
-    def _sample(self, index: int) -> Any:
+    def _sample(self, epoch: int, index: int) -> Any:
         try:
             return self.dataset[index]
         except (OSError, SyntaxError) as error:
@@ -297,6 +305,11 @@ class SeededDataset(Dataset[Any]):
             if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
                 raise
             raise UnreadableSample.of(self.dataset, index, error) from error
+        except TrainkitError:
+            raise  # its message is whole
+        except Exception as error:
+            note_sample(error, self.dataset, index, epoch)
+            raise
 
 
 def epoch_order(

@@ -5,6 +5,7 @@ the classes of a data set's labels.
 from __future__ import annotations
 
 import bisect
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,19 +34,48 @@ class UnreadableSample(DataError):  # noqa: N818 - a DataError
         )
 
 
+def note_sample(error: Exception, dataset: Any, index: int, epoch: int) -> None:
+    """Add to an error of the user's data set which sample raised it; type and traceback stay."""
+    own, place = _in_own(dataset, index)
+    file = file_of(own, place)
+    note = (
+        f"Sample {place} of {type(own).__name__}{f' ({file})' if file else ''} raised this, with"
+        f" the random numbers of epoch {epoch}. `python -m trainkit data check conf=NAME` lists all"
+        " samples that raise."
+    )
+    if sys.version_info >= (3, 11):
+        error.add_note(note)
+    elif len(error.args) <= 1:  # Python 3.10 has no notes
+        error.args = (_Text(f"{error}\n{note}"),)
+
+
+class _Text(str):
+    """A message that a KeyError, which shows its argument's repr, shows as it is."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _in_own(dataset: Any, index: int) -> tuple[Any, int]:
+    """Return the user's own data set of which a Subset or a ConcatDataset takes a sample,
+    and the sample's index in it.
+    """
+    if type(dataset) is Subset:
+        return _in_own(dataset.dataset, dataset.indices[index])
+    if type(dataset) is ConcatDataset:
+        part = bisect.bisect_right(dataset.cumulative_sizes, index)
+        before = dataset.cumulative_sizes[part - 1] if part else 0
+        return _in_own(dataset.datasets[part], index - before)
+    return dataset, index
+
+
 def file_of(dataset: Any, index: int) -> str:
     """Return the file of a sample, or "": of torchvision's folders, of data sets with `files` or
     `paths`, and parts of them.
 
     A data set may say so itself, by a method `file_of(index)`.
     """
-    if type(dataset) is Subset:
-        return file_of(dataset.dataset, dataset.indices[index])
-    if type(dataset) is ConcatDataset:
-        part = bisect.bisect_right(dataset.cumulative_sizes, index)
-        return file_of(
-            dataset.datasets[part], index - (dataset.cumulative_sizes[part - 1] if part else 0)
-        )
+    dataset, index = _in_own(dataset, index)
     if callable(own := getattr(dataset, "file_of", None)):
         return str(own(index))
     for name in ("samples", "imgs", "files", "paths"):

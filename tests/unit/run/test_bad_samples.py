@@ -5,6 +5,7 @@ and the step's weights stay exact.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,10 @@ from torch.utils.data import (
 
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet, rows, weights
+from trainkit.data import sample_names
 from trainkit.data.sample_names import class_names_of, file_of
-from trainkit.errors import ConfigError, DataError
+from trainkit.errors import ConfigError, DataError, summary
+from trainkit.safety.tracebacks import text_of
 
 
 class Broken(Dataset[Any]):
@@ -52,6 +55,61 @@ def test_a_sample_that_cannot_be_read_is_named_with_the_remedy(
     assert text.startswith("Sample 5 (part/5.jpg) cannot be loaded: OSError: image file is trunc")
     assert "data check" in text and "on_bad_sample=skip" in text
     assert len(text.splitlines()) == 1
+
+
+class Faulty(Broken):
+    """Rows of which some raise an error of the user's code."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index in self.bad:
+            raise KeyError("area")
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("is_part", [False, True])
+def test_an_error_of_the_users_code_names_its_sample(
+    is_part: bool, num_workers: int, tmp_path: Path
+) -> None:
+    """Class, index, file and epoch come after the error, once; its type stays, and its line."""
+    whole = Faulty(12, 5)
+    data = Subset(whole, range(4, 12)) if is_part else whole
+    with pytest.raises(KeyError) as raised:
+        fit(tmp_path, DataLoader(data, batch_size=4, num_workers=num_workers))
+    text = text_of(raised.value)
+    assert text.count("Sample 5 of Faulty (part/5.jpg) raised this") == 1
+    assert "of epoch 0" in text and "data check" in text
+    assert text.count('raise KeyError("area")') == 1 == text.count("KeyError: 'area'\n")
+    assert summary(raised.value).startswith("KeyError: 'area'")
+
+
+def test_batches_read_at_once_name_the_sample_too(tmp_path: Path) -> None:
+    """Of a data set that reads a batch at once the samples are read one by one after an error."""
+
+    class AtOnce(Faulty):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [self[index] for index in indices]
+
+    with pytest.raises(KeyError) as raised:
+        fit(tmp_path, DataLoader(AtOnce(8, 6), batch_size=4))
+    assert "Sample 6 of AtOnce" in text_of(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ValueError("no number: 'x'"), "ValueError: no number: 'x'\nSample 2 of Faulty"),
+        (KeyError("area"), "KeyError: 'area'\nSample 2 of Faulty"),
+        (IndexError(), "IndexError: \nSample 2 of Faulty"),
+    ],
+)
+def test_python_310_shows_the_sample_in_the_message(
+    error: Exception, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without notes the sample is a line of the message, after the user's own."""
+    monkeypatch.setattr(sample_names, "sys", SimpleNamespace(version_info=(3, 10)))
+    sample_names.note_sample(error, Faulty(4), 2, epoch=0)
+    assert text_of(error).startswith(shown)
 
 
 class Counting(Line):
