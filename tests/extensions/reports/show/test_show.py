@@ -61,6 +61,23 @@ def test_runs_are_compared(tmp_path: Path) -> None:
     assert [row[:3] for row in runs_grid(runs).rows] == [("x/run", "2", "6"), ("y/run", "2", "6")]
 
 
+def test_ranks_and_global_batch_differ_too(tmp_path: Path) -> None:
+    """They are rows above the settings where two runs differ, and only there."""
+    runs = read_runs([train(tmp_path / name) for name in ("a", "b", "c")])
+    assert settings_grid(runs) is None
+    file = tmp_path / "b/progress.json"
+    progress = json.loads(file.read_text())
+    file.write_text(json.dumps({**progress, "hosts": {"here": [0, 1]}}))
+    (tmp_path / "c/progress.json").unlink()
+    manifest = next((tmp_path / "c/checkpoints").glob("*-step=6/manifest.json"))
+    held = json.loads(manifest.read_text())
+    held["contract"]["batch_size"] *= 2
+    manifest.write_text(json.dumps(held))
+    differ = settings_grid(read_runs([tmp_path / name for name in ("a", "b", "c")]))
+    assert differ is not None
+    assert differ.rows == [("ranks", "1", "2", "-"), ("global batch", "4", "4", "8")]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -1,4 +1,5 @@
-"""What differs between the settings of runs: a row for each setting that makes a difference.
+"""What differs between runs: their ranks, their global batch, and a row for each setting that
+makes a difference.
 
 No row for: a setting of the run's own folder, a group that the task refers to a second time
 (task.optimizer.lr beside optimizer.lr), one number written in two ways, null beside nothing, and the
@@ -19,7 +20,7 @@ _TARGET = "._target_"
 
 
 def settings_grid(runs: Sequence[FinishedRun]) -> Grid | None:
-    """Return the settings that differ between runs; None if there are none."""
+    """Return ranks, global batch and settings that differ between runs; None if there are none."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in _NOT_COMPARED)
     parts = [
         key.removesuffix(_TARGET)
@@ -35,14 +36,27 @@ def settings_grid(runs: Sequence[FinishedRun]) -> Grid | None:
         elif key == f"{part}{_TARGET}":
             values[part] = [_text(run, key).rpartition(".")[2] for run in runs]
     differ = {key: shown for key, shown in values.items() if len({*map(_same, shown)}) > 1}
-    rows = [
+    rows = _of_ranks(runs) + [
         (key, *shown)
         for key, shown in differ.items()
         if not key.startswith("task.") or differ.get(key.removeprefix("task.")) != shown
     ]
-    columns = ("setting", *(run.name for run in runs))
+    columns = ("", *(run.name for run in runs))
     sentences = tuple(range(1, len(columns)))
     return Grid("", columns, rows[:_MOST_SETTINGS], sentences, is_code=True) if rows else None
+
+
+def _of_ranks(runs: Sequence[FinishedRun]) -> list[tuple[str, ...]]:
+    """Return a row for each of what is no setting and differs; unknown ones differ from none."""
+    known = {
+        "ranks": [run.ranks for run in runs],
+        "global batch": [run.global_batch_size for run in runs],
+    }
+    return [
+        (name, *(ABSENT if number is None else f"{number:,}" for number in numbers))
+        for name, numbers in known.items()
+        if len({*numbers} - {None}) > 1
+    ]
 
 
 def _text(run: FinishedRun, key: str) -> str:

@@ -120,6 +120,16 @@ class FinishedRun:
         named = self.progress.task if self.progress else ""
         return named or str(self.settings.get("task._target_") or "").rpartition(".")[2]
 
+    @property
+    def ranks(self) -> int | None:
+        """The number of ranks, the last one; None if unknown."""
+        return self.progress.ranks if self.progress else None
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """The samples of a step on all ranks, as of the last checkpoint; None if unknown."""
+        return self.checkpoints[-1].global_batch_size if self.checkpoints else None
+
     def last(self, name: str) -> float | None:
         """Return the last value of a metric, finite or not."""
         if name in self.not_finite:
