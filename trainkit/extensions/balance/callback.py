@@ -11,8 +11,9 @@ from trainkit.arguments import Fraction, NonNegativeFloat, PositiveInt, checked
 from trainkit.callbacks.step_clock import Times
 from trainkit.data.feed import MapFeed
 from trainkit.data.plan import StepPlan
-from trainkit.data.shares import Pace, Proposal, Shares, format_shares, propose, samples_of
+from trainkit.data.shares import Shares, format_shares, samples_of
 from trainkit.errors import ConfigError
+from trainkit.extensions.balance.paces import Pace, Proposal, propose
 
 # after a change of shares: memory is allocated, kernels are chosen, torch.compile meets new shapes
 _WARM_STEPS = 1

@@ -100,7 +100,7 @@ def _waiting(analysis: Analysis) -> Iterator[Advice]:
 
 def _balanced_s(analysis: Analysis) -> float:
     """Return the seconds that a step's slowest rank computes less if all compute equally long;
-    see data/shares.py.
+    see balance/paces.py.
     """
     ranks = [about.rank for about in analysis.abouts]
     all_shares = parse_shares(analysis.abouts[0].rank_shares)
