@@ -30,7 +30,7 @@ from trainkit.run.batches import (
     end_last_batch,
 )
 from trainkit.run.evaluator import steps_between
-from trainkit.run.logged import keep_values
+from trainkit.run.logged import keep_values, report_unread
 from trainkit.run.oom import NO_OBJECTS
 from trainkit.run.rescue import forget_gradients
 from trainkit.run.run import Run
@@ -52,6 +52,7 @@ def fit(run: Run) -> None:
     run.engine.approximation.close_round()
     run.step.eval_weights.show()
     run.hooks("on_train_end")
+    report_unread(run, run.step.log)
 
 
 def train_epoch(run: Run) -> None:

@@ -181,6 +181,9 @@ class MetricLog:
         self._epoch: dict[str, Accumulator] = {}
         self._step: dict[str, Accumulator] = {}
         self._is_read = True  # whether the step values of this step are read
+        # names of step values without epoch values, of steps that are not read
+        self.unread: set[str] = set()
+        self.was_read = False  # whether any step's values were
         self.objects: dict[str, Any] = {}  # torchmetrics objects: they accumulate by themselves
 
     def add(
@@ -202,6 +205,7 @@ class MetricLog:
                 unknown or changed.
         """
         suffix = self.suffix if has_suffix else ""
+        has_epoch = on_epoch
         if not isinstance(value, Tensor) and metric_objects.is_metric(value):
             metric, full = value, f"{name}_epoch" if on_step and on_epoch else name
             if on_epoch and self.objects.setdefault(full + suffix, metric) is not metric:
@@ -233,6 +237,8 @@ class MetricLog:
                 f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {legal}."
             )
         if not on_epoch and not (on_step and self._is_read):
+            if on_step and not has_epoch:
+                self.unread.add(name + suffix)
             return
         if isinstance(value, Tensor):
             value = value.detach().clone()  # a copy: the caller may keep writing into it
@@ -263,6 +269,7 @@ class MetricLog:
         other.prog_bar = self.prog_bar
         other.objects = dict(self.objects)
         other._is_read = self._is_read
+        other.unread, other.was_read = self.unread, self.was_read
         other._epoch = {name: held.copy() for name, held in self._epoch.items()}
         other._step = {name: held.copy() for name, held in self._step.items()}
         return other
@@ -301,6 +308,7 @@ class MetricLog:
 
     def step_values(self) -> dict[str, float]:
         """Return this rank's values of the step. Waits for the device, once for all."""
+        self.was_read = True
         return {name: combine([reading]) for name, reading in read_all(self._step).items()}
 
     def epoch_values(

@@ -1,5 +1,5 @@
-"""Where the values go that hooks log:
-known to callbacks and schedules, and written by the loggers.
+"""Where the values go that hooks log: known to callbacks and schedules, and written by the
+loggers; and what was never written.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from trainkit.api.view import RunView
 from trainkit.device.sync_guard import allowed_read
 from trainkit.metrics.hook_log import HookLog
+from trainkit.metrics.log import MetricLog
 from trainkit.metrics.media import Media
 
 
@@ -16,6 +17,19 @@ def keep_values(run: RunView, values: Mapping[str, float]) -> None:
     """Make the values of an epoch known to callbacks and schedules."""
     run.callback_metrics.put(values, run.global_step)
     run.state.epoch_values.update(values)
+
+
+def report_unread(run: RunView, log: MetricLog) -> None:
+    """Say at a fit's end that no value of a step was logged, if the Task has logged any: the fit
+    was shorter than the interval.
+    """
+    if log.unread and not log.was_read and run.loggers:
+        run.say(
+            f"No step logged {', '.join(sorted(log.unread))}: the fit ended at step"
+            f" {run.global_step}, and trainer.log_every_n_steps is"
+            f" {run.options.limits.log_every_n_steps}. Set trainer.log_every_n_steps=1 to log each"
+            " step, or log an epoch's mean: self.log(..., on_epoch=True)."
+        )
 
 
 def hook_log_of(run: RunView) -> HookLog:
