@@ -47,11 +47,13 @@ from trainkit.config.pairs import check_batches, with_origin
 from trainkit.config.recorded import RecordedConfig, keep, refuse_masks, without_environment
 from trainkit.config.resources import conf_folders
 from trainkit.config.sweep import (
+    BASIC_LAUNCHER,
     Sweep,
     SweepEndedError,
     TrialRunner,
     is_basic,
     jobs_of,
+    show_as_typed,
     sweep_settings,
 )
 from trainkit.config.users_code import named_by_user
@@ -223,6 +225,7 @@ def _run_sweep(
     if start.is_main:
         sweep.begin()
     logging.getLogger("alembic").setLevel(logging.WARNING)  # of optuna: it lists its plugins
+    logging.getLogger(BASIC_LAUNCHER).addFilter(show_as_typed)
     ended: BaseException | None = None
     try:
         _run_hydra(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import logging
 import math
 import os
 import sys
@@ -37,7 +38,8 @@ from trainkit.safety.masking import masked_arguments
 from trainkit.safety.tracebacks import text_of
 
 _HYDRAS = "hydra._internal.core_plugins"
-_BASIC = (f"{_HYDRAS}.basic_sweeper.BasicSweeper", f"{_HYDRAS}.basic_launcher.BasicLauncher")
+BASIC_LAUNCHER = f"{_HYDRAS}.basic_launcher"
+_BASIC = (f"{_HYDRAS}.basic_sweeper.BasicSweeper", f"{BASIC_LAUNCHER}.BasicLauncher")
 _MODES = {"min": "minimize", "max": "maximize"}
 
 
@@ -183,6 +185,12 @@ def is_basic(part: Mapping[str, Any]) -> bool:
     a grid, one run after another in this process.
     """
     return part.get("_target_") in _BASIC
+
+
+def show_as_typed(record: logging.LogRecord) -> bool:
+    """Write the overrides of a log line as they were typed. A filter of logging."""
+    record.msg = " ".join(map(as_typed, str(record.msg).split(" ")))
+    return True
 
 
 def jobs_of(overrides: Sequence[str], is_grid: bool) -> list[list[str]]:

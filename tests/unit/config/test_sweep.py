@@ -45,6 +45,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def test_lines_of_a_sweep_show_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without what trainkit adds for Hydra."""
+    sweep(GRID, lambda job: {})
+    out = capsys.readouterr().out
+    assert "#0 : conf=mlp task.model.width=32 run_dir=r\n" in out and "++" not in out
+
+
 def test_a_failed_run_is_recorded_and_the_others_continue(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
