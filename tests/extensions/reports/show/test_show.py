@@ -14,7 +14,13 @@ from trainkit.errors import ConfigError
 from trainkit.extensions.reports.show import command as show
 from trainkit.extensions.reports.show.differences import settings_grid
 from trainkit.extensions.reports.show.files import read_runs
-from trainkit.extensions.reports.show.page import checkpoints_grid, groups, runs_grid
+from trainkit.extensions.reports.show.page import (
+    checkpoints_grid,
+    curves,
+    groups,
+    runs_grid,
+    throughput,
+)
 from trainkit.loggers import CSVLogger, JSONLLogger
 
 
@@ -115,6 +121,24 @@ def test_values_of_one_kind_share_a_chart(tmp_path: Path) -> None:
     assert list(found) == ["loss", "acc", "step time, ms", "gradients", "learning rate"]
     assert found["loss"] == ["train/loss_step", "train/loss_epoch", "val/loss"]
     assert run.rates() == ([1], [90.0])
+
+
+@pytest.mark.parametrize(
+    ("steps", "own"),
+    [([7], ([6, 8], 1)), ([1, 2, 11], (None, 1)), ([1, 50], (None, None))],
+)
+def test_steps_are_whole_numbers(
+    steps: list[int], own: tuple[list[int] | None, int | None], tmp_path: Path
+) -> None:
+    """An axis of few steps has ticks one step apart, where plotly would choose halves;
+    one of a single step has a neighbour on each side.
+    """
+    lines = "".join(f"0,{step},2.5,90\n" for step in steps)
+    (tmp_path / "metrics.csv").write_text(f"epoch,step,loss,throughput/samples_per_s\n{lines}")
+    runs = read_runs([tmp_path])
+    for chart in (curves(runs, ["loss"]), throughput(runs)):
+        shown = chart.layout.xaxis.range
+        assert ((None if shown is None else [*shown]), chart.layout.xaxis.dtick) == own
 
 
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

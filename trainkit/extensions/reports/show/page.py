@@ -21,6 +21,7 @@ from trainkit.run.goal import monitored as monitored_in
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _MOST_VALUES = 6
+_FEW_STEPS = 10  # between the first and the last: ticks one step apart still fit a telephone
 
 
 def write_show_page(path: Path, runs: Sequence[FinishedRun]) -> None:
@@ -34,13 +35,11 @@ def write_show_page(path: Path, runs: Sequence[FinishedRun]) -> None:
     for same in groups_of_runs:
         of = f", {same[0].task or 'unknown task'}" if len(tasks) > 1 else ""
         parts += [
-            Section(f"{title}{of}", chart=_curves(same, names), id=_id(f"{title}{of}"))
+            Section(f"{title}{of}", chart=curves(same, names), id=_id(f"{title}{of}"))
             for title, names in groups(same).items()
         ]
     if any(run.rates()[0] for run in runs):
-        parts.append(
-            Section("Samples per second", chart=_throughput(runs), note=_RATES, id="rates")
-        )
+        parts.append(Section("Samples per second", chart=throughput(runs), note=_RATES, id="rates"))
     parts.append(Section("Last values", grid=runs_grid(runs), id="runs"))
     for same in groups_of_runs:
         if (differ := settings_grid(same)) is not None:
@@ -162,14 +161,15 @@ def _cards(runs: Sequence[FinishedRun]) -> list[tuple[str, str]]:
     return cards
 
 
-def _curves(runs: Sequence[FinishedRun], names: Sequence[str]) -> go.Figure:
+def curves(runs: Sequence[FinishedRun], names: Sequence[str]) -> go.Figure:
+    """Return the chart of these values of runs by step."""
     chart = figure("step", "")
     for label, (steps, values), line in _lines(runs, names):
         mode = "lines+markers" if len(steps) <= 30 else "lines"
         chart.add_scatter(
             x=steps, y=values, name=label, mode=mode, line=line, marker={"size": 5}, showlegend=True
         )
-    return chart
+    return _with_whole_steps(chart)
 
 
 def _lines(
@@ -189,7 +189,8 @@ def _lines(
                 yield f"{run.name}: {name}", run.series[name], line
 
 
-def _throughput(runs: Sequence[FinishedRun]) -> go.Figure:
+def throughput(runs: Sequence[FinishedRun]) -> go.Figure:
+    """Return the chart of the samples per second of runs by step."""
     chart = figure("step", "samples/s", height=320)
     for i, run in enumerate(runs):
         steps, values = run.rates()
@@ -203,6 +204,16 @@ def _throughput(runs: Sequence[FinishedRun]) -> go.Figure:
             showlegend=True,
         )
     chart.update_yaxes(rangemode="tozero")
+    return _with_whole_steps(chart)
+
+
+def _with_whole_steps(chart: go.Figure) -> go.Figure:
+    """Let few steps, or one, have ticks at whole numbers; of many plotly's ticks are whole."""
+    steps = {step for line in chart.data for step in line.x}
+    if steps and max(steps) - min(steps) <= _FEW_STEPS:
+        chart.update_xaxes(dtick=1, tick0=0)
+    if len(steps) == 1:
+        chart.update_xaxes(range=[min(steps) - 1, min(steps) + 1])
     return chart
 
 
