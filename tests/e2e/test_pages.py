@@ -5,6 +5,7 @@ what is visible, by boxes, colors and pixels.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,11 @@ _NAMES = [
 def test_every_kind_of_page_is_here(pages: dict[str, Path]) -> None:
     """The list of the tests below is that of the helper."""
     assert list(pages) == _NAMES
+
+
+def test_one_rank_is_counted_as_one(pages: dict[str, Path]) -> None:
+    """Not "1 ranks"."""
+    assert "1 ranks" not in re.sub(r"<[^>]*>", "", pages["scaling-of-one-number"].read_text())
 
 
 @pytest.mark.parametrize("opened", _NAMES, indirect=True)

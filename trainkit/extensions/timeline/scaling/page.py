@@ -38,7 +38,7 @@ def write_scaling_page(
     """Write the page; `of` names the config."""
     best = measured[-1]
     cards = [
-        ("samples/s at " + str(best.ranks) + " ranks", f"{best.samples_per_s:,.1f}"),
+        (f"samples/s at {plural(best.ranks, 'rank')}", f"{best.samples_per_s:,.1f}"),
         ("efficiency there", f"{100 * best.efficiency(measured[0]):.1f} %"),
         ("a step there", ms(best.step_s)),
     ]
