@@ -125,10 +125,10 @@ def test_values_of_one_kind_share_a_chart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("steps", "own"),
-    [([7], ([6, 8], 1)), ([1, 2, 11], (None, 1)), ([1, 50], (None, None))],
+    [([7], ([5.5, 8.5], 1)), ([1, 2, 11], (None, 1)), ([1, 50], (None, None))],
 )
 def test_steps_are_whole_numbers(
-    steps: list[int], own: tuple[list[int] | None, int | None], tmp_path: Path
+    steps: list[int], own: tuple[list[float] | None, int | None], tmp_path: Path
 ) -> None:
     """An axis of few steps has ticks one step apart, where plotly would choose halves;
     one of a single step has a neighbour on each side.
@@ -139,6 +139,19 @@ def test_steps_are_whole_numbers(
     for chart in (curves(runs, ["loss"]), throughput(runs)):
         shown = chart.layout.xaxis.range
         assert ((None if shown is None else [*shown]), chart.layout.xaxis.dtick) == own
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [([0.02, 0.02], (0, 0.04)), ([-2.0], (-4, 0)), ([0.0], (0, 1)), ([1.0, 2.0], None)],
+)
+def test_a_constant_stands_between_zero_and_twice_itself(
+    values: list[float], shown: tuple[float, float] | None, tmp_path: Path
+) -> None:
+    """A constant rate of 0.02 is not drawn as zero between -1 and 1."""
+    lines = "".join(f"0,{step},{value}\n" for step, value in enumerate(values))
+    (tmp_path / "metrics.csv").write_text(f"epoch,step,lr\n{lines}")
+    assert curves(read_runs([tmp_path]), ["lr"]).layout.yaxis.range == shown
 
 
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,6 +169,9 @@ def curves(runs: Sequence[FinishedRun], names: Sequence[str]) -> go.Figure:
         chart.add_scatter(
             x=steps, y=values, name=label, mode=mode, line=line, marker={"size": 5}, showlegend=True
         )
+    heights = {value for line in chart.data for value in line.y}
+    if len(heights) == 1:  # else from one below it to one above it: a rate of 0.02 would look like 0
+        chart.update_yaxes(range=sorted([0, 2 * min(heights)]) if any(heights) else [0, 1])
     return _with_whole_steps(chart)
 
 
@@ -213,7 +216,7 @@ def _with_whole_steps(chart: go.Figure) -> go.Figure:
     if steps and max(steps) - min(steps) <= _FEW_STEPS:
         chart.update_xaxes(dtick=1, tick0=0)
     if len(steps) == 1:
-        chart.update_xaxes(range=[min(steps) - 1, min(steps) + 1])
+        chart.update_xaxes(range=[min(steps) - 1.5, min(steps) + 1.5])
     return chart
 
 
