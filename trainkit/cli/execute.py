@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,9 +30,9 @@ class RunFiles(Callback):
 
     may_differ = True  # the settings are compared one by one
 
-    def __init__(self, files: dict[str, str], masked_values: Sequence[str] = ()) -> None:
-        self._files = files
-        self._masked_values = masked_values
+    def __init__(self, job: ComposedJob) -> None:
+        self._job = job
+        self._masked_values = job.recorded.values if job.recorded else ()
         self._run_dir: Path | None = None  # once it is written to
 
     def __enter__(self) -> RunFiles:
@@ -64,7 +63,7 @@ class RunFiles(Callback):
             self._write(trainer.run_dir)
 
     def _write(self, run_dir: Path) -> None:
-        for name, text in self._files.items():
+        for name, text in self._job.files.items():
             path = run_dir / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text)
@@ -74,7 +73,7 @@ class RunFiles(Callback):
 
 def execute(job: ComposedJob) -> dict[str, float]:
     """Run one job; return the latest logged values."""
-    files = RunFiles(job.files, job.recorded.values if job.recorded else ())
+    files = RunFiles(job)
     built = build(job.config, [files], job.recorded)
     trainer = built.trainer
     task = built.task

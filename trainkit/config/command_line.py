@@ -14,8 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ValueType
 from hydra.errors import OverrideParseException
 
+from trainkit.config.choices import lines_of
 from trainkit.config.explain import options_of
-from trainkit.config.of_run import read_config
 from trainkit.config.resources import conf_folders
 from trainkit.config.schema import full_key
 from trainkit.errors import ConfigError, did_you_mean
@@ -141,34 +141,11 @@ def select_experiment(overrides: Sequence[str], name: str, folders: Sequence[Pat
                 f"experiment is '{value}', and there is no folder of them. Write"
                 f" conf/experiment/{value}.yaml."
             )
-    is_listed = _lists(_EXPERIMENT, name, folders)
+    is_listed = any(group == _EXPERIMENT for group, _, _ in lines_of(name, folders))
     return [
         f"+{text}" if text.startswith(f"{_EXPERIMENT}=") and not is_listed else text
         for text in overrides
     ]
-
-
-def _lists(group: str, name: str, folders: Sequence[Path], above: tuple[str, ...] = ()) -> bool:
-    """Return whether the defaults list of a config, or of one that it names in it,
-    has a line for a group.
-    """
-    if name in above:
-        raise ConfigError(
-            f"conf/{name}.yaml includes itself: {' -> '.join([*above, name])}. Take it out of a"
-            " defaults list."
-        )
-    file = next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
-    defaults = read_config(file).get("defaults") if file else None
-    lines = defaults if isinstance(defaults, list) else []
-    return any(
-        (
-            any(str(key).split()[-1] == group for key in line)
-            if isinstance(line, dict)
-            else _lists(group, line, folders, (*above, name))
-        )
-        for line in lines
-        if isinstance(line, dict) or (isinstance(line, str) and line not in ("_self_", name))
-    )
 
 
 def force(override: str, folders: Sequence[Path]) -> str:

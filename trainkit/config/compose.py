@@ -87,16 +87,26 @@ class ComposedJob:
     Attributes:
         command: "fit", "validate", "test" or "predict".
         config: resolved and checked.
-        files: files for the run's folder: file name -> text.
-        recorded: the config for manifests and loggers.
+        of_hydra: what Hydra would write into the run's folder: file name -> text.
         notes: differences from the config of the run in `run_dir`, if that is evaluated.
+        recorded: the config for manifests, loggers and config.yaml.
     """
 
     command: str
     config: dict[str, Any]
-    files: dict[str, str]
+    of_hydra: dict[str, str]
     notes: tuple[str, ...] = ()
     recorded: RecordedConfig | None = None
+
+    @functools.cached_property
+    def files(self) -> dict[str, str]:
+        """Files for the run's folder: file name -> text. Only the rank that writes them needs
+        them.
+        """
+        if self.recorded is None:
+            return self.of_hydra
+        text = OmegaConf.to_yaml(OmegaConf.create(self.recorded.config))
+        return {"config.yaml": text} | self.of_hydra
 
 
 def run(
@@ -228,12 +238,8 @@ def _run_sweep(
     logging.getLogger(BASIC_LAUNCHER).addFilter(show_as_typed)
     ended: BaseException | None = None
     try:
-        _run_hydra(
-            start,
-            sweep.folder / FOLDER if start.is_main else start.scratch,
-            overrides,
-            runner.__call__,
-        )
+        notes = sweep.folder / FOLDER if start.is_main else start.scratch
+        _run_hydra(start, notes, overrides, runner.__call__)
     except SweepEndedError as error:
         ended = error.__cause__
     except ValueError:
@@ -263,13 +269,8 @@ def _run_hydra(
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raises errors unchanged; _explain rewords them
     before = sys.argv
     folders = [f"hydra.sweep.dir='{sweep_dir}'", "hydra.sweep.subdir=."]
-    sys.argv = [
-        before[0],
-        f"--config-name={start.primary.name}",
-        *overrides,
-        *folders,
-        *start.flags,
-    ]
+    named = f"--config-name={start.primary.name}"
+    sys.argv = [before[0], named, *overrides, *folders, *start.flags]
     try:
         with plain_help() if sys.version_info >= (3, 14) else contextlib.nullcontext():
             hydra.main(version_base="1.3", config_path=str(start.primary.folder))(task)()
@@ -303,12 +304,8 @@ def _job(
     )
     OmegaConf.clear_cache(config)
     # The launcher is a start's, and not the run's: it is in no file of the run.
-    keys: list[Any] = [key for key in config if key not in ("hydra", "launcher")]
-    own = OmegaConf.create(
-        with_current_names(
-            OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=False)
-        )
-    )
+    held = {key: node for key, node in plain_of(config).items() if key not in ("hydra", "launcher")}
+    own = OmegaConf.create(with_current_names(held))
     choices = HydraConfig.get().runtime.choices
     check_batches(plain_of(own), choices, conf_folders(Path.cwd()))
     text = OmegaConf.to_yaml(own)
@@ -345,13 +342,13 @@ def _job(
     typed = of_first_start([as_typed(override) for override in overrides], Path(plain["run_dir"]))
     shown = masked_arguments(joined(primary.typed, typed))
     recorded = keep(own, plain)
-    files = {"config.yaml": OmegaConf.to_yaml(OmegaConf.create(recorded.config))}
-    files |= {
+    of_hydra = {
         ".hydra/config.yaml": masked_lines(text),
         OVERRIDES: OmegaConf.to_yaml(OmegaConf.create(shown)),
     }
     plain |= {"launcher": launcher} if launcher else {}
-    return ComposedJob(command, plain, files, changes(primary.saved, recorded.config), recorded)
+    notes = changes(primary.saved, recorded.config)
+    return ComposedJob(command, plain, of_hydra, notes, recorded)
 
 
 def _refuse_a_new_folder(plain: dict[str, Any], config: DictConfig) -> None:

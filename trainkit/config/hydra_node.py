@@ -8,16 +8,18 @@ import argparse
 import contextlib
 import copy
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from trainkit.config.choices import choices_of, in_force, register
+from trainkit.config.choices import choices_of, in_force, likely_choices, register
 from trainkit.config.resources import conf_folders
 from trainkit.errors import ConfigError
 
@@ -25,10 +27,22 @@ from trainkit.errors import ConfigError
 def compose(folder: Path, name: str | None, overrides: list[str]) -> DictConfig:
     """Return a composed config with Hydra's own node; `name` None for an empty one."""
     _initialize(folder)
-    with in_force({} if name is None else choices_of(name, overrides)):
-        config = hydra.compose(name, overrides, return_hydra_config=True)
+    config = None
+    with contextlib.suppress(HydraException, OmegaConfBaseException):
+        searched = [folder, *conf_folders(Path.cwd())]
+        likely = {} if name is None else likely_choices(name, overrides, searched)
+        config = _composed(name, overrides, likely)
+        chosen = config.hydra.runtime.choices
+        if name and any(likely.get(key) != chosen[key] for key in chosen if "/" not in key):
+            config = None
+    config = config or _composed(name, overrides, choices_of(name, overrides))
     HydraConfig.instance().set_config(config)
     return config
+
+
+def _composed(name: str | None, overrides: list[str], choices: Mapping[str, Any]) -> DictConfig:
+    with in_force(choices):
+        return hydra.compose(name, overrides, return_hydra_config=True)
 
 
 def _initialize(folder: Path) -> None:
@@ -72,24 +86,22 @@ def _plain_hydra(searched: tuple[Path, ...], typed: tuple[str, ...]) -> dict[str
 
 
 def check_hydra(config: DictConfig, folder: Path, typed: list[str]) -> None:
-    """Refuse a config file that changes the objects that Hydra itself builds and runs.
+    """Refuse a config file that changes the objects that Hydra itself builds and runs; `config` is
+    the last one that was composed.
 
     Hydra builds its launcher, sweeper, callbacks and logging from the config, of any class, before
     any check. They must be those of an empty config, except for overrides on the command line.
     """
-    plain = plain_hydra(folder, typed)
     parts = _hydra_parts(config)
-    HydraConfig.instance().set_config(config)
+    running = HydraConfig.instance().cfg
+    plain = plain_hydra(folder, typed)
+    HydraConfig.instance().cfg = running
     for key, value in parts.items():
         if value != plain[key]:
+            nodes = f"hydra/{key}=NAME, or hydra.{key}.KEY=VALUE"
             raise ConfigError(
                 f"A config file sets hydra.{key}, which decides what Hydra runs. Give it at the"
-                " command line: "
-                + (
-                    f"hydra/{key}=NAME, or hydra.{key}.KEY=VALUE."
-                    if "." not in key
-                    else f"hydra.{key}=VALUE."
-                )
+                f" command line: {f'hydra.{key}=VALUE' if '.' in key else nodes}."
             )
     _refuse_stand_ins(config, typed)
 
@@ -113,8 +125,11 @@ def _refuse_stand_ins(config: DictConfig, typed: list[str]) -> None:
 
 
 def _hydra_parts(config: DictConfig) -> dict[str, Any]:
-    """Return the parts of Hydra's own config that can run code or change the process, resolved."""
-    HydraConfig.instance().set_config(config)
+    """Return the parts of Hydra's own config that can run code or change the process, resolved.
+
+    Args:
+        config: the last one that was composed, which `${hydra:...}` reads.
+    """
     node = config.hydra
     parts = {
         key: node[key]

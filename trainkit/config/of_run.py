@@ -85,19 +85,10 @@ def primary_of(
     overrides = [*overrides, *([] if "run_dir" in given else [f"run_dir={run_dir}"])]
     if command in EVALUATIONS and "ckpt_path" not in given and (best := _best(run_dir)):
         overrides.append(f"ckpt_path={best}")
-    if conf is not None and conf.removesuffix(".yaml") != name:
-        known = [
-            folder
-            for folder in folders
-            if (folder / f"{conf.removesuffix('.yaml')}.yaml").is_file()
-        ]
-        return (
-            Primary(
-                folders[0], conf.removesuffix(".yaml"), conf.removesuffix(".yaml"), overrides, saved
-            )
-            if known
-            else None
-        )
+    other = name if conf is None else conf.removesuffix(".yaml")
+    if other != name:
+        is_known = any((folder / f"{other}.yaml").is_file() for folder in folders)
+        return Primary(folders[0], other, other, overrides, saved) if is_known else None
     unresolved = run_dir / ".hydra" / "config.yaml"
     text = read_config(unresolved) if unresolved.is_file() else saved
     replaced = [key for key in given if any((folder / key).is_dir() for folder in folders)]

@@ -90,6 +90,15 @@ def test_an_experiment_may_have_sections(conf: Path) -> None:
     assert rates("conf=own", "experiment=one", "optimizer=lars") == [3.0]
 
 
+def test_a_choice_of_another_groups_file_counts(conf: Path) -> None:
+    """Sections follow what Hydra chooses, wherever the line stands, and however it is typed."""
+    (conf / "augment").mkdir()
+    head = "# @package _global_\ndefaults: [{override /optimizer: lars}]\n"
+    (conf / "augment" / "mine.yaml").write_text(head)
+    assert rates("conf=own", "+augment=mine") == [3.0]
+    assert rates("conf=own", "optimizer='lars'") == [3.0]
+
+
 def test_each_run_of_a_sweep_has_the_numbers_of_its_choice(conf: Path) -> None:
     """Hydra composes these runs itself."""
     assert rates("-m", "conf=own", "optimizer=sgd,adamw,lars") == [0.1, 0.004, 3.0]
