@@ -36,7 +36,9 @@ from typing import Any
 import hydra
 import torch
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 
+from trainkit.config import compose
 from trainkit.config.choices import in_force, register
 from trainkit.extensions import NAMES
 
@@ -71,8 +73,10 @@ _TRANSFORMERS = (
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
 )
-_LATER = dict.fromkeys(("conf=dpo", "conf=hf_", "conf=sft"), _TRANSFORMERS)
+_LATER = dict.fromkeys(("conf=dpo", "conf=hf_", "conf=sft", "format=huggingface"), _TRANSFORMERS)
+_LATER |= dict.fromkeys(("callbacks=lora", "format=peft"), ("peft",))
 # in another one, a fork from here would be elsewhere
 _NAMESPACES = ("net", "mnt", "pid", "ipc", "user", "uts")
 # Isolated and without site: it starts in a hundredth of a second.
@@ -350,7 +354,10 @@ def _compose() -> None:
     with in_force({}):
         config = hydra.compose("mlp", words, return_hydra_config=True)
     assert config.run_dir.startswith("runs/mlp/")  # resolved, by the grammar of interpolations
+    # the files that most commands read, the shipped ones and the sources of constructors
+    compose.run("fit", ["conf=mlp"], True, lambda job: None)
     GlobalHydra.instance().clear()
+    HydraConfig.instance().cfg = None
 
 
 def _code(code: object) -> int:
