@@ -106,47 +106,85 @@ def test_all_choices_are_walked() -> None:
     assert set(PARTS) < set(GROUPS)
 
 
+def fits(conf: str, group: str, choice: str) -> bool:
+    """Return whether a choice goes with a conf."""
+    family = next(one for one in FAMILIES if conf in one)
+    matches = choice in family if group in ("data", "task") else group in chosen(conf)
+    return matches and (conf, choice) not in EXCLUDED
+
+
+def check_numbers(conf: str, group: str, choice: str, arguments: list[str], job: Any) -> None:
+    """Check a composed part: all numbers of its choice, and none of another."""
+    config = job.config
+    if group == "augment":
+        numbers = flat(yaml_of(group, choice))
+        held = flat({key: config[key] for key in ("data", "task")})
+    else:
+        numbers, held = own_numbers(conf, group, choice), flat({group: config[group]})
+        nodes = (f"{group}.augment", "task.mix", "task.optimizer", "task.lr")
+        extra = {key for key in held.keys() - numbers.keys() if not key.startswith(nodes)}
+        assert not extra, f"{arguments}: {extra} are of another choice"
+    for key, value in numbers.items():
+        if not re.search(r"\$\{|\?\?\?", str(value)) and f"{key}=" not in " ".join(arguments):
+            assert held.get(key, "nothing") == value, f"{arguments}: {key}"
+
+
+@pytest.mark.parametrize(
+    "together", [("augment", "lr", "optimizer"), ("data", "task")], ids="-".join
+)
+@pytest.mark.parametrize("conf", TOPS)
+def test_a_choice_brings_its_own_numbers(
+    conf: str, together: tuple[str, ...], composed: Compose
+) -> None:
+    """No number of another choice is in it. A command chooses in several groups at once."""
+    walks = [
+        [(group, choice) for choice in GROUPS[group] if fits(conf, group, choice)]
+        for group in together
+    ]
+    for row in itertools.zip_longest(*walks):
+        choices = dict(filter(None, row))
+        typed = [f"{group}={choice}" for group, choice in choices.items()]
+        data = "data" if "data" in choices else ""
+        arguments = [f"conf={conf}", *typed, *needed(conf, data, choices.get("data", ""))]
+        job = composed(*arguments)
+        for group, choice in choices.items():
+            check_numbers(conf, group, choice, arguments, job)
+
+
 @pytest.mark.parametrize("group", PARTS)
 @pytest.mark.parametrize("conf", TOPS)
-def test_a_choice_brings_its_own_numbers(conf: str, group: str, composed: Compose) -> None:
-    """No number of another choice is in it; a pair that cannot match is one sentence."""
-    family = next(one for one in FAMILIES if conf in one)
+def test_a_choice_that_cannot_match_is_one_sentence(
+    conf: str, group: str, composed: Compose
+) -> None:
+    """It names the choice, or the group if the conf has no part of it."""
     for choice in GROUPS[group]:
-        fits = choice in family if group in ("data", "task") else group in chosen(conf)
-        fits = fits and (conf, choice) not in EXCLUDED
-        arguments = [f"conf={conf}", f"{group}={choice}", *needed(conf, group, choice)]
-        if not fits:
-            with pytest.raises(ConfigError) as refused:
-                composed(*arguments)
-            text = str(refused.value)
-            assert any(re.match(pattern, text) for pattern in REFUSALS), f"{arguments}: {text}"
-            assert f"{group}={choice}" in text or group in text.split(":")[0]
-            assert len(text) < 600
+        if fits(conf, group, choice):
             continue
-        config = composed(*arguments).config
-        if group == "augment":
-            numbers = flat(yaml_of(group, choice))
-            held = flat({key: config[key] for key in ("data", "task")})
-        else:
-            numbers, held = own_numbers(conf, group, choice), flat({group: config[group]})
-            nodes = (f"{group}.augment", "task.mix", "task.optimizer", "task.lr")
-            extra = {key for key in held.keys() - numbers.keys() if not key.startswith(nodes)}
-            assert not extra, f"{arguments}: {extra} are of another choice"
-        for key, value in numbers.items():
-            if not re.search(r"\$\{|\?\?\?", str(value)) and f"{key}=" not in " ".join(arguments):
-                assert held.get(key, "nothing") == value, f"{arguments}: {key}"
+        arguments = [f"conf={conf}", f"{group}={choice}", *needed(conf, group, choice)]
+        with pytest.raises(ConfigError) as refused:
+            composed(*arguments)
+        text = str(refused.value)
+        assert any(re.match(pattern, text) for pattern in REFUSALS), f"{arguments}: {text}"
+        assert f"{group}={choice}" in text or group in text.split(":")[0]
+        assert len(text) < 600
 
 
 @pytest.mark.parametrize("conf", TOPS)
 def test_any_engine_and_callback_goes_with_a_conf(conf: str, composed: Compose) -> None:
     """All choices of the groups without numbers of recipes, as many as fit in one command."""
     start = [f"conf={conf}", *needed(conf)]
-    task = composed(*start).config["task"]["_target_"]
+    task = yaml_of("task", chosen(conf)["task"])
     lists = {group: [name for name in GROUPS[group] if name != "none"] for group in SEVERAL}
     several = [f"{group}=[{','.join(names)}]" for group, names in lists.items()]
-    pairs = itertools.zip_longest(GROUPS["engine"], GROUPS["communication"], fillvalue="exact")
-    rest = [[f"engine={engine}", f"communication={kind}"] for engine, kind in pairs]
-    rest += [[f"launcher={name}"] for name in GROUPS["launcher"]] + [several]
-    for typed in rest:
-        assert composed(*start, *typed).config["task"]["_target_"] == task
+    # the last one goes with any callback
+    engines = sorted(GROUPS["engine"], key=lambda name: name == "auto")
+    walks = [
+        [f"engine={name}" for name in engines],
+        [f"communication={name}" for name in GROUPS["communication"]],
+        [f"launcher={name}" for name in GROUPS["launcher"]],
+    ]
+    *rows, last = itertools.zip_longest(*walks)
+    for typed in (*rows, (*last, *several)):
+        config = composed(*start, *filter(None, typed)).config
+        assert config["task"]["_target_"] == task.get("task", task)["_target_"]
     assert set(GROUPS) == {*PARTS, *SEVERAL, "communication", "engine", "launcher", "trainer"}
