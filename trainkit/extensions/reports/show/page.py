@@ -170,7 +170,9 @@ def curves(runs: Sequence[FinishedRun], names: Sequence[str]) -> go.Figure:
             x=steps, y=values, name=label, mode=mode, line=line, marker={"size": 5}, showlegend=True
         )
     heights = {value for line in chart.data for value in line.y}
-    if len(heights) == 1:  # else from one below it to one above it: a rate of 0.02 would look like 0
+    if (
+        len(heights) == 1
+    ):  # else from one below it to one above it: a rate of 0.02 would look like 0
         chart.update_yaxes(range=sorted([0, 2 * min(heights)]) if any(heights) else [0, 1])
     return _with_whole_steps(chart)
 
