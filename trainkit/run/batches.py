@@ -43,12 +43,21 @@ def compute_gradients(run: Run, step: Step) -> None:
     parts.open_batch = None
     parts.has_begun = False
     parts.num_ahead = 0
-    calls: Any = [forward_batch, forward_again, partial(backward_batch, step), leave_batch]
-    calls = [partial(call, run) for call in calls]
-    if parts.sync_guard is not NOT_GUARDED:  # entered for nothing it would cost each microbatch
-        calls = [partial(_guarded, parts.sync_guard, call) for call in calls]
-    run.engine.run_microbatches(step.microbatches, Calls(*calls))
+    parts.num_samples = step.num_samples
+    if parts.calls is None:
+        parts.calls = _calls_of(run)
+    run.engine.run_microbatches(step.microbatches, parts.calls)
     drop_old_gradients(run)
+
+
+def _calls_of(run: Run) -> Calls[Microbatch, Forwarded]:
+    """Return what the engine does with each microbatch, the same in all steps."""
+    guard = run.step.sync_guard
+    calls: Any = [forward_batch, forward_again, backward_batch, leave_batch]
+    calls = [partial(call, run) for call in calls]
+    if guard is not NOT_GUARDED:  # entered for nothing it would cost each microbatch
+        calls = [partial(_guarded, guard, call) for call in calls]
+    return Calls(*calls)
 
 
 def _guarded(guard: AbstractContextManager[None], call: Callable[[Any], Any], given: Any) -> Any:
@@ -58,8 +67,9 @@ def _guarded(guard: AbstractContextManager[None], call: Callable[[Any], Any], gi
 
 def train_batch(run: Run, microbatch: Microbatch, step: Step) -> None:
     """Run forward and backward of one microbatch."""
+    run.step.num_samples = step.num_samples
     forwarded = forward_batch(run, microbatch)
-    backward_batch(step, run, forwarded)
+    backward_batch(run, forwarded)
     leave_batch(run, forwarded)
 
 
@@ -99,7 +109,7 @@ def _run_step(run: Run, microbatch: Microbatch, batch_idx: int) -> Forwarded:
     return Forwarded(microbatch, outputs, batch_idx)
 
 
-def backward_batch(step: Step, run: Run, forwarded: Forwarded) -> None:
+def backward_batch(run: Run, forwarded: Forwarded) -> None:
     """Run backward of a microbatch, its loss weighted by its share of the step's samples;
     all but a rank's last keep their gradients on the rank.
     """
@@ -132,7 +142,7 @@ def backward_batch(step: Step, run: Run, forwarded: Forwarded) -> None:
         parts.finite.look(loss, microbatch)
     run.hooks("on_before_backward", loss)
     weighted = parts.weights.weighted(
-        loss, outputs, microbatch.num_samples, step.num_samples, microbatch.batch
+        loss, outputs, microbatch.num_samples, parts.num_samples, microbatch.batch
     )
     run_backward(run.engine, microbatch, run.precision.scale(weighted))
 

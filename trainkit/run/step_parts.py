@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from trainkit.data.feed import Microbatch, Step
-from trainkit.engine.base import Engine, HandedOn
+from trainkit.engine.base import Calls, Engine, HandedOn
 from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics
@@ -100,6 +100,8 @@ class StepParts:
         has_begun: whether a batch of this step has begun.
         num_ahead: batches that have begun, and whose backward is not done; more than one if the
             engine runs several forwards first.
+        num_samples: of this step, on all ranks.
+        calls: what the engine does with each microbatch of a step; made in the first one.
         open_batch: this rank's last microbatch of the step, whose on_train_batch_end follows the
             update.
         manual: runs a step of a Task that updates its weights itself; returns whether no overflow
@@ -116,6 +118,8 @@ class StepParts:
     has_skipped: bool = False
     num_skipped: int = 0
     num_ahead: int = 0
+    num_samples: int = 0
+    calls: Calls[Microbatch, Forwarded] | None = None
     open_batch: OpenBatch | None = None
     log: MetricLog = field(default_factory=MetricLog)
     sync_guard: AbstractContextManager[None] = NOT_GUARDED
