@@ -92,3 +92,20 @@ def test_a_lost_host_resumes_from_the_memory_of_another_one(tmp_path: Path) -> N
     for own in ended.ends.values():
         assert own == end, "bit for bit"
         assert own["seen"] == pytest.approx([EPOCHS] * SAMPLES, abs=1e-9), "each sample counts once"
+
+
+def test_a_hung_rank_of_the_only_replica_is_replaced(tmp_path: Path) -> None:
+    """No other replica waits for its sums: the rank that shares the weights with it says that it waits
+    for them, in FSDP2's own collectives.
+    """
+    hosts = "-np 2 -H localhost:1,127.0.0.1:1"
+    hangs = {"do": "hang", "rank": 1, "step": 10}
+    settings = {"options": {"replicas": 1}, "copies": 1, "waits_for": 2, "pace_s": 0.0}
+    ended = start(
+        tmp_path, f"python -m trainkit launch {hosts} --", faults=[hangs], stall_s=6, **settings
+    )
+    assert ended.code == 0, ended.text
+    assert ended.sizes == [2, 2], ended.text
+    assert "has waited for the weights of the other ranks" in ended.text, ended.text
+    for own in ended.ends.values():
+        assert own["seen"] == pytest.approx([EPOCHS] * SAMPLES, abs=1e-9), "each sample counts once"

@@ -62,6 +62,7 @@ from trainkit.extensions.fsdp.units import (
     give_memory,
     is_split,
     part_of,
+    report_waits,
     reporting_peers,
     reshard,
     resharding,
@@ -240,6 +241,7 @@ class FSDPEngine(Engine):
             reshard(self._gathered)  # an attempt that has ended gathered other weights
             for module in self._gathered:
                 module.set_all_reduce_hook(self.comm.sum_between)
+                report_waits(module, self.comm)
 
     def _split(
         self,

@@ -11,11 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainkit.engine.blocks import without_shared
-from trainkit.engine.collectives import PeerError
+from trainkit.engine.collectives import Collectives, PeerError
 from trainkit.engine.ddp.collectives import blames_peer
 from trainkit.engine.pieces import Piece
 from trainkit.engine.ranks import Ranks
@@ -81,6 +85,38 @@ def _set_up_units(task: nn.Module) -> None:
         # from torch 2.14; before, ranks must use the same
         if hasattr(module, "set_reduce_scatter_unused_params"):
             module.set_reduce_scatter_unused_params(True)
+
+
+class _AllGather(DefaultAllGather):
+    """FSDP2's own; a rank that waits in it says so."""
+
+    def __init__(self, comm: Collectives) -> None:
+        self._comm = comm
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See AllGather."""
+        with self._comm.waiting_for("the weights of the other ranks"):
+            return super().__call__(*args, **kwargs)
+
+
+class _ReduceScatter(DefaultReduceScatter):
+    """FSDP2's own; a rank that waits in it says so."""
+
+    def __init__(self, comm: Collectives) -> None:
+        self._comm = comm
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See ReduceScatter."""
+        with self._comm.waiting_for("the gradients of the other ranks"):
+            return super().__call__(*args, **kwargs)
+
+
+def report_waits(unit: FSDPModule, comm: Collectives) -> None:
+    """Let a rank that waits for another one's weights or gradients report it, so that the driver of
+    an elastic job finds the one that hangs.
+    """
+    unit.set_custom_all_gather(_AllGather(comm))
+    unit.set_custom_reduce_scatter(_ReduceScatter(comm))
 
 
 def reshard(units: Iterable[FSDPModule]) -> None:
