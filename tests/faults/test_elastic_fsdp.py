@@ -109,3 +109,22 @@ def test_a_hung_rank_of_the_only_replica_is_replaced(tmp_path: Path) -> None:
     assert "has waited for the weights of the other ranks" in ended.text, ended.text
     for own in ended.ends.values():
         assert own["seen"] == pytest.approx([EPOCHS] * SAMPLES, abs=1e-9), "each sample counts once"
+
+
+def test_a_rank_of_the_only_replica_leaves_with_a_checkpoint(tmp_path: Path) -> None:
+    """A rank of one of two replicas has SIGTERM, and the other replica is lost before it leaves: no
+    commit is left, and there is no checkpoint of an epoch yet. The run resumes where it left.
+    """
+    launch = "python -m trainkit launch -np 4 --min-np 2 --max-np 4 --"
+    left = {"do": "terminate", "rank": 0, "step": DIES[1] - 1}
+    settings = {"options": {"replicas": 2}, "dies": DIES, "waits_for": 2, "commit": 1000}
+    ended = start(tmp_path, launch, faults=[left], pace_s=0.3, **settings)
+    assert ended.code == 0, ended.text
+    assert "left (exit code 75); no rank is left" in ended.text, ended.text
+    steps: dict[int, list[int]] = {}
+    for own in ended.lines.values():
+        for line in own:
+            steps.setdefault(line["generation"], []).append(line["step"])
+    assert min(steps[3]) > DIES[1], "the run did not begin again"
+    for end in ended.ends.values():
+        assert end["seen"] == pytest.approx([EPOCHS] * SAMPLES, abs=1e-9), "each sample counts once"

@@ -2,7 +2,8 @@
 
 After a signal to any rank, all save a checkpoint, wait for the disk, and raise Preempted. In an
 elastic run only the rank that received it leaves, and the others form new ranks without it; they do
-too if the launcher requests other ranks.
+too if the launcher requests other ranks. If it is of the only replica of split weights, all save
+first.
 """
 
 from __future__ import annotations
@@ -60,19 +61,19 @@ class Stopping:
             return
         self._elastic.commit()
         step = self._run.global_step
+        ranks = self._run.engine.ranks
+        others = "the others continue."
+        if signalled and ranks.replica_size == ranks.world_size and not ranks.copies:
+            self._save()  # its part of the weights leaves with it
+            others = "with it went a part of the weights: the run resumes from its checkpoint."
         if self._coordinator.includes_this_rank:
-            raise Preempted(
-                f"{self.signals.received}: this rank left after step {step}; the others continue."
-            )
+            raise Preempted(f"{self.signals.received}: this rank left after step {step}; {others}")
         raise RanksChanged(f"The ranks are formed again after step {step}.")
 
     def _end_with_checkpoint(self) -> NoReturn:
         run, engine = self._run, self._run.engine
         received: list[str | None] = engine.comm.all_gather_object(self.signals.received)
-        full = [
-            policy for policy in checkpoint_policies(run.callbacks) if not policy.save_weights_only
-        ]
-        written = any([policy.save_now(run) for policy in full])  # noqa: C419 - each one saves
+        requested, written = self._save()
         # a launcher ends all ranks when the first one leaves: rank 0 has written by then
         engine.comm.barrier()
         from_where = ", ".join(
@@ -82,9 +83,17 @@ class Stopping:
         if not written:
             how = (
                 "its checkpoint was NOT written; older ones are left."
-                if full
+                if requested
                 else "no checkpoint was requested."
             )
         text = f"{from_where}: the run ended after step {run.global_step}; {how}"
         run.say(text)
         raise Preempted(text)
+
+    def _save(self) -> tuple[bool, bool]:
+        """Save a checkpoint; return whether one is requested, and whether it was written."""
+        run = self._run
+        full = [
+            policy for policy in checkpoint_policies(run.callbacks) if not policy.save_weights_only
+        ]
+        return bool(full), any([policy.save_now(run) for policy in full])  # noqa: C419 - each one saves
