@@ -90,14 +90,15 @@ class Listed(Dataset):  # type: ignore[type-arg]
 
 
 def test_an_error_of_a_worker_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then its frames in the user's files and those of its cause, without torch's around them;
+    """Then which sample it is, its frames in the user's files and those of its cause, without torch's;
     the status of the run has it as one line.
     """
     loading = DataLoader(Listed(), batch_size=2, num_workers=1, multiprocessing_context="fork")
     with pytest.raises(RuntimeError) as raised:
         quiet(tmp_path, max_epochs=1).fit(Line(), loading)
     text = text_of(raised.value)
-    assert text.startswith("RuntimeError: no sample here\nIn DataLoader worker process 0 (TRAINKIT")
+    assert text.startswith("RuntimeError: no sample here\nSample 0 of Listed raised this, with ")
+    assert "\nIn DataLoader worker process 0 (TRAINKIT" in text
     assert "return [][index]" in text and "IndexError: list index out of range" in text
     assert text.endswith('raise RuntimeError("no sample here") from error')
     assert not {"worker.py", "fetch.py", "dataloader.py", "order.py"} & {
