@@ -71,7 +71,9 @@ def test_values_that_are_not_finite_are_read_from_both_logs(tmp_path: Path) -> N
 
 
 def test_sweep_runs_and_show_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On metric, mode, run and command: by what the sweep compared, whatever callbacks monitor."""
+    """On metric, mode, run and command: by what the sweep compared, whatever callbacks monitor.
+    `show` names the sweep of a run too; `runs` was given it.
+    """
     config = "callbacks: {stop: {monitor: val/loss}}"
     folders = [
         add_run(tmp_path, f"{i}", [value], "done", config, f"lr=0.{i}")
@@ -83,7 +85,7 @@ def test_sweep_runs_and_show_agree(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "best    run 1: val/acc = 0.7 (the last value, highest of 3 runs)\n" in text
     assert "repeat  python -m trainkit fit conf=mine lr=0.1 seed=1\n" in text
     assert show.main("show", [str(folder) for folder in folders[::-1]]) == 0
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().out.replace(f"run {tmp_path.name}/", "run ")
     assert [line for line in text.splitlines() if line.startswith(("best", "repeat"))] == [
         line for line in shown.splitlines() if line.startswith(("best", "repeat"))
     ]
@@ -91,8 +93,9 @@ def test_sweep_runs_and_show_agree(tmp_path: Path, capsys: pytest.CaptureFixture
     for main, words in ((runs.main, [tmp_path]), (show.main, folders)):
         assert main(main.__module__.rpartition(".")[2], [*map(str, words), "--json"]) == 0
         facts.append(json.loads(capsys.readouterr().out))
-    keys = ("metric", "mode", "best", "command")
+    keys = ("metric", "mode", "command")
     assert [facts[0][key] for key in keys] == [facts[1][key] for key in keys]
+    assert facts[1]["best"] == f"{tmp_path.name}/{facts[0]['best']}"
     assert facts[0]["mode"] == "max"
 
 
