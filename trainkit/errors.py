@@ -106,7 +106,7 @@ def summary(error: BaseException | None) -> str:
     """Return an error's message; of one that trainkit does not raise on purpose, its type too."""
     if match := WORKERS_ERROR.match(str(error)):
         last = match[2].rpartition("Traceback (")[2].splitlines()[1:]
-        first_line = next(line for line in last if line[:1] != " ")  # frames are indented
+        first_line = next((line for line in last if line[:1] != " "), "")  # frames are indented
         return f"{first_line} (in {match[1]})"
     return str(error) if isinstance(error, TrainkitError) else f"{type(error).__name__}: {error}"
 

@@ -237,7 +237,7 @@ class MetricLog:
                 f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {legal}."
             )
         if not on_epoch and not (on_step and self._is_read):
-            if on_step and not has_epoch:
+            if on_step and not (has_epoch or self.was_read):
                 self.unread.add(name + suffix)
             return
         if isinstance(value, Tensor):

@@ -87,36 +87,32 @@ def _set_up_units(task: nn.Module) -> None:
             module.set_reduce_scatter_unused_params(True)
 
 
-class _AllGather(DefaultAllGather):
-    """FSDP2's own; a rank that waits in it says so."""
+class _Waiting:
+    """One of FSDP2's collectives; a rank that waits in it says so."""
 
-    def __init__(self, comm: Collectives) -> None:
-        self._comm = comm
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See AllGather."""
-        with self._comm.waiting_for("the weights of the other ranks"):
-            return super().__call__(*args, **kwargs)
-
-
-class _ReduceScatter(DefaultReduceScatter):
-    """FSDP2's own; a rank that waits in it says so."""
-
-    def __init__(self, comm: Collectives) -> None:
-        self._comm = comm
+    def __init__(self, comm: Collectives, what: str) -> None:
+        self._comm, self._what = comm, what
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See ReduceScatter."""
-        with self._comm.waiting_for("the gradients of the other ranks"):
-            return super().__call__(*args, **kwargs)
+        """See AllGather and ReduceScatter."""
+        with self._comm.waiting_for(self._what):
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+
+class _AllGather(_Waiting, DefaultAllGather):
+    """See _Waiting."""
+
+
+class _ReduceScatter(_Waiting, DefaultReduceScatter):
+    """See _Waiting."""
 
 
 def report_waits(unit: FSDPModule, comm: Collectives) -> None:
     """Let a rank that waits for another one's weights or gradients report it, so that the driver of
     an elastic job finds the one that hangs.
     """
-    unit.set_custom_all_gather(_AllGather(comm))
-    unit.set_custom_reduce_scatter(_ReduceScatter(comm))
+    unit.set_custom_all_gather(_AllGather(comm, "the weights of the other ranks"))
+    unit.set_custom_reduce_scatter(_ReduceScatter(comm, "the gradients of the other ranks"))
 
 
 def reshard(units: Iterable[FSDPModule]) -> None:
