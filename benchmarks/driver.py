@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.harness import Cell, Findings, Table, Target, main
 from benchmarks.processes import environment
-from trainkit.extensions.elastic.client import beat_s
+from trainkit.extensions.elastic.client import beat_s, until_beat_s
 from trainkit.extensions.elastic.driver import Driver
 from trainkit.extensions.elastic.messages import Rules, Start
 from trainkit.extensions.elastic.network import Network
@@ -203,9 +203,10 @@ class Simulation:
         count = 0
         while (now := time.perf_counter()) < end and not is_done():
             while due and due[0][0] <= now:
-                at, name = heapq.heappop(due)
+                name = heapq.heappop(due)[1]
                 self.workers[name].beat()
-                heapq.heappush(due, (at + interval, name))
+                pause = until_beat_s(interval, time.time())
+                heapq.heappush(due, (time.perf_counter() + pause, name))
             for worker, answer in self.answers(max(0.0, min(due[0][0], end) - now)):
                 count += 1
                 self.wanted[worker.name] = answer.get("wanted", 0)

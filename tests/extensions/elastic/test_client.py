@@ -71,7 +71,9 @@ def jump(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         membership,
         "time",
-        SimpleNamespace(monotonic=lambda: time.monotonic() + 3600, sleep=time.sleep),
+        SimpleNamespace(
+            monotonic=lambda: time.monotonic() + 3600, sleep=time.sleep, time=time.time
+        ),
     )
 
 
@@ -291,6 +293,15 @@ def test_workers_of_a_large_job_beat_less_often(
 ) -> None:
     """The driver answers as many heartbeats a second as of 128 ranks; none counts as frozen."""
     assert membership.beat_s(ranks, stall_s) == seconds
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "now", "seconds"),
+    [(0.5, 1000.0, 0.5), (0.5, 1000.04, 0.46), (0.5, 1000.1, 0.525), (0.02, 1000.001, 0.019)],
+)
+def test_heartbeats_of_workers_come_together(interval_s: float, now: float, seconds: float) -> None:
+    """By the clock of all hosts: the driver's processor sleeps between two bursts of them."""
+    assert membership.until_beat_s(interval_s, now) == pytest.approx(seconds)
 
 
 def test_a_worker_that_is_to_join_again_beats_often(driver: Driver) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from trainkit.extensions.elastic import connections
+from trainkit.extensions.elastic import connections, pauses
 from trainkit.extensions.elastic import rendezvous as module
 from trainkit.extensions.elastic.connections import NotSigned, SignedConnection
 from trainkit.extensions.elastic.rendezvous import Server, WorkerRequest
@@ -244,3 +247,105 @@ def test_a_head_that_is_none_is_refused(server: Server, head: bytes) -> None:
         connection.sendall(head + b"\r\n")
         answer = connection.makefile("rb").read()
     assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def threads(name: str) -> int:
+    """Return how many threads bear a name that begins so."""
+    return sum(thread.name.startswith(name) for thread in threading.enumerate())
+
+
+@pytest.fixture
+def workers(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SignedConnection]]:
+    """Connections that have sent a heartbeat, and pause."""
+    monkeypatch.setattr(pauses, "_PROMPT_S", 10.0)  # longer than a worker waits here
+    address = ("127.0.0.1", server.port)
+    all_workers = [SignedConnection(address, SECRET, 5.0) for _ in range(4)]
+    before = threads("Thread-")
+    for worker in all_workers:
+        assert worker.post("/elastic/beat", BEAT)[0] == 200
+    wait_until(lambda: threads("Thread-") == before)
+    yield all_workers
+    for worker in all_workers:
+        worker.close()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait at most 5 seconds."""
+    end = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_connections_that_beat_share_a_thread(workers: list[SignedConnection]) -> None:
+    """They are answered all the same, each with its own content."""
+    for count in range(3):
+        for step, worker in enumerate(workers):
+            answer = json.loads(worker.post("/elastic/beat", BEAT | {"step": step + count})[1])
+            assert answer["step"] == step + count
+    wait_until(lambda: threads("heartbeats") == 1)  # those of servers that were closed end
+    assert threads("connection") == 0
+
+
+def test_a_request_that_takes_its_time_has_a_thread(
+    workers: list[SignedConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that waits for its rank on the same connection holds no heartbeat up."""
+    monkeypatch.setattr(module, "POLL_S", 2.0)
+    join = {key: BEAT[key] for key in ("worker", "generation")}
+    join |= {"commit": 0, "replica_size": 1, "is_whole": True, "copies": 0}
+    waits = threading.Thread(target=workers[0].post, args=("/elastic/join", join))
+    waits.start()
+    wait_until(lambda: threads("connection") == 1)
+    assert workers[1].post("/elastic/beat", BEAT)[0] == 200
+    assert waits.is_alive()
+    waits.join()
+    assert workers[0].post("/elastic/beat", BEAT)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"POST /elastic/beat HTTP/1.1\r\n",
+        b"POST /elastic/beat HTTP/1.1\r\nContent-Length: 9\r\n\r\n{",
+        b"POST /ela",
+        b"\r\n\r\n",
+    ],
+)
+def test_a_part_of_a_request_holds_no_heartbeat_up(
+    server: Server, workers: list[SignedConnection], part: bytes
+) -> None:
+    """As from a worker that was stopped while it wrote."""
+    workers[0]._http.sock.sendall(part)
+    assert workers[1].post("/elastic/beat", BEAT)[0] == 200
+
+
+def test_a_connection_that_paused_and_closed_leaves_nothing(
+    server: Server, workers: list[SignedConnection]
+) -> None:
+    """Neither its thread nor its socket."""
+    files = len(os.listdir("/proc/self/fd"))
+    for worker in workers:
+        worker.close()
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == files - 2 * len(workers))
+    wait_until(lambda: threads("connection") == 0)
+
+
+def test_a_refused_heartbeat_ends_its_connection(workers: list[SignedConnection]) -> None:
+    """A repeated or unsigned one, on a connection that sent signed ones before."""
+    http = workers[0]._http
+    http.request("POST", "/elastic/beat", json.dumps(BEAT), {HEADER: "00"})
+    response = http.getresponse()
+    assert response.status == 403
+    assert response.read() == b""
+    assert http.sock is None  # by its "Connection: close"
+    assert workers[1].post("/elastic/beat", BEAT)[0] == 200
+
+
+def test_a_silent_connection_is_closed(
+    server: Server, workers: list[SignedConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a host that was lost says nothing."""
+    monkeypatch.setattr(module._Handler, "timeout", 0.2)
+    worker = workers[0]._http.sock
+    assert worker.recv(1) == b""

@@ -5,15 +5,19 @@ the server's sockets, and a worker's signed requests.
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import socket
 import socketserver
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
+from trainkit.extensions.elastic.pauses import Pauses
 from trainkit.extensions.elastic.signing import HEADER, NONCE, Client, answer_to, is_signed
+from trainkit.safety.threads import printed, start_thread
 
 MOST_STRANGERS = 1024  # connections without a signed request so far
 
@@ -57,7 +61,7 @@ class SignedConnection:
 
 
 class Connections(socketserver.ThreadingTCPServer):
-    """The server's connections, a thread for each.
+    """The server's connections, a thread for each that does not pause (pauses.py).
     If strangers hold too many, the oldest of theirs is closed.
     """
 
@@ -69,6 +73,7 @@ class Connections(socketserver.ThreadingTCPServer):
         self._known: set[socket.socket] = set()  # those that have brought a signed request
         self._strangers: dict[socket.socket, None] = {}  # the others, the oldest first
         self._lock = threading.Lock()
+        self._pauses = Pauses(self._answer, self._resume)
         super().__init__(*args)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -82,6 +87,46 @@ class Connections(socketserver.ThreadingTCPServer):
         if oldest is not None:
             _shut(oldest)
         super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a connection's requests in this thread."""
+        handler_class: Any = self.RequestHandlerClass
+        new = functools.partial(handler_class, request, client_address, self)
+        self._serve(request, client_address, new)
+
+    def _serve(self, request: Any, client_address: Any, answer: Callable[[], Any]) -> None:
+        """Answer requests until their connection closes or pauses.
+
+        Args:
+            answer: does it, and returns the connection's handler.
+        """
+        try:
+            handler = answer()
+        except Exception:
+            self.handle_error(request, client_address)
+            self.shutdown_request(request)
+            return
+        if handler.pauses:
+            self._pauses.add(handler)
+        else:
+            self.shutdown_request(request)
+
+    def _resume(self, handler: Any) -> None:
+        """Answer the requests of a connection that paused in a thread of its own."""
+        work = functools.partial(
+            self._serve, handler.request, handler.client_address, handler.proceed
+        )
+        start_thread("connection", work, printed("The connection is closed."))
+
+    def _answer(self, handler: Any) -> bool:
+        """Answer one request in the present thread; return whether its connection pauses again."""
+        handler.pauses = False
+        try:
+            handler.handle_one_request()
+        except Exception:
+            handler.close_connection = True
+            self.handle_error(handler.request, handler.client_address)
+        return bool(handler.pauses)
 
     def know(self, request: Any) -> None:
         """Note that a connection has brought a signed request."""
@@ -103,6 +148,7 @@ class Connections(socketserver.ThreadingTCPServer):
         super().server_close()
         with self._lock:
             left = [*self._known, *self._strangers]
+        self._pauses.close()
         for one in left:
             _shut(one)
 

@@ -29,6 +29,8 @@ class SignedHandler(BaseHTTPRequestHandler):
     Attributes:
         fields: of the present request's head, by their names in lower case.
         nonce: of the present request, if it is signed; then its answer is signed too.
+        pauses: whether the last request comes again after a pause, and its connection needs no
+            thread until then (pauses.py).
     """
 
     protocol_version = "HTTP/1.1"
@@ -38,6 +40,25 @@ class SignedHandler(BaseHTTPRequestHandler):
     raw_requestline: bytes
     fields: dict[str, str]
     nonce: str | None = None
+    close_connection = False
+    pauses = False
+
+    def handle(self) -> None:
+        """Answer requests until the connection closes or pauses."""
+        while not (self.close_connection or self.pauses):
+            self.handle_one_request()
+
+    def finish(self) -> None:
+        """Close what was opened for the connection, unless it pauses."""
+        if not self.pauses:
+            super().finish()
+
+    def proceed(self) -> SignedHandler:
+        """Answer the next requests of a connection that paused."""
+        self.pauses = False
+        self.handle()
+        self.finish()
+        return self
 
     def parse_request(self) -> bool:
         """Read the head of a request; return whether it is one, else answer.

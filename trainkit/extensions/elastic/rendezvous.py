@@ -23,6 +23,7 @@ from trainkit.extensions.elastic.handler import SignedHandler, hang_up, listen
 from trainkit.extensions.elastic.signing import HEADER, Nonces, answer_to, sign
 from trainkit.extensions.elastic.torch_store import STORE, Asked, TorchStore
 
+BEAT = "/elastic/beat"
 LARGEST = 2**20  # maximum bytes of a body; Gloo writes an address for each rank
 POLL_S = 10.0  # maximum time for an answer
 
@@ -74,7 +75,7 @@ class Server:
         self.torch_store = TorchStore(POLL_S)
         self._on_unassigned = on_unassigned
         self.secret = secret
-        self.posts = {"/elastic/join": on_join, "/elastic/beat": on_beat}
+        self.posts = {"/elastic/join": on_join, BEAT: on_beat}
         self.nonces = Nonces()
         self._http = listen(address, self, _Handler, "rendezvous")
         self.port: int = self._http.server_address[1]
@@ -180,6 +181,7 @@ class _Handler(SignedHandler):
             )
             return
         self._send(HTTPStatus.OK, json.dumps(self._answer_to(request)).encode())
+        self.pauses = self.path == BEAT and not self.close_connection
 
     def _answer_to(self, request: Asked | dict[str, Any]) -> dict[str, Any]:
         if isinstance(request, Asked):
