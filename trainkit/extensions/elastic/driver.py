@@ -46,6 +46,8 @@ from trainkit.extensions.elastic.upstream import run_upstream
 from trainkit.launch.network import is_local
 
 TICK_S = 0.2
+# A tick looks at all workers: of thousands it comes so many times as late as the last one took.
+_TICKS, _LONGEST_TICK_S = 100.0, 1.0
 # So many times as long as consequences took the loop waits for more events that will share the next
 # ones: what a thousand workers do at once costs in proportion to them, and not to their square.
 _REST = 3.0
@@ -178,16 +180,19 @@ class Driver:
         while not self.state_machine.finished:
             events = self._next(ticks_at)
             now = time.monotonic()
+            ticks = now >= ticks_at
             with self.state_machine.together(now) as decisions:
                 for event in events:
                     event(now)
-                if now >= ticks_at:
+                if ticks:
                     self.state_machine.tick(now)
-                    ticks_at = now + TICK_S
             self._news = self.state_machine.news()
             self._dumping -= self._dumping - self._news.dumps
             self._answer()  # before starting anything: waiting workers continue
-            self._rests_until = time.monotonic() + min(_REST * (time.monotonic() - now), TICK_S)
+            took_s = time.monotonic() - now
+            self._rests_until = now + took_s + min(_REST * took_s, TICK_S)
+            if ticks:
+                ticks_at = now + max(TICK_S, min(_TICKS * took_s, _LONGEST_TICK_S))
             for decision in decisions:
                 self._do(decision)
         over = self.state_machine.job.over
