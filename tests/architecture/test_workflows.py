@@ -50,6 +50,15 @@ def test_a_release_begins_with_a_tag_and_waits_for_approval() -> None:
     assert workflow["jobs"]["publish"]["needs"] == "build"
 
 
+def test_each_file_that_a_release_is_made_of_has_owners() -> None:
+    """A moved file would lose them unseen."""
+    lines = (ROOT / ".github" / "CODEOWNERS").read_text().splitlines()
+    owners = dict(line.split() for line in lines if line and not line.startswith("#"))
+    assert owners.pop("*") == "@OWNER/maintainers"
+    assert [path for path in owners if not (ROOT / path.lstrip("/")).exists()] == []
+    assert {"/.github/", "/pyproject.toml", "/trainkit/extensions/horovod_build/"} <= set(owners)
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """The files of a release 1.2.3, in order."""
