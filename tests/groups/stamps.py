@@ -59,7 +59,13 @@ def clean_commit(root: Path = ROOT) -> str | None:
     """Return the commit that the working tree is, or None if files differ from it;
     those that runs write do not count.
     """
-    written = (":!tests/stamps.json", ":!CONTRIBUTING.md")
+    files = (
+        "tests/stamps.json",
+        "CONTRIBUTING.md",
+        "benchmarks/results.json",
+        "benchmarks/history.jsonl",
+    )
+    written = [f":!{file}" for file in files]
     if git("status", "--porcelain", "--", ".", *written, root=root) != "":
         return None
     return git("rev-parse", "HEAD", root=root)
