@@ -5,6 +5,7 @@ freeze and come, and each sample counts once, as under horovodrun.
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_a_killed_worker_is_done_without_and_replaced(
     check(ended, undisturbed)
     assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
     assert "killed by SIGKILL" in ended.text
+
+
+def test_a_killed_loader_worker_costs_its_rank(run: Run, undisturbed: Ended) -> None:
+    """As the system kills one for memory: the rank is replaced, where any other error ends the job."""
+    ended = run({"do": "kill_loader", "rank": 1, "step": 10}, num_workers=1)
+    check(ended, undisturbed)
+    assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
+    assert re.search(r"A loader worker (is killed by|exited).*: its rank ends", ended.text)
 
 
 def test_a_frozen_worker_is_replaced(run: Run, undisturbed: Ended) -> None:

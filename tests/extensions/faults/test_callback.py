@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from tests.helpers.toy import Line, loader
 from trainkit.callbacks import FaultInjection, ModelCheckpoint
 from trainkit.errors import ConfigError, TrainkitError
+from trainkit.extensions.elastic.attempts import killed_loader
 from trainkit.extensions.faults.callback import DEEDS, flipped
 from trainkit.trainer import Trainer
 
@@ -83,6 +85,27 @@ def test_a_fault_comes_during_what_it_was_asked_for(tmp_path: Path, during: str)
         fit(tmp_path, fault)  # nothing is put back in it
     with pytest.raises(RuntimeError, match="FaultInjection raises this"):
         fit(tmp_path, fault)
+
+
+def test_a_killed_loader_worker_is_an_error(tmp_path: Path) -> None:
+    """Of one process it ends the fit, in torch's words; without workers there is none to kill."""
+    fault = {"do": "kill_loader", "step": 1}
+    with pytest.raises(ConfigError, match="no loader worker at that step. Set data.num_workers"):
+        fit(tmp_path / "a", fault)
+    task = Line()
+    trainer = Trainer(
+        max_epochs=2,
+        run_dir=str(tmp_path / "b"),
+        callbacks=[FaultInjection([fault])],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with pytest.raises(RuntimeError) as error:
+        trainer.fit(task, DataLoader(loader().dataset, batch_size=4, num_workers=1))
+    assert killed_loader(error.value) in ("is killed by signal: Killed", "exited unexpectedly")
+    assert killed_loader(RuntimeError("Caught ValueError in DataLoader worker process 0.")) == ""
+    assert killed_loader(ValueError(str(error.value))) == ""
 
 
 def test_a_gradient_is_nan_in_one_step(tmp_path: Path) -> None:

@@ -21,12 +21,8 @@ def kill_worker(storm: Storm) -> str | None:
 
 
 def kill_loader(storm: Storm) -> str | None:
-    """SIGKILL to a loader worker: an error of its rank, which ends the job."""
-    before, storm.may_end = storm.may_end, "a loader worker was killed"
-    done = _hit(storm, storm.loaders, signal.SIGKILL)
-    if done is None:
-        storm.may_end = before
-    return done
+    """SIGKILL to a loader worker: its rank ends by it."""
+    return _hit(storm, storm.loaders, signal.SIGKILL)
 
 
 def terminate_worker(storm: Storm) -> str | None:

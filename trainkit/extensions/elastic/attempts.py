@@ -7,6 +7,8 @@
             commit              every few steps all ranks copy a checkpoint's contents to host memory
             a rank is lost      a collective fails on the others: PeerError
             other ranks         the coordinator lets all ranks know at the same step: they commit, and raise RanksChanged
+            a loader worker     was killed (by the system, for memory): its rank ends, and is lost to the others, since that
+                                error comes at any line; another error would come again, and ends the job
 
 The plan of batch and rate is that of the run's beginning. A step keeps its samples, spread evenly
 over the present ranks (data/plan.py), so each sample of an epoch counts once. (A stream cannot be
@@ -16,6 +18,10 @@ sharded again: each rank reads its own, and a message says so.)
 from __future__ import annotations
 
 import gc
+import os
+import re
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +31,10 @@ from trainkit.engine.ranks import RanksChanged
 from trainkit.errors import EngineError, JobEnded
 from trainkit.run.elastic import Attempt, ElasticState
 
+# what torch says if SIGCHLD comes first, and if the rank waits for the worker's next batch
+_KILLED_LOADER = re.compile(
+    r"^DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (is killed by signal: [^.]+|exited unexpectedly)"
+)
 _MAX_FRUITLESS = 5  # recoveries without a step between them, after which an error is an error
 
 
@@ -87,7 +97,8 @@ class ElasticRun:
                 error, (PeerError, RanksChanged, JobEnded)
             )
             latest = self.state.attempt
-            if is_own and latest is not None and latest.is_set_up:
+            loader_end = killed_loader(error)
+            if is_own and not loader_end and latest is not None and latest.is_set_up:
                 latest.engine.ranks.report_exception()
             if (
                 set_up is not None
@@ -95,6 +106,27 @@ class ElasticRun:
                 and (latest is set_up or not latest.is_set_up)
             ):
                 set_up.fail(error)
+            if loader_end and latest is not None and latest.is_elastic:
+                end_as_lost(loader_end)
             raise
         finally:
             self.state.close()
+
+
+def killed_loader(error: BaseException) -> str:
+    """Return how a worker process of a DataLoader ended, in torch's words, if the error says that
+    one did; else "". An exception that a dataset raises is none: the worker hands it on.
+    """
+    match = _KILLED_LOADER.search(str(error)) if isinstance(error, RuntimeError) else None
+    return match[1] if match else ""
+
+
+def end_as_lost(how: str) -> None:
+    """End this process as if it had been killed: the driver replaces it, and the others continue."""
+    print(
+        f"A loader worker {how}: its rank ends, the others continue without it, and it is replaced."
+        " If that repeats, the host may lack memory: fewer workers need less.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -5,6 +5,7 @@ so that recovery can be tested on a laptop.
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
 import signal
 import time
@@ -47,12 +48,12 @@ class FaultInjection(Callback):
 
     Each fault is a mapping:
 
-        do          kill (SIGKILL), terminate (SIGTERM, as a scheduler does), stop (SIGSTOP: the process freezes), raise (an
-                    error in the user's code), hang (the rank stops responding), slow (each batch
-                    takes `seconds` longer, from `step` on), nan (the gradient of the first
-                    parameter is NaN in one step), flip (one bit, silently), cut_checkpoint (the
-                    largest file of the newest checkpoint loses its second half), drop_host and add_host (`host` leaves or
-                    joins `hosts_file`, which a discovery script prints)
+        do          kill (SIGKILL), kill_loader (SIGKILL to a loader worker of the rank), terminate (SIGTERM, as a
+                    scheduler does), stop (SIGSTOP: the process freezes), raise (an error in the user's code), hang
+                    (the rank stops responding), slow (each batch takes `seconds` longer, from `step` on), nan (the
+                    gradient of the first parameter is NaN in one step), flip (one bit, silently), cut_checkpoint
+                    (the largest file of the newest checkpoint loses its second half), drop_host and add_host
+                    (`host` leaves or joins `hosts_file`, which a discovery script prints)
         step        after this many optimizer steps
         rank        the rank, in the numbering at that time (default 0)
         during      "step" (default), "validation" (its second batch), "saving" (a checkpoint or a commit is being
@@ -78,6 +79,7 @@ class FaultInjection(Callback):
         ]
         self._actions: dict[str, Callable[[dict[str, Any], RunView, Task], None]] = {
             "kill": lambda fault, *_: os.kill(os.getpid(), signal.SIGKILL),
+            "kill_loader": _kill_loader,
             "terminate": lambda fault, *_: os.kill(os.getpid(), signal.SIGTERM),
             "stop": lambda fault, *_: os.kill(os.getpid(), signal.SIGSTOP),
             "raise": _raise,
@@ -186,6 +188,7 @@ def _read(fault: dict[str, Any], where: str) -> dict[str, Any]:
 
 DEEDS = (
     "kill",
+    "kill_loader",
     "terminate",
     "stop",
     "raise",
@@ -197,6 +200,17 @@ DEEDS = (
     "drop_host",
     "add_host",
 )
+
+
+def _kill_loader(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
+    """Kill a loader worker, as the system does with a process for which there is no memory."""
+    workers = multiprocessing.active_children()
+    if not workers:
+        raise ConfigError(
+            f"{FaultInjection.config_key}.faults: kill_loader on rank {trainer.global_rank}, which"
+            " has no loader worker at that step. Set data.num_workers to 1 or more."
+        )
+    workers[0].kill()
 
 
 def _raise(fault: dict[str, Any], trainer: RunView, task: Task) -> None:
