@@ -9,6 +9,7 @@ actor, and its node; a node drains (elsewhere: a host leaves the discovery scrip
 comes. All launchers continue with one rank, and grow again when the replacement is ready.
 
     pause       from the last step that a rank begins before the change to the first one after it, a step included
+    seen        from the moment at which the first rank that stays sees the change to that step
     whole       from the fault to the first step on two ranks again: a process's start, imports and set-up
     repeated    steps of which some rank trains its part twice
 
@@ -56,7 +57,15 @@ FIT += (
 DRIVERS = {"horovodrun": ["horovod.runner.launch", "--gloo"], "launch": ["trainkit", "launch"]}
 JOINS = "a worker joins"
 Note = dict[str, Any]
-COLUMNS = ["change", "pause, s", "longest pause, s", "whole again, s", "steps repeated"]
+COLUMNS = [
+    "change",
+    "pause, s",
+    "longest pause, s",
+    "seen to next step, s",
+    "whole again, s",
+    "steps repeated",
+]
+SEEN_GOALS_S = {"small": 0.05, "large": 0.15}  # of a killed worker, with torch's collectives
 
 
 @dataclass
@@ -64,6 +73,7 @@ class Changes:
     """What was measured, by case."""
 
     pauses: dict[str, list[float]] = field(default_factory=dict)
+    seen: dict[str, list[float]] = field(default_factory=dict)
     whole: dict[str, list[float]] = field(default_factory=dict)
     repeated: dict[str, int] = field(default_factory=dict)
     # between two steps of a rank to which nothing happens
@@ -73,7 +83,8 @@ class Changes:
         """Return the table's row of a case."""
         pauses, whole = self.pauses[case], self.whole.get(case)
         again = statistics.median(whole) if whole else None
-        return [case, statistics.median(pauses), max(pauses), again, self.repeated[case]]
+        seen_s = statistics.median(self.seen[case])
+        return [case, statistics.median(pauses), max(pauses), seen_s, again, self.repeated[case]]
 
 
 Act = Callable[["Job"], None]
@@ -97,6 +108,11 @@ class Job:
             generation: sorted(of_generations[generation], key=lambda note: note["t"])
             for generation in sorted(of_generations)
         }
+
+    def seen_at(self, after: float) -> float:
+        """Return when the first rank saw a change after this time."""
+        lines = [path.read_text().splitlines() for path in self.folder.glob("seen-*")]
+        return min(at for own in lines for line in own if (at := float(line)) > after)
 
     def settle(self, ranks: int, after: int = 0, steps: int = SETTLED) -> dict[int, list[Note]]:
         """Wait until a generation later than `after` has this number of ranks, and these steps;
@@ -152,7 +168,9 @@ def change(job: Job, changes: Changes, case: str, fault: Act, back: Act | None =
     notes = job.settle(2, last)
     alone, again = (generation for generation in notes if generation > last)
     for name, old, new in ((case, last, alone), (joins, alone, again)):
-        changes.pauses.setdefault(name, []).append(notes[new][0]["t"] - notes[old][-1]["t"])
+        stopped, continued = notes[old][-1]["t"], notes[new][0]["t"]
+        changes.pauses.setdefault(name, []).append(continued - stopped)
+        changes.seen.setdefault(name, []).append(continued - job.seen_at(stopped))
         twice = {note["step"] for note in notes[old]} & {note["step"] for note in notes[new]}
         changes.repeated[name] = changes.repeated.get(name, 0) + len(twice)
     if back is None:
@@ -312,6 +330,7 @@ def measure(short: bool) -> Findings:
                 statistics.median(changes.steps),
                 max(changes.steps),
                 None,
+                None,
                 0,
             ]
             title = f"A change of ranks, {model} model"
@@ -323,6 +342,9 @@ def measure(short: bool) -> Findings:
                 findings.targets.append(
                     Target(f"{case}, {model} model: pause", changes.row(case)[1], 1.0, "s")
                 )  # type: ignore[arg-type]
+            of_torch = changes.row("launch: worker killed")[3]
+            what = f"launch: worker killed, {model} model: seen to next step"
+            findings.targets.append(Target(what, of_torch, SEEN_GOALS_S[model], "s"))  # type: ignore[arg-type]
     return findings
 
 

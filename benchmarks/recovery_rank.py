@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,27 @@ class Noted(trainkit.Task):
         return torch.optim.Adam(self.parameters(), lr=1e-4)
 
 
+class TimedElastic(trainkit.Elastic):
+    """Notes when this rank has seen a change of ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(commit_every_n_steps=1)
+        self.file = (folder / f"seen-{os.getpid()}").open("a")
+
+    def fit(self, fit_once: Callable[[Any], None]) -> None:
+        """Fit, and again after each change."""
+
+        def noted(state: Any) -> None:
+            try:
+                fit_once(state)
+            except BaseException:
+                self.file.write(f"{time.monotonic()}\n")
+                self.file.flush()
+                raise
+
+        super().fit(noted)
+
+
 def main() -> None:
     """Train."""
     folder, width = Path(sys.argv[1]), int(sys.argv[2])
@@ -70,7 +92,7 @@ def main() -> None:
     trainer = trainkit.Trainer(
         max_steps=FOREVER,
         global_batch_size=2 * BATCH,
-        callbacks=[trainkit.Elastic(commit_every_n_steps=1)],
+        callbacks=[TimedElastic(folder)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
