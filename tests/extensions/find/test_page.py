@@ -27,3 +27,21 @@ def test_one_large_loss_does_not_flatten_the_curve() -> None:
     low, top = lr_chart(LRS, LOSSES, LOSSES, []).layout.yaxis.range
     assert low < 0.5 and 2.0 < top < 4.0
     assert lr_chart(LRS[:59], LOSSES[:59], LOSSES[:59], []).layout.yaxis.range is None
+
+
+@pytest.mark.parametrize(
+    ("rates", "sides"),
+    [
+        ([0.03, 6e-5], ["left", "right"]),  # each away from the other's line
+        ([6e-5, 0.03], ["right", "left"]),
+        ([0.5, 0.03], ["right", "right"]),  # inside of the picture, whose right edge is near
+        ([3e-8], ["left"]),
+    ],
+)
+def test_a_label_crosses_no_other_line(rates: list[float], sides: list[str]) -> None:
+    """Nor the edge of the picture."""
+    lrs = [10.0**exponent for exponent in range(-8, 1)]
+    values = [1.0] * len(lrs)
+    suggested = [("steepest", rate, f"task.lr={rate}") for rate in rates]
+    chart = lr_chart(lrs, values, values, suggested)
+    assert [label.xanchor for label in chart.layout.annotations] == sides

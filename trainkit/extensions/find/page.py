@@ -88,17 +88,27 @@ def lr_chart(
     for i, (name, rate, _) in enumerate(suggested):
         color = (RED, GREEN)[i]
         chart.add_vline(x=rate, line={"color": color, "dash": "dash"})
-        label = {"text": f"{name} {rate:.2g}", "xanchor": "left", "font": {"color": color}}
+        side = _side(rate, [other for _, other, _ in suggested], lrs)
+        label = {"text": f"{name} {rate:.2g}", "xanchor": side, "font": {"color": color}}
         # On a logarithmic axis plotly places a line by its value, and a label by the value's
         # logarithm.
         chart.add_annotation(
             x=math.log10(rate), y=1 - 0.06 * i, yref="paper", showarrow=False, **label
         )
-    chart.update_xaxes(type="log")
+    chart.update_xaxes(type="log", exponentformat="e")
     if losses and max(losses) > (top := _top(losses, smoothed)):
         least = min(losses)
         chart.update_yaxes(range=[least - 0.1 * (top - least), top])
     return chart
+
+
+def _side(rate: float, suggested: Sequence[float], lrs: Sequence[float]) -> str:
+    """Return which end of a label is at its line: it lies away from the other lines, and inside of
+    the picture.
+    """
+    place = math.log(rate / lrs[0]) / math.log(lrs[-1] / lrs[0])
+    is_left = rate < max(suggested) or place > 0.75
+    return "right" if is_left and place > 0.25 else "left"
 
 
 def _top(losses: Sequence[float], smoothed: Sequence[float]) -> float:
