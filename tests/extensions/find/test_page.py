@@ -32,8 +32,8 @@ def test_one_large_loss_does_not_flatten_the_curve() -> None:
 @pytest.mark.parametrize(
     ("rates", "sides"),
     [
-        ([0.03, 6e-5], ["left", "right"]),  # each away from the other's line
-        ([6e-5, 0.03], ["right", "left"]),
+        ([3e-3, 6e-5], ["left", "right"]),  # each away from the other's line
+        ([6e-5, 3e-3], ["right", "left"]),
         ([0.5, 0.03], ["right", "right"]),  # inside of the picture, whose right edge is near
         ([3e-8], ["left"]),
     ],
