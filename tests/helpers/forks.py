@@ -5,7 +5,8 @@ Most programs of the tests train for two steps: their imports take longer than t
 is a folder for the front of PATH: its `python`, `horovodrun` and `torchrun` hand arguments,
 environment and descriptors to a server, which forks; each then passes on signals and ends as its
 fork did. A rank of a launcher, too, is such a fork. What `python` cannot hand over (options, a
-program on stdin, settings that Python reads at its start) runs as usual. A fork ends as Python
+program on stdin, settings that Python reads at its start, or a library as it is imported) runs as
+usual. A fork ends as Python
 does, with its exit handlers.
 """
 
@@ -87,7 +88,8 @@ import json, os, resource, signal, socket, sys
 name, words, env = {name!r}, sys.argv[1:], dict(os.environ)
 if words[:1] == ["-u"]:
     words, env["PYTHONUNBUFFERED"] = words[1:], "1"
-plain = not any(os.environ.get(key) for key in ("PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONSAFEPATH", "LD_PRELOAD"))
+read_at_start = ("PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONSAFEPATH", "LD_PRELOAD", "HF_ENDPOINT", "HF_HOME")
+plain = not any(os.environ.get(key) for key in read_at_start)
 here = all(os.readlink(f"/proc/self/ns/{{kind}}") == known for kind, known in {namespaces!r}.items())
 # programs of others may pass descriptors on, or take their process id for that of the fork
 ours = ("trainkit", "torch.distributed.run", "horovod.runner.launch", "benchmarks", "recipes", "tests")
