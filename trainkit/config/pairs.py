@@ -58,7 +58,7 @@ def with_origin(text: str, choices: Mapping[str, Any], folders: Sequence[Path]) 
         return text
     key, group, name = absent.groups()
     for other, choice in choices.items():
-        node = _nodes(other, folders, whole=True).get(choice, {}).get(group)
+        node = _content(other, choice, folders).get(group)
         if other != group and isinstance(node, dict) and name in node:
             pair = f"{group}={choices.get(group)} and {other}={choice} exclude each other"
             return f"{pair}: {other}={choice} sets {key}. {text}"
@@ -82,12 +82,16 @@ def batch_shape(node: Any) -> str | None:
     return shape if isinstance(shape, str) else None
 
 
-def _nodes(group: str, folders: Sequence[Path], whole: bool = False) -> dict[str, dict[str, Any]]:
-    """Return the nodes of a group's files by name, each with its own name; or the whole files."""
+def _content(group: str, choice: Any, folders: Sequence[Path]) -> dict[str, Any]:
+    """Return what a choice's file holds; nothing if there is no such file."""
+    paths = [folder / group / f"{choice}.yaml" for folder in folders]
+    return next((read_config(path) for path in paths if path.is_file()), {})
+
+
+def _nodes(group: str, folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Return the nodes of a group's files by name, each with its own name."""
     paths = [path for folder in reversed(folders) for path in folder.glob(f"{group}/*.yaml")]
     files = {path.stem: read_config(path) for path in paths}
-    if whole:
-        return files
     nodes = {name: file.get(group, file) for name, file in sorted(files.items())}
     return {name: {"_target_": None} | node | {"name": name} for name, node in nodes.items()}
 
