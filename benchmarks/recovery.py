@@ -41,9 +41,9 @@ from benchmarks.processes import environment
 from benchmarks.recovery_rank import BATCH, STEP_S
 from trainkit.extensions.ray.connection import take_access
 
-# the large one has 9.2 million parameters, 110 MB with Adam's state
-WIDTHS = {"small": 64, "large": 3000}
-ROUNDS = {"small": 2, "large": 1}
+# the large one has 8.4 million parameters, 100 MB with Adam's state
+WIDTHS = {"small": 64, "large": 2860}
+ROUNDS = {"small": 2, "large": 2}
 SETTLED, LIMIT_S = 12, 180.0  # steps of a generation before it is disturbed; for each change
 FIT = (
     "from trainkit.launch.ray import RayLauncher; import sys; sys.exit(RayLauncher(num_workers=[1,"

@@ -12,7 +12,7 @@ from tests.helpers.pages import part
 
 PAGE = Path(__file__).parents[2] / "docs" / "large_models.md"
 SMALL = (
-    " task.model.depth=2 task.model.width=32 task.model.heads=2 data.batch_size=2"
+    " task.model.depth=4 task.model.width=32 task.model.heads=2 data.batch_size=2"
     " trainer.limit_val_batches=1"
 )
 
@@ -29,7 +29,7 @@ def commands() -> list[str]:
 @pytest.mark.parallel
 def test_the_pages_commands_run(command: Command) -> None:
     """Fits, plans, and fits that one process validates and exports."""
-    assert len(commands()) == 17
+    assert len(commands()) == 18
     for line in commands():
         small = SMALL if "conf=gpt" in line else ""
         done = command(line + small + " trainer.max_steps=2" * (" fit " in line), timeout_s=200)
