@@ -117,11 +117,8 @@ def read_progress(run_dir: Path) -> Progress | None:
     """
     try:
         content: dict[str, Any] = json.loads((run_dir / FILE).read_text())
-        known = {
-            key: value
-            for key, value in content.items()
-            if key in {f.name for f in fields(Progress)}
-        }
+        names = {one.name for one in fields(Progress)}
+        known = {key: value for key, value in content.items() if key in names}
         known["written"] = Moment(**known["written"])
         known["starts"] = [FitStart(**start) for start in known.get("starts", [])]
         return Progress(**known)
