@@ -9,6 +9,7 @@ actor, and its node; a node drains (elsewhere: a host leaves the discovery scrip
 comes. All launchers continue with one rank, and grow again when the replacement is ready.
 
     pause       from the last step that a rank begins before the change to the first one after it, a step included
+    longest     pause of all rounds; others are medians
     seen        from the moment at which the first rank that stays sees the change to that step
     whole       from the fault to the first step on two ranks again: a process's start, imports and set-up
     repeated    steps of which some rank trains its part twice
@@ -57,14 +58,7 @@ FIT += (
 DRIVERS = {"horovodrun": ["horovod.runner.launch", "--gloo"], "launch": ["trainkit", "launch"]}
 JOINS = "a worker joins"
 Note = dict[str, Any]
-COLUMNS = [
-    "change",
-    "pause, s",
-    "longest pause, s",
-    "seen to next step, s",
-    "whole again, s",
-    "steps repeated",
-]
+COLUMNS = ["change", "pause, s", "longest, s", "seen, s", "whole again, s", "steps repeated"]
 SEEN_GOALS_S = {"small": 0.05, "large": 0.15}  # of a killed worker, with torch's collectives
 
 

@@ -103,7 +103,7 @@ def lr_chart(
 
 
 def _side(rate: float, suggested: Sequence[float], lrs: Sequence[float]) -> str:
-    """Return which end of a label is at its line: it lies away from the other lines, and inside of
+    """Return which end of a label is at its line: it points away from the other lines, and stays in
     the picture.
     """
     place = math.log(rate / lrs[0]) / math.log(lrs[-1] / lrs[0])
