@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainkit.engine.collectives import Collectives
+from trainkit.engine.ddp.endings import end_beside, wait_for_endings
 from trainkit.engine.ddp.sockets import Sockets
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.pinning import gpu_of, require_own, sees_one_of_several
@@ -118,7 +119,9 @@ class DDPCollectives(Collectives):
         """
         if self.ranks.is_elastic and dist.is_initialized():
             self._statistics = self._started = None
+            groups = list(dist.distributed_c10d._world.pg_map)
             dist.destroy_process_group()
+            end_beside(groups)
             self.ranks.end_meeting()
 
     def abort(self) -> None:
@@ -297,6 +300,7 @@ def _leave() -> None:
     A script that an error has ended waits for nothing: a sum that it has started, and another rank
     never will, would hold it, and with it torchrun, until a timeout.
     """
+    wait_for_endings()
     if not dist.is_initialized():
         return
     error = getattr(sys, "last_value", None)  # of an error that the script has not caught

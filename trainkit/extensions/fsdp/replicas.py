@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ddp.collectives import DDPCollectives, end_at_exit
+from trainkit.engine.ddp.endings import end_beside
 from trainkit.engine.ddp.sockets import Sockets
 from trainkit.engine.ranks import Ranks, check_groups
 from trainkit.engine.sending import overwrite
@@ -138,7 +139,9 @@ class ReplicaCollectives(DDPCollectives):
         """See Collectives. The replica stays."""
         if self._links is not None:
             self._links.messages.close()
+            links: list[Any] = [self._links]
             _drop_links()
+            end_beside(links)
             self.ranks.end_meeting()
 
     def abort(self) -> None:
