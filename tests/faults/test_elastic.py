@@ -254,7 +254,8 @@ def test_a_worker_may_be_killed_at_any_time(
 ) -> None:
     """A kill during a commit, a save, a validation or a recovery loses no sample."""
     faults: list[dict[str, Any]] = [{"do": "kill", "rank": 1, "step": 8, "during": during}]
-    if during == "recovery":
+    if during == "recovery":  # to the commit of step 6
+        faults[0]["step"] = 6
         faults.insert(0, {"do": "kill", "rank": 2, "step": 7})
         ended = run(*faults, np=3, hosts="localhost:3")
         check_samples(ended)
