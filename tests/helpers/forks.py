@@ -208,9 +208,11 @@ def _serve(listener: socket.socket) -> None:
                 exit_of = os.pidfd_open(pid)
                 waiting.register(connection, selectors.EVENT_READ)
                 waiting.register(exit_of, selectors.EVENT_READ, connection)
-            elif key.data is None:  # the program that stands for the fork is gone
-                waiting.unregister(key.fileobj)
-                _kill(forks[key.fileobj])  # type: ignore[index]
+            elif key.data is None:
+                # the program that stands for the fork is gone; the fork may have ended with it
+                if key.fileobj in forks:
+                    waiting.unregister(key.fileobj)
+                    _kill(forks[key.fileobj])  # type: ignore[index]
             else:
                 _end_of(forks.pop(key.data), key.data)
                 waiting.unregister(key.fileobj)

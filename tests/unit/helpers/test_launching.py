@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import select
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.launching import BIN, run_command
+from tests.helpers.launching import BIN, _forks, run_command
 
 PY_SPY = pytest.mark.skipif(
     not shutil.which("py-spy", path=str(BIN)), reason="py-spy is not installed"
@@ -28,3 +32,24 @@ def test_a_command_that_hangs_shows_its_stack(start: str, tmp_path: Path) -> Non
         pytest.fail.Exception, match=r"did not end within 8 s:[\s\S]*hang_here \(wait\.py:5\)"
     ):
         run_command(start, tmp_path, timeout_s=8)
+
+
+def test_a_fork_that_ends_at_once_with_its_program_leaves_the_server(tmp_path: Path) -> None:
+    """The server learns of both ends in one look, of the fork's first."""
+    (tmp_path / "wait.py").write_text(
+        "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(60 * (len(sys.argv) == 1))\n"
+    )
+    server = _forks().process.pid
+    with subprocess.Popen(
+        [f"{_forks().folder}/python", "wait.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        fork = int(program.stdout.readline())
+        with os.fdopen(os.pidfd_open(fork)) as end:
+            os.kill(server, signal.SIGSTOP)
+            os.kill(fork, signal.SIGKILL)
+            assert select.select([end], [], [], 20)[0]
+            program.kill()
+            program.wait(20)
+            os.kill(server, signal.SIGCONT)
+    assert run_command("python wait.py --help", tmp_path, timeout_s=8).code == 0
