@@ -4,11 +4,9 @@ checked before anything is opened or allocated.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,6 @@ from typing import Any
 from trainkit.errors import CheckpointError
 
 MOST_OF_MANIFEST = 64 << 20  # bytes
-MOST_UNPACKED = 4 << 30  # bytes of a compressed file, once unpacked
-_CHUNK, _MOST_AT_ONCE = 1 << 16, 1 << 24  # bytes in, bytes out
 
 
 def check_name(folder: Path, name: object) -> Path:
@@ -88,27 +84,6 @@ def check_archive(path: Path) -> None:
         raise CheckpointError(
             f"{path} is refused: its records claim {claimed:,} bytes, and the file has {size:,}."
         )
-
-
-def unpack_bounded(content: bytes) -> bytes:
-    """Return what gzip packed; of a file that was cut off or damaged, the intact beginning.
-
-    Raises:
-        CheckpointError: it is larger than MOST_UNPACKED.
-    """
-    text, unpacker = bytearray(), zlib.decompressobj(31)
-    with contextlib.suppress(zlib.error):
-        for at in range(0, len(content), _CHUNK):
-            rest = content[at : at + _CHUNK]
-            while rest:
-                text += unpacker.decompress(rest, _MOST_AT_ONCE)
-                rest = unpacker.unconsumed_tail
-                if len(text) > MOST_UNPACKED:
-                    raise CheckpointError(
-                        f"A recording is refused: unpacked it has more than {MOST_UNPACKED >> 20}"
-                        " MiB."
-                    )
-    return bytes(text)
 
 
 def printable(value: object) -> str:

@@ -18,6 +18,7 @@ from trainkit.cli.guard import fail
 from trainkit.console import cell, console_of
 from trainkit.errors import CheckpointError
 from trainkit.extensions.capsule.folder import read
+from trainkit.extensions.timeline.traces import unpacking
 from trainkit.extensions.timeline.traces.pieces import read_events
 from trainkit.launch.environment import Launcher
 from trainkit.run.predictions import read_predictions
@@ -136,7 +137,7 @@ def test_a_recording_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "link.json").symlink_to(tmp_path / "whole.json.gz")
     with pytest.raises(CheckpointError, match="is a link or no plain file"):
         read_events(tmp_path / "link.json")
-    monkeypatch.setattr(untrusted, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(unpacking, "MOST_UNPACKED", 1000)
     with pytest.raises(CheckpointError, match="A recording is refused"):
         read_events(tmp_path / "whole.json.gz")
 

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from trainkit.safety.untrusted import check_name, unpack_bounded
+from trainkit.extensions.timeline.traces.unpacking import unpack_bounded
+from trainkit.safety.untrusted import check_name
 
 Event = dict[str, Any]
 
