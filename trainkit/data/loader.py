@@ -26,7 +26,7 @@ from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, ran
 from trainkit.data.plan import StepPlan
 from trainkit.data.splitting import loader_like
 from trainkit.data.streams import Sharded, iterates_itself
-from trainkit.data.workers import Shielded, start_workers
+from trainkit.data.workers import Shielded, ended_workers, start_workers
 from trainkit.errors import ConfigError, DataError, TrainkitError
 
 
@@ -236,10 +236,16 @@ class RankSampler(Sampler[list[tuple[int, int]]]):
 
 def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
     """Raise trainkit's errors from worker processes with their own message,
-    without the worker's traceback.
+    without the worker's traceback; and if a worker ended while it handed a batch over, torch's error
+    of a worker that ended.
     """
     try:
         yield from batches
+    except (OSError, EOFError) as error:
+        is_of_data = "in DataLoader worker process" in str(error)
+        if is_of_data or not (pids := ended_workers(batches)):
+            raise
+        raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly") from error
     except TrainkitError as error:
         text = str(error)
         if not text.startswith("Caught "):

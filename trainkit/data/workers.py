@@ -121,6 +121,13 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
         ) from error
 
 
+def ended_workers(batches: Any) -> str:
+    """Return the process ids of an iterator's workers that have ended, or do within a second."""
+    workers = getattr(batches, "_workers", [])
+    multiprocessing.connection.wait([worker.sentinel for worker in workers], 1.0)
+    return ", ".join(str(worker.pid) for worker in workers if not worker.is_alive())
+
+
 def _die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent has ended, also while it waits in C code or
     for a pipe.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import random
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch.utils.data._utils import signal_handling
 from torch.utils.data.distributed import DistributedSampler
 
 from tests.helpers.toy import Line, loader, quiet, rows, weights
@@ -301,6 +305,43 @@ def test_a_samples_error_keeps_its_words(num_workers: int) -> None:
     """
     with pytest.raises(DataError, match=r"^sample 0 is no image: give another file\.$"):
         indices(sharded(DataLoader(Broken(), 4, num_workers=num_workers)))
+
+
+def test_a_worker_that_is_just_ending_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch's memory is fetched from the worker that made it. A process that is killed closes its
+    sockets before its end can be seen, and torch looks once: here it looks too early. (Its handler
+    of SIGCHLD, which names the worker too, may come later still: here it never comes.)
+    """
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", True)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    loader = sharded(DataLoader(Numbers(40), 4, num_workers=1))
+    batches = loader.iterate(loader.plan, 0, 0)
+    next(batches)
+    of_torch = inspect.getgeneratorlocals(batches)["batches"]  # type: ignore[arg-type]
+    while of_torch._data_queue.empty():
+        time.sleep(0.01)
+    worker = of_torch._workers[0]
+    worker.kill()
+    worker.join()
+    looks = iter([True])
+    monkeypatch.setattr(worker, "is_alive", lambda: next(looks, False))
+    with pytest.raises(
+        RuntimeError, match=r"^DataLoader worker \(pid\(s\) \d+\) exited unexpectedly$"
+    ):
+        next(batches)
+    signal.signal(signal.SIGCHLD, before)
+
+
+def no_file(samples: list[Any]) -> Any:
+    """Fail as one that reads a table beside the samples would."""
+    raise FileNotFoundError("labels.csv")
+
+
+def test_a_workers_own_error_of_a_file_stays_one() -> None:
+    """It is no worker's end, though a loader may end its worker after it."""
+    loader = DataLoader(Numbers(), 4, num_workers=1, collate_fn=no_file)
+    with pytest.raises(FileNotFoundError, match=r"labels\.csv"):
+        indices(sharded(loader))
 
 
 class Jittered(TensorDataset):
