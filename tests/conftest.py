@@ -4,6 +4,7 @@ and the random state left as it was found.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -46,6 +47,15 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # so long the garbage collector waits for a worker: 5 s otherwise
 data_workers.MP_STATUS_CHECK_INTERVAL = 0.2
+
+
+# Half a million objects are imported, of which none is garbage: the collector looks at them no more.
+gc.set_threshold(100_000, *gc.get_threshold()[1:])
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of Python's collections what is imported by now."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
