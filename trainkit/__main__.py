@@ -9,6 +9,7 @@ import sys
 
 from trainkit.cli.commands import all_commands, command_of, find_usage
 from trainkit.cli.options import with_plain_run
+from trainkit.collector import collect_rarely
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extension import broken_note, resolve
 from trainkit.launch.slurm.step import hold_signals
@@ -31,6 +32,7 @@ _USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
 def main() -> int:
     """Run the command of the command line and return the exit code."""
     hold_signals()
+    collect_rarely()
     try:
         return _main(sys.argv[1:])
     except ConfigError as error:  # of the table of commands; each command reports its own

@@ -20,6 +20,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import with_role
 from trainkit.checkpoint.manager import CheckpointManager
 from trainkit.checkpoint.writer import Writer
+from trainkit.collector import collect_as_usual
 from trainkit.console import warning
 from trainkit.device.torch_flags import keep_freed_memory, torch_flags
 from trainkit.engine.base import Engine
@@ -146,6 +147,7 @@ class Stage:
         return self.run.checkpoints
 
     def __enter__(self) -> Stage:
+        collect_as_usual()
         self._stack.enter_context(output_of_rank())
         try:
             self._announce()

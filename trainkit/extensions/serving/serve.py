@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from starlette.applications import Starlette
 
+from trainkit.collector import collect_as_usual
 from trainkit.errors import ConfigError
 from trainkit.extensions.exporting.from_run import export_run
 from trainkit.extensions.ray.connection import connect_ray
@@ -120,6 +121,7 @@ def serve_texts(
 
 
 def _run_here(app: Starlette, options: ServiceOptions, where: Where) -> None:
+    collect_as_usual()
     uvicorn = importlib.import_module("uvicorn")
     http = punctual(
         importlib.import_module("uvicorn.protocols.http.auto").AutoHTTPProtocol,
