@@ -30,10 +30,11 @@ EXPECTED = [
     ".lock",
 ]
 
-# multiprocessing's folder of each process, which a killed one cannot delete; one for torch's
-# compiler; one file of each user's, by which the ranks of a host agree on the one that reports an
-# error
-TEMPORARY = ["pymp-*", "torchinductor_*", "trainkit-*-reported"]
+# What a killed process cannot delete: multiprocessing's folder, and files that torch's DataLoader
+# opens after an error, to see whether it may open more (_try_get_data). A folder of torch's
+# compiler. One file of each user's, by which the ranks of a host agree on the one that reports an
+# error.
+TEMPORARY = ["pymp-*", "tmp????????", "torchinductor_*", "trainkit-*-reported"]
 
 
 class Undisturbed:
