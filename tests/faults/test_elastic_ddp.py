@@ -41,7 +41,8 @@ def test_a_killed_loader_worker_costs_its_rank(run: Run, undisturbed: Ended) -> 
     """As the system kills one for memory: the rank is replaced, where any other error ends the job."""
     ended = run({"do": "kill_loader", "rank": 1, "step": 10}, num_workers=1)
     check(ended, undisturbed)
-    assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
+    # a busy machine may have the new worker before the other rank sees the loss
+    assert ended.sizes in ([2, 1, 2], [2, 2]) and len(survivors(ended)) == 1
     assert re.search(r"A loader worker (is killed by|exited).*: its rank ends", ended.text)
 
 

@@ -241,7 +241,7 @@ def _named_errors(batches: Iterator[Any]) -> Iterator[Any]:
     """
     try:
         yield from batches
-    except (OSError, EOFError) as error:
+    except (ConnectionError, EOFError) as error:
         is_of_data = "in DataLoader worker process" in str(error)
         if is_of_data or not (pids := ended_workers(batches)):
             raise

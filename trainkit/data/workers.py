@@ -35,6 +35,7 @@ from trainkit.safety.threads import printed, start_thread
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GPU_FILES = "/dev/nvidia"  # how the names of the driver's files begin
+_ENDING_S = 20.0  # from the end of a killed process's connections to its own, on a busy machine
 LOOK_S = 5.0  # seconds between two looks of a worker that got a SIGTERM: is its rank still there?
 
 
@@ -122,9 +123,9 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def ended_workers(batches: Any) -> str:
-    """Return the process ids of an iterator's workers that have ended, or do within a second."""
+    """Return the process ids of an iterator's workers that have ended, or are just ending."""
     workers = getattr(batches, "_workers", [])
-    multiprocessing.connection.wait([worker.sentinel for worker in workers], 1.0)
+    multiprocessing.connection.wait([worker.sentinel for worker in workers], _ENDING_S)
     return ", ".join(str(worker.pid) for worker in workers if not worker.is_alive())
 
 

@@ -2,13 +2,16 @@
 
 Gloo's threads, one a group or more, ask every 10 ms whether they are to end (torch 2.15), and a
 group's destructor waits for them: 14 ms and more, of which a rank that has lost another one need
-not wait for any. Torch releases Python's lock in that destructor.
+not wait for any. Torch releases Python's lock in that destructor. Groups of NCCL end first: they
+hold memory of the GPU.
 """
 
 from __future__ import annotations
 
 import threading
 from typing import Any
+
+import torch
 
 from trainkit.safety.threads import printed, start_thread
 
@@ -20,6 +23,9 @@ def end_beside(groups: list[Any]) -> None:
     """Free groups in a thread, and what this list holds with them.
     The caller holds no other reference to them.
     """
+    if torch.cuda.is_available():
+        groups.clear()
+        return
     _ending[:] = [thread for thread in _ending if thread.is_alive()]
     effect = "The connections of former ranks stay open; training continues."
     _ending.append(start_thread("end-groups", groups.clear, printed(effect)))

@@ -57,6 +57,16 @@ class ElasticRun:
         Raises:
             EngineError: several attempts in a row took no step.
         """
+        try:
+            self._attempt(fit)
+        except RuntimeError as error:
+            latest = self.state.attempt
+            loader_end = killed_loader(error)
+            if loader_end and latest is not None and latest.is_elastic:
+                end_as_lost(loader_end)
+            raise
+
+    def _attempt(self, fit: Callable[[ElasticState], None]) -> None:
         fruitless = 0
         last_step = -1
         set_up: Attempt | None = None  # the last attempt that came as far
@@ -97,8 +107,7 @@ class ElasticRun:
                 error, (PeerError, RanksChanged, JobEnded)
             )
             latest = self.state.attempt
-            loader_end = killed_loader(error)
-            if is_own and not loader_end and latest is not None and latest.is_set_up:
+            if is_own and not killed_loader(error) and latest is not None and latest.is_set_up:
                 latest.engine.ranks.report_exception()
             if (
                 set_up is not None
@@ -106,8 +115,6 @@ class ElasticRun:
                 and (latest is set_up or not latest.is_set_up)
             ):
                 set_up.fail(error)
-            if loader_end and latest is not None and latest.is_elastic:
-                end_as_lost(loader_end)
             raise
         finally:
             self.state.close()

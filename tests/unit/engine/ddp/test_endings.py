@@ -44,6 +44,14 @@ def test_a_rank_waits_for_no_group_to_end_but_at_its_exit() -> None:
     assert ended and ended[0] is not threading.current_thread()
 
 
+def test_on_gpus_a_group_ends_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one needs its memory."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    ended: list[threading.Thread] = []
+    end_beside([Ending(lambda: ended.append(threading.current_thread()))])
+    assert ended == [threading.current_thread()]
+
+
 class LoneRanks(Ranks):
     """One rank of an elastic job, that meets no other."""
 
