@@ -7,10 +7,9 @@ own. Two ranks that see the same single GPU are found by its UUID, when they hav
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -103,19 +102,3 @@ def _too_few(ranks: Ranks, gpus: int) -> EngineError:
         " each rank needs its own. Start fewer ranks (-np, --nproc-per-node), ask for one GPU for"
         " each (srun --gpus-per-task=1), or use engine.device=cpu."
     )
-
-
-@contextlib.contextmanager
-def as_local_rank(device: torch.device) -> Iterator[None]:
-    """Have LOCAL_RANK be the number of this rank's device: for frameworks that choose by it, where
-    a rank sees its own GPU alone.
-    """
-    before = os.environ.get("LOCAL_RANK")
-    if device.type != "cuda" or before is None:
-        yield
-        return
-    os.environ["LOCAL_RANK"] = str(device.index)
-    try:
-        yield
-    finally:
-        os.environ["LOCAL_RANK"] = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,13 @@ import pytest
 import torch
 
 from trainkit.errors import EngineError
-from trainkit.extensions.deepspeed.extensions import building, choose_folder, clear_locks, is_built
+from trainkit.extensions.deepspeed.extensions import (
+    as_local_rank,
+    building,
+    choose_folder,
+    clear_locks,
+    is_built,
+)
 
 
 def test_the_folder_is_the_users_or_one_for_the_versions(tmp_path: Path) -> None:
@@ -60,3 +67,15 @@ def test_a_compile_under_way_is_left_alone(tmp_path: Path) -> None:
         compiler.communicate(b"\n")
     clear_locks(tmp_path)
     assert not (folder / "lock").exists()
+
+
+def test_deepspeed_is_shown_the_number_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the GPU of LOCAL_RANK, which is 0 where a rank sees its own alone; the variable is
+    the launcher's again afterwards.
+    """
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with as_local_rank("cuda", 0):
+        assert os.environ["LOCAL_RANK"] == "0"
+    assert os.environ["LOCAL_RANK"] == "3"
+    with as_local_rank("cpu", None):
+        assert os.environ["LOCAL_RANK"] == "3"

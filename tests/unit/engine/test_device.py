@@ -14,7 +14,7 @@ import torch.distributed as dist
 from trainkit.engine.ddp import collectives
 from trainkit.engine.ddp.collectives import DDPCollectives
 from trainkit.engine.heartbeat import Heartbeat
-from trainkit.engine.pinning import as_local_rank, gpu_of, pin_device, require_own
+from trainkit.engine.pinning import gpu_of, pin_device, require_own
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.environment import Launcher
@@ -95,18 +95,6 @@ def test_the_same_gpu_of_two_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -
         require_own(ranks, own, [own])
     require_own(ranks, own, [(own[0], "GPU-2"), ("other", "GPU-1")])
     require_own(ranks, gpu_of(torch.device("cpu")), [("", "")])
-
-
-def test_deepspeed_is_shown_the_number_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the GPU of LOCAL_RANK, which is 0 where a rank sees its own alone; the variable is
-    the launcher's again afterwards.
-    """
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    with as_local_rank(torch.device("cuda", 0)):
-        assert os.environ["LOCAL_RANK"] == "0"
-    assert os.environ["LOCAL_RANK"] == "3"
-    with as_local_rank(torch.device("cpu")):
-        assert os.environ["LOCAL_RANK"] == "3"
 
 
 def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:

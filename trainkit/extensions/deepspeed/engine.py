@@ -24,7 +24,7 @@ from trainkit.device.precision import Precision
 from trainkit.engine.base import HandedOn
 from trainkit.engine.ddp.engine import DDPEngine
 from trainkit.engine.options import refusals
-from trainkit.engine.pinning import Device, as_local_rank
+from trainkit.engine.pinning import Device
 from trainkit.engine.sending import send_optimizer_state, tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError, EngineError, TaskError
@@ -180,7 +180,8 @@ class DeepSpeedEngine(DDPEngine):
         config["zero_allow_untested_optimizer"] = True
         self._layout = WholeState(task, optimizer)
         calls = _Calls(task, precision)
-        with self.comm.waiting_for("DeepSpeed's start"), as_local_rank(self.device):
+        own_number = extensions.as_local_rank(self.device.type, self.device.index)
+        with self.comm.waiting_for("DeepSpeed's start"), own_number:
             self._zero = adapter.Zero(calls, optimizer, config)
         self._layout.hand_over(self._zero)
         self._redirect(task, calls)

@@ -1,4 +1,5 @@
-"""The compiled parts of DeepSpeed: where they are built, and which are there. Imports no DeepSpeed.
+"""The compiled parts of DeepSpeed: where they are built, and which are there; and the number of the
+device, which DeepSpeed reads from the environment too. Imports no DeepSpeed.
 
 torch compiles them on first use, into TORCH_EXTENSIONS_DIR, and marks a compile by a file named
 `lock`. In older versions (2.15 asks the system for a lock that ends with its process) the file
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterator, MutableMapping
@@ -98,3 +100,22 @@ def _is_compiling(folder: Path) -> bool:
             if (process / "cwd").resolve() == folder.resolve():
                 return True
     return False
+
+
+@contextlib.contextmanager
+def as_local_rank(kind: str, index: int | None) -> Iterator[None]:
+    """Have LOCAL_RANK be the number of this rank's device: DeepSpeed chooses by it, and a rank may
+    see its own GPU alone.
+
+    Args:
+        kind, index: of the device, as torch has them.
+    """
+    before = os.environ.get("LOCAL_RANK")
+    if kind != "cuda" or before is None:
+        yield
+        return
+    os.environ["LOCAL_RANK"] = str(index)
+    try:
+        yield
+    finally:
+        os.environ["LOCAL_RANK"] = before
