@@ -60,7 +60,7 @@ def test_a_replica_that_loses_a_rank_comes_back_while_the_other_trains(
     ended = start(tmp_path, launch, pace_s=0.08, **settings)
     assert ended.code == 0, ended.text
     assert ended.sizes == [4, 2, 4] and len(survivors(ended)) == 2, ended.text
-    assert "its replica is not whole: it lost worker" in ended.text
+    assert "its replica is not whole: it lost worker" in ended.text, ended.text
     steps: dict[int, list[int]] = {}
     for own in ended.lines.values():
         for line in own:

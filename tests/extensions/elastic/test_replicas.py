@@ -87,9 +87,26 @@ def test_a_replica_that_cannot_work_together_is_replaced() -> None:
     job = started()
     job.join(C, commit=3, is_whole=False)
     job.join(A, B, commit=3)
+    assert job.state_machine.answer(C) is None and not job.sent
+    job.wait(0.5)
     answer = job.state_machine.answer(C)
     assert answer is not None and answer["answer"] == "leave"
     assert job.sent == {D: [signal.SIGKILL]}
+    assert job.assignments() == [A, B]
+
+
+def test_a_killed_rank_is_named_though_its_replica_speaks_first() -> None:
+    """C says that its replica is broken before the driver sees that D was killed: D's end is a crash,
+    and C leaves at once for it.
+    """
+    job = started()
+    job.join(C, commit=3, is_whole=False)
+    job.join(A, B, commit=3)
+    job.exit(D)
+    answer = job.state_machine.answer(C)
+    assert answer is not None and answer["answer"] == "leave"
+    assert job.said[0] == "rank 3 (node1, slot 3) was killed by SIGKILL; 2 ranks continue"
+    assert answer["why"] == f"its replica is not whole: it lost worker {D}"
     assert job.assignments() == [A, B]
 
 

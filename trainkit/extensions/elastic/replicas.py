@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from trainkit.extensions.elastic.job import Job
 from trainkit.extensions.elastic.workers import Worker
 
+UNREACHED = "its ranks cannot reach each other"
+_NEWS_S = 0.5  # from the end of a process until the driver sees it, on a busy host
+
 
 def in_order(workers: Iterable[Worker]) -> list[Worker]:
     """Return workers in the order of their next ranks.
@@ -69,10 +72,17 @@ def incomplete(job: Job) -> Iterator[tuple[Worker, str, bool]]:
         if worker.unwanted or not worker.replica:
             continue
         others = [job.workers[name] for name in worker.replica if name in job.workers]
-        gone = [one for one in others if one.broken or one.phase == "ending"]
+        gone = [one for one in others if _is_broken(one, job.now) or one.phase == "ending"]
         leaving = [one for one in others if one.unwanted]
-        if worker.broken or gone:
+        if _is_broken(worker, job.now) or gone:
             why = worker.broken or gone[0].broken or f"it lost {gone[0]}"
             yield worker, f"its replica is not whole: {why}", True
         elif leaving:
             yield worker, f"{leaving[0]} of its replica leaves", False
+
+
+def _is_broken(worker: Worker, now: float) -> bool:
+    """Return whether a worker cannot work with its replica any more. If it alone says so, one of them
+    may have been killed just now, which the driver is about to see.
+    """
+    return bool(worker.broken) and (worker.broken != UNREACHED or now - worker.joined >= _NEWS_S)

@@ -23,6 +23,7 @@ from trainkit.console import plural
 from trainkit.extensions.elastic.job import Job
 from trainkit.extensions.elastic.messages import Decision, Over, Rules
 from trainkit.extensions.elastic.news import News, news_of
+from trainkit.extensions.elastic.replicas import UNREACHED
 from trainkit.extensions.elastic.transitions import settle
 from trainkit.extensions.elastic.upstream import CHOICE
 from trainkit.extensions.elastic.workers import PREEMPTED, Slot, Worker, describe, shell_code
@@ -129,7 +130,7 @@ class StateMachine:
         if w is not None:
             w.heard = now
             w.commit = commit
-            w.broken = w.broken or ("" if is_whole else "its ranks cannot reach each other")
+            w.broken = w.broken or ("" if is_whole else UNREACHED)
             self._reached(w)
             if w.phase == "starting":
                 self._came += 1
@@ -195,7 +196,7 @@ class StateMachine:
         how = describe(code, job.rules.words.lost)
         for other in job.workers.values() if code != 0 else ():
             if name in other.replica:
-                other.broken = other.broken or f"it lost worker {name}"
+                other.broken = f"it lost worker {name}"
         if (
             w.assignment is not None
             and w.assignment.generation == job.generation
