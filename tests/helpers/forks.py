@@ -78,6 +78,8 @@ _TRANSFORMERS = (
 )
 _LATER = dict.fromkeys(("conf=dpo", "conf=hf_", "conf=sft", "format=huggingface"), _TRANSFORMERS)
 _LATER |= dict.fromkeys(("callbacks=lora", "format=peft"), ("peft",))
+_MEASURED = ("faults/workers/job.py", "parallel/workers/audit.py", "parallel/workers/guards.py")
+_LATER |= dict.fromkeys((str(ROOT / "tests" / name) for name in _MEASURED), ("torchmetrics",))
 # in another one, a fork from here would be elsewhere
 _NAMESPACES = ("net", "mnt", "pid", "ipc", "user", "uts")
 # Isolated and without site: it starts in a hundredth of a second.
