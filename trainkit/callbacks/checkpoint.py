@@ -209,10 +209,8 @@ class ModelCheckpoint(RetainedPaths, Callback):
         """Return which are retained and which is best, by name,
         so that a run's folder can be moved.
         """
-        return self._retention.state_dict() | {
-            "saved_at": self._saved.at,
-            "saved_score": self._saved.score,
-        }
+        saved = {"saved_at": self._saved.at, "saved_score": self._saved.score}
+        return self._retention.state_dict() | saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._retention.load_state_dict(state_dict, self.store.names())
@@ -247,27 +245,16 @@ class ModelCheckpoint(RetainedPaths, Callback):
         before = retention.plan(name, score, again, is_finite)
         self._saved = _Saved(here, score, trainer.coordinator.now)
         is_retained = name in retention.names.scores
-        if (
-            not self.save_last
-            and not always
-            and not trainer.engine.comm.broadcast_object(is_retained)
-        ):
+        is_wanted = self.save_last or always
+        if not is_wanted and not trainer.engine.comm.broadcast_object(is_retained):
             return  # others are better
         retention.temporary = [] if is_retained else [name]
-        links = dict(
-            zip(
-                LINKS,
-                (retention.names.last if self.save_last else "", retention.names.best),
-                strict=True,
-            )
-        )
+        last = retention.names.last if self.save_last else ""
+        links = dict(zip(LINKS, (last, retention.names.best), strict=True))
         removed = [old for old in retention.dropped if old not in retention.names.scores]
         changes = AfterWriting({link: target for link, target in links.items() if target}, removed)
-        retention.begin(
-            name,
-            before,
-            trainer.checkpoints.save(self.store, name, self.save_weights_only, changes),
-        )
+        written = trainer.checkpoints.save(self.store, name, self.save_weights_only, changes)
+        retention.begin(name, before, written)
 
     def save_now(self, trainer: RunView) -> bool:
         """Save this step, unless it is saved; return, on all ranks, whether it is on disk.
