@@ -23,6 +23,7 @@ from functools import partial
 
 from trainkit.data.feed import Step
 from trainkit.errors import TaskError
+from trainkit.metrics.latest import plain_name
 from trainkit.run.batches import (
     EpochEnded,
     check_epoch,
@@ -84,9 +85,9 @@ def train_epoch(run: Run) -> None:
         state.end_open = False
     if state.epoch_done:
         complete = not run.evaluator.has_data or state.validated_at >= 0
-        run.rates.after_epoch(
-            state.current_epoch + 1, state.num_updates, state.epoch_values, complete
-        )
+        fresh = {plain_name(name): value for name, value in state.epoch_values.items()}
+        fresh |= state.epoch_values  # "loss_epoch" is "loss" too, as in callback_metrics
+        run.rates.after_epoch(state.current_epoch + 1, state.num_updates, fresh, complete)
         run.step.metrics.bring_back()
         run.hooks.log.objects = run.step.metrics  # finished by the hook
         _record(run)

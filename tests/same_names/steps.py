@@ -402,22 +402,64 @@ def momentum_by_hand(kit: Framework) -> Any:
     return weights(task)
 
 
-def scheduled(kit: Framework, make: Any, **settings: Any) -> Any:
-    """Return the rates under a scheduler's dict."""
+def scheduled(kit: Framework, make: Any, members: Any = None, **settings: Any) -> Any:
+    """Return the rates under a scheduler's dict; `members` are more of the task's."""
 
     def configure_optimizers(self: Any) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
         return {"optimizer": optimizer, "lr_scheduler": make(optimizer)}
 
-    return rates_of(
-        kit, kit.line(configure_optimizers=configure_optimizers), max_epochs=4, **settings
-    )
+    task = kit.line(configure_optimizers=configure_optimizers, **(members or {}))
+    return rates_of(kit, task, max_epochs=4, **settings)
 
 
 @equal
 def a_scheduler_of_epochs(kit: Framework) -> Any:
     """A scheduler that moves after each epoch."""
     return scheduled(kit, lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1))
+
+
+def plateau(optimizer: Any) -> Any:
+    """Return a scheduler that moves each time it is asked."""
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
+
+
+@equal
+def a_plateau_by_the_plain_name(kit: Framework) -> Any:
+    """ReduceLROnPlateau on a value of on_step=True, on_epoch=True, by its plain name."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    watched = lambda optimizer: {"scheduler": plateau(optimizer), "monitor": "loss"}  # noqa: E731
+    return scheduled(kit, watched, {"training_step": training_step})
+
+
+@equal
+def a_monitor_beside_the_scheduler(kit: Framework) -> Any:
+    """configure_optimizers that returns "monitor" beside "optimizer" and "lr_scheduler"."""
+
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        schedule = {"lr_scheduler": plateau(optimizer), "monitor": "val_loss"}
+        return {"optimizer": optimizer} | schedule
+
+    task = kit.line(configure_optimizers=configure_optimizers, val_dataloader=lambda self: data())
+    return rates_of(kit, task, max_epochs=4)
+
+
+@equal
+def a_monitor_without_use(kit: Framework) -> Any:
+    """A "monitor" of StepLR, with check_val_every_n_epoch=2: it moves after each epoch."""
+    kind = torch.optim.lr_scheduler.StepLR
+    watched = lambda optimizer: {  # noqa: E731
+        "scheduler": kind(optimizer, 1, 0.1),
+        "monitor": "val_loss",
+    }
+    members = {"val_dataloader": lambda self: data()}
+    return scheduled(kit, watched, members, check_val_every_n_epoch=2)
 
 
 @equal
@@ -536,6 +578,7 @@ for method_name in (
     "configure_gradient_clipping",
     "optimizer_zero_grad",
     "backward",
+    "configure_sharded_model",
 ):
     refused(method_name)(overridden(method_name))
 

@@ -64,6 +64,7 @@ TASK_METHODS: dict[str, str] = {
     "optimizer_zero_grad": (
         "Gradients are set to None before each step; on_before_zero_grad comes before it."
     ),
+    "configure_sharded_model": "Use configure_model.",
     "configure_gradient_clipping": f"Set trainer.gradient_clip_val. {_OWN_UPDATE}",
     "lr_scheduler_step": (
         'Return {"scheduler": ..., "interval": "step" | "epoch", "frequency": n} from'

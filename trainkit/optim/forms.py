@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch.optim import LBFGS, Optimizer
@@ -82,19 +82,20 @@ def _read_dicts(dicts: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], li
     optimizers = []
     schedules = []
     for item in dicts:
-        unknown = set(item) - {"optimizer", "lr_scheduler"}
-        if unknown or not isinstance(item.get("optimizer"), Optimizer):
+        schedule = item.get("lr_scheduler")
+        known = {"optimizer", "lr_scheduler", *(("monitor",) if schedule is not None else ())}
+        if set(item) - known or not isinstance(item.get("optimizer"), Optimizer):
             raise TaskError(
                 f"configure_optimizers returned a dict with the keys {sorted(item)}; it must have"
-                " 'optimizer' (a torch optimizer) and may have 'lr_scheduler'."
+                " 'optimizer' (a torch optimizer) and may have 'lr_scheduler' and its 'monitor'."
             )
         optimizers.append(item["optimizer"])
-        if item.get("lr_scheduler") is not None:
-            schedules.append(_read_schedule(item["lr_scheduler"]))
+        if schedule is not None:
+            schedules.append(_read_schedule(schedule, item.get("monitor")))
     return optimizers, schedules
 
 
-def _read_schedule(item: Any) -> ScheduleConfig:
+def _read_schedule(item: Any, monitor: str | None = None) -> ScheduleConfig:
     if isinstance(item, ScheduleConfig):
         return item
     if isinstance(item, Mapping):
@@ -114,7 +115,7 @@ def _read_schedule(item: Any) -> ScheduleConfig:
             )
         config = ScheduleConfig(**{k: v for k, v in item.items() if k != "reduce_on_plateau"})
     else:
-        config = ScheduleConfig(item)
+        config = ScheduleConfig(item, monitor=monitor)
     if not isinstance(config.scheduler, LRScheduler):
         raise TaskError(
             f"lr_scheduler is of type {type(config.scheduler).__name__}; it must be a torch"
@@ -128,14 +129,15 @@ def _read_schedule(item: Any) -> ScheduleConfig:
         raise TaskError(
             f"lr_scheduler frequency is {config.frequency}; it must be a whole number, 1 or more."
         )
-    if isinstance(config.scheduler, ReduceLROnPlateau):
-        if config.monitor is None:
-            raise TaskError(
-                "ReduceLROnPlateau needs 'monitor': the name of the logged value to monitor."
-            )
-        if config.interval != "epoch":
-            raise TaskError(
-                "ReduceLROnPlateau has interval 'step'; it must be 'epoch': it monitors an epoch's"
-                " value."
-            )
+    if not isinstance(config.scheduler, ReduceLROnPlateau):
+        return replace(config, monitor=None)  # it reads no value, and need not wait for one
+    if config.monitor is None:
+        raise TaskError(
+            "ReduceLROnPlateau needs 'monitor': the name of the logged value to monitor."
+        )
+    if config.interval != "epoch":
+        raise TaskError(
+            "ReduceLROnPlateau has interval 'step'; it must be 'epoch': it monitors an epoch's"
+            " value."
+        )
     return config
