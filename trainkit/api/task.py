@@ -28,9 +28,9 @@ from trainkit.metrics.log import MetricLog, Reduction, reduction_of
 from trainkit.metrics.media import Media
 from trainkit.metrics.objects import is_collection, is_metric, latest_of
 
-_NO_STEPS = (
-    "..., on_step=True, on_epoch=False): an evaluation logs no steps, so this has no effect. Leave"
-    " both out to log the mean of all samples."
+_NOTHING = (
+    "...) would log neither a step's value nor an epoch's, so this has no effect: an evaluation logs"
+    " no steps, and training no epoch's value unless on_epoch=True. Leave on_step and on_epoch out."
 )
 
 _Task = TypeVar("_Task", bound="Task")
@@ -196,13 +196,14 @@ class Task(
         name: str,
         value: Any,
         prog_bar: bool = False,
+        logger: bool | None = True,
         on_step: bool | None = None,
         on_epoch: bool | None = None,
         reduce_fx: Reduction | Callable[..., Any] = "mean",
+        *,
         batch_size: int | None = None,
         sync_dist: bool = False,
         rank_zero_only: bool = False,
-        logger: bool | None = True,
         add_dataloader_idx: bool = True,
         **other: Any,
     ) -> None:
@@ -217,6 +218,7 @@ class Task(
                 the batch: combined over all ranks at the epoch's end, and reset. In a hook of an
                 epoch or of the run: the value as it is.
             prog_bar: show it in the progress bar.
+            logger: false keeps the value from the loggers; callbacks and the progress bar have it.
             on_step: log this rank's value of the step, each `log_every_n_steps`; an evaluation has
                 none. Default: in training.
             on_epoch: log the epoch's value, exact over all samples of all ranks. Default: in
@@ -227,7 +229,6 @@ class Task(
             sync_dist: in a hook: combine the ranks' values by `reduce_fx`; otherwise rank 0's
                 holds. No effect in a step.
             rank_zero_only: without effect: a hook's value is rank 0's in any case.
-            logger: false keeps the value from the loggers; callbacks and the progress bar have it.
             add_dataloader_idx: false logs the values of several validation loaders without their
                 suffix.
             other: none; the error for another argument names the replacement.
@@ -246,34 +247,22 @@ class Task(
             return
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():
-                how = (
-                    prog_bar,
-                    on_step,
-                    on_epoch,
-                    reduction,
-                    batch_size,
-                    False,
-                    False,
-                    logger,
-                    add_dataloader_idx,
-                )
-                self.log(f"{name}/{key}", part, *how)
+                how = (prog_bar, logger, on_step, on_epoch, reduction)
+                more = {"batch_size": batch_size, "add_dataloader_idx": add_dataloader_idx}
+                self.log(f"{name}/{key}", part, *how, **more)
             return
         value = latest_of(value)
         if is_metric(value):  # an epoch's value by default
             on_step = bool(on_step)
             on_epoch = True if on_epoch is None else on_epoch
-        if on_step and on_epoch is False and target.on_epoch:
-            raise TaskError(f"log('{name}', {_NO_STEPS}")
         weight = target.num_samples if batch_size is None else batch_size
         on_step = target.on_step if on_step is None else on_step
         on_epoch = target.on_epoch if on_epoch is None else on_epoch
-        options: dict[str, Any] = {
-            "prog_bar": prog_bar,
-            "reduction": reduction,
-            "has_suffix": add_dataloader_idx,
-        }
-        target.table.add(name, value, weight=weight, on_step=on_step, on_epoch=on_epoch, **options)
+        if not on_epoch and (target.on_epoch or not on_step):
+            raise TaskError(f"log('{name}', {_NOTHING}")
+        options: dict[str, Any] = {"on_step": on_step, "on_epoch": on_epoch, "prog_bar": prog_bar}
+        options |= {"reduction": reduction, "has_suffix": add_dataloader_idx}
+        target.table.add(name, value, weight=weight, **options)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Log several values, or a torchmetrics.MetricCollection, with the same options."""

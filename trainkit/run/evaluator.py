@@ -28,13 +28,17 @@ from trainkit.api.task import LogTarget, Task
 from trainkit.api.view import RunView
 from trainkit.data.feed import Feed, MapFeed, Microbatch
 from trainkit.device.transfer import to_device
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.metrics.log import MetricLog
 from trainkit.metrics.objects import EpochMetrics, metrics_in, remember
 from trainkit.run.prediction_table import PredictionTable, TableFormat, check_format, merge
 from trainkit.run.predictions import clear_predictions, write_prediction
 
 Kind = Literal["validation", "test"]
+_TWICE = (
+    "log('{}', ...) of one loader is the name of another loader's value too, which it would replace."
+    " Leave add_dataloader_idx out, or log under a name for each."
+)
 _STEPS = {"validation": "validation_step", "test": "test_step"}
 
 
@@ -170,7 +174,7 @@ class Evaluator:
             metrics = self._pass("validation", self.data.feeds, self.data.check)
         run.coordinator.expect_new_pace()
         self.num_validations += 1
-        self.names |= metrics.keys()
+        self.names |= metrics.keys() | self._of_hooks.keys()
         run.callback_metrics.put(metrics, run.global_step)
         run.log_metrics(metrics)
         self._end_hook("on_validation_end")
@@ -256,7 +260,7 @@ class Evaluator:
                         batch = microbatch.batch
                         self._current = (feed, microbatch)
                         if not microbatch.num_samples:
-                            with uncounted(self._task):
+                            with uncounted(self._task, evaluates=True):
                                 call_step(self._task, _STEPS[kind], batch, batch_idx, *more)
                             continue
                         self._task._log_to(
@@ -267,9 +271,11 @@ class Evaluator:
                         self._hooks(f"on_{kind}_batch_end", outputs, batch, batch_idx, index)
                 self._task._log_to(None)
                 finished = objects if index == len(feeds) - 1 else None
-                metrics |= log.epoch_values(
-                    self._run.engine.data.all_gather_object, objects=finished
-                )
+                gather = self._run.engine.data.all_gather_object
+                values = log.epoch_values(gather, objects=finished)
+                if twice := sorted(metrics.keys() & values.keys()):
+                    raise TaskError(_TWICE.format(twice[0]))
+                metrics |= values
                 if self._run.state.stage == "fit":
                     self._own_names |= log.prog_bar
             self._of_hooks = {}
@@ -317,12 +323,12 @@ def _eval_mode(task: Task) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uncounted(task: Task) -> Iterator[None]:
-    """Drop what the Task logs in the context, and what its metric objects count:
-    the samples are borrowed (data/plan.py).
+def uncounted(task: Task, evaluates: bool = False) -> Iterator[None]:
+    """Drop what the Task logs in the context, a step's values or those of an evaluation, and what
+    its metric objects count: the samples are borrowed (data/plan.py).
     """
     undo = remember(metrics_in(task))
-    task._log_to(LogTarget(MetricLog(), 1, on_step=True, on_epoch=False))
+    task._log_to(LogTarget(MetricLog(), 1, on_step=not evaluates, on_epoch=evaluates))
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.helpers.toy import Line, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.errors import CheckpointError, ConfigError, TaskError
+from trainkit.run.evaluator import uncounted
 
 
 class Configured(Line):
@@ -109,6 +111,48 @@ def test_an_evaluation_logs_no_steps(tmp_path: Path) -> None:
     assert quiet(tmp_path, limit_val_batches=1).validate(Steps(), loader(8)) == {"both_epoch": 0.0}
     with pytest.raises(TaskError, match="an evaluation logs no steps"):
         quiet(tmp_path).validate(Steps(), loader(8))
+
+
+@pytest.mark.parametrize("flags", [{"on_step": False}, {"on_step": False, "on_epoch": False}])
+def test_a_value_that_is_logged_nowhere_is_refused(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """In training, where epochs are logged on request, on_step=False alone logs nothing."""
+
+    class Unseen(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("unseen", 1.0, **flags)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(TaskError, match=r"log\('unseen', \.\.\.\) would log neither"):
+        quiet(tmp_path).fit(Unseen(), loader(8))
+
+
+def test_a_rank_without_samples_logs_by_the_flags_of_an_evaluation() -> None:
+    """What is legal in an evaluation is so on a rank whose samples are borrowed."""
+    task = Line()
+    with uncounted(task, evaluates=True):
+        task.log("val/x", 1.0, on_step=False)
+    with uncounted(task):
+        task.log("train/x", 1.0, on_epoch=False)
+
+
+def test_one_loader_does_not_replace_the_values_of_another(tmp_path: Path) -> None:
+    """add_dataloader_idx=False with one name on two loaders is refused."""
+
+    class Same(Line):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            self.log("val/x", float(dataloader_idx), add_dataloader_idx=False)
+
+    assert quiet(tmp_path).validate(Same(), loader(4)) == {"val/x": 0.0}
+    with pytest.raises(TaskError, match=r"log\('val/x', \.\.\.\) of one loader is the name"):
+        quiet(tmp_path).validate(Same(), [loader(4), loader(4)])
+
+
+def test_the_flags_of_log_stand_where_lightning_has_them() -> None:
+    """A call with flags by their places means the same; the rest is by name."""
+    names = [*inspect.signature(Task.log).parameters][1:8]
+    assert names == ["name", "value", "prog_bar", "logger", "on_step", "on_epoch", "reduce_fx"]
+    with pytest.raises(TypeError, match="positional"):
+        Line().log("x", 1.0, True, True, True, True, "mean", 3)  # type: ignore[misc]
 
 
 def test_print_is_for_the_first_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

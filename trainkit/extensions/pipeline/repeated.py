@@ -55,7 +55,7 @@ class Repeated:
         before = [_version(tensor) for _, tensor in watched]
         target = self._task._log_target
         try:
-            with uncounted(self._task):
+            with uncounted(self._task, evaluates=target is not None and target.on_epoch):
                 yield given
         finally:
             self._task._log_to(target)

@@ -113,7 +113,7 @@ def _pass(trainer: RunView, task: Task, sums: list[_Sums]) -> None:
             for entry in sums:
                 entry.num_samples = microbatch.num_samples
             task._log_to(
-                LogTarget(MetricLog(), microbatch.num_samples, on_step=False, on_epoch=False)
+                LogTarget(MetricLog(), microbatch.num_samples, on_step=True, on_epoch=False)
             )
             with trainer.precision.autocast():
                 call_step(task, "training_step", microbatch.batch, batch_idx)
