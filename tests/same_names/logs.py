@@ -152,6 +152,23 @@ def early_stopping(kit: Framework) -> Any:
 
 
 @equal
+def early_stopping_within_epochs(kit: Framework) -> Any:
+    """EarlyStopping with val_check_interval=2: each validation counts."""
+    stopping = kit.callbacks.EarlyStopping("val_loss", mode="max", patience=2)
+    trainer = callback_fit(kit, stopping, max_epochs=9, val_check_interval=2)
+    return trainer.global_step, stopping.stopped_epoch, stopping.wait_count
+
+
+@equal
+def early_stopping_of_epochs(kit: Framework) -> Any:
+    """EarlyStopping(check_on_train_epoch_end=True) with val_check_interval=2."""
+    stopping = kit.callbacks.EarlyStopping(
+        "val_loss", mode="max", patience=2, check_on_train_epoch_end=True
+    )
+    return callback_fit(kit, stopping, max_epochs=9, val_check_interval=2).global_step
+
+
+@equal
 def early_stopping_at_once(kit: Framework) -> Any:
     """EarlyStopping(patience=0)."""
     stopping = kit.callbacks.EarlyStopping("val_loss", mode="max", patience=0)
@@ -165,12 +182,14 @@ def early_stopping_by_a_bound(kit: Framework) -> Any:
     return callback_fit(kit, stopping, max_epochs=30).global_step
 
 
-def kept_by(kit: Framework, max_epochs: int = 4, **settings: Any) -> Any:
-    """Train with a ModelCheckpoint; return it and the names that are left."""
+def kept_by(kit: Framework, max_epochs: int = 4, trained: Any = None, **settings: Any) -> Any:
+    """Train, under the settings `trained`, with a ModelCheckpoint; return it and the names that are
+    left.
+    """
     keeper = kit.callbacks.ModelCheckpoint(
         dirpath=str(kit.folder / "kept"), **{"save_last": False} | settings
     )
-    callback_fit(kit, keeper, max_epochs=max_epochs, enable_checkpointing=True)
+    callback_fit(kit, keeper, max_epochs=max_epochs, enable_checkpointing=True, **(trained or {}))
     names = {path.name.removesuffix(".ckpt") for path in (kit.folder / "kept").iterdir()}
     return keeper, sorted(names - {"last", "best"})  # links, which Lightning does not make
 
@@ -194,6 +213,21 @@ def checkpoint_scores(kit: Framework) -> Any:
     keeper, _ = kept_by(kit, monitor="val_loss", save_top_k=2)
     scores = sorted(round(float(value), 4) for value in keeper.best_k_models.values())
     return round(float(keeper.best_model_score), 4), scores
+
+
+@equal
+def checkpoints_of_validations(kit: Framework) -> Any:
+    """ModelCheckpoint(monitor="val_loss", save_top_k=3) with val_check_interval=2."""
+    each = {"val_check_interval": 2}
+    return kept_by(kit, 2, each, monitor="val_loss", save_top_k=3, filename="{step}")[1]
+
+
+@equal
+def checkpoints_of_epochs_ends(kit: Framework) -> Any:
+    """ModelCheckpoint(save_on_train_epoch_end=True) with val_check_interval=2."""
+    each = {"val_check_interval": 2}
+    settings = {"save_on_train_epoch_end": True, "save_top_k": -1, "filename": "{step}"}
+    return kept_by(kit, 2, each, **settings)[1]
 
 
 @equal

@@ -54,6 +54,7 @@ class Evaluation(Protocol):
     num_validations: int
     names: set[str]
     num_batches: int | None
+    interval: int | None
 
     @property
     def has_data(self) -> bool: ...

@@ -72,6 +72,8 @@ class ModelCheckpoint(RetainedPaths, Callback):
         filename: a folder's name; {epoch}, {step} and names of logged values are filled in ("/" in
             them becomes "_").
         auto_insert_metric_name: {epoch} in `filename` stands for "epoch=3", and not for "3".
+        save_on_train_epoch_end: true saves at epochs' ends alone. Default: as in Lightning, after
+            validations within those epochs too (trainer.val_check_interval).
         dirpath: a folder or fsspec URL (s3://bucket/run) in place of `<run_dir>/checkpoints`.
 
     Attributes:
@@ -81,9 +83,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         last_model_path: the path of the newest one; "" before the first.
     """
 
-    taken_arguments: ClassVar = dict.fromkeys(
-        ("verbose", "enable_version_counter", "save_on_train_epoch_end"), nothing
-    )
+    taken_arguments: ClassVar = dict.fromkeys(("verbose", "enable_version_counter"), nothing)
     role = "checkpoints"
     # a checkpoint includes the effects of the other callbacks' and the Task's hooks
     runs_last = True
@@ -102,6 +102,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         filename: str = "epoch={epoch}-step={step}",
         dirpath: str | None = None,
         auto_insert_metric_name: bool = True,
+        save_on_train_epoch_end: bool | None = None,
     ) -> None:
         if save_top_k < -1 or (save_top_k == 0 and not save_last):
             raise ConfigError(
@@ -127,6 +128,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         self.save_on_exception = save_on_exception
         self.save_weights_only, self.filename = save_weights_only, _check_filename(filename)
         self.auto_insert_metric_name = auto_insert_metric_name
+        self.save_on_train_epoch_end = save_on_train_epoch_end
         self.dirpath = (
             dirpath if dirpath is None or "://" in str(dirpath) else os.path.expanduser(dirpath)
         )
@@ -175,14 +177,25 @@ class ModelCheckpoint(RetainedPaths, Callback):
             self._interval_s is not None
             and trainer.coordinator.now - self._saved.when >= self._interval_s
         )
-        if due or (
-            self.every_n_train_steps and trainer.global_step % self.every_n_train_steps == 0
-        ):
+        every = self.every_n_train_steps
+        due = due or self._has_validated(trainer)
+        if due or (every and trainer.global_step % every == 0):
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        if self._is_due_in(trainer.current_epoch):
             self.save(trainer)
+
+    def _has_validated(self, trainer: RunView) -> bool:
+        """Return, the same on all ranks, whether this step was validated inside a due epoch."""
+        state = trainer.state
+        if self.save_on_train_epoch_end or state.validated_at != state.global_step:
+            return False
+        is_last = state.step_in_epoch == trainer.train_feed.num_steps_in(state.current_epoch)
+        return not is_last and self._is_due_in(state.current_epoch)
+
+    def _is_due_in(self, epoch: int) -> bool:
+        return bool(self.every_n_epochs) and (epoch + 1) % self.every_n_epochs == 0
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Save the steps since the last checkpoint; without save_last, remove temporary ones."""
@@ -321,11 +334,12 @@ def _check_filename(filename: str) -> str:
         or Path(filename).is_absolute()
         or ".." in Path(filename).parts
         or not filename.isprintable()
+        or filename in LINKS
     ):
         raise ConfigError(
-            f"ModelCheckpoint.filename is {filename!r}; it must name a folder of its own, without"
-            " '..', a leading '/', a URL or control characters. To write elsewhere:"
-            " dirpath=FOLDER."
+            f"ModelCheckpoint.filename is {filename!r}; it must name a folder of its own, not the"
+            " links 'last' and 'best', and without '..', a leading '/', a URL or control"
+            " characters. To write elsewhere: dirpath=FOLDER."
         )
     return filename
 
@@ -334,7 +348,7 @@ def _fill(filename: str, trainer: RunView, early: bool, inserts_names: bool) -> 
     """Return the name of a checkpoint;
     if it is `early`, values that are not logged yet become nan.
     """
-    pattern = re.sub(r"(?<!=)\{(\w+)", r"\1={\1", filename) if inserts_names else filename
+    pattern = re.sub(r"(?<!=)\{(\w[\w/]*)", r"\1={\1", filename) if inserts_names else filename
     values = {k.replace("/", "_"): v for k, v in trainer.callback_metrics.items()}
     known = values | {"epoch": trainer.current_epoch, "step": trainer.global_step}
     try:

@@ -21,16 +21,17 @@ class EarlyStopping(Callback):
     Args:
         monitor: the name of the logged value.
         min_delta: a change smaller than this is no improvement.
-        patience: epochs without improvement after which the run ends (0: at the first one); for a
-            validation value only epochs with a validation count.
+        patience: epochs, or validations, without improvement after which the run ends (0: at the
+            first one); for a validation value only epochs with a validation count.
         mode: "min" if lower is better, "max" if higher is.
         check_finite: end the run when the value is not a finite number.
         stopping_threshold: end the run once the value is as good as this.
         divergence_threshold: end the run once the value is worse than this.
         strict: raise if the value was not logged; false waits until it is.
         check_on_train_epoch_end: false checks after each validation, also within an epoch
-            (trainer.val_check_interval), and `patience` counts validations. Default: check at each
-            epoch's end.
+            (trainer.val_check_interval), and `patience` counts validations; true checks at each
+            epoch's end. Default: as in Lightning, false for a value of validations that run within
+            epochs, and true for others.
 
     Attributes:
         best_score: the best value so far.
@@ -62,7 +63,7 @@ class EarlyStopping(Callback):
         self.stopping_threshold = stopping_threshold
         self.divergence_threshold = divergence_threshold
         self.strict = strict
-        self.check_on_train_epoch_end = check_on_train_epoch_end is not False
+        self.check_on_train_epoch_end = check_on_train_epoch_end
         self.best_score: float | None = None
         self.wait_count = self.stopped_epoch = 0
         self._validations_seen = 0
@@ -78,12 +79,17 @@ class EarlyStopping(Callback):
         self._validations_seen = 0
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        if self.check_on_train_epoch_end:
+        if self.check_on_train_epoch_end is not False:
             self._look(trainer)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        if not self.check_on_train_epoch_end and trainer.state.stage in ("fit", "sanity_check"):
+        if trainer.state.stage in ("fit", "sanity_check") and self._counts_validations(trainer):
             self._look(trainer)
+
+    def _counts_validations(self, trainer: RunView) -> bool:
+        if self.check_on_train_epoch_end is None:
+            return bool(trainer.evaluator.interval) and self.monitor in trainer.evaluator.names
+        return not self.check_on_train_epoch_end
 
     def _look(self, trainer: RunView) -> None:
         evaluator = trainer.evaluator
@@ -121,7 +127,7 @@ class EarlyStopping(Callback):
             return
         self.wait_count += 1
         if self.wait_count >= self.patience:
-            what = "epochs" if self.check_on_train_epoch_end else "validations"
+            what = "validations" if self._counts_validations(trainer) else "epochs"
             self._stop(
                 trainer,
                 f"{self.monitor} has not improved on {self.best_score:g} for {self.wait_count}"

@@ -180,6 +180,8 @@ def test_names_hold_logged_values(tmp_path: Path) -> None:
         [1.25],
     )
     assert kept(folder) == ["e00-1.2"]
+    slashed = run(tmp_path / "slashed", ModelCheckpoint(filename="{epoch}-{val/score:.1f}"), [1.25])
+    assert kept(slashed) == ["epoch=0-val_score=1.2"]
     with pytest.raises(
         ConfigError,
         match=r"filename is '\{acc\}', but 'acc' is not known; there are epoch, step, val_score",
@@ -826,7 +828,9 @@ def test_without_finite_weights_there_is_no_best(tmp_path: Path) -> None:
     assert target(tmp_path / "checkpoints", "last")
 
 
-@pytest.mark.parametrize("filename", ["../x", "/tmp/x", "a/../../x", "s3://b/x", "a\x1b[31m"])
+@pytest.mark.parametrize(
+    "filename", ["../x", "/tmp/x", "a/../../x", "s3://b/x", "a\x1b[31m", "best", "last"]
+)
 def test_a_filename_that_leads_elsewhere_is_refused_before_training(filename: str) -> None:
     """When the callback is made."""
     with pytest.raises(ConfigError, match="it must name a folder of its own"):
