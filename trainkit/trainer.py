@@ -311,9 +311,9 @@ class Trainer(LastRun):
         self,
         task: Task | None = None,
         dataloaders: Any = None,
-        datamodule: Any = None,
         ckpt_path: Any = None,
         verbose: bool = True,
+        datamodule: Any = None,
     ) -> EvaluationValues:
         """Evaluate on the validation data; return the logged values, exact over all samples, on all
         ranks.
@@ -328,9 +328,9 @@ class Trainer(LastRun):
         self,
         task: Task | None = None,
         dataloaders: Any = None,
-        datamodule: Any = None,
         ckpt_path: Any = None,
         verbose: bool = True,
+        datamodule: Any = None,
     ) -> EvaluationValues:
         """Evaluate on the test data; return the logged values, exact over all samples,
         on all ranks. See `validate`.

@@ -73,6 +73,32 @@ def limits_of_batches(kit: Framework) -> Any:
 
 
 @equal
+def sanity_check_of_few(kit: Framework) -> Any:
+    """limit_val_batches=1 holds in the sanity check too."""
+    batches: list[int] = []
+    step = lambda self, batch, batch_idx: batches.append(batch_idx)  # noqa: E731
+    settings = {"max_epochs": 1, "num_sanity_val_steps": 2, "limit_val_batches": 1}
+    kit.trainer(**settings).fit(kit.line(validation_step=step), data(), data())
+    return batches
+
+
+@differs(
+    "There a share counts batches, rounded down; here samples, so that it is the same data on any"
+    " number of ranks."
+)
+def share_of_batches(kit: Framework) -> Any:
+    """limit_train_batches=0.5 of 5 batches."""
+    return validations_of(kit, limit_train_batches=0.5)
+
+
+@equal
+def positional_checkpoint(kit: Framework) -> Any:
+    """validate(task, loader, None, False): ckpt_path and verbose by their places."""
+    values = kit.trainer().validate(kit.line(), data(), None, False)[0]
+    return round(float(values["val_loss"]), 4)
+
+
+@equal
 def no_validation(kit: Framework) -> Any:
     """limit_val_batches=0."""
     return validations_of(kit, limit_val_batches=0)

@@ -102,7 +102,9 @@ def _validation_data(stage: Stage) -> ValidationData:
     feeds = stage.feeds.of_fit
 
     def sanity_feeds(limit: int | None) -> list[Feed]:
-        share = stage.options.evaluation.limit_val_batches if limit is None else limit
+        full = stage.options.evaluation.limit_val_batches
+        counts = [count for count in (limit, full) if isinstance(count, int)]
+        share = min(counts, default=full)
         return stage.feeds.of_evaluation(feeds.val_data, "val_dataloaders", share)
 
     def check() -> None:  # the run has `stopping` later
