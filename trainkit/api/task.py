@@ -248,7 +248,8 @@ class Task(
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():
                 how = (prog_bar, logger, on_step, on_epoch, reduction)
-                more = {"batch_size": batch_size, "add_dataloader_idx": add_dataloader_idx}
+                more: dict[str, Any] = {"batch_size": batch_size}
+                more |= {"add_dataloader_idx": add_dataloader_idx}
                 self.log(f"{name}/{key}", part, *how, **more)
             return
         value = latest_of(value)
