@@ -112,24 +112,15 @@ def _accelerator(value: Any) -> dict[str, Any]:
 
 
 def _default_root_dir(value: Any) -> dict[str, Any]:
-    return (
-        {}
-        if value is None
-        else {
-            "run_dir": os.path.join(os.path.expanduser(value), time.strftime("%Y-%m-%d_%H-%M-%S"))
-        }
-    )
+    if value is None:
+        return {}
+    now = time.strftime("%Y-%m-%d_%H-%M-%S")
+    return {"run_dir": os.path.join(os.path.expanduser(value), now)}
 
 
 _of_the_launcher = only(
-    *(
-        "auto",
-        None,
-        "ddp",
-        "ddp_find_unused_parameters_true",
-        "ddp_find_unused_parameters_false",
-        "horovod",
-    ),
+    *("auto", None, "horovod", "ddp"),
+    *("ddp_find_unused_parameters_true", "ddp_find_unused_parameters_false"),
     key="trainer.strategy",
     otherwise=(
         "gradients are summed over all processes of the launcher:"

@@ -115,11 +115,9 @@ class LightningNames:
     def num_training_batches(self) -> float:
         """Batches of this rank in the epoch in progress; inf if unknown."""
         steps = self.train_feed.num_steps_in(self.state.current_epoch)
-        return (
-            math.inf
-            if steps is None
-            else steps * self.batch_plan.at(self.state.current_epoch).accumulate
-        )
+        if steps is None:
+            return math.inf
+        return steps * self.batch_plan.at(self.state.current_epoch).accumulate
 
     @property
     def is_last_batch(self) -> bool:
