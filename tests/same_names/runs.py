@@ -156,6 +156,45 @@ def batches_of_an_epoch(kit: Framework) -> Any:
 
 
 @equal
+def the_last_batch_by_hooks(kit: Framework) -> Any:
+    """is_last_batch in on_train_batch_start, on_before_optimizer_step and on_train_batch_end."""
+    seen: list[Any] = []
+    names = ("on_train_batch_start", "on_before_optimizer_step", "on_train_batch_end")
+    note = lambda self, *args: seen.append(self.trainer.is_last_batch)  # noqa: E731
+    kit.trainer().fit(kit.line(**dict.fromkeys(names, note)), data())
+    return seen
+
+
+@equal
+def stages_of_a_fit(kit: Framework) -> Any:
+    """trainer.training, .validating and .sanity_checking where batches are prepared, and in hooks."""
+    seen: list[Any] = []
+
+    def prepare(self: Any, batch: Any, dataloader_idx: int) -> Any:
+        stages = self.trainer.training, self.trainer.validating, self.trainer.sanity_checking
+        seen.append(stages)
+        return batch
+
+    def note(self: Any) -> None:
+        seen.append((self.trainer.training, self.trainer.validating))
+
+    names = ("on_validation_start", "on_validation_end", "on_train_epoch_end")
+    task = kit.line(on_after_batch_transfer=prepare, **dict.fromkeys(names, note))
+    trainer = kit.trainer(num_sanity_val_steps=1, max_epochs=1)
+    trainer.fit(task, data(8), data(8))
+    return seen
+
+
+@equal
+def steps_without_a_limit_in_hooks(kit: Framework) -> Any:
+    """self.trainer.max_steps in a hook, where none is set."""
+    seen: list[int] = []
+    task = kit.line(on_train_start=lambda self: seen.append(self.trainer.max_steps))
+    kit.trainer(max_epochs=1).fit(task, data())
+    return seen
+
+
+@equal
 def min_epochs(kit: Framework) -> Any:
     """min_epochs holds back a stop."""
 

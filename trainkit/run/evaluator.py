@@ -87,6 +87,7 @@ class Evaluator:
         data: of validation inside a fit.
         num_validations: validations that have run; a part of the checkpoint.
         names: names of the values that validation logged.
+        is_validating: whether a validation inside a fit is in progress.
         num_batches: batches of this rank in the evaluation in progress, if known.
     """
 
@@ -101,6 +102,7 @@ class Evaluator:
         self._of_hooks: dict[str, float] = {}
         self.interval: int | None = None  # steps between two validations inside the present epoch
         self.num_validations = 0
+        self.is_validating = False
         self.num_batches: int | None = None
         self._current: tuple[Feed, Microbatch] | None = None
 
@@ -165,21 +167,25 @@ class Evaluator:
         (run := self._run).engine.approximation.close_round()
         if not self.has_data:
             return {}
-        # rank 0's statistics are evaluated and saved
-        run.engine.send_buffers(self._task)
-        # a signal during the validation saves the state as of here
-        with run.checkpoints.holding_rank_parts():
+        self.is_validating = True
+        try:
+            # rank 0's statistics are evaluated and saved
+            run.engine.send_buffers(self._task)
+            # a signal during the validation saves the state as of here
+            with run.checkpoints.holding_rank_parts():
+                run.coordinator.expect_new_pace()
+                self._count(self.data.feeds)
+                metrics = self._pass("validation", self.data.feeds, self.data.check)
             run.coordinator.expect_new_pace()
-            self._count(self.data.feeds)
-            metrics = self._pass("validation", self.data.feeds, self.data.check)
-        run.coordinator.expect_new_pace()
-        self.num_validations += 1
-        self.names |= metrics.keys() | self._of_hooks.keys()
-        run.callback_metrics.put(metrics, run.global_step)
-        run.log_metrics(metrics)
-        self._end_hook("on_validation_end")
-        self.names |= self._of_hooks.keys()
-        return metrics | self._of_hooks
+            self.num_validations += 1
+            self.names |= metrics.keys() | self._of_hooks.keys()
+            run.callback_metrics.put(metrics, run.global_step)
+            run.log_metrics(metrics)
+            self._end_hook("on_validation_end")
+            self.names |= self._of_hooks.keys()
+            return metrics | self._of_hooks
+        finally:
+            self.is_validating = False
 
     # -- entry points of their own ----------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from trainkit.engine.base import Engine
 from trainkit.loggers.base import Logger, loggers_of
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
+from trainkit.run.evaluator import Evaluator
+from trainkit.run.step_parts import StepParts
 
 
 class LightningNames:
@@ -29,7 +31,9 @@ class LightningNames:
     task: Task
     callbacks: list[Callback]
     engine: Engine
+    evaluator: Evaluator
     state: TrainState
+    step: StepParts
     run_dir: Path
     train_feed: Feed
     batch_plan: BatchPlan
@@ -93,13 +97,13 @@ class LightningNames:
 
     @property
     def training(self) -> bool:
-        """Whether this is a fit, outside of its sanity check."""
-        return self.state.stage == "fit"
+        """Whether this is a fit, outside of its sanity check and its validations."""
+        return self.state.stage == "fit" and not self.evaluator.is_validating
 
     @property
     def validating(self) -> bool:
-        """Whether this is a run of `validate`."""
-        return self.state.stage == "validate"
+        """Whether this is a run of `validate`, or a validation within a fit."""
+        return self.state.stage == "validate" or self.evaluator.is_validating
 
     @property
     def testing(self) -> bool:
@@ -124,7 +128,8 @@ class LightningNames:
         """Whether the batch in progress is this rank's last of the epoch,
         as far as that is known.
         """
-        return self.state.batch_idx + 1 >= self.num_training_batches
+        in_progress = self.step.num_ahead if self.step.manual is None else 1
+        return self.state.batch_idx + in_progress >= self.num_training_batches
 
     @property
     def local_rank(self) -> int:

@@ -174,9 +174,9 @@ class Run(LightningNames):
         return self.options.limits.max_epochs
 
     @property
-    def max_steps(self) -> int | None:
-        """The limit of steps."""
-        return self.options.limits.max_steps
+    def max_steps(self) -> int:
+        """The limit of steps; -1 if there is none, as in Lightning."""
+        return -1 if self.options.limits.max_steps is None else self.options.limits.max_steps
 
     @property
     def should_stop(self) -> bool:

@@ -63,7 +63,7 @@ class ProgressBar(Callback):
         if self._screen is not None:
             done = trainer.state.step_in_epoch
             total = trainer.train_feed.num_steps_in(trainer.current_epoch)
-            if trainer.max_steps is not None:  # training may end within the epoch
+            if trainer.max_steps != -1:  # training may end within the epoch
                 left = done + trainer.max_steps - trainer.global_step
                 total = left if total is None else min(total, left)
             self._screen.begin(f"{_epoch_name(trainer)}  step", total, done)
