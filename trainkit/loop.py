@@ -21,15 +21,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from trainkit.api.task import LogTarget
 from trainkit.data.feed import Step
 from trainkit.errors import TaskError
 from trainkit.metrics.latest import plain_name
-from trainkit.run.batches import (
-    EpochEnded,
-    check_epoch,
-    compute_gradients,
-    end_last_batch,
-)
+from trainkit.run.batches import EpochEnded, check_epoch, compute_gradients, end_last_batch
 from trainkit.run.evaluator import steps_between
 from trainkit.run.logged import keep_values, report_unread
 from trainkit.run.oom import NO_OBJECTS
@@ -191,8 +187,11 @@ def finish_gradients(run: Run, step: Step) -> None:
     run.engine.finish_gradients(correction, reduced)
     if parts.finite is not None:
         parts.finite.decide()
+    # what the hook logs is of the step, as in a batch
+    run.task._log_to(LogTarget(run.step.log, step.num_samples, on_step=True, on_epoch=False))
     for optimizer in run.optimizers:
         run.hooks("on_before_optimizer_step", optimizer)
+    run.task._log_to(None)
 
 
 def validate(run: Run) -> None:

@@ -118,6 +118,19 @@ def values_of_hooks(kit: Framework) -> Any:
     return sorted(set(trainer.callback_metrics) & set(names))
 
 
+@equal
+def values_of_an_update(kit: Framework) -> Any:
+    """log(on_step=False, on_epoch=True) in on_before_optimizer_step, as of a norm of gradients."""
+
+    def on_before_optimizer_step(self: Any, optimizer: Any) -> None:
+        norm = self.layer.weight.grad.norm()
+        self.log("norm", norm, on_step=False, on_epoch=True)
+
+    trainer = kit.trainer()
+    trainer.fit(kit.line(on_before_optimizer_step=on_before_optimizer_step), data(36))
+    return round(float(trainer.callback_metrics["norm"]), 4)
+
+
 def callback_fit(kit: Framework, *callbacks: Any, members: Any = None, **settings: Any) -> Any:
     """Train with callbacks; return the trainer."""
     trainer = kit.trainer(callbacks=list(callbacks), **settings)
