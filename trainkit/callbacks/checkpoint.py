@@ -177,25 +177,14 @@ class ModelCheckpoint(RetainedPaths, Callback):
             self._interval_s is not None
             and trainer.coordinator.now - self._saved.when >= self._interval_s
         )
-        every = self.every_n_train_steps
-        due = due or self._has_validated(trainer)
-        if due or (every and trainer.global_step % every == 0):
+        if _has_validated(trainer) and not self.save_on_train_epoch_end:
+            due = due or _is_nth(self.every_n_epochs, trainer.current_epoch + 1)
+        if due or _is_nth(self.every_n_train_steps, trainer.global_step):
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        if self._is_due_in(trainer.current_epoch):
+        if _is_nth(self.every_n_epochs, trainer.current_epoch + 1):
             self.save(trainer)
-
-    def _has_validated(self, trainer: RunView) -> bool:
-        """Return, the same on all ranks, whether this step was validated inside a due epoch."""
-        state = trainer.state
-        if self.save_on_train_epoch_end or state.validated_at != state.global_step:
-            return False
-        is_last = state.step_in_epoch == trainer.train_feed.num_steps_in(state.current_epoch)
-        return not is_last and self._is_due_in(state.current_epoch)
-
-    def _is_due_in(self, epoch: int) -> bool:
-        return bool(self.every_n_epochs) and (epoch + 1) % self.every_n_epochs == 0
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Save the steps since the last checkpoint; without save_last, remove temporary ones."""
@@ -222,8 +211,10 @@ class ModelCheckpoint(RetainedPaths, Callback):
         """Return which are retained and which is best, by name,
         so that a run's folder can be moved.
         """
-        saved = {"saved_at": self._saved.at, "saved_score": self._saved.score}
-        return self._retention.state_dict() | saved
+        return self._retention.state_dict() | {
+            "saved_at": self._saved.at,
+            "saved_score": self._saved.score,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._retention.load_state_dict(state_dict, self.store.names())
@@ -309,6 +300,18 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
             return math.nan  # the value is of other weights: this checkpoint ranks last
         return float(trainer.callback_metrics[self.monitor])
+
+
+def _is_nth(every: int | None, count: int) -> bool:
+    return count % every == 0 if every else False
+
+
+def _has_validated(trainer: RunView) -> bool:
+    """Return, the same on all ranks, whether this step was validated, and is not the epoch's last."""
+    state = trainer.state
+    if state.validated_at != state.global_step:
+        return False
+    return state.step_in_epoch != trainer.train_feed.num_steps_in(state.current_epoch)
 
 
 def _is_finite(monitor: str | None, trainer: RunView) -> bool:

@@ -223,9 +223,13 @@ class MetricLog:
             isinstance(value, Tensor) and value.numel() == 1
         ):
             for part, number in metric_objects.numbers_of(name, value).items():
-                how: dict[str, Any] = {"weight": weight, "on_step": on_step, "on_epoch": on_epoch}
-                how |= {"prog_bar": prog_bar, "reduction": reduction, "has_suffix": has_suffix}
-                self.add(part, number, **how)
+                how: dict[str, Any] = {
+                    "weight": weight,
+                    "on_step": on_step,
+                    "on_epoch": on_epoch,
+                    "prog_bar": prog_bar,
+                }
+                self.add(part, number, **how, reduction=reduction, has_suffix=has_suffix)
             return
         if reduction not in REDUCTIONS:
             legal = ", ".join(f"'{known}'" for known in REDUCTIONS)

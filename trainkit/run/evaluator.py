@@ -279,8 +279,8 @@ class Evaluator:
                 finished = objects if index == len(feeds) - 1 else None
                 gather = self._run.engine.data.all_gather_object
                 values = log.epoch_values(gather, objects=finished)
-                if twice := sorted(metrics.keys() & values.keys()):
-                    raise TaskError(_TWICE.format(twice[0]))
+                if twice := metrics.keys() & values.keys():
+                    raise TaskError(_TWICE.format(min(twice)))
                 metrics |= values
                 if self._run.state.stage == "fit":
                     self._own_names |= log.prog_bar

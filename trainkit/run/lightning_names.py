@@ -21,13 +21,7 @@ from trainkit.run.evaluator import Evaluator
 from trainkit.run.step_parts import StepParts
 
 
-class LightningNames:
-    """Base of Run.
-
-    Attributes:
-        datamodule: the one that was given, or None.
-    """
-
+class _Parts:
     task: Task
     callbacks: list[Callback]
     engine: Engine
@@ -38,6 +32,15 @@ class LightningNames:
     train_feed: Feed
     batch_plan: BatchPlan
     callback_metrics: LatestMetrics
+
+
+class LightningNames(_Parts):
+    """Base of Run.
+
+    Attributes:
+        datamodule: the one that was given, or None.
+    """
+
     datamodule: DataModule | None = None
 
     @property

@@ -176,7 +176,7 @@ class Run(LightningNames):
     @property
     def max_steps(self) -> int:
         """The limit of steps; -1 if there is none, as in Lightning."""
-        return -1 if self.options.limits.max_steps is None else self.options.limits.max_steps
+        return self.options.limits.max_steps or -1
 
     @property
     def should_stop(self) -> bool:
