@@ -90,6 +90,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
 
     def __init__(
         self,
+        *,  # their order is another one in Lightning
         monitor: str | None = None,
         mode: Literal["min", "max"] = "min",
         save_top_k: int = 1,

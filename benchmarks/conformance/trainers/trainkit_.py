@@ -67,7 +67,7 @@ def make_trainer(fit: Fit, record: Record, **more: Any) -> Any:
     """Return the Trainer of a Fit."""
     callbacks: list[Any] = []
     if fit.scores:  # a checkpoint after each validation
-        callbacks.append(ModelCheckpoint("score", every_n_epochs=1, save_top_k=-1))
+        callbacks.append(ModelCheckpoint(monitor="score", every_n_epochs=1, save_top_k=-1))
     elif fit.save_every is not None:
         callbacks.append(ModelCheckpoint(every_n_train_steps=fit.save_every, save_top_k=-1))
     if fit.ema:

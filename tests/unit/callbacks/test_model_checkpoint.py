@@ -805,11 +805,17 @@ def test_weights_that_are_not_finite_are_never_best(
     assert capsys.readouterr().out.count("are not finite, so it is not taken for the best one") == 1
 
 
+def test_arguments_are_given_by_name() -> None:
+    """By place Lightning's first is `dirpath`."""
+    with pytest.raises(ConfigError, match="positional"):
+        ModelCheckpoint("checkpoints")  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_score_that_is_not_finite_is_never_best(value: float, tmp_path: Path) -> None:
     """An infinite score is no best one, in either mode."""
     for mode in ("min", "max"):
-        folder = run(tmp_path / mode, ModelCheckpoint("val/score", mode), [0.5, value])  # type: ignore[arg-type]
+        folder = run(tmp_path / mode, ModelCheckpoint(monitor="val/score", mode=mode), [0.5, value])  # type: ignore[arg-type]
         assert target(folder, "best") == "epoch=0-step=2"
 
 

@@ -135,7 +135,10 @@ def test_what_hooks_log_is_monitored(tmp_path: Path) -> None:
         def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
             self.log("score", float(trainer.current_epoch in (1, 3)))
 
-    keeper, stop = ModelCheckpoint("score", "max"), EarlyStopping("score", mode="max", patience=1)
+    keeper, stop = (
+        ModelCheckpoint(monitor="score", mode="max"),
+        EarlyStopping("score", mode="max", patience=1),
+    )
     quiet(tmp_path, callbacks=[stop, keeper, Scores()], max_epochs=5).fit(Line(), loader(8))
     assert Path(keeper.best_model_path).name == "epoch=1-step=4"
     assert stop.best_score == 1.0
