@@ -187,6 +187,8 @@ def finish_gradients(run: Run, step: Step) -> None:
     run.engine.finish_gradients(correction, reduced)
     if parts.finite is not None:
         parts.finite.decide()
+    if not run.hooks.has("on_before_optimizer_step"):
+        return
     # what the hook logs is of the step, as in a batch
     run.task._log_to(LogTarget(run.step.log, step.num_samples, on_step=True, on_epoch=False))
     for optimizer in run.optimizers:
