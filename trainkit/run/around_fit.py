@@ -7,8 +7,7 @@ of a Loop fits in a greenlet, which has no context variables of its thread.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -43,19 +42,9 @@ class AroundFit:
         train(requested.start)
 
 
-_IN_FORCE: ContextVar[AroundFit | None] = ContextVar("around_fit", default=None)
+IN_FORCE: ContextVar[AroundFit | None] = ContextVar("around_fit", default=None)
 
 
 def in_force() -> AroundFit | None:
     """Return what stands around the fits of a Trainer that is constructed now; None: nothing."""
-    return _IN_FORCE.get()
-
-
-@contextlib.contextmanager
-def put_around(around: AroundFit) -> Iterator[None]:
-    """Put it around the fits of all Trainers that are constructed within the context."""
-    token = _IN_FORCE.set(around)
-    try:
-        yield
-    finally:
-        _IN_FORCE.reset(token)
+    return IN_FORCE.get()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "sweep"  # below a sweep's run_dir: its goal, a note of each run, and Hydra's own files
-_FILE = "goal.json"
+FILE = "goal.json"
 MODES = ("min", "max")
 
 
@@ -56,14 +56,4 @@ def monitored(settings: Mapping[str, Any]) -> dict[str, str | None]:
 def write_goal(folder: Path, goal: Goal) -> None:
     """Leave it in the folder of a sweep or a search."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    (folder / FOLDER / _FILE).write_text(json.dumps(asdict(goal)) + "\n")
-
-
-def read_goal(folder: Path) -> Goal | None:
-    """Return what the sweep or search in a folder compares by; None without one."""
-    try:
-        held = json.loads((folder / FOLDER / _FILE).read_text())
-        metric, mode = (None if held[key] is None else str(held[key]) for key in ("metric", "mode"))
-        return Goal(metric, mode, tuple(map(str, held["start"])))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    (folder / FOLDER / FILE).write_text(json.dumps(asdict(goal)) + "\n")

@@ -21,9 +21,7 @@ import shlex
 import socket
 import stat
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -142,35 +140,6 @@ def holder_of(run_dir: Path) -> dict[str, Any]:
     {} if it describes none.
     """
     return _read(run_dir / LOCK)
-
-
-@contextlib.contextmanager
-def one_at_a_time(name: str) -> Iterator[None]:
-    """Allow one process of this user on this host at a time in the context of a name;
-    wait for the others. Leaves no file.
-    """
-    path = Path(tempfile.gettempdir(), f"trainkit-{os.getuid()}-{name}.lock")
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        # the one before deleted it: another process may have made the next
-        while not _is_at(path, file):
-            os.close(file)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            fcntl.lockf(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-    finally:
-        os.close(file)
-
-
-def _is_at(path: Path, file: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _open_locked(path: Path, patience_s: float) -> tuple[int, bool]:

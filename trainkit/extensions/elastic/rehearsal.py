@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from trainkit.engine.simulated import SimulatedEngine
 from trainkit.launch.environment import job_started
 from trainkit.run.build import StartFrom, build_run
-from trainkit.run.lock import one_at_a_time
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
@@ -46,7 +46,7 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
     rehearsal.reused = stage.reused
     with contextlib.ExitStack() as stack:
         # processes of this host one after the other
-        with one_at_a_time(f"prepare-{job_started()}"):
+        with _one_at_a_time(f"prepare-{job_started()}"):
             stack.enter_context(rehearsal)
         run = build_run(rehearsal, StartFrom())
         if options.numerics.compile and task.automatic_optimization:
@@ -55,3 +55,32 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
             task.zero_grad(set_to_none=True)
             task.load_state_dict(before)
     shutil.rmtree(nowhere, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(name: str) -> Iterator[None]:
+    """Allow one process of this user on this host at a time in the context of a name;
+    wait for the others. Leaves no file.
+    """
+    path = Path(tempfile.gettempdir(), f"trainkit-{os.getuid()}-{name}.lock")
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        # the one before deleted it: another process may have made the next
+        while not _is_at(path, file):
+            os.close(file)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(file)
+
+
+def _is_at(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False

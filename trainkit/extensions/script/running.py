@@ -16,7 +16,7 @@ from typing import Any
 
 from trainkit.errors import ConfigError, Dismissed, Preempted, TrainkitError
 from trainkit.extensions.script.command_line import Script
-from trainkit.run.around_fit import AroundFit, RequestedFit, put_around
+from trainkit.run.around_fit import IN_FORCE, AroundFit, RequestedFit
 from trainkit.run.build import StartFrom
 from trainkit.safety.tracebacks import text_of
 
@@ -92,7 +92,7 @@ def run_script(script: Script, around: FirstFit) -> None:
     Raises:
         ConfigError: it is not Python, ends before it fits, or with an error.
     """
-    with _as_main(script), put_around(around):
+    with _as_main(script), _put_around(around):
         try:
             runpy.run_path(script.path, run_name="__main__")
         except _ScriptEndsHere:
@@ -203,3 +203,13 @@ def _parting(first: list[int], second: list[int]) -> tuple[int, int]:
     """Return the lines from which two calls in the script went apart."""
     pairs = list(zip(first, second, strict=False))
     return next((pair for pair in pairs if pair[0] != pair[1]), (first[-1], second[-1]))
+
+
+@contextlib.contextmanager
+def _put_around(around: AroundFit) -> Iterator[None]:
+    """Put it around the fits of all Trainers that are constructed within the context."""
+    token = IN_FORCE.set(around)
+    try:
+        yield
+    finally:
+        IN_FORCE.reset(token)

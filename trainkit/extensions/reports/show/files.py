@@ -18,7 +18,7 @@ from typing import Any
 
 from trainkit.config.of_run import flat, read_config, read_overrides
 from trainkit.errors import ConfigError
-from trainkit.run.goal import Goal, goal_of_config, read_goal
+from trainkit.run.goal import FILE, FOLDER, Goal, goal_of_config
 from trainkit.run.progress_file import Progress, read_progress
 from trainkit.run.state import RunState, read_state
 from trainkit.safety.masking import masked
@@ -258,7 +258,7 @@ def read_any(folder: Path, name: str) -> FinishedRun:
         read_state(folder),
         read_progress(folder),
         {name: value for name, value in latest.items() if not math.isfinite(value)},
-        read_goal(folder.parent) or goal_of_config(settings),
+        _read_goal(folder.parent) or goal_of_config(settings),
     )
     return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, *about)
 
@@ -347,3 +347,13 @@ def _checkpoint(
         batch,
         marks,
     )
+
+
+def _read_goal(folder: Path) -> Goal | None:
+    """Return what the sweep or search in a folder compares by; None without one."""
+    try:
+        held = json.loads((folder / FOLDER / FILE).read_text())
+        metric, mode = (None if held[key] is None else str(held[key]) for key in ("metric", "mode"))
+        return Goal(metric, mode, tuple(map(str, held["start"])))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
