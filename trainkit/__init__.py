@@ -93,17 +93,6 @@ _NAMES = {
     "trainkit.trainer": "Trainer",
     "trainkit.extensions.find.lr": "find_lr",
 }
-_OF_LIGHTNING = {
-    "LightningModule": (
-        "It is trainkit.Task: change the base class, the methods have the same names."
-    ),
-    "LightningDataModule": (
-        "It is trainkit.DataModule: change the base class, the methods have the same names."
-    ),
-    "LightningCLI": (
-        "It is the command `python -m trainkit fit conf=NAME`, configured by files in conf/."
-    ),
-}
 _ROOMS = ("callbacks", "loggers")
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
@@ -114,9 +103,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         if name in _ROOMS:
             return importlib.import_module(f"trainkit.{name}")
-        # Python ends a sentence without advice: ". Did you mean: ...?"
-        advice = f". {_OF_LIGHTNING[name]}" if name in _OF_LIGHTNING else ""
-        raise AttributeError(f"module 'trainkit' has no attribute '{name}'{advice}")
+        return importlib.import_module("trainkit.extension").public(__name__, name)
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -145,6 +145,8 @@ class Extension:
         conf: the package whose folder conf/ holds config groups; "" for none.
         names: public dotted name, or one of earlier versions -> where the object is. Configs and
             imports may use both.
+        advice: where users of another framework look for its names, a module of the core or
+            "Trainer" -> dotted name of a dict of name -> what to use here, in sentences.
         source: the distribution that it comes from; trainkit sets it.
     """
 
@@ -163,6 +165,7 @@ class Extension:
     url_store: str = ""
     conf: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
+    advice: Mapping[str, str] = field(default_factory=dict)
     source: str = "trainkit"
 
 
@@ -281,11 +284,21 @@ def public(module: str, name: str) -> Any:
 
     Raises:
         AttributeError: none brings it.
+        ImportError: none brings it, and another framework has it: Python shows this sentence, and
+            not that of an AttributeError, where the name is imported.
     """
     target = current_name(f"{module}.{name}")
-    if target == f"{module}.{name}":
-        raise AttributeError(f"module '{module}' has no attribute '{name}'")
-    return resolve(target)
+    if target != f"{module}.{name}":
+        return resolve(target)
+    if sentences := advice(module, name):
+        raise ImportError(f"{module} has no {name}{sentences}")
+    raise AttributeError(f"module '{module}' has no attribute '{name}'")
+
+
+def advice(place: str, name: str) -> str:
+    """Return what to use for a name that another framework has there, as ". Use ..."; "" for others."""
+    tables = [each.advice[place] for each in extensions() if place in each.advice]
+    return next((f". {texts[name]}" for texts in map(resolve, tables) if name in texts), "")
 
 
 def conf_folders() -> list[Path]:

@@ -97,8 +97,8 @@ def _train_steps(run: Run, validates: bool) -> bool:
     state.epoch_done = False
     if state.step_open:  # a signal came during its validation
         end_step(run, validates)
-        if _finished(run):
-            return True
+    if _finished(run):  # on_train_epoch_start may have requested a stop
+        return True
     for step in run.train_feed.steps(state.current_epoch, state.step_in_epoch):
         try:
             train_step(run, step)

@@ -16,6 +16,8 @@ import trainkit
 from trainkit.api.lightning_arguments import TRAINER_TAKES
 from trainkit.api.lightning_names import TASK_METHODS
 from trainkit.api.task import Task
+from trainkit.extensions.lightning import advice
+from trainkit.run.lightning_names import SETTINGS
 from trainkit.run.run import Run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text()
@@ -103,11 +105,11 @@ def is_here(title: str, name: str) -> bool:
     if title == "log":
         return name in arguments(Task.log) or name in ("enable_graph", "metric_attribute")
     if title in ("Callbacks", "Loggers"):
-        return hasattr(trainkit, name)
+        return name in trainkit.__all__
     if title == "LightningModule":
         return hasattr(Task, name) and name not in TASK_METHODS
     if title == "Trainer":
-        run = {*dir(Run), *Run.__annotations__, "callback_metrics", "callbacks", "optimizers"}
+        run = {*dir(Run), *Run.__annotations__, *SETTINGS, "callback_metrics", "optimizers"}
         return hasattr(trainkit.Trainer, name) or name in run
     return hasattr(
         {"LightningDataModule": trainkit.DataModule, "Callback": trainkit.Callback}[title], name
@@ -132,6 +134,24 @@ def test_what_works_is_here_and_what_does_not_is_not(title: str) -> None:
             continue
         for replacement in re.findall(r"`([^`]+)`", here):
             assert exists(replacement), f"{names}: {replacement}"
+
+
+@pytest.mark.parametrize(
+    ("title", "texts"),
+    [
+        ("Trainer", advice.TRAINER),
+        ("Callbacks", advice.CALLBACKS),
+        ("Loggers", advice.LOGGERS),
+    ],
+)
+def test_errors_say_what_the_page_says(title: str, texts: dict[str, str]) -> None:
+    """Of each name that is not here."""
+    on_page = {
+        name: note if here == "not here" else f"In its place: {here.replace('`', '')}. {note}"
+        for names, here, note in rows(title)
+        for name in names
+    }
+    assert texts == on_page
 
 
 def exists(replacement: str) -> bool:

@@ -176,6 +176,7 @@ def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
         *own.precisions.values(),
         *([own.url_store] if own.url_store else []),
         *own.ranks.values(),
+        *own.advice.values(),
     ]
     dotted += [
         name for command in own.commands.values() for name in (command.main, command.usage) if name

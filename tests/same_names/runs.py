@@ -121,6 +121,16 @@ def max_steps_unset(kit: Framework) -> Any:
 
 
 @equal
+def max_epochs_unset(kit: Framework) -> Any:
+    """self.trainer.max_epochs in a hook, where max_steps alone is set."""
+    trainer = kit.trainer(max_epochs=None, max_steps=3)
+    seen: list[Any] = []
+    task = kit.line(on_train_start=lambda self: seen.append(self.trainer.max_epochs))
+    trainer.fit(task, data())
+    return seen, trainer.max_epochs
+
+
+@equal
 def max_steps_minus_one(kit: Framework) -> Any:
     """max_steps=-1 is no limit."""
     trainer = kit.trainer(max_steps=-1)
@@ -153,6 +163,64 @@ def batches_of_an_epoch(kit: Framework) -> Any:
 
     kit.trainer().fit(kit.line(training_step=training_step), data())
     return seen
+
+
+@equal
+def batches_of_a_short_window(kit: Framework) -> Any:
+    """num_training_batches and is_last_batch with accumulate_grad_batches=2 and 5 batches."""
+    seen: list[Any] = []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        seen.append((self.trainer.num_training_batches, self.trainer.is_last_batch))
+        return self.loss(batch)
+
+    kit.trainer(accumulate_grad_batches=2).fit(kit.line(training_step=training_step), data())
+    return seen
+
+
+@equal
+def settings_in_a_hook(kit: Framework) -> Any:
+    """self.trainer.accumulate_grad_batches, log_every_n_steps, limit_val_batches, ... in a hook."""
+    seen: list[Any] = []
+    names = (
+        "accumulate_grad_batches",
+        "check_val_every_n_epoch",
+        "gradient_clip_val",
+        "limit_predict_batches",
+        "limit_test_batches",
+        "limit_train_batches",
+        "limit_val_batches",
+        "log_every_n_steps",
+        "min_epochs",
+        "min_steps",
+        "num_sanity_val_steps",
+        "overfit_batches",
+        "val_check_interval",
+    )
+
+    def on_train_start(self: Any) -> None:
+        seen.append([getattr(self.trainer, name) for name in names])
+
+    task = kit.line(on_train_start=on_train_start)
+    chosen = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "limit_val_batches": 1}
+    for settings in ({}, {"num_sanity_val_steps": -1}, chosen):
+        trainer = kit.trainer(**settings)
+        trainer.fit(task, data())
+        seen.append(trainer.limit_val_batches)
+    return seen
+
+
+@equal
+def a_stop_before_an_epoch(kit: Framework) -> Any:
+    """should_stop that is set in on_train_epoch_start takes no more step."""
+
+    def on_train_epoch_start(self: Any) -> None:
+        self.trainer.should_stop = self.current_epoch == 1
+
+    task = kit.line(on_train_epoch_start=on_train_epoch_start)
+    trainer = kit.trainer(max_epochs=3)
+    trainer.fit(task, data(), data())
+    return trainer.global_step, weights(task)
 
 
 @equal

@@ -66,8 +66,22 @@ def test_a_sentence_about_a_missing_name_ends_once() -> None:
     """Python adds ". Did you mean: ...?" to what has no dot of its own."""
     with pytest.raises(AttributeError, match=r"module 'trainkit' has no attribute 'Callbak'$"):
         trainkit.Callbak  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'LightningModule'\. It is trainkit\.Task"):
-        trainkit.LightningModule  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'Trainer' object has no attribute 'callbak'$"):
+        trainkit.Trainer().callbak  # noqa: B018
+
+
+def test_a_name_of_lightning_says_what_to_use() -> None:
+    """Where it is imported too: Python would not show an AttributeError's sentence there."""
+    with pytest.raises(
+        ImportError, match=r"^trainkit has no LightningModule\. It is trainkit\.Task"
+    ):
+        from trainkit import LightningModule  # noqa: F401
+    with pytest.raises(ImportError, match="RichProgressBar. In its place: ProgressBar"):
+        from trainkit.callbacks import RichProgressBar  # noqa: F401
+    with pytest.raises(ImportError, match="Write a Callback with on_metrics"):
+        trainkit.loggers.CometLogger  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'scaler'\. In its place: trainer\.precision"):
+        trainkit.Trainer().scaler  # noqa: B018
 
 
 def test_all_names_are_there() -> None:

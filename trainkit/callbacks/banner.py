@@ -171,13 +171,14 @@ def _describe_resume(trainer: RunView) -> str:
 
 def _plan(trainer: RunView) -> str:
     per_epoch, total = trainer.train_feed.num_steps_in(trainer.current_epoch), trainer.total_steps
-    epochs = "" if trainer.max_epochs is None else plural(trainer.max_epochs, "epoch")
+    max_epochs = trainer.options.limits.max_epochs
+    epochs = "" if max_epochs is None else plural(max_epochs, "epoch")
     steps = "" if per_epoch is None else f" of {plural(per_epoch, 'step')}"
     ends = [type(callback).__name__ for callback in trainer.callbacks if callback.ends_run]
     limit = f"until {' or '.join(ends)} ends the run" if ends else "without a limit on their number"
     if total is None:
         plan = f"{epochs}{steps}" if epochs else f"epochs{steps}, {limit}"
-    elif epochs and per_epoch and total < per_epoch * (trainer.max_epochs or 0):
+    elif epochs and per_epoch and total < per_epoch * (max_epochs or 0):
         plan = f"{plural(total, 'step')} in all, before the end of {epochs}{steps}"
     else:
         plan = f"{epochs}{f'{steps}, ' if epochs else ''}{plural(total, 'step')} in all"
@@ -201,7 +202,9 @@ def _rising(trainer: RunView) -> list[str]:
     """Say which cosines go up again, since the run is longer than they are."""
     lines = []
     for config in trainer.rates.schedules:
-        length = {"epoch": trainer.max_epochs, "step": trainer.total_steps}.get(config.interval)
+        length = {"epoch": trainer.options.limits.max_epochs, "step": trainer.total_steps}.get(
+            config.interval
+        )
         if not isinstance(config.scheduler, CosineAnnealingLR) or length is None:
             continue
         lowest = config.scheduler.T_max

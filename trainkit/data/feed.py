@@ -170,6 +170,10 @@ class Feed(ABC):
         """Return the steps of an epoch, or None if unknown."""
 
     @abstractmethod
+    def num_batches_in(self, epoch: int) -> int | None:
+        """Return the microbatches of this rank in an epoch, or None if unknown."""
+
+    @abstractmethod
     def steps(self, epoch: int, start: int = 0) -> Iterator[Step]:
         """Yield the steps of `epoch` from step `start` on."""
 
@@ -232,6 +236,13 @@ class MapFeed(Feed):
 
     def num_steps_in(self, epoch: int) -> int:
         return self.plan_of(epoch).num_steps
+
+    def num_batches_in(self, epoch: int) -> int:
+        plan = self.plan_of(epoch)
+        if (last := plan.num_steps - 1) < 0:
+            return 0
+        full, short = (len(plan.microbatches(step, self._rank)) for step in (0, last))
+        return last * full + short
 
     def indices(self, epoch: int, microbatch: Microbatch) -> list[int] | None:
         if microbatch.places is None:
@@ -335,6 +346,10 @@ class StreamFeed(Feed):
 
     def num_steps_in(self, epoch: int) -> int | None:
         return self.stream.num_steps(self._accumulate_at(epoch))
+
+    def num_batches_in(self, epoch: int) -> int | None:
+        steps = self.num_steps_in(epoch)
+        return None if steps is None else steps * self.microbatches_in(epoch)
 
     def microbatches_in(self, epoch: int) -> int:
         """Return the microbatches of a step on this rank."""

@@ -45,4 +45,5 @@ NAMES = (
     "communication",
     "faults",
     "audit",
+    "lightning",
 )

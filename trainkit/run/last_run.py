@@ -13,6 +13,7 @@ from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import loggers_of
 from trainkit.optim.batch_plan import BatchPlan
+from trainkit.run.lightning_names import setting
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
@@ -122,9 +123,10 @@ class LastRun:
         return {} if self._run is None else self._run.callback_metrics
 
     @property
-    def max_epochs(self) -> int | None:
-        """The limit of epochs."""
-        return self.options.limits.max_epochs
+    def max_epochs(self) -> int:
+        """The limit of epochs; -1 if there is none, as in Lightning."""
+        limit = self.options.limits.max_epochs
+        return -1 if limit is None else limit
 
     @property
     def max_steps(self) -> int:
@@ -150,5 +152,5 @@ class LastRun:
         if name.startswith("_") or not (
             hasattr(Run, name) or name in (*Run.__annotations__, "datamodule")
         ):
-            raise AttributeError(f"'Trainer' object has no attribute '{name}'")
+            return setting(self, name)
         return getattr(self.run, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
@@ -14,11 +14,42 @@ from trainkit.api.view import with_role
 from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.data.feed import Feed
 from trainkit.engine.base import Engine
+from trainkit.extension import advice
 from trainkit.loggers.base import Logger, loggers_of
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.run.evaluator import Evaluator
 from trainkit.run.step_parts import StepParts
+
+# The Trainer's arguments that hooks may read by name: their group among the options, and Lightning's
+# value for what is not set.
+SETTINGS: dict[str, tuple[str, Any]] = {
+    "check_val_every_n_epoch": ("evaluation", None),
+    "gradient_clip_val": ("numerics", None),
+    "limit_predict_batches": ("evaluation", 1.0),
+    "limit_test_batches": ("evaluation", 1.0),
+    "limit_train_batches": ("batch", 1.0),
+    "limit_val_batches": ("evaluation", 1.0),
+    "log_every_n_steps": ("limits", 50),
+    "min_epochs": ("limits", 0),
+    "min_steps": ("limits", None),
+    "num_sanity_val_steps": ("evaluation", math.inf),
+    "overfit_batches": ("batch", 0.0),
+    "val_check_interval": ("evaluation", 1.0),
+}
+
+
+def setting(trainer: Any, name: str) -> Any:
+    """Return a setting of a Trainer or a Run, by its name in Lightning.
+
+    Raises:
+        AttributeError: it has none of that name.
+    """
+    if name not in SETTINGS:
+        raise AttributeError(f"'Trainer' object has no attribute '{name}'{advice('Trainer', name)}")
+    group, unset = SETTINGS[name]
+    value = getattr(getattr(trainer.options, group), name)
+    return unset if value is None else value
 
 
 class _Parts:
@@ -42,6 +73,16 @@ class LightningNames(_Parts):
     """
 
     datamodule: DataModule | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return setting(self, name)
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        """Microbatches of one rank in a step of the epoch in progress."""
+        return self.batch_plan.at(self.state.current_epoch).accumulate
 
     @property
     def global_step(self) -> int:
@@ -121,10 +162,8 @@ class LightningNames(_Parts):
     @property
     def num_training_batches(self) -> float:
         """Batches of this rank in the epoch in progress; inf if unknown."""
-        steps = self.train_feed.num_steps_in(self.state.current_epoch)
-        if steps is None:
-            return math.inf
-        return steps * self.batch_plan.at(self.state.current_epoch).accumulate
+        count = self.train_feed.num_batches_in(self.state.current_epoch)
+        return math.inf if count is None else count
 
     @property
     def is_last_batch(self) -> bool:

@@ -129,7 +129,7 @@ class _Writer:
             driver=driver_address(),
             hosts=by_host,
             total_steps=run.total_steps,
-            max_epochs=run.max_epochs,
+            max_epochs=run.options.limits.max_epochs,
             checkpoints=list(
                 dict.fromkeys(
                     policy.store_of(run.run_dir).place

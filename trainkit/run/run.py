@@ -169,9 +169,10 @@ class Run(LightningNames):
         return self.state.current_epoch
 
     @property
-    def max_epochs(self) -> int | None:
-        """The limit of epochs."""
-        return self.options.limits.max_epochs
+    def max_epochs(self) -> int:
+        """The limit of epochs; -1 if there is none, as in Lightning."""
+        limit = self.options.limits.max_epochs
+        return -1 if limit is None else limit
 
     @property
     def max_steps(self) -> int:

@@ -120,7 +120,7 @@ class ProgressBar(Callback):
         state = trainer.state
         within = state.step_open or not state.epoch_done
         # then SWA validates its average
-        over = trainer.max_epochs is not None and state.current_epoch >= trainer.max_epochs
+        over = 0 <= trainer.max_epochs <= state.current_epoch
         if self._screen is not None and state.stage == "fit" and within and not over:
             values = self._chosen(trainer, trainer.evaluator.names)
             text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
@@ -190,5 +190,5 @@ def make_screen(console: Console, refresh_rate: float) -> Screen:
 
 
 def _epoch_name(trainer: RunView) -> str:
-    of = f"/{trainer.max_epochs}" if trainer.max_epochs else ""
+    of = f"/{trainer.max_epochs}" if trainer.max_epochs > 0 else ""
     return f"epoch {trainer.current_epoch + 1}{of}"

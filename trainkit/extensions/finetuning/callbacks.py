@@ -220,12 +220,10 @@ class BackboneFinetuning(BaseFinetuning):
         if self.backbone_initial_ratio_lr < 1:
             _check_groups(trainer.optimizers, parameters)
         if trainer.is_global_zero and trainer.current_epoch < self.unfreeze_backbone_at_epoch:
-            never = (
-                trainer.max_epochs is not None
-                and self.unfreeze_backbone_at_epoch >= trainer.max_epochs
-            )
+            epochs = trainer.options.limits.max_epochs
+            never = epochs is not None and self.unfreeze_backbone_at_epoch >= epochs
             until = (
-                f"in all {trainer.max_epochs} epochs"
+                f"in all {epochs} epochs"
                 if never
                 else f"before epoch {self.unfreeze_backbone_at_epoch + 1}"
             )

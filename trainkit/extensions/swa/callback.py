@@ -71,7 +71,9 @@ class StochasticWeightAveraging(WeightAveraging):
         super().on_fit_start(trainer, task)
         if self._start_lrs is None:  # else averaging began before the restart
             self._start = (
-                0 if trainer.options.fast_dev_run else self._first_epoch(trainer.max_epochs)
+                0
+                if trainer.options.fast_dev_run
+                else self._first_epoch(trainer.options.limits.max_epochs)
             )
         num_groups = len(trainer.rates.unscaled())
         if isinstance(self.swa_lrs, (list, tuple)) and len(self.swa_lrs) != num_groups:

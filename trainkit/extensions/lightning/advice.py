@@ -1,0 +1,104 @@
+"""What to use here for a name of Lightning's that trainkit lacks; docs/lightning.md has the same
+table.
+"""
+
+from __future__ import annotations
+
+
+def _each(texts: dict[str, str]) -> dict[str, str]:
+    """Return the text of each name, of several names in one key."""
+    return {name: text for names, text in texts.items() for name in names.split()}
+
+
+TRAINER = _each(
+    {
+        "accelerator strategy precision_plugin": (
+            "In its place: trainer.engine. The engine has the device, the collectives and the"
+            " sums of gradients; `precision` is an object with autocast and the loss scale."
+        ),
+        "ckpt_path": (
+            "In its place: Trainer.fit(ckpt_path=...). Pass it where training starts; the"
+            " banner names the checkpoint."
+        ),
+        "default_root_dir": "In its place: trainer.run_dir. The folder of one run.",
+        "device_ids node_rank": "A rank sees one device, and hosts have no order.",
+        "distributed_sampler_kwargs": "Data are split over ranks without a sampler of yours.",
+        "enable_validation": (
+            "Validation runs if there are data for it and limit_val_batches is not 0."
+        ),
+        "evaluating": "In its place: trainer.validating. Or `trainer.testing`.",
+        "init_module": "A Task is built as any module; its weights are moved before training.",
+        "interrupted received_sigterm": (
+            "A signal ends all ranks at one step with a checkpoint, and fit raises Preempted."
+        ),
+        "lr_scheduler_configs": (
+            "In its place: trainer.rates. The schedules and the contract of batch and rate."
+        ),
+        "num_predict_batches num_sanity_val_batches num_test_batches num_val_batches": (
+            "In its place: trainer.evaluator. Its num_batches is that of the evaluation in"
+            " progress."
+        ),
+        "predict_dataloaders test_dataloaders train_dataloader val_dataloaders": (
+            "In its place: trainer.datamodule. Or the Task: what they return is not kept. Their"
+            " length: num_training_batches, or estimated_stepping_batches for a schedule."
+        ),
+        "progress_bar_metrics": (
+            "In its place: trainer.callback_metrics. The values that the bar shows are among them."
+        ),
+        "scaler": "In its place: trainer.precision. It has the loss scale.",
+    }
+)
+
+CALLBACKS = _each(
+    {
+        "BatchSizeFinder": (
+            "In its place: Trainer(halve_batch_on_oom=...). A batch that does not fit is split,"
+            " the step stays the same; `python -m trainkit find batch` finds the largest that"
+            " fits."
+        ),
+        "Checkpoint": (
+            "In its place: ModelCheckpoint. The base of others' checkpoint callbacks; write a"
+            " Callback that calls save_checkpoint."
+        ),
+        "GradientAccumulationScheduler": (
+            "In its place: Trainer(accumulate_grad_batches=...). {0: 4, 10: 1}: the rate follows."
+        ),
+        "LearningRateFinder": (
+            "In its place: find_lr(...). `trainkit.find_lr(task, loader)` before the fit, over"
+            " all ranks; also `python -m trainkit find lr conf=NAME`."
+        ),
+        "ModelPruning": "Call torch.nn.utils.prune in on_train_epoch_end.",
+        "OnExceptionCheckpoint": (
+            "In its place: ModelCheckpoint(save_on_exception=...). Of the step before the error."
+        ),
+        "RichModelSummary": "In its place: ModelSummary. The same table.",
+        "RichProgressBar TQDMProgressBar": "In its place: ProgressBar. One bar, by rich.",
+        "EMAWeightAveraging WeightAveraging": (
+            "In its place: EMA. StochasticWeightAveraging has Lightning's name."
+        ),
+    }
+)
+
+LOGGERS = _each(
+    {
+        "CometLogger LitLogger": "Write a Callback with on_metrics, which gets what loggers get.",
+        "Logger": (
+            "In its place: Callback.on_metrics. A logger is a callback; on_metrics gets the"
+            " values and the step."
+        ),
+    }
+)
+
+PACKAGE = {
+    "LightningModule": (
+        "It is trainkit.Task: change the base class, the methods have the same names."
+    ),
+    "LightningDataModule": (
+        "It is trainkit.DataModule: change the base class, the methods have the same names."
+    ),
+    "LightningCLI": (
+        "It is the command `python -m trainkit fit conf=NAME`, configured by files in conf/."
+    ),
+    **CALLBACKS,
+    **LOGGERS,
+}
