@@ -7,10 +7,10 @@ import pytest
 from tests.helpers.toy import quiet
 from tests.parallel.starts import WORKERS, Starts
 from tests.parallel.workers.memory import LAYOUTS, make_data, make_task
-from trainkit.engine.simulated import SimulatedEngine
 from trainkit.extensions.plan import plan
 from trainkit.extensions.plan.layouts import MeasuredRun, rank_bytes
 from trainkit.extensions.plan.measured import Measuring
+from trainkit.extensions.plan.simulated import SimulatedEngine
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.setup import Stage

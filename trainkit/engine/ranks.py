@@ -232,29 +232,6 @@ def ranks_of(launcher: Launcher) -> Ranks:
     return Ranks(launcher)
 
 
-def check_groups(
-    ranks: int, replicas: int, tensor: int, pipeline: int = 1, context: int = 1
-) -> None:
-    """Check that groups of ranks (engine.replicas, .tensor, .pipeline, .context) come out even.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    product = replicas * tensor * pipeline * context
-    if ranks % product:
-        given = {
-            "engine.replicas": replicas,
-            "engine.tensor": tensor,
-            "engine.pipeline": pipeline,
-            "engine.context": context,
-        }
-        shown = [f"{key} is {value}" for key, value in given.items() if value > 1]
-        what = f"their product, {product}," if len(shown) > 1 else "it"
-        raise ConfigError(
-            f"{' and '.join(shown)}, and there are {ranks} ranks; {what} must divide them."
-        )
-
-
 def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
     """Return engine.process_set in ascending order.
 

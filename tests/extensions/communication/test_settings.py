@@ -14,11 +14,11 @@ from torch import nn
 
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import EMA
-from trainkit.engine.simulated import SimulatedEngine
 from trainkit.engine.step_settings import Exact, StepSettings, communication_of
 from trainkit.errors import ConfigError
 from trainkit.extensions.communication.checks import check_communication
 from trainkit.extensions.communication.settings import DiLoCo, LocalSGD, PowerSGD
+from trainkit.extensions.plan.simulated import SimulatedEngine
 
 ANY = StepSettings(4, 1, None, "norm", "32-true")
 

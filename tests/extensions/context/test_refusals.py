@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from trainkit.engine.ranks import Ranks, check_groups
+from trainkit.engine.ranks import Ranks
 from trainkit.engine.select import make_engine
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extensions.context.ranks import ContextGroup
 from trainkit.extensions.fsdp.engine import FSDPEngine
+from trainkit.extensions.fsdp.layouts import check_groups
 from trainkit.extensions.plan.show import _token_rows
 from trainkit.launch.environment import Launcher
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from trainkit.callbacks import GradientMonitor
-from trainkit.engine.ranks import check_groups
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extensions.fsdp.engine import FSDPEngine
+from trainkit.extensions.fsdp.layouts import check_groups
 from trainkit.loggers import TensorBoardLogger
 
 

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from recipes.gpt import GPT
 from recipes.language_model import LanguageModel
 from tests.helpers.toy import Line, loader, quiet
-from trainkit.engine.simulated import SimulatedEngine
 from trainkit.extensions.context.sequence import mean_of_parts, part
 from trainkit.extensions.plan import plan
 from trainkit.extensions.plan.command import main
@@ -26,6 +25,7 @@ from trainkit.extensions.plan.fits import Fits, fit_rows, room_of
 from trainkit.extensions.plan.layouts import Layout, MeasuredRun, Weight, rank_bytes
 from trainkit.extensions.plan.measured import Measuring
 from trainkit.extensions.plan.record import BackwardMoment, StepRecording
+from trainkit.extensions.plan.simulated import SimulatedEngine
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.setup import Stage

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.callbacks import Balance, Elastic, ModelCheckpoint
-from trainkit.engine.simulated import SimulatedEngine
 from trainkit.extensions.plan import plan
 from trainkit.extensions.plan.advice import advise
+from trainkit.extensions.plan.simulated import SimulatedEngine
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.run import Run

@@ -14,7 +14,7 @@ from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks.banner import waits_for_copies
 from trainkit.data.feed import MapFeed
 from trainkit.engine.options import changed
-from trainkit.engine.simulated import SimulatedEngine
+from trainkit.extensions.plan.simulated import SimulatedEngine
 
 
 def banner(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.engine.ranks import Ranks, check_groups, check_ranks
+from trainkit.engine.ranks import Ranks, check_ranks
 from trainkit.errors import ConfigError
+from trainkit.extensions.fsdp.layouts import check_groups
 from trainkit.launch.environment import Launcher
 
 

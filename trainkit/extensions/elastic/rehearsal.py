@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from trainkit.engine.simulated import SimulatedEngine
+from trainkit.extensions.plan.simulated import SimulatedEngine
 from trainkit.launch.environment import job_started
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.run import Run

@@ -46,11 +46,12 @@ from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import refusals
 from trainkit.engine.pieces import Piece
 from trainkit.engine.pinning import Device
-from trainkit.engine.ranks import check_groups, ranks_of
+from trainkit.engine.ranks import ranks_of
 from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extensions.fsdp.layouts import (
+    check_groups,
     layout_of,
     refuse_gathering,
     refuse_schedule,

@@ -26,9 +26,10 @@ from trainkit.engine.collectives import PeerError
 from trainkit.engine.ddp.collectives import DDPCollectives, end_at_exit
 from trainkit.engine.ddp.endings import end_beside
 from trainkit.engine.ddp.sockets import Sockets
-from trainkit.engine.ranks import Ranks, check_groups
+from trainkit.engine.ranks import Ranks
 from trainkit.engine.sending import overwrite
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.fsdp.layouts import check_groups
 from trainkit.extensions.fsdp.own_group import OwnGroup
 from trainkit.launch.environment import read_launcher
 

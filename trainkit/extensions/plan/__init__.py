@@ -1,7 +1,7 @@
 """plan: what a run would do at any number of ranks,
 worked out before it starts (docs/optimizers.md).
 
-command.py    reads the line, and builds the run as rank 0 of simulated ranks (planned.py)
+command.py    reads the line, and builds the run as rank 0 of simulated ranks (planned.py, simulated.py)
 show.py       the plan as a value and as tables, of the rows of
 plan.py       batches, steps, rates, sizes (traffic.py: of other communication; advice.py: what to look at)
 fits.py       the layouts that memory_gb is compared with, the simplest first

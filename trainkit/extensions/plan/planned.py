@@ -12,10 +12,10 @@ from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
-from trainkit.engine.ranks import check_groups, check_ranks
-from trainkit.engine.simulated import SimulatedEngine
-from trainkit.extensions.fsdp.layouts import refuse_schedule
+from trainkit.engine.ranks import check_ranks
+from trainkit.extensions.fsdp.layouts import check_groups, refuse_schedule
 from trainkit.extensions.pipeline.schedule import StageSchedule, schedule_of
+from trainkit.extensions.plan.simulated import SimulatedEngine
 from trainkit.extensions.script.subject import Subject
 from trainkit.launch.environment import read_launcher
 from trainkit.loggers.base import Logger
