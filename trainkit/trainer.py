@@ -305,6 +305,8 @@ class Trainer(LastRun):
             options = replace(options, run_dir=str(earlier.run_dir))
         callbacks = callbacks_with(self.callbacks, task.configure_callbacks())
         self._stage = Stage(kind, task, data, callbacks, options, elastic)
+        if kind != "fit" and self._fitted is not None:
+            self._stage.state.follow(self._fitted.state)
         return self._stage
 
     def validate(

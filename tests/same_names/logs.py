@@ -46,6 +46,20 @@ def logged_both(kit: Framework) -> Any:
     return logged(kit, lambda self, loss, i: self.log("loss", loss, on_step=True, on_epoch=True))
 
 
+@differs("Validation and test log no steps, only the value over all samples; a line says so.")
+def steps_of_a_validation(kit: Framework) -> Any:
+    """log(on_step=True, on_epoch=True) in validation_step."""
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.log("v", self.loss(batch), on_step=True, on_epoch=True)
+
+    logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
+    trainer = kit.trainer(logger=logger, max_epochs=1)
+    trainer.fit(kit.line(validation_step=validation_step), data(), data())
+    header, *_ = (kit.folder / "logs" / "mine" / "v1" / "metrics.csv").read_text().splitlines()
+    return sorted(name for name in header.split(",") if name.startswith("v"))
+
+
 @equal
 def logged_dict(kit: Framework) -> Any:
     """log_dict."""
@@ -346,6 +360,27 @@ def a_monitor_that_is_not_there(kit: Framework) -> Any:
         if kit.name == "trainkit":
             raise
         return type(error).__name__
+
+
+@equal
+def a_test_after_a_fit(kit: Framework) -> Any:
+    """What test_step logs after a fit: in the loggers too, at global_step and current_epoch."""
+    seen: list[Any] = []
+
+    def test_step(self: Any, batch: Any, batch_idx: int) -> None:
+        seen.append((self.trainer.global_step, self.trainer.current_epoch))
+        self.log("test_loss", self.loss(batch))
+
+    logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
+    trainer = kit.trainer(logger=logger, max_epochs=1)
+    task = kit.line(test_step=test_step)
+    trainer.fit(task, data(), data())
+    trainer.test(task, data(), verbose=False)
+    header, *rows = (kit.folder / "logs" / "mine" / "v1" / "metrics.csv").read_text().splitlines()
+    cells = [dict(zip(header.split(","), row.split(","), strict=True)) for row in rows]
+    tested = [cell for cell in cells if cell["test_loss"]]
+    numbers = [(cell["epoch"], cell["step"], float(cell["test_loss"])) for cell in tested]
+    return seen, [(epoch, step, round(loss, 4)) for epoch, step, loss in numbers]
 
 
 @differs("There a logged step is numbered from 0; here by the updates made, from 1.")

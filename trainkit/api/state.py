@@ -64,6 +64,11 @@ class TrainState:
     stage: StageName = field(default="fit", metadata={"saved": False})
     started: float = field(default_factory=time.monotonic, metadata={"saved": False})
 
+    def follow(self, earlier: TrainState) -> None:
+        """Count on from an earlier fit: for hooks and loggers of an evaluation."""
+        self.global_step = earlier.global_step
+        self.current_epoch = earlier.current_epoch
+
     def request_stop(self, reason: str, at_once: bool = False) -> None:
         """End the run after the current step. Call it on all ranks at the same step."""
         self.should_stop = True

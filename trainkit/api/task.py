@@ -256,6 +256,8 @@ class Task(
         if is_metric(value):  # an epoch's value by default
             on_step = bool(on_step)
             on_epoch = True if on_epoch is None else on_epoch
+        if on_step and target.on_epoch and not target.on_step:
+            self.trainer.hooks.log.say_no_steps(name, self.trainer.say)
         weight = target.num_samples if batch_size is None else batch_size
         on_step = target.on_step if on_step is None else on_step
         on_epoch = target.on_epoch if on_epoch is None else on_epoch

@@ -20,6 +20,7 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.checkpoint.store import Store
 from trainkit.errors import ConfigError
+from trainkit.launch.environment import read_launcher
 from trainkit.loggers.background import Background
 from trainkit.metrics.media import Media
 from trainkit.safety.masking import masked
@@ -36,6 +37,8 @@ class RunFacts:
         run_dir: the run's folder.
         global_step: steps taken before the fit began.
         resumes: whether the run resumes from its own checkpoint, or with other ranks.
+        follows: whether the values are those of `validate` or `test`, which follow all that was
+            logged before.
         hyperparams: the config, or the Task's saved hyperparameters.
         stores: locations of the run's checkpoints.
         task: the Task's class.
@@ -54,6 +57,7 @@ class RunFacts:
     engine: str
     rank: int
     world_size: int
+    follows: bool = False
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def without_secrets(self, tree: Any) -> Any:
@@ -64,7 +68,8 @@ class RunFacts:
 
 
 class Logger(Callback):
-    """Opens on rank 0 when a fit starts, receives values, and is closed however the fit ends.
+    """Opens on rank 0 when a fit starts, receives values, and is closed however the fit ends; it
+    opens again for the values of `validate` and `test`.
 
     `open`, `log_hyperparams`, `log_metrics`, `flush` and `finalize` run one at a time in this
     logger's thread. The first exception is reported; then this logger stops, and training
@@ -88,6 +93,7 @@ class Logger(Callback):
     _background: Background | None = None
     _run_dir: Path | None = None
     _is_open = False
+    _has_ended = False
 
     @property
     def asks_a_server(self) -> bool:
@@ -96,6 +102,24 @@ class Logger(Callback):
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Start the thread, open, and write the run's settings."""
+        self.start(trainer, task, follows=False)
+
+    def on_validation_start(self, trainer: RunView, task: Task) -> None:
+        if trainer.state.stage == "validate":
+            self.on_test_start(trainer, task)
+
+    def on_test_start(self, trainer: RunView, task: Task) -> None:
+        """Open for `test` or `validate`: after a fit, or else as a run of its own. Files of a run
+        that this process has not trained stay as they are.
+        """
+        if self._run_dir == trainer.run_dir:
+            self.start(trainer, task, follows=True)
+        elif not (self.settles and any(trainer.run_dir.iterdir())):
+            self.on_fit_start(trainer, task)
+
+    def start(self, trainer: RunView, task: Task, follows: bool) -> None:
+        """Start the thread and open; write the run's settings, unless values follow earlier ones."""
+        self._has_ended = follows
         self._run_dir = Path(trainer.run_dir)
         if not self.takes_part(trainer):
             return
@@ -109,21 +133,22 @@ class Logger(Callback):
         facts = RunFacts(
             run_dir=Path(trainer.run_dir),
             global_step=trainer.global_step,
-            resumes=checkpoints.resumed_in_place,
+            resumes=follows or checkpoints.resumed_in_place,
             hyperparams=_hyperparams(trainer, task),
             stores=tuple(checkpoints.stores),
             task=type(task).__name__,
             engine=trainer.engine.name,
             rank=trainer.global_rank,
             world_size=trainer.world_size,
+            follows=follows,
             secrets=trainer.options.masked_values,
         )
         self._is_open = False
         self._background = Background(type(self).__name__, self.flush, get_on)
-        self._background.put("opening", functools.partial(self._open, facts))
-        self._background.put(
-            "writing the settings", functools.partial(self.log_hyperparams, facts.hyperparams)
-        )
+        self._background.put("opening", functools.partial(_open, self, facts))
+        if not follows:
+            write = functools.partial(self.log_hyperparams, facts.hyperparams)
+            self._background.put("writing the settings", write)
 
     def on_metrics(
         self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
@@ -132,7 +157,7 @@ class Logger(Callback):
             if self._background.mistake is not None:
                 raise self._background.mistake
             work = functools.partial(
-                self._write, dict(metrics), step, trainer.current_epoch, time.time()
+                _write, self, dict(metrics), step, trainer.current_epoch, time.time()
             )
             if self.hand_over(f"writing step {step}", work):
                 self.taken(step)
@@ -154,15 +179,18 @@ class Logger(Callback):
         self._finish("failed")
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
-        background = self._background
-        self._finish("success")
-        if background is not None and background.mistake is not None:
-            raise background.mistake
+        """Raise what is wrong with the settings; the Task's on_fit_end may log more."""
+        self._has_ended = True
+        self.settle()
+        if self._background is not None and self._background.mistake is not None:
+            raise self._background.mistake
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
-        """Close if a signal ended the run."""
-        if stage == "fit":
-            self._finish("preempted")
+        """Close, also if a signal ended the run."""
+        background = self._background
+        self._finish("success" if self._has_ended or stage != "fit" else "preempted")
+        if self._has_ended and background is not None and background.mistake is not None:
+            raise background.mistake
 
     @property
     def experiment(self) -> Any:
@@ -172,10 +200,15 @@ class Logger(Callback):
         Prefer `log_image` and its kin, which every logger takes.
 
         Raises:
-            ConfigError: this logger writes plain files, and has none.
+            ConfigError: this logger writes plain files, and has none; or it is not open.
         """
-        if self._background is None:
+        if self._background is None and read_launcher().rank:
             return _Ignored()
+        if self._background is None:
+            raise ConfigError(
+                f"{type(self).__name__}.experiment: this logger is open in fit, validate and test"
+                " alone. Use it in their hooks: from on_fit_start to on_fit_end."
+            )
         self.settle()
         return self.native()
 
@@ -195,14 +228,6 @@ class Logger(Callback):
     def settle(self, timeout_s: float = _SETTLE_S) -> bool:
         """Wait until all queued work is done; return whether it is."""
         return self._background is None or self._background.settle(timeout_s)
-
-    def _open(self, facts: RunFacts) -> None:
-        self.open(facts)
-        self._is_open = True
-
-    def _write(self, metrics: dict[str, float], step: int, epoch: int, now: float) -> None:
-        self.logged_at = now
-        self.log_metrics(metrics, step, epoch)
 
     def _finish(self, status: str) -> None:
         background, self._background = self._background, None
@@ -245,6 +270,16 @@ class Logger(Callback):
     @abstractmethod
     def finalize(self, status: str) -> None:
         """Close; `status` is "success", "failed" or "preempted"."""
+
+
+def _open(logger: Logger, facts: RunFacts) -> None:
+    logger.open(facts)
+    logger._is_open = True
+
+
+def _write(logger: Logger, metrics: dict[str, float], step: int, epoch: int, now: float) -> None:
+    logger.logged_at = now
+    logger.log_metrics(metrics, step, epoch)
 
 
 class _Ignored:

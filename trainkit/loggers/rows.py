@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -77,6 +78,11 @@ class RowLogger(Placed, Logger):
         known = Sieve(self._last_step, self._rows_of_step)
         self.sieve = known if self._knows else Sieve(trainer.global_step, None)
         super().on_fit_start(trainer, task)
+
+    def start(self, trainer: RunView, task: Task, follows: bool) -> None:
+        if follows:
+            self.sieve = Sieve(sys.maxsize, None)
+        super().start(trainer, task, follows)
 
     def flush(self) -> None:
         if self._file is not None:

@@ -134,11 +134,13 @@ class TensorBoardLogger(Placed, Logger):
         and writes nothing twice of the one it begins at.
         """
         folder = self.place.of(run.run_dir, "tensorboard")
+        repeats = run.global_step > 0 and not run.follows
         self._resumed_at, self._there = run.global_step, set[str]()
         if run.global_step:
-            self._there = self._names_at(folder, run.global_step)
             _wait_for_a_later_name(folder)
-        hides = run.global_step + 1 if run.global_step else None
+        if repeats:
+            self._there = self._names_at(folder, run.global_step)
+        hides = run.global_step + 1 if repeats else None
         self._writer = self._make_writer(str(folder), purge_step=hides)
 
     def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:

@@ -38,6 +38,7 @@ class HookLog:
         self.hidden: set[str] = set()  # names that loggers do not get
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
         self._logged: list[Any] = []  # metric objects
+        self._without_steps: set[str] = set()
         # that hold the samples of all ranks until this hook has run
         self.objects: EpochMetrics | None = None
 
@@ -64,6 +65,15 @@ class HookLog:
             self.values[full] = number, reduction
             if prog_bar:
                 self.prog_bar.add(full)
+
+    def say_no_steps(self, name: str, say: Callable[[str], None]) -> None:
+        """Say once of a value that an evaluation logs with on_step=True that it has no effect."""
+        if name not in self._without_steps:
+            say(
+                f"log('{name}', on_step=True): validation and test log no steps, only the value over"
+                " all samples."
+            )
+        self._without_steps.add(name)
 
     def flush(self) -> None:
         """Combine the values of all ranks, hand them on, and finish the metric objects.

@@ -194,6 +194,7 @@ class Evaluator:
         self._count(feeds)
         metrics = self._pass(kind, feeds, lambda: None)
         self._run.callback_metrics.put(metrics, self._run.global_step)
+        self._run.log_metrics(metrics)
         self._end_hook(f"on_{kind}_end")
         return metrics | self._of_hooks
 

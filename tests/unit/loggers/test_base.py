@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.helpers.toy import Line, Recorder, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError
-from trainkit.loggers import CSVLogger, base
+from trainkit.loggers import CSVLogger, TensorBoardLogger, base
 from trainkit.loggers.base import Logger, RunFacts
 
 
@@ -227,11 +228,74 @@ def test_a_second_fit_opens_again(tmp_path: Path) -> None:
     ]
 
 
-def test_an_evaluation_opens_no_logger(tmp_path: Path) -> None:
-    """Loggers are a fit's."""
+def test_an_evaluation_alone_is_a_run_of_its_own(tmp_path: Path) -> None:
+    """Opened with the settings, and closed."""
     own = Own()
     quiet(tmp_path, logger=own).validate(Line(), loader(4))
-    assert own.calls == []
+    assert [call for call, *_ in own.calls] == [
+        "open",
+        "log_hyperparams",
+        "log_metrics",
+        "finalize",
+    ]
+
+
+def test_an_evaluation_after_a_fit_follows_its_values(tmp_path: Path) -> None:
+    """At the fit's last step, without the settings once more."""
+    own = Own()
+    trainer = quiet(tmp_path, logger=[own, CSVLogger(), TensorBoardLogger()], max_epochs=1)
+    task = Line()
+    trainer.fit(task, loader(8), loader(4))
+    own.calls.clear()
+    trainer.validate(task, loader(4))
+    assert [call for call, _ in own.calls] == ["open", "log_metrics", "finalize"]
+    (_, facts), (_, values), _ = own.calls
+    assert (facts.resumes, facts.follows) == (True, True)
+    assert values == (2, 1, ["val/loss"])
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[:2] for row in rows[-2:]] == [["0", "2"], ["1", "2"]]
+    files = sorted((tmp_path / "tensorboard").iterdir())
+    accumulated = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert len(files) == 2
+    assert [event.step for event in accumulated.Scalars("val/loss")] == [2, 2]
+
+
+def test_an_evaluation_leaves_the_files_of_a_run_as_they_are(tmp_path: Path) -> None:
+    """Another process may train there."""
+    quiet(tmp_path, logger=True, max_epochs=1).fit(Line(), loader(8), loader(4))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    own = Own()
+    trainer = quiet(tmp_path, logger=[own, CSVLogger(), TensorBoardLogger()])
+    trainer.validate(Line(), loader(4))
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+    assert [call for call, _ in own.calls] == ["open", "log_hyperparams", "log_metrics", "finalize"]
+
+
+def test_what_on_fit_end_logs_is_written(tmp_path: Path) -> None:
+    """The loggers close after it."""
+
+    class Last(Line):
+        def on_fit_end(self) -> None:
+            """Log."""
+            self.log("last", 7.0)
+            assert self.logger.native() is not None  # type: ignore[union-attr]
+
+    quiet(tmp_path, logger=[TensorBoardLogger(), CSVLogger()], max_epochs=1).fit(Last(), loader(8))
+    header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    place = header.split(",").index("last")
+    assert [row.split(",")[place] for row in rows if row.split(",")[place]] == ["7.0"]
+
+
+def test_the_librarys_object_outside_of_a_run_is_refused(tmp_path: Path) -> None:
+    """Its calls would be lost in silence."""
+    logger = TensorBoardLogger()
+    message = "TensorBoardLogger.experiment: this logger is open in fit, validate and test alone"
+    with pytest.raises(ConfigError, match=message):
+        logger.experiment.add_text("a", "b")
+    quiet(tmp_path, logger=logger, max_epochs=1).fit(Line(), loader(8))
+    with pytest.raises(ConfigError, match=message):
+        logger.experiment.add_text("a", "b")
 
 
 def test_a_checkpoint_waits_for_what_was_logged_before_it(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ class PrometheusLogger(Logger):
         self._board: Board | None = None
         self._server: Any = None
 
+    def on_test_start(self, trainer: RunView, task: Task) -> None:
+        """Serve fits alone."""
+
     def takes_part(self, trainer: RunView) -> bool:
         """Return whether this rank is its host's first: GPUs and memory belong to a host."""
         return trainer.engine.ranks.local_rank == 0
