@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -207,6 +208,23 @@ def settings_in_a_hook(kit: Framework) -> Any:
         trainer = kit.trainer(**settings)
         trainer.fit(task, data())
         seen.append(trainer.limit_val_batches)
+    return seen
+
+
+@equal
+def an_error_in_setup(kit: Framework) -> Any:
+    """Callback.on_exception after an error in a module's setup()."""
+    seen: list[str] = []
+
+    class Sees(kit.Callback):  # type: ignore[misc, name-defined]
+        def on_exception(self, trainer: Any, task: Any, exception: BaseException) -> None:
+            seen.append(str(exception))
+
+    def setup(self: Any, stage: str) -> None:
+        raise ValueError("no data")
+
+    with contextlib.suppress(ValueError):
+        kit.trainer(callbacks=[Sees()]).fit(kit.line(setup=setup), data())
     return seen
 
 

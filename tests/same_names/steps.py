@@ -552,6 +552,24 @@ def optimizers_of_none(kit: Framework) -> Any:
     return weights(task) == before
 
 
+@refused("would leave the other ranks out")
+def plain_optimizers(kit: Framework) -> Any:
+    """self.optimizers(use_pl_optimizer=False)."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        self.optimizers(use_pl_optimizer=False)
+        return self.loss(batch)
+
+    kit.trainer(max_steps=1).fit(kit.line(training_step=training_step), data())
+
+
+@refused("Modes are set before an evaluation")
+def own_eval_mode(kit: Framework) -> Any:
+    """on_validation_model_eval is overridden."""
+    task = kit.line(on_validation_model_eval=lambda self: self.eval())
+    kit.trainer(max_steps=1).fit(task, data(), data())
+
+
 @refused("L-?BFGS")
 def lbfgs(kit: Framework) -> Any:
     """LBFGS under automatic optimization."""

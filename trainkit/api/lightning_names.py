@@ -46,7 +46,18 @@ _OWN_UPDATE = (
     " on_before_optimizer_step."
 )
 
+_MODES = (
+    "Modes are set before an evaluation and restored after it; a part that you set to eval() stays"
+    " so. Use on_validation_start and on_validation_end, or those of test and predict."
+)
+
 TASK_METHODS: dict[str, str] = {
+    "on_validation_model_eval": _MODES,
+    "on_validation_model_train": _MODES,
+    "on_validation_model_zero_grad": "Gradients are set to None before each step.",
+    "on_test_model_eval": _MODES,
+    "on_test_model_train": _MODES,
+    "on_predict_model_eval": _MODES,
     "training_epoch_end": "Use on_train_epoch_end.",
     "validation_epoch_end": (
         "Use on_validation_end, and log in validation_step: values are averaged over all samples."

@@ -57,13 +57,22 @@ class ManualOptimization:
     _manual: ManualStep | None = None
     _toggled: dict[Tensor, bool] | None = None
 
-    def optimizers(self) -> Any:
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the optimizer of `configure_optimizers`, or the list of them; under automatic
         optimization to read them.
 
         Each is used as a torch optimizer. Its `step(closure=None)` sums the gradients over ranks,
         clips them by `trainer.gradient_clip_val` and updates; all ranks must call it alike.
+
+        Raises:
+            TaskError: `use_pl_optimizer`, a name of Lightning's, is false.
         """
+        if not use_pl_optimizer:
+            raise TaskError(
+                f"{type(self).__name__}.optimizers(use_pl_optimizer=False): a step of torch's own"
+                " optimizer would leave the other ranks out. Leave it out: what is returned has all"
+                " that torch's has, and `.optimizer` is torch's."
+            )
         if self.automatic_optimization:
             name = type(self).__name__
             own = [ReadOnly(optimizer, name) for optimizer in self.trainer.optimizers]

@@ -47,6 +47,7 @@ class _Saved:
     when: float
 
 
+_FILENAME = "epoch={epoch}-step={step}"
 _NEVER = _Saved((-1, -1, 0), math.nan, 0.0)
 
 
@@ -59,7 +60,8 @@ class ModelCheckpoint(RetainedPaths, Callback):
         mode: whether less ("min") or more ("max") of it is better.
         save_top_k: how many are retained: the best, or the newest without `monitor`; -1 for all, 0
             for only the last.
-        save_last: whether the newest is retained too, and one is written when training ends.
+        save_last: whether the newest is retained too, and one is written when training ends. The
+            link `last` names it: "link" is true. None is false, as in Lightning.
         every_n_epochs: epochs between two checkpoints at epochs' ends, or 0 for none there.
             Default: 1, and 0 if one of the next two is set, as in Lightning.
         every_n_train_steps: steps between two checkpoints inside epochs, or None for none there.
@@ -94,13 +96,13 @@ class ModelCheckpoint(RetainedPaths, Callback):
         monitor: str | None = None,
         mode: Literal["min", "max"] = "min",
         save_top_k: int = 1,
-        save_last: bool = True,
+        save_last: bool | Literal["link"] | None = True,
         every_n_epochs: NonNegativeInt | None = None,
         every_n_train_steps: PositiveInt | None = None,
         train_time_interval: Duration | None = None,
         save_on_exception: bool = False,
         save_weights_only: bool = False,
-        filename: str = "epoch={epoch}-step={step}",
+        filename: str | None = _FILENAME,
         dirpath: str | None = None,
         auto_insert_metric_name: bool = True,
         save_on_train_epoch_end: bool | None = None,
@@ -119,7 +121,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         self.monitor = monitor
         self.mode = mode
         self.save_top_k = save_top_k
-        self.save_last = save_last
+        self.save_last = bool(save_last)
         if every_n_epochs is None:
             every_n_epochs = int(every_n_train_steps is None and train_time_interval is None)
         self.every_n_epochs = every_n_epochs
@@ -127,7 +129,8 @@ class ModelCheckpoint(RetainedPaths, Callback):
         self.train_time_interval = train_time_interval
         self._interval_s = None if train_time_interval is None else seconds_of(train_time_interval)
         self.save_on_exception = save_on_exception
-        self.save_weights_only, self.filename = save_weights_only, _check_filename(filename)
+        self.save_weights_only = save_weights_only
+        self.filename = _check_filename(_FILENAME if filename is None else filename)
         self.auto_insert_metric_name = auto_insert_metric_name
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.dirpath = (
@@ -135,7 +138,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         )
         # Without a value to compare, the newest is the best.
         self._retention = Retention(
-            Retained("max" if monitor is None else mode, save_top_k, save_last)
+            Retained("max" if monitor is None else mode, save_top_k, self.save_last)
         )
         self._saved = _NEVER
 

@@ -154,7 +154,10 @@ class Stage:
             self.engine.__enter__()
             if self.engine.ranks.takes_part:
                 self._set_up()
-        except BaseException:
+        except BaseException as error:
+            # an elastic fit reports what no later attempt mends
+            if self._run is not None and self.elastic is None:
+                self._run.hooks("on_exception", error)
             self._stack.close()
             raise
         return self

@@ -528,12 +528,19 @@ def test_what_the_others_did_is_saved_whatever_the_order_of_the_list(tmp_path: P
     assert float(ckpt.read_state(tmp_path / "checkpoints" / "last")["model.bias"]) == 42.0
 
 
+def test_lightnings_other_values_are_taken() -> None:
+    """None is its default; "link" is what `last` is here."""
+    assert ModelCheckpoint(filename=None).filename == ModelCheckpoint().filename
+    lasts = [ModelCheckpoint(save_last=value).save_last for value in ("link", True, None, False)]
+    assert lasts == [True, True, False, False]
+
+
 BAD = [
     ({"monitor": 3}, "monitor is 3; it must be"),
     ({"mode": "least"}, r"mode is 'least'; it must be"),
     ({"save_top_k": 1.5}, r"save_top_k is 1\.5; it must be"),
     ({"save_top_k": True}, r"save_top_k is true; it must be"),
-    ({"save_last": "link"}, r"save_last is 'link'; it must be"),
+    ({"save_last": "copy"}, r"save_last is 'copy'; it must be"),
     ({"every_n_epochs": -1}, r"every_n_epochs is -1; it must be"),
     ({"every_n_train_steps": -1}, r"every_n_train_steps is -1; it must be"),
     ({"every_n_train_steps": 2.5}, r"every_n_train_steps is 2\.5; it must be"),
