@@ -16,7 +16,8 @@ from trainkit.config import compose
 from trainkit.config.compose import ComposedJob
 from trainkit.config.sweep import Sweep, jobs_of
 from trainkit.errors import ConfigError, Preempted, TrainkitError
-from trainkit.run.goal import Goal, read_goal
+from trainkit.extensions.reports.show.files import read_goal
+from trainkit.run.goal import Goal
 
 GRID = ["-m", "conf=mlp", "task.model.width=32,48,64", "run_dir=r"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainkit.run.goal import FOLDER, Goal, goal_of_config, read_goal, write_goal
+from trainkit.extensions.reports.show.files import read_goal
+from trainkit.run.goal import FOLDER, Goal, goal_of_config, write_goal
 
 STOP = {"callbacks.stop.monitor": "val/loss"}
 SAVE = {"callbacks.save.monitor": "val/acc", "callbacks.save.mode": "max"}

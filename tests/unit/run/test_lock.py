@@ -40,7 +40,7 @@ with RunLock() as lock:
 # A process that enters many times, and writes down when it comes and goes.
 VISITOR = """
 import os, sys, time
-from trainkit.run.lock import one_at_a_time
+from trainkit.extensions.elastic.rehearsal import one_at_a_time
 
 journal = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
 for _ in range(200):

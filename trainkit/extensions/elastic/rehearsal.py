@@ -46,7 +46,7 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
     rehearsal.reused = stage.reused
     with contextlib.ExitStack() as stack:
         # processes of this host one after the other
-        with _one_at_a_time(f"prepare-{job_started()}"):
+        with one_at_a_time(f"prepare-{job_started()}"):
             stack.enter_context(rehearsal)
         run = build_run(rehearsal, StartFrom())
         if options.numerics.compile and task.automatic_optimization:
@@ -58,7 +58,7 @@ def rehearse(stage: Stage, first_step: Callable[[Run], None]) -> None:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(name: str) -> Iterator[None]:
+def one_at_a_time(name: str) -> Iterator[None]:
     """Allow one process of this user on this host at a time in the context of a name;
     wait for the others. Leaves no file.
     """

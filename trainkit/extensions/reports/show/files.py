@@ -258,7 +258,7 @@ def read_any(folder: Path, name: str) -> FinishedRun:
         read_state(folder),
         read_progress(folder),
         {name: value for name, value in latest.items() if not math.isfinite(value)},
-        _read_goal(folder.parent) or goal_of_config(settings),
+        read_goal(folder.parent) or goal_of_config(settings),
     )
     return FinishedRun(name, folder, series, max(epochs, default=-1) + 1, checkpoints, *about)
 
@@ -349,7 +349,7 @@ def _checkpoint(
     )
 
 
-def _read_goal(folder: Path) -> Goal | None:
+def read_goal(folder: Path) -> Goal | None:
     """Return what the sweep or search in a folder compares by; None without one."""
     try:
         held = json.loads((folder / FOLDER / FILE).read_text())
