@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from trainkit.errors import ConfigError
-from trainkit.extension import with_current_names
 from trainkit.safety.masking import MASK, is_secret, masked
 
 _MARK = "trainkit_env_"
-_ENV = re.compile(r"\$\{oc\.env:\s*([\w.]+)")
+ENV = re.compile(r"\$\{oc\.env:\s*([\w.]+)")
 
 
 @dataclass(frozen=True)
@@ -65,31 +63,6 @@ def refuse_masks(tree: Any, key: str = "") -> None:
             f" again: {key}=... To let later commands find it, put it into the environment:"
             f" {key}='${{oc.env:NAME}}'."
         )
-
-
-def from_manifest(config: dict[str, Any], trusted: bool) -> dict[str, Any]:
-    """Return the config of a manifest with the environment's values in it.
-
-    Args:
-        trusted: whether variables that look like secrets are read too.
-
-    Raises:
-        ConfigError: one is not set, or looks like a secret.
-    """
-    for key, text in _texts(config):
-        if hidden := [name for name in _ENV.findall(text) if is_secret(name) and not trusted]:
-            raise ConfigError(
-                f"{key} is {text}: it reads the secret {hidden[0]}. If you trust the file, add"
-                " trust=[...]."
-            )
-    try:
-        content = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(
-            f"The config of the file cannot be resolved: {str(error).splitlines()[0]}."
-        ) from error
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in with_current_names(content).items()}
 
 
 @contextlib.contextmanager
@@ -145,17 +118,18 @@ def _child(raw: Any, resolved: Any, marked: Any, key: Any, values: list[str]) ->
         is_plain = "oc.env" not in own
     if is_plain:
         return resolved
-    values.extend(text for _, text in _texts(resolved))
+    values.extend(text for _, text in texts_of(resolved))
     return own
 
 
 def _secrets_in(tree: Any) -> Iterator[str]:
-    for key, text in _texts(tree):
+    for key, text in texts_of(tree):
         if is_secret(key):
             yield text
 
 
-def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+def texts_of(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted key and the text of each text in a tree of plain values."""
     if isinstance(tree, str):
         yield key, tree
     items = (
@@ -166,4 +140,4 @@ def _texts(tree: Any, key: str = "") -> Iterator[tuple[str, str]]:
         else ()
     )
     for name, value in () if isinstance(tree, str) else items:
-        yield from _texts(value, f"{key}.{name}".lstrip("."))
+        yield from texts_of(value, f"{key}.{name}".lstrip("."))

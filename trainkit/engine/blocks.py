@@ -71,21 +71,5 @@ def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
                 yield child
 
 
-def without_shared(model: nn.Module, modules: Sequence[nn.Module]) -> list[nn.Module]:
-    """Leave out modules that share a parameter with a module outside of them."""
-    homes: Counter[int] = Counter()
-    for module in model.modules():
-        homes.update(id(parameter) for parameter in module.parameters(recurse=False))
-    inside = [
-        Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
-        for module in modules
-    ]
-    return [
-        module
-        for module, own in zip(modules, inside, strict=True)
-        if all(homes[key] == n for key, n in own.items())
-    ]
-
-
 def _has_weights(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())

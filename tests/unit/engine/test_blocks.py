@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from trainkit.engine.blocks import blocks_of, repeated_blocks, without_shared
+from trainkit.engine.blocks import blocks_of, repeated_blocks
 from trainkit.errors import ConfigError
+from trainkit.extensions.fsdp.units import without_shared
 
 
 class Block(nn.Module):

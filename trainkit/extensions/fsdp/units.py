@@ -5,6 +5,7 @@ has none.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from trainkit.engine.blocks import without_shared
 from trainkit.engine.collectives import Collectives, PeerError
 from trainkit.engine.ddp.collectives import blames_peer
 from trainkit.engine.pieces import Piece
@@ -184,3 +184,19 @@ def part_of(
         tuple(tensor.shape),
         is_first and 0 not in shape,
     )
+
+
+def without_shared(model: nn.Module, modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Leave out modules that share a parameter with a module outside of them."""
+    homes: Counter[int] = Counter()
+    for module in model.modules():
+        homes.update(id(parameter) for parameter in module.parameters(recurse=False))
+    inside = [
+        Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+        for module in modules
+    ]
+    return [
+        module
+        for module, own in zip(modules, inside, strict=True)
+        if all(homes[key] == n for key, n in own.items())
+    ]

@@ -10,12 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from trainkit.data.feed import MapFeed, Microbatch
-from trainkit.engine.blocks import repeated_blocks, without_shared
+from trainkit.engine.blocks import repeated_blocks
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.context.pretended import (
     PretendedGroup,
     pretended_step,
 )
+from trainkit.extensions.fsdp.units import without_shared
 from trainkit.extensions.fsdp.widths import Widths
 from trainkit.extensions.pipeline.units import named_units, units_of
 from trainkit.extensions.pipeline.work import UnitWork, count_work
