@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests.same_names.kit import Framework, data
 from tests.same_names.table import differs, equal, refused
@@ -360,6 +362,31 @@ def a_monitor_that_is_not_there(kit: Framework) -> Any:
         if kit.name == "trainkit":
             raise
         return type(error).__name__
+
+
+@equal
+def values_for_one_logger(kit: Framework) -> Any:
+    """self.logger.log_metrics(values, step) in a hook."""
+    logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
+
+    def on_train_epoch_end(self: Any) -> None:
+        self.logger.log_metrics({"x": torch.tensor(2.0), "y": 3}, step=self.current_epoch + 7)
+
+    task = kit.line(on_train_epoch_end=on_train_epoch_end)
+    kit.trainer(logger=logger).fit(task, data(), data())
+    header, *rows = (kit.folder / "logs" / "mine" / "v1" / "metrics.csv").read_text().splitlines()
+    cells = [dict(zip(header.split(","), row.split(","), strict=True)) for row in rows]
+    return [(cell["step"], float(cell["x"]), float(cell["y"])) for cell in cells if cell["x"]]
+
+
+@equal
+def settings_for_one_logger(kit: Framework) -> Any:
+    """logger.log_hyperparams before a fit: a dict, then a Namespace."""
+    logger = kit.loggers.CSVLogger(str(kit.folder / "logs"), name="mine", version="v1")
+    logger.log_hyperparams({"width": 3, "model": {"depth": [1, 2]}})
+    logger.log_hyperparams(argparse.Namespace(rate=0.1))
+    kit.trainer(logger=logger).fit(kit.line(), data())
+    return yaml.safe_load((kit.folder / "logs" / "mine" / "v1" / "hparams.yaml").read_text())
 
 
 @equal

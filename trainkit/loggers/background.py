@@ -39,13 +39,19 @@ class Background:
     Attributes:
         mistake: an error in the settings, found in the thread and to be raised by the main thread.
         dropped: number of dropped entries.
+        is_open: whether the logger's `open` has returned.
+        is_whole: whether the run has ended well.
+        position: returns the run's step and epoch.
     """
+
+    position: Callable[[], tuple[int, int]]
 
     def __init__(
         self, name: str, flush: Callable[[], None], get_on: Callable[[], None], room: int = ROOM
     ) -> None:
         self.mistake: TrainkitError | None = None
         self.dropped = 0
+        self.is_open = self.is_whole = False
         self._name = name
         self._flush = flush
         self._get_on = get_on

@@ -2,7 +2,7 @@
 them.
 
 main thread     require (is the package installed?) -> on_metrics: queue the values -> at the end: wait for the queue, limited
-its thread      open -> log_hyperparams -> log_metrics, ... -> flush, if the queue is empty -> finalize
+its thread      open -> write_hyperparams -> write_metrics, ... -> flush, if the queue is empty -> finalize
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from trainkit.api.callback import Callback
@@ -71,17 +73,19 @@ class Logger(Callback):
     """Opens on rank 0 when a fit starts, receives values, and is closed however the fit ends; it
     opens again for the values of `validate` and `test`.
 
-    `open`, `log_hyperparams`, `log_metrics`, `flush` and `finalize` run one at a time in this
-    logger's thread. The first exception is reported; then this logger stops, and training
-    continues. An error of trainkit's own (ConfigError) means wrong settings and ends the run.
+    `open`, `write_hyperparams`, `write_metrics`, `flush` and `finalize` run one at a time in this
+    logger's thread; a subclass has them. `log_hyperparams` and `log_metrics` are for hooks. The
+    first exception is reported; then this logger stops, and training continues. An error of
+    trainkit's own (ConfigError) means wrong settings and ends the run.
 
     Attributes:
         stores_media: it has a `log_media`.
         settles: a checkpoint waits (5 s at most) until all values logged before it are written, so
             that a run killed right after it has lost none. For local files.
+        given_hparams: what `log_hyperparams` was given.
         finish_timeout_s: seconds that the end of a fit waits for pending writes; at most 10 if the
             run was preempted or failed, or if `open` has not returned and asks a server.
-        logged_at: in `log_metrics`: the time at which the values were logged, in seconds since
+        logged_at: in `write_metrics`: the time at which the values were logged, in seconds since
             1970.
     """
 
@@ -92,8 +96,7 @@ class Logger(Callback):
     logged_at = 0.0
     _background: Background | None = None
     _run_dir: Path | None = None
-    _is_open = False
-    _has_ended = False
+    given_hparams: Mapping[str, Any] = MappingProxyType({})
 
     @property
     def asks_a_server(self) -> bool:
@@ -119,7 +122,6 @@ class Logger(Callback):
 
     def start(self, trainer: RunView, task: Task, follows: bool) -> None:
         """Start the thread and open; write the run's settings, unless values follow earlier ones."""
-        self._has_ended = follows
         self._run_dir = Path(trainer.run_dir)
         if not self.takes_part(trainer):
             return
@@ -134,7 +136,7 @@ class Logger(Callback):
             run_dir=Path(trainer.run_dir),
             global_step=trainer.global_step,
             resumes=follows or checkpoints.resumed_in_place,
-            hyperparams=_hyperparams(trainer, task),
+            hyperparams={**_hyperparams(trainer, task), **masked(self.given_hparams)},
             stores=tuple(checkpoints.stores),
             task=type(task).__name__,
             engine=trainer.engine.name,
@@ -143,12 +145,14 @@ class Logger(Callback):
             follows=follows,
             secrets=trainer.options.masked_values,
         )
-        self._is_open = False
-        self._background = Background(type(self).__name__, self.flush, get_on)
-        self._background.put("opening", functools.partial(_open, self, facts))
+        background = Background(type(self).__name__, self.flush, get_on)
+        background.position = lambda: (trainer.global_step, trainer.current_epoch)
+        background.is_whole = trainer.state.stage != "fit"
+        self._background = background
+        background.put("opening", functools.partial(_open, self, background, facts))
         if not follows:
-            write = functools.partial(self.log_hyperparams, facts.hyperparams)
-            self._background.put("writing the settings", write)
+            write = functools.partial(self.write_hyperparams, facts.hyperparams)
+            background.put("writing the settings", write)
 
     def on_metrics(
         self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
@@ -180,17 +184,18 @@ class Logger(Callback):
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
         """Raise what is wrong with the settings; the Task's on_fit_end may log more."""
-        self._has_ended = True
         self.settle()
-        if self._background is not None and self._background.mistake is not None:
-            raise self._background.mistake
+        if self._background is not None:
+            self._background.is_whole = True
+            if self._background.mistake is not None:
+                raise self._background.mistake
 
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Close, also if a signal ended the run."""
-        background = self._background
-        self._finish("success" if self._has_ended or stage != "fit" else "preempted")
-        if self._has_ended and background is not None and background.mistake is not None:
-            raise background.mistake
+        if (background := self._background) is not None:
+            self._finish("success" if background.is_whole else "preempted")
+            if background.is_whole and background.mistake is not None:
+                raise background.mistake
 
     @property
     def experiment(self) -> Any:
@@ -202,15 +207,40 @@ class Logger(Callback):
         Raises:
             ConfigError: this logger writes plain files, and has none; or it is not open.
         """
-        if self._background is None and read_launcher().rank:
-            return _Ignored()
         if self._background is None:
-            raise ConfigError(
-                f"{type(self).__name__}.experiment: this logger is open in fit, validate and test"
-                " alone. Use it in their hooks: from on_fit_start to on_fit_end."
-            )
+            _refuse_on_main(self, "experiment")
+            return _Ignored()
         self.settle()
         return self.native()
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers to this logger alone, from a hook. Other ranks ignore the call.
+
+        Args:
+            metrics: of one element each.
+            step: default: the run's.
+
+        Raises:
+            ConfigError: this logger is not open.
+        """
+        if self._background is None:
+            _refuse_on_main(self, "log_metrics")
+            return
+        here, epoch = self._background.position()
+        step = here if step is None else step
+        values = {name: float(value) for name, value in metrics.items()}
+        work = functools.partial(_write, self, values, step, epoch, time.time())
+        if self.hand_over(f"writing step {step}", work):
+            self.taken(step)
+
+    def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
+        """Log settings beside the run's own: now, or before a fit once it opens."""
+        own = vars(params) if isinstance(params, Namespace) else params
+        self.given_hparams = {**self.given_hparams, **own}
+        self.hand_over(
+            "writing settings",
+            functools.partial(self.write_hyperparams, masked(self.given_hparams)),
+        )
 
     def native(self) -> Any:
         """Return the library's object, for `experiment`."""
@@ -232,7 +262,7 @@ class Logger(Callback):
     def _finish(self, status: str) -> None:
         background, self._background = self._background, None
         if background is not None:
-            has_time = status == "success" and (self._is_open or not self.asks_a_server)
+            has_time = status == "success" and (background.is_open or not self.asks_a_server)
             limit_s = self.finish_timeout_s if has_time else min(self.finish_timeout_s, _HURRY_S)
             background.close(functools.partial(self.finalize, status), limit_s)
 
@@ -255,14 +285,14 @@ class Logger(Callback):
         """Open the files, or the connection."""
 
     @abstractmethod
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+    def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Write the values of a step."""
 
     def log_media(self, media: Media, step: int) -> None:  # noqa: B027 - see stores_media
         """Write a picture, text, table, sound or histogram."""
 
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
-        """Write the run's settings, nested as in the config."""
+    def write_hyperparams(self, params: dict[str, Any]) -> None:
+        """Write the run's settings, nested as in the config; or those of `log_hyperparams`."""
 
     def flush(self) -> None:
         """Write buffered values; called if the queue is empty."""
@@ -272,14 +302,23 @@ class Logger(Callback):
         """Close; `status` is "success", "failed" or "preempted"."""
 
 
-def _open(logger: Logger, facts: RunFacts) -> None:
+def _refuse_on_main(logger: Logger, name: str) -> None:
+    """Refuse what needs an open logger, on rank 0: the others have none open."""
+    if not read_launcher().rank:
+        raise ConfigError(
+            f"{type(logger).__name__}.{name}: this logger is open in fit, validate and test alone."
+            " Use it in their hooks: from on_fit_start to on_fit_end."
+        )
+
+
+def _open(logger: Logger, background: Background, facts: RunFacts) -> None:
     logger.open(facts)
-    logger._is_open = True
+    background.is_open = True
 
 
 def _write(logger: Logger, metrics: dict[str, float], step: int, epoch: int, now: float) -> None:
     logger.logged_at = now
-    logger.log_metrics(metrics, step, epoch)
+    logger.write_metrics(metrics, step, epoch)
 
 
 class _Ignored:

@@ -40,7 +40,7 @@ class CSVLogger(RowLogger):
                 self._columns = list(reader.fieldnames or self._columns)
         self._rewrite()
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+    def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         row: dict[str, object] = {"epoch": epoch, "step": step, **metrics}
         self._rows.append(row)
         new = [name for name in metrics if name not in self._columns]

@@ -38,7 +38,7 @@ class JSONLLogger(RowLogger):
                     )
         self._file = self.path.open("a")
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+    def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         assert self._file is not None
         numbers = {name: float(value) for name, value in metrics.items()}
         strange = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}

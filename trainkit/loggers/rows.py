@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import yaml  # type: ignore[import-untyped]
+
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
@@ -83,6 +85,12 @@ class RowLogger(Placed, Logger):
         if follows:
             self.sieve = Sieve(sys.maxsize, None)
         super().start(trainer, task, follows)
+
+    def write_hyperparams(self, params: dict[str, Any]) -> None:
+        """Write those of `log_hyperparams` as Lightning does; the run's own are in its folder."""
+        if self.given_hparams:
+            plain = json.loads(json.dumps(params, default=str))
+            (self.path.parent / "hparams.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
 
     def flush(self) -> None:
         if self._file is not None:

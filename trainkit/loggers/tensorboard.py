@@ -143,13 +143,13 @@ class TensorBoardLogger(Placed, Logger):
         hides = run.global_step + 1 if repeats else None
         self._writer = self._make_writer(str(folder), purge_step=hides)
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+    def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Write scalars, with the time at which they were logged."""
         for name, value in metrics.items():
             if step != self._resumed_at or name not in self._there:
                 self._writer.add_scalar(name, value, step, walltime=self.logged_at)
 
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
+    def write_hyperparams(self, params: dict[str, Any]) -> None:
         """Write the settings: as a text, and for the HPARAMS tab."""
         text = json.dumps(params, indent=2, default=str)
         self._writer.add_text("config", f"```json\n{text}\n```")

@@ -40,13 +40,13 @@ class Own(Logger):
         """See Logger."""
         self._note("open", run)
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+    def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """See Logger."""
-        self._note("log_metrics", (step, epoch, sorted(metrics)))
+        self._note("write_metrics", (step, epoch, sorted(metrics)))
 
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
+    def write_hyperparams(self, params: dict[str, Any]) -> None:
         """See Logger."""
-        self._note("log_hyperparams", params)
+        self._note("write_hyperparams", params)
 
     def finalize(self, status: str) -> None:
         """See Logger."""
@@ -81,17 +81,17 @@ def test_a_logger_hears_of_the_run_in_order(tmp_path: Path) -> None:
     )
     assert (facts.engine, facts.rank, facts.world_size) == ("single", 0, 1)
     assert rest == [
-        ("log_hyperparams", {"width": 7}),
-        ("log_metrics", (1, 0, ["lr", "train/loss"])),
-        ("log_metrics", (2, 0, ["lr", "train/loss"])),
-        ("log_metrics", (2, 0, ["val/loss"])),
+        ("write_hyperparams", {"width": 7}),
+        ("write_metrics", (1, 0, ["lr", "train/loss"])),
+        ("write_metrics", (2, 0, ["lr", "train/loss"])),
+        ("write_metrics", (2, 0, ["val/loss"])),
         ("finalize", "success"),
     ]
     assert len(own.threads) == 1
     assert threading.get_ident() not in own.threads
 
 
-@pytest.mark.parametrize("method", ["open", "log_hyperparams", "log_metrics", "finalize"])
+@pytest.mark.parametrize("method", ["open", "write_hyperparams", "write_metrics", "finalize"])
 def test_a_logger_that_fails_is_reported_once_and_the_run_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_logger_that_fails_is_reported_once_and_the_run_continues(
 def test_what_a_logger_does_changes_nothing_of_the_training(tmp_path: Path) -> None:
     """Weights with a failing logger are bit-identical to those without any."""
     assert torch.equal(
-        weights(train(tmp_path / "a", Own("log_metrics"))), weights(train(tmp_path / "b"))
+        weights(train(tmp_path / "a", Own("write_metrics"))), weights(train(tmp_path / "b"))
     )
 
 
@@ -143,10 +143,10 @@ class Stuck(Own):
             self.gate.wait(30)
         super().open(run)
 
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
+    def write_hyperparams(self, params: dict[str, Any]) -> None:
         """Wait."""
         self.gate.wait(30)
-        super().log_hyperparams(params)
+        super().write_hyperparams(params)
 
 
 def test_a_network_that_does_not_answer_stops_nothing(
@@ -210,7 +210,7 @@ def test_the_end_is_reported(tmp_path: Path, error: Exception | None, status: st
     except KeyError as raised:
         assert raised is error
     assert own.calls[-1] == ("finalize", status)
-    assert [name for name, _ in own.calls].count("log_metrics") == 3
+    assert [name for name, _ in own.calls].count("write_metrics") == 3
 
 
 def test_a_second_fit_opens_again(tmp_path: Path) -> None:
@@ -221,9 +221,9 @@ def test_a_second_fit_opens_again(tmp_path: Path) -> None:
         trainer.fit(Line(), loader(8))
     assert [name for name, _ in own.calls] == 2 * [
         "open",
-        "log_hyperparams",
-        "log_metrics",
-        "log_metrics",
+        "write_hyperparams",
+        "write_metrics",
+        "write_metrics",
         "finalize",
     ]
 
@@ -234,8 +234,8 @@ def test_an_evaluation_alone_is_a_run_of_its_own(tmp_path: Path) -> None:
     quiet(tmp_path, logger=own).validate(Line(), loader(4))
     assert [call for call, *_ in own.calls] == [
         "open",
-        "log_hyperparams",
-        "log_metrics",
+        "write_hyperparams",
+        "write_metrics",
         "finalize",
     ]
 
@@ -248,7 +248,7 @@ def test_an_evaluation_after_a_fit_follows_its_values(tmp_path: Path) -> None:
     trainer.fit(task, loader(8), loader(4))
     own.calls.clear()
     trainer.validate(task, loader(4))
-    assert [call for call, _ in own.calls] == ["open", "log_metrics", "finalize"]
+    assert [call for call, _ in own.calls] == ["open", "write_metrics", "finalize"]
     (_, facts), (_, values), _ = own.calls
     assert (facts.resumes, facts.follows) == (True, True)
     assert values == (2, 1, ["val/loss"])
@@ -269,7 +269,33 @@ def test_an_evaluation_leaves_the_files_of_a_run_as_they_are(tmp_path: Path) -> 
     trainer.validate(Line(), loader(4))
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before
-    assert [call for call, _ in own.calls] == ["open", "log_hyperparams", "log_metrics", "finalize"]
+    assert [call for call, _ in own.calls] == [
+        "open",
+        "write_hyperparams",
+        "write_metrics",
+        "finalize",
+    ]
+
+
+def test_values_and_settings_of_the_users_own_reach_this_logger_alone(tmp_path: Path) -> None:
+    """Outside of a run, values are refused; settings wait for it, and secrets are masked."""
+
+    class Logs(Line):
+        def on_train_start(self) -> None:
+            """Log to the first logger."""
+            own.log_metrics({"x": torch.tensor([2.0])})
+            own.log_hyperparams({"late": 1})
+
+    own, other = Own(), Own()
+    own.log_hyperparams({"api_key": "hidden", "width": 3})
+    with pytest.raises(ConfigError, match=r"Own\.log_metrics: this logger is open in fit"):
+        own.log_metrics({"x": 1.0})
+    train(tmp_path, own, other, task=Logs())
+    assert ("write_metrics", (0, 0, ["x"])) in own.calls
+    assert ("write_metrics", (0, 0, ["x"])) not in other.calls
+    settings = [what for call, what in own.calls if call == "write_hyperparams"]
+    given = {"api_key": "***", "width": 3}
+    assert settings == [given, given | {"late": 1}]
 
 
 def test_what_on_fit_end_logs_is_written(tmp_path: Path) -> None:
@@ -305,9 +331,9 @@ def test_a_checkpoint_waits_for_what_was_logged_before_it(tmp_path: Path) -> Non
     class Slow(CSVLogger):
         gate = threading.Event()
 
-        def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+        def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
             self.gate.wait(30)
-            super().log_metrics(metrics, step, epoch)
+            super().write_metrics(metrics, step, epoch)
 
     class Begins(Callback):
         def on_save_checkpoint(self, trainer: Any, task: Any, checkpoint: dict[str, Any]) -> None:

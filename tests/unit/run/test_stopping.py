@@ -246,7 +246,7 @@ class Closes(Logger):
     def open(self, run: RunFacts) -> None:
         """Nothing to open."""
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+    def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Nothing to write."""
 
     def finalize(self, status: str) -> None:

@@ -135,7 +135,7 @@ class MLFlowLogger(CheckpointLogger):
             name = run.without_secrets(self.run_name or run.run_dir.name)
             self.run_id = self._client.create_run(experiment, tags=tags, run_name=name).info.run_id
 
-    def log_hyperparams(self, params: dict[str, Any]) -> None:
+    def write_hyperparams(self, params: dict[str, Any]) -> None:
         texts = {_legal(name): str(value) for name, value in flatten(params).items()}
         known = self._client.get_run(self.run_id).data.params
         entities = self._mlflow.entities
@@ -146,7 +146,7 @@ class MLFlowLogger(CheckpointLogger):
             if known.get(name, value) != value:
                 self._client.set_tag(self.run_id, _legal(f"changed.{name}"), value)
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+    def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         now = int(self.logged_at * 1000)
         numbers = {_legal(name): float(value) for name, value in metrics.items()} | {
             "epoch": float(epoch)

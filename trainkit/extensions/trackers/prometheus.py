@@ -160,7 +160,7 @@ class PrometheusLogger(Logger):
         self.address = f"http://{self.addr}:{self._server.server_port}/metrics"
         info(f"Prometheus: {self.address} (rank {run.rank}, {labels['host']})")
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+    def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         assert self._board is not None
         self._board.take_metrics(metrics)
 

@@ -131,7 +131,7 @@ class WandbLogger(CheckpointLogger):
             config=run.hyperparams,
         )
 
-    def log_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
+    def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Pass the values to W&B's own process."""
         self._run.log(
             metrics | {"epoch": epoch, "step": step, "_timestamp": self.logged_at}, step=step
