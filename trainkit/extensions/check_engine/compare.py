@@ -303,7 +303,17 @@ class _Judge:
         worst = max(shares, key=lambda own: own[0] / own[1] if own[1] else own[0], default=(0, 0))
         hidden = _FACTOR * _level(pairs)
         count = len(differing)
-        return StageResult(what, unit, len(pairs), skipped, worst, count, first, is_noted, hidden)
+        return StageResult(
+            what,
+            unit,
+            len(pairs),
+            skipped,
+            worst,
+            count,
+            first,
+            is_noted,
+            hidden,
+        )
 
 
 def _bounds(pairs: Sequence[SketchPair], error: float) -> list[float]:

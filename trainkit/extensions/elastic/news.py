@@ -56,4 +56,11 @@ def news_of(job: Job) -> News:
         changes = "; ".join(text for text, _ in job.changes)
         why = changes or "the others form a new generation"
     dumps = frozenset(w.name for w in job.workers.values() if w.dump == "wanted")
-    return News(job.generation, why, own, frozenset(job.workers), job.has_lost_members, dumps)
+    return News(
+        job.generation,
+        why,
+        own,
+        frozenset(job.workers),
+        job.has_lost_members,
+        dumps,
+    )

@@ -128,7 +128,15 @@ def _work(arguments: Sequence[str], facts: dict[str, Any]) -> None:
             " more, or fewer steps."
         )
     shared = {**a.contract, "metric": metric, "ranks": asked.ranks}
-    result = report.ComparedConfigs(a.typed, b.typed, metric, mode, pairs, seeds.left_out, shared)
+    result = report.ComparedConfigs(
+        a.typed,
+        b.typed,
+        metric,
+        mode,
+        pairs,
+        seeds.left_out,
+        shared,
+    )
     facts |= report.show(result, asked.folder)
     numbers = asked.folder / "reports" / "experiment.json"
     numbers.write_text(json_text(facts))

@@ -120,7 +120,15 @@ class KubernetesCluster:
             if state in _ENDED.values()
             else elapsed_of((datetime.now(timezone.utc) - began).total_seconds())
         )
-        return JobRow(one.name, state, str(one.manifest), reason, elapsed, nodes=nodes, more=more)
+        return JobRow(
+            one.name,
+            state,
+            str(one.manifest),
+            reason,
+            elapsed,
+            nodes=nodes,
+            more=more,
+        )
 
 
 def _file_of(job: str) -> Path:

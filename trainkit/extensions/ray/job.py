@@ -83,7 +83,15 @@ def run_job(
             token = str(stack.enter_context(token_in(Path(run_dir), "job")))
         slots = stack.enter_context(contextlib.closing(Slots(options)))
         hosts = _first_hosts(slots, output)
-        work = WorkerProgram(command, environ, at, token, run_dir or "", call, needs_horovod)
+        work = WorkerProgram(
+            command,
+            environ,
+            at,
+            token,
+            run_dir or "",
+            call,
+            needs_horovod,
+        )
         backend = RayBackend(slots, work)
         try:
             backend.check(hosts, options.start_timeout_s)

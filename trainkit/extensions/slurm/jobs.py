@@ -123,7 +123,14 @@ def states_of(jobs: Sequence[SubmittedJob]) -> dict[int, JobState]:
     for line in queue.stdout.splitlines():
         number, state, reason, elapsed, left, partition, nodes = line.split("|")
         reason = "" if reason == "None" else reason
-        states[int(number)] = JobState(state, reason, elapsed, left, partition, nodes)
+        states[int(number)] = JobState(
+            state,
+            reason,
+            elapsed,
+            left,
+            partition,
+            nodes,
+        )
     if forgotten := ",".join(
         str(number) for number, state in states.items() if state.state == "GONE"
     ):

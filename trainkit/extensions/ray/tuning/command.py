@@ -53,7 +53,15 @@ def _work(arguments: Sequence[str]) -> None:
     trainer = job.config["trainer"]
     own = [word for word in others if not word.lstrip("+").startswith("run_dir=")]
     max_epochs = trainer.get("max_epochs")
-    request = Search(own, space, settings, max_epochs, trainer.get("max_steps"), folder, goal)
+    request = Search(
+        own,
+        space,
+        settings,
+        max_epochs,
+        trainer.get("max_steps"),
+        folder,
+        goal,
+    )
     console = console_of()
     console.print(
         f"search  {settings.metric} ({settings.mode}), scheduler {settings.scheduler}:"

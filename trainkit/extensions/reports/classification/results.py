@@ -128,7 +128,14 @@ class ClassificationResults:
             self._worst["loss"]
         )
         return [
-            WorstSample(loss, label, chosen, confidence, _name(dataset, number), image)
+            WorstSample(
+                loss,
+                label,
+                chosen,
+                confidence,
+                _name(dataset, number),
+                image,
+            )
             for (loss, label, chosen, confidence, number), image in zip(rows, pictures, strict=True)
         ]
 

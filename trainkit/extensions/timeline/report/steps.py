@@ -164,7 +164,15 @@ def _steps(rank: RankTrace) -> list[StepOfRank]:
         ended = backwards[-1]["ts"] + backwards[-1]["dur"]
         at = [rank.clock.to_rank_0(us) for us in (events[0]["ts"], begun, ended)]
         steps.append(
-            StepOfRank(number, rank.about.rank, at[0], seconds, at[1], at[2], samples[number])
+            StepOfRank(
+                number,
+                rank.about.rank,
+                at[0],
+                seconds,
+                at[1],
+                at[2],
+                samples[number],
+            )
         )
     return steps
 
