@@ -40,15 +40,7 @@ PLAIN_KEYS = {
     "vars": "dict | None",
 }
 # parts first: an error names the part's own key
-ONE_OBJECT = (
-    "launcher",
-    "engine",
-    "communication",
-    "data",
-    "optimizer",
-    "lr",
-    "task",
-)
+ONE_OBJECT = ("launcher", "engine", "communication", "data", "optimizer", "lr", "task")
 SEVERAL_OBJECTS = ("callbacks", "logger")
 KEYS = (*PLAIN_KEYS, *ONE_OBJECT, *SEVERAL_OBJECTS, "trainer")
 # Arguments of the Trainer that have their own place in a config.

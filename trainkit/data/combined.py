@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset
 
-from trainkit.data.loader import read_source
+from trainkit.data.loader import items_of, read_source
 from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError
 
@@ -96,18 +96,7 @@ def joined(data: Any, name: str) -> Any:
     """
     if isinstance(data, CombinedLoader):
         return data.joined(name)
-    items = (
-        list(data.values())
-        if isinstance(data, Mapping)
-        else data
-        if isinstance(data, (list, tuple))
-        else []
-    )
-    if (
-        items
-        and isinstance(items[0], DataLoader)
-        and all(isinstance(item, DataLoader) for item in items)
-    ):
+    if items_of(data, DataLoader):
         return CombinedLoader(data, "max_size_cycle").joined(name)
     return data
 

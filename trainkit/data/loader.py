@@ -24,7 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
-from trainkit.data.splitting import loader_like
+from trainkit.data.splitting import loader_like, options_of
 from trainkit.data.streams import Sharded, iterates_itself
 from trainkit.data.workers import Shielded, ended_workers, start_workers
 from trainkit.errors import ConfigError, DataError, TrainkitError
@@ -102,16 +102,18 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
     return source
 
 
+def items_of(data: Any, *kinds: type) -> list[Any]:
+    """Return the items of a dict, list or tuple if all are of these kinds, else none."""
+    if not isinstance(data, (Mapping, list, tuple)):
+        return []
+    items = data.values() if isinstance(data, Mapping) else data
+    return list(items) if all(isinstance(item, kinds) for item in items) else []
+
+
 def _refuse_several(data: Any, name: str) -> None:
     """Refuse a collection of loaders or data sets, which would be taken for a stream of batches."""
-    items = (
-        list(data.values())
-        if isinstance(data, Mapping)
-        else data
-        if isinstance(data, (list, tuple))
-        else []
-    )
-    if items and all(isinstance(item, (DataLoader, Dataset)) for item in items):
+    items = items_of(data, DataLoader, Dataset)
+    if items:
         raise ConfigError(
             f"{name} is a {type(data).__name__} of {type(items[0]).__name__}s. Give DataLoaders:"
             " training then takes a batch of each (see trainkit.CombinedLoader), evaluation one"
@@ -165,18 +167,7 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
         sampler.replacement or sampler.num_samples != len(loader.dataset)  # type: ignore[arg-type]
     ):
         own = sampler  # with replacement, or of some samples only: use its own draws as the order
-    options = {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        "persistent_workers": loader.persistent_workers,
-    }
-    if loader.num_workers > 0:
-        options["prefetch_factor"] = loader.prefetch_factor
+    options = options_of(loader)
     return Source(loader.dataset, batching.batch_size, shuffles, batching.drop_last, own, options)
 
 
@@ -290,10 +281,8 @@ class ShardedLoader:
         seeded = self._seeded = SeededDataset(source.dataset, seed)
         dataset: Dataset[Any] = seeded
         if guarded:
-            dataset, options["collate_fn"] = (
-                GuardedDataset(seeded),
-                GuardedCollate(options.get("collate_fn")),
-            )
+            dataset = GuardedDataset(seeded)
+            options["collate_fn"] = GuardedCollate(options.get("collate_fn"))
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def iterate(self, plan: StepPlan, epoch: int, start: int) -> Iterator[Any]:

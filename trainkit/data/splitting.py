@@ -153,6 +153,11 @@ def _as_worker(info: Any) -> Iterator[None]:
 
 def loader_like(loader: DataLoader[Any], dataset: Any, **changes: Any) -> DataLoader[Any]:
     """Return a DataLoader with another data set and batches, and the options of `loader`."""
+    return shield(DataLoader(dataset, **(options_of(loader) | changes)))  # type: ignore[no-any-return]
+
+
+def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return a loader's arguments, without data set and batches."""
     names = (
         "num_workers",
         "collate_fn",
@@ -165,7 +170,7 @@ def loader_like(loader: DataLoader[Any], dataset: Any, **changes: Any) -> DataLo
     options = {name: getattr(loader, name) for name in (*names, "persistent_workers")}
     if loader.num_workers > 0:
         options["prefetch_factor"] = loader.prefetch_factor
-    return shield(DataLoader(dataset, **(options | changes)))  # type: ignore[no-any-return]
+    return options
 
 
 def splits_itself(data: Any) -> bool:

@@ -16,7 +16,7 @@ from trainkit.api.task import Task
 from trainkit.data.bad_samples import BadSamples
 from trainkit.data.combined import CombinedLoader, joined
 from trainkit.data.feed import Feed, MapFeed, Skips, StreamFeed
-from trainkit.data.loader import ShardedLoader, Source, read_source
+from trainkit.data.loader import ShardedLoader, Source, items_of, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
 from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
@@ -190,17 +190,9 @@ def train_feed(
     most = max(n for _, n in changes)
     even = engine.needs_even_rounds
     uneven = tuple(shares) if shares is not None and len(set(shares)) > 1 else None
-    plan = StepPlan(
-        samples,
-        source.batch_size,
-        engine.ranks.data_size,
-        most,
-        drop_last,
-        pad,
-        declared,
-        even,
-        uneven,
-    )
+    size = source.batch_size
+    ranks = engine.ranks.data_size
+    plan = StepPlan(samples, size, ranks, most, drop_last, pad, declared, even, uneven)
     if plan.num_steps == 0:
         raise DataError(
             f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a"
@@ -256,26 +248,17 @@ def eval_feeds(
     if isinstance(data, CombinedLoader):
         data = data.iterables if data.mode == "sequential" else data.joined(name)
     named = isinstance(data, Mapping)
-    items = list(data.values()) if named else data if isinstance(data, (list, tuple)) else []
-    several = bool(items) and all(isinstance(item, DataLoader) for item in items)
+    several = items_of(data, DataLoader)
     feeds: list[Feed] = []
-    for index, item in enumerate(items if several else [data]):
+    for index, item in enumerate(several or [data]):
         move = mover_of(index)
         source = read_source(item, name, training=False)
         skips = None if bad is None else Skips(bad, name, each_step=False)
         if source is None:
             declared = declared_ranks or engine.ranks.data_size
             stream = _stream(item, name, limit, seed, engine, declared, bad is not None)
-            feeds.append(
-                StreamFeed(
-                    stream,
-                    lambda epoch: 1,
-                    engine.data.sum_number,
-                    move,
-                    skips,
-                    engine.needs_even_rounds,
-                )
-            )
+            sum_over_ranks, even = engine.data.sum_number, engine.needs_even_rounds
+            feeds.append(StreamFeed(stream, lambda epoch: 1, sum_over_ranks, move, skips, even))
         else:
             # predictions come in the data set's order
             source = dataclasses.replace(source, shuffle=False)
@@ -283,14 +266,8 @@ def eval_feeds(
             plan = StepPlan(
                 samples, source.batch_size, engine.ranks.data_size, even=engine.needs_even_rounds
             )
-            feeds.append(
-                MapFeed(
-                    _sharded(source, plan, seed, engine, bad is not None),
-                    engine.ranks.data_rank,
-                    move,
-                    skips=skips,
-                )
-            )
+            loader = _sharded(source, plan, seed, engine, bad is not None)
+            feeds.append(MapFeed(loader, engine.ranks.data_rank, move, skips=skips))
     for feed, loader_name in zip(feeds, data if named and several else (), strict=False):
         feed.name = str(loader_name)
     return feeds
@@ -348,32 +325,16 @@ def _stream(
         data = split_over_ranks(data, rank, world_size)
     if reads_own:
         return OwnStream(data, length, limit, mix(seed, rank), declared / world_size)
-    if (
-        len(
-            set(
-                engine.comm.all_gather_object(
-                    fingerprint(data, seed) if engine.ranks.world_size > 1 else None
-                )
-            )
-        )
-        > 1
-    ):
+    own = fingerprint(data, seed) if engine.ranks.world_size > 1 else None
+    if len(set(engine.comm.all_gather_object(own))) > 1:
         raise ConfigError(
             f"{name}: the ranks read different streams (their first batches differ), so the batches"
             " of one stream cannot be split over them. If each rank reads a part of its own, declare"
             " it: trainkit.sharded(...). If the stream shuffles, give it a fixed seed, so that all"
             " ranks read the same order."
         )
-    return SplitStream(
-        data,
-        length,
-        limit,
-        seed,
-        (rank, world_size),
-        declared,
-        engine.comm.broadcast_object,
-        guarded,
-    )
+    agree = engine.comm.broadcast_object
+    return SplitStream(data, length, limit, seed, (rank, world_size), declared, agree, guarded)
 
 
 def _length_of(stream: Any) -> int | None:
