@@ -22,6 +22,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
+from trainkit.data.collate import seeded_collate
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
 from trainkit.data.splitting import loader_like, options_of
@@ -76,7 +77,7 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
 
     Raises:
         ConfigError: it is none of these, or a DataLoader that already shards its samples over
-            ranks.
+            ranks, or that yields batches as they come.
         DataError: the data set is empty.
     """
     _refuse_several(data, name)
@@ -280,9 +281,10 @@ class ShardedLoader:
             options["generator"] = torch.Generator().manual_seed(mix(seed, rank))
         seeded = self._seeded = SeededDataset(source.dataset, seed)
         dataset: Dataset[Any] = seeded
+        collate = options["collate_fn"] = seeded_collate(options.get("collate_fn"), seeded, seed)
         if guarded:
             dataset = GuardedDataset(seeded)
-            options["collate_fn"] = GuardedCollate(options.get("collate_fn"))
+            options["collate_fn"] = GuardedCollate(collate)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def iterate(self, plan: StepPlan, epoch: int, start: int) -> Iterator[Any]:

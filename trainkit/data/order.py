@@ -224,6 +224,9 @@ class SeededDataset(Dataset[Any]):
     Its keys are (epoch, index), so persistent workers need not be informed of the epoch. To seed
     the generators for each sample takes 12 us, so it begins with the first batch that draws: this
     batch is read a second time, with its own random numbers.
+
+    Attributes:
+        first: the key of the first sample of the batch that was read last.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -231,6 +234,7 @@ class SeededDataset(Dataset[Any]):
         self.seed = seed
         self._may_draw, self._draws = may_draw(dataset), False
         self._witness: Witness | None = None  # made where the samples are read: it is not pickled
+        self.first = 0, 0
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         return self.__getitems__([key])[0]
@@ -257,10 +261,12 @@ class SeededDataset(Dataset[Any]):
                 continue
             size = _next_size(size, (time.perf_counter() - begun) / len(burst))
             for batch in burst:
+                self.first = batch[0]
                 yield list(itertools.islice(samples, len(batch)))
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples of a batch; a DataLoader calls this."""
+        self.first = next(iter(keys), self.first)
         if not self._may_draw:
             return self._read(keys)
         if not self._draws:

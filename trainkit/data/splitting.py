@@ -52,6 +52,9 @@ class DatasetShare(IterableDataset[Any]):
 
     The data set's own iteration sees no worker, so one that splits itself by worker is not split
     twice; and it draws its random numbers from (seed, epoch), the same on all ranks and workers.
+
+    Attributes:
+        first: the seed of the epoch, and the number of the batch that is read.
     """
 
     def __init__(self, dataset: IterableDataset[Any], batch_size: int) -> None:
@@ -60,6 +63,7 @@ class DatasetShare(IterableDataset[Any]):
         self._batch_size = batch_size
         self._share = Share(0, None, 1, 0, 1)
         self._seed = 0
+        self.first = 0, 0
 
     def start(self, share: Share, seed: int) -> None:
         """Set the next iteration."""
@@ -89,6 +93,7 @@ class DatasetShare(IterableDataset[Any]):
                 return
             if share.has(batch):
                 if turn % workers == worker:
+                    self.first = self._seed, batch
                     yield from chunk
                 turn += 1
 

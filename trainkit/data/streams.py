@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
+from trainkit.data.collate import seeded_collate
 from trainkit.data.order import OwnRandomNumbers, SeededDataset, in_bursts, mix
 from trainkit.data.splitting import DatasetShare, Share, loader_like
 from trainkit.data.workers import shield
@@ -229,7 +230,11 @@ class SplitStream(Stream):
         if is_loader and not self._draws_batches:
             self._own_samples = DatasetShare(data.dataset, data.batch_size or 1)
             self._loader = loader_like(
-                data, self._own_samples, batch_size=data.batch_size, drop_last=data.drop_last
+                data,
+                self._own_samples,
+                batch_size=data.batch_size,
+                drop_last=data.drop_last,
+                collate_fn=seeded_collate(data.collate_fn, self._own_samples, seed),
             )
 
     def per_step(self, accumulate: int) -> int:
@@ -274,14 +279,13 @@ class SplitStream(Stream):
         whole = data.batch_sampler is None  # the data set makes the batches
         batches = [[(epoch, index) for index in ([batch] if whole else batch)] for batch in own]
         seeded = SeededDataset(data.dataset, self._run_seed)
+        collate = seeded_collate(data.collate_fn, seeded, self._run_seed)
         # in this process, without a DataLoader's own cost
         if not (data.num_workers or data.pin_memory or self._guarded):
             samples = seeded.batches(iter(batches))
-            return map(data.collate_fn, (batch for (batch,) in samples) if whole else samples)
+            return map(collate, (batch for (batch,) in samples) if whole else samples)
         dataset: Dataset[Any] = GuardedDataset(seeded) if self._guarded else seeded
-        more: dict[str, Any] = (
-            {"collate_fn": GuardedCollate(data.collate_fn)} if self._guarded else {}
-        )
+        more: dict[str, Any] = {"collate_fn": GuardedCollate(collate) if self._guarded else collate}
         more |= (
             {"batch_size": None, "sampler": [key for (key,) in batches]}
             if whole
