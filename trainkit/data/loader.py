@@ -84,6 +84,11 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
     if isinstance(data, Sharded):
         return None
     if isinstance(data, DataLoader):
+        if not getattr(data, "in_order", True):  # torchdata's has none in some versions
+            raise ConfigError(
+                f"{name} has in_order=False; batches come in the order of their steps here, so that"
+                " a run repeats and resumes exactly. Leave it out."
+            )
         source = _read_loader(data, name)
     elif (
         isinstance(data, Dataset)

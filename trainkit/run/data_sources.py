@@ -184,6 +184,12 @@ def train_feed(
             f"The training data has {source.num_samples} samples for {declared} ranks; each rank"
             " needs one at least. Start fewer ranks."
         )
+    sampler = getattr(data, "sampler", None)
+    if source.shuffle and source.sampler is None and getattr(sampler, "generator", None):
+        engine.ranks.say(
+            "train_dataloaders: the order is not drawn from the loader's generator, but from"
+            f" seed={seed} and the epoch, so that it resumes."
+        )
     samples = _limited(source, limit, declared)
     # full microbatches anyway
     drop_last = source.drop_last and not (isinstance(limit, int) and samples < source.num_samples)
@@ -261,6 +267,13 @@ def eval_feeds(
             feeds.append(StreamFeed(stream, lambda epoch: 1, sum_over_ranks, move, skips, even))
         else:
             # predictions come in the data set's order
+            unused = ["shuffle=True"] * (source.shuffle and source.sampler is None)
+            unused += ["drop_last=True"] * source.drop_last
+            if unused:
+                engine.ranks.say(
+                    f"{name}: {' and '.join(unused)} without effect: an evaluation takes each sample"
+                    " once, in the data set's order."
+                )
             source = dataclasses.replace(source, shuffle=False)
             samples = _limited(source, limit, declared_ranks or engine.ranks.data_size)
             plan = StepPlan(

@@ -22,6 +22,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -241,7 +242,8 @@ def test_a_loaders_options_are_kept() -> None:
     assert source is not None
     assert (source.batch_size, source.shuffle, source.drop_last) == (4, False, True)
     made = sharded(data)._loader
-    for name in ("collate_fn", "num_workers", "prefetch_factor", "timeout", "persistent_workers"):
+    assert made.collate_fn((1, 2)) == [1, 2]
+    for name in ("num_workers", "prefetch_factor", "timeout", "persistent_workers"):
         assert getattr(made, name) == getattr(data, name)
 
 
@@ -476,3 +478,25 @@ def test_torchdatas_stateful_loader_is_a_dataloader(shuffle: bool) -> None:
         for s in (plain, own)
     ]
     assert facts[0] == facts[1]
+
+
+def test_a_loader_without_order_is_refused() -> None:
+    """With in_order=False batches would come as workers finish; here it would have no effect."""
+    data = DataLoader(rows(8), 4, num_workers=1, in_order=False)
+    with pytest.raises(ConfigError, match=r"val_dataloaders has in_order=False; .* Leave it out"):
+        read_source(data, "val_dataloaders", training=False)
+
+
+def test_a_generator_that_does_not_shuffle_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The order is the run's own; a sampler of one's own, and no shuffling, need no such line."""
+    said = "the order is not drawn from the loader's generator, but from seed=0"
+    for options, count in (
+        ({"shuffle": True}, 1),
+        ({}, 0),
+        ({"sampler": SubsetRandomSampler([1, 3], generator=torch.Generator())}, 0),
+    ):
+        data: Any = DataLoader(rows(8), 4, generator=torch.Generator(), **options)
+        quiet(tmp_path).fit(Line(), data)
+        assert capsys.readouterr().out.count(said) == count

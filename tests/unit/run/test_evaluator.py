@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import trainkit
 from tests.helpers.threads import World
@@ -300,3 +300,25 @@ def test_rank_0s_buffers_are_evaluated(tmp_path: Path) -> None:
         return float(trainer.callback_metrics["val/statistic"])
 
     assert World(2).run(fit) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"shuffle": True}, "shuffle=True without"),
+        ({"shuffle": True, "drop_last": True}, "shuffle=True and drop_last=True without"),
+        ({"sampler": RandomSampler(rows(), replacement=True)}, None),
+        ({}, None),
+    ],
+)
+def test_what_an_evaluation_does_not_do_is_named(
+    options: dict[str, Any],
+    named: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each sample counts once, in the data set's order, whatever the loader says; a line says so."""
+    quiet(tmp_path).validate(Line(), loader(23, 4, **options), verbose=False)
+    out = capsys.readouterr().out
+    assert out.count("without effect: an evaluation takes each sample once") == (named is not None)
+    assert named is None or f"val_dataloaders: {named}" in out or f"dataloaders: {named}" in out
