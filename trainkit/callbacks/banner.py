@@ -26,6 +26,9 @@ _NOT_PINNED = (
     "the host waits while its batches are copied; with pin_memory=True in the DataLoader they are"
     " copied beside the computation"
 )
+_RESTING = (
+    ", as before the fit: no dropout, and batch norm by its running averages; .train() changes it"
+)
 _TENSOR_CORES = (
     "matrices of float32 are multiplied without this GPU's tensor cores: trainer.precision=bf16-mixed"
     " uses them, or trainer.float32_matmul_precision=high (TF32)"
@@ -71,6 +74,8 @@ class Banner(Callback):
                 ),
             )
         )
+        if resting := sum(not module.training for module in task.modules()):
+            rows.append(("advice", f"{plural(resting, 'module')} in eval mode{_RESTING}"))
         if isinstance(trainer.train_feed, StreamFeed) and engine.ranks.world_size > 1:
             rows.append(("data", f"a stream: {trainer.train_feed.stream.reading}"))
         rows.append(("optimizer", ", ".join(map(_kind, trainer.optimizers))))

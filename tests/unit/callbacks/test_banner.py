@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.toy import Line, loader, quiet
+from tests.helpers.toy import Line, Net, loader, quiet
 from trainkit.callbacks.banner import waits_for_copies
 from trainkit.data.feed import MapFeed
 from trainkit.engine.options import changed
@@ -259,3 +259,13 @@ def test_lines_fit_the_launchers_terminal(
     assert max(map(len, lines)) <= 50
     at = next(i for i, line in enumerate(lines) if line.startswith("engine"))
     assert re.match(r" {15}\w", lines[at + 1])
+
+
+def test_modules_in_eval_mode_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those that from_pretrained of transformers returns: a fit leaves them so, as Lightning does."""
+    task = Net()
+    task.model.eval()
+    advice = banner(tmp_path, capsys, task)["advice"]
+    assert advice.startswith("6 modules in eval mode, as before the fit: no dropout")
