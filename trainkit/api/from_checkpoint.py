@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 from torch import nn
 
 from trainkit.checkpoint.format import MANIFEST, read_manifest
+from trainkit.checkpoint.mismatch import listed
 from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import compare, load_into, read_config, read_weights
+from trainkit.console import info
 from trainkit.errors import CheckpointError
 from trainkit.safety.masking import MASK
 
@@ -42,7 +44,7 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     Args:
         cls: the Task's class.
         path: a checkpoint's folder or URL, or a file of weights.
-        strict: whether all weights must match.
+        strict: whether all weights must match; else those that do not are printed.
         given: arguments; before those of the checkpoint.
 
     Raises:
@@ -77,9 +79,11 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     if make_model is not None:
         make_model()
     differences: Any = getattr(task, "compare_config", lambda config: [])
-    compare(differences, config, path, strict)
+    lines = compare(differences, config, path, strict)
     translate: Any = getattr(task, "translate_weights", dict)
-    load_into(task, translate(weights), path, strict)
+    lines += load_into(task, translate(weights), path, strict)
+    if lines:
+        info(f"Weights from {path}, without those that do not match:\n{listed(lines)}")
     return task
 
 

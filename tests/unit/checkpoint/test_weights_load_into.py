@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.foreign_files import net, same, saved
+from tests.helpers.toy import Line
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.errors import CheckpointError
 
@@ -131,3 +132,17 @@ def test_a_model_with_a_part_called_module_gets_its_weights_back(tmp_path: Path)
     other = nn.ModuleDict({"module": net(2)})
     assert load_into(other, read_weights(path), path) == []
     assert same(other.state_dict(), model.state_dict())
+
+
+def test_what_a_loose_load_leaves_out_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """load_from_checkpoint(strict=False) names the weights that it did not load."""
+    state = Line().state_dict()
+    torch.save(state | {"model.weight": torch.zeros(2, 2)}, tmp_path / "weights.pt")
+    Line.load_from_checkpoint(tmp_path / "weights.pt", strict=False)
+    out = capsys.readouterr().out
+    assert "without those that do not match:\n  other shape: model.weight is [2, 2]" in out
+    torch.save(state, tmp_path / "weights.pt")
+    Line.load_from_checkpoint(tmp_path / "weights.pt", strict=False)
+    assert capsys.readouterr().out == ""
