@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 # Absolute rates beside `lr` in a parameter group, which are scaled as it is.
@@ -20,6 +22,26 @@ def settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
         if name not in (*_IMPLEMENTATION, *GROUP_RATES) and _plain(value):
             settings[name] = list(value) if isinstance(value, tuple) else value
     return settings | {"lr": lr}
+
+
+def keep_scalars(optimizer: Optimizer) -> None:
+    """Let scalars of a loaded state (NAdam's mu_product, ASGD's eta) have the dtype they were saved
+    in. torch casts them to the weights', and the run would round otherwise from there on.
+    """
+    saved: list[Mapping[str, Any]] = []
+
+    def note(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        saved[:] = state["state"].values()
+
+    def put_back(optimizer: Optimizer) -> None:
+        for (parameter, own), before in zip(optimizer.state.items(), saved, strict=True):
+            for name, value in before.items():
+                if isinstance(value, Tensor) and value.dim() == 0 < parameter.dim():
+                    own[name] = value.to(own[name].device, copy=True)
+        saved.clear()
+
+    optimizer.register_load_state_dict_pre_hook(note)
+    optimizer.register_load_state_dict_post_hook(put_back)
 
 
 def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
