@@ -228,14 +228,10 @@ class SplitStream(Stream):
         is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
         self._draws_batches = is_loader and not isinstance(data.dataset, IterableDataset)
         if is_loader and not self._draws_batches:
-            self._own_samples = DatasetShare(data.dataset, data.batch_size or 1)
-            self._loader = loader_like(
-                data,
-                self._own_samples,
-                batch_size=data.batch_size,
-                drop_last=data.drop_last,
-                collate_fn=seeded_collate(data.collate_fn, self._own_samples, seed),
-            )
+            own = self._own_samples = DatasetShare(data.dataset, data.batch_size or 1)
+            batches = {"batch_size": data.batch_size, "drop_last": data.drop_last}
+            collate = seeded_collate(data.collate_fn, own, seed)
+            self._loader = loader_like(data, own, collate_fn=collate, **batches)
 
     def per_step(self, accumulate: int) -> int:
         rank, size = self._ranks

@@ -196,9 +196,8 @@ def train_feed(
     most = max(n for _, n in changes)
     even = engine.needs_even_rounds
     uneven = tuple(shares) if shares is not None and len(set(shares)) > 1 else None
-    size = source.batch_size
     ranks = engine.ranks.data_size
-    plan = StepPlan(samples, size, ranks, most, drop_last, pad, declared, even, uneven)
+    plan = StepPlan(samples, source.batch_size, ranks, most, drop_last, pad, declared, even, uneven)
     if plan.num_steps == 0:
         raise DataError(
             f"drop_last=True leaves nothing: the training data has {plan.num_samples} samples, a"
