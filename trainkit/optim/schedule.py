@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
@@ -43,6 +44,8 @@ from trainkit.optim.users_rates import UsersRates
 # Absolute rates of schedulers, which are scaled as a group's `lr` is: lists, and one number.
 _SCHEDULER_RATES = ("base_lrs", "min_lrs", "max_lrs")
 _SCHEDULER_RATE = "eta_min"
+_ABSOLUTE = "{} computes rates itself: lr_scaling's factor of {:g} reaches no rate of its own."
+_TENSOR = "An optimizer's lr is a tensor, read once: to change the rate, set group['lr']."
 
 
 class LearningRates:
@@ -83,6 +86,11 @@ class LearningRates:
             settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)
         ]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
+        for kind in {type(config.scheduler) for config in schedules}:
+            if self.factor != 1.0 and not kind.get_lr.__module__.startswith("torch.optim."):
+                say(_ABSOLUTE.format(kind.__name__, self.factor))
+        if any(isinstance(group["lr"], Tensor) for group in self.groups):
+            say(_TENSOR)
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
         self._last: list[float] | None = None  # the rates of the last update
         self.apply(0)

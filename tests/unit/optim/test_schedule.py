@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -393,3 +394,38 @@ def test_schedulers_within_schedulers_resume(tmp_path: Path, stop: int) -> None:
         rest, loader(23), ckpt_path="last"
     )
     assert torch.equal(weights(rest), weights(whole))
+
+
+class Absolute(sched.LRScheduler):
+    """A schedule that does not ask for the optimizer's rate."""
+
+    def get_lr(self) -> list[float]:
+        """Return the next rates."""
+        return [0.05 / (1 + self.last_epoch) for _ in self.optimizer.param_groups]
+
+
+class Renamed(sched.CosineAnnealingLR):
+    """A schedule of torch's by another name."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "count"),
+    [(Absolute, 2, 1), (Absolute, 1, 0), (partial(Renamed, T_max=5), 2, 0)],
+)
+def test_a_schedule_with_rates_of_its_own_is_named(kind: Any, factor: int, count: int) -> None:
+    """lr_scaling cannot know them: without a line the first step alone would be scaled."""
+    optimizer, said = sgd(), list[str]()
+    schedules = [ScheduleConfig(kind(optimizer), "step")]
+    LearningRates([optimizer], schedules, contract(factor), say=said.append)
+    assert [line.startswith("Absolute computes rates itself: ") for line in said] == [True] * count
+
+
+def test_a_rate_in_a_tensor_is_named() -> None:
+    """Writing into the tensor, as with torch alone, changes nothing after the start."""
+    optimizer, said = SGD([nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1)), list[str]()
+    LearningRates([optimizer], [], contract(1), say=said.append)
+    assert said == [
+        "An optimizer's lr is a tensor, read once: to change the rate, set group['lr']."
+    ]
+    LearningRates([sgd()], [], contract(1), say=said.append)
+    assert len(said) == 1
