@@ -54,7 +54,8 @@ def read_keys(arguments: Sequence[str], keys: Mapping[str, str], command: str) -
         if key not in keys:
             is_run = not equals and "run_dir" in keys and Path(key).is_dir()
             meant = f" Did you mean run_dir={key}?" if is_run else did_you_mean(key, keys)
-            raise ConfigError(f"'{key}' is no setting of {command}.{meant} Use {', '.join(keys)}.")
+            legal = ", ".join(keys) or "none"
+            raise ConfigError(f"'{key}' is no setting of {command}.{meant} Use {legal}.")
         if not equals or not value:
             raise ConfigError(f"{key} has no value; write {key}=VALUE: {keys[key]}.")
         if key in given:

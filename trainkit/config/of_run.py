@@ -69,11 +69,11 @@ def primary_of(
         scratch: an empty folder to write to.
 
     Raises:
-        ConfigError: the run's config cannot be read.
+        ConfigError: the run's config cannot be read, or there is none and no `conf`.
     """
     given = dict(override.partition("=")[::2] for override in overrides)
     run_dir = _run_of(given)
-    if run_dir is None and conf is None and command in EVALUATIONS and "run_dir" in given:
+    if run_dir is None and conf is None and "run_dir" in given:
         raise ConfigError(
             f"run_dir is '{given['run_dir']}', which holds no config.yaml of a run. Give the folder"
             " of a run, or conf=NAME."
@@ -134,10 +134,14 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def _run_of(given: Mapping[str, str]) -> Path | None:
     """Return the folder of the run that run_dir or ckpt_path names, if it holds a config."""
-    candidates = [Path(given["run_dir"].strip("'\""))] if "run_dir" in given else []
-    if "run_dir" not in given and re.search(r"/checkpoints/[^/]+/?$", given.get("ckpt_path", "")):
-        candidates = [Path(given["ckpt_path"].strip("'\"")).parent.parent]
-    return next((folder for folder in candidates if (folder / "config.yaml").is_file()), None)
+    checkpoint = given.get("ckpt_path", "").strip("'\"")
+    if "run_dir" in given:
+        folder = Path(given["run_dir"].strip("'\""))
+    elif re.search(r"/checkpoints/[^/]+/?$", checkpoint):
+        folder = Path(checkpoint).parent.parent
+    else:
+        return None
+    return folder if (folder / "config.yaml").is_file() else None
 
 
 def _best(run_dir: Path) -> str | None:

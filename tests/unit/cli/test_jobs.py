@@ -24,6 +24,7 @@ from trainkit.cli.jobs import main
             "'.' is no number of a job, no folder of a run that launcher=slurm submitted,",
         ),
         (["logs", "7", "line=3"], 2, "'line' is no setting of jobs. Did you mean 'lines'?"),
+        (["lines=3"], 2, "'lines' is no setting of jobs. Use none."),
         (["cancel"], 2, "jobs cancel needs a job"),
     ],
 )

@@ -129,9 +129,10 @@ def test_a_broken_config_is_named(run_dir: Path, capsys: pytest.CaptureFixture[s
     assert "r/config.yaml, line 2, column 1: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["validate", "fit"])
 def test_a_folder_that_is_no_run_is_named(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
+    command: str, run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A misspelt run_dir is the mistake that is reported, and not a missing conf."""
-    assert main("validate", ["run_dir=rr"]) == 2
+    assert main(command, ["run_dir=rr"]) == 2
     assert "run_dir is 'rr', which holds no config.yaml of a run" in capsys.readouterr().err
