@@ -132,6 +132,24 @@ def test_steps_are_slow_from_a_step_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert slept == 10 * [0.02]
 
 
+@pytest.mark.parametrize(
+    ("fault", "comes"),
+    [
+        ({"do": "nan", "step": 3}, True),
+        ({"do": "kill", "step": 12}, False),
+        ({"do": "kill", "step": 3, "rank": 1}, False),
+        ({"do": "raise", "step": 3, "during": "recovery"}, False),
+    ],
+)
+def test_a_fault_that_did_not_come_is_named(
+    tmp_path: Path, fault: dict[str, Any], comes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that met no fault would otherwise look like one that survived it."""
+    fit(tmp_path, fault)
+    text = f"faults[0] did not come ({fault['do']} on rank {fault.get('rank', 0)})"
+    assert (text in " ".join(capsys.readouterr().out.split())) != comes
+
+
 def test_hosts_leave_and_join_the_list(tmp_path: Path) -> None:
     """The other lines do not change."""
     hosts = tmp_path / "hosts"

@@ -116,6 +116,17 @@ class FaultInjection(Callback):
     def on_load_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
         self._inject("recovery", trainer, task)
 
+    def on_train_end(self, trainer: RunView, task: Task) -> None:
+        """Name the faults that did not come: a run that met none of them proves nothing."""
+        for i, fault in enumerate(self.faults if trainer.is_global_zero else ()):
+            if fault["do"] != "slow" and not (trainer.run_dir / "faults" / str(i)).exists():
+                warning(
+                    f"callbacks.faults.faults[{i}] did not come ({fault['do']} on rank"
+                    f" {fault['rank']}): training ended at step {trainer.global_step}, with a world"
+                    f" size of {trainer.world_size}. Name a step, a rank and a moment that the run"
+                    " has."
+                )
+
     def _inject(self, during: str, trainer: RunView, task: Task) -> None:
         for i, fault in enumerate(self.faults):
             here = (
