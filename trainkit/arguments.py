@@ -93,12 +93,16 @@ def _is_number(value: object) -> bool:
     )
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
 # name -> (does the value fit, what is legal in words)
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "bool": (lambda v: isinstance(v, bool), "true or false"),
     "int": (_is_int, "a whole number"),
     "float": (_is_number, "a number"),
-    "str": (lambda v: isinstance(v, (str, os.PathLike)), "a text"),
+    "str": (_is_text, "a text"),
     "None": (lambda v: v is None, "null"),
     "list": (lambda v: isinstance(v, (list, tuple)), "a list"),
     "dict": (lambda v: isinstance(v, dict), "a mapping"),
@@ -116,14 +120,8 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "32, 16, 'bf16' or 64",
     ),
     "Duration": (is_duration, LEGAL),
-    "ExistingFile": (
-        lambda v: isinstance(v, (str, os.PathLike)) and os.path.isfile(v),
-        "an existing file",
-    ),
-    "ExistingFolder": (
-        lambda v: isinstance(v, (str, os.PathLike)) and os.path.isdir(v),
-        "an existing folder",
-    ),
+    "ExistingFile": (lambda v: _is_text(v) and os.path.isfile(v), "an existing file"),
+    "ExistingFolder": (lambda v: _is_text(v) and os.path.isdir(v), "an existing folder"),
 }
 
 # Classes without plain values: beside a checked type, they do not make everything legal.
@@ -154,20 +152,15 @@ def _match(node: ast.expr, value: object) -> tuple[bool, str]:
         return _either([node.left, node.right], value)
     if isinstance(node, ast.Subscript):
         return _match_subscript(_last_name(node.value), node.slice, value)
-    kind = _KINDS.get(_last_name(node))
-    return (True, "") if kind is None else (kind[0](value), kind[1])
+    fits, legal = _KINDS.get(_last_name(node), (lambda v: True, ""))
+    return fits(value), legal
 
 
 def _match_subscript(name: str, inner: ast.expr, value: object) -> tuple[bool, str]:
     if name == "Literal":
-        choices = (
-            list(ast.literal_eval(inner))
-            if isinstance(inner, ast.Tuple)
-            else [ast.literal_eval(inner)]
-        )
-        listed = ", ".join(
-            "null" if c is None else f"'{c}'" if isinstance(c, str) else str(c) for c in choices
-        )
+        literal = ast.literal_eval(inner)
+        choices = literal if isinstance(literal, tuple) else (literal,)
+        listed = ", ".join(map(show, choices))
         return any(value == c and type(value) is type(c) for c in choices), (
             f"one of {listed}" if len(choices) > 1 else listed
         )
@@ -192,13 +185,8 @@ def _match_subscript(name: str, inner: ast.expr, value: object) -> tuple[bool, s
             for item in items:
                 fits, legal = _match(part, item)
                 if not fits:
-                    return (
-                        False,
-                        (
-                            f"a mapping of which each {'key' if part is inner.elts[0] else 'value'}"
-                            f" is {legal}"
-                        ),
-                    )
+                    which = "key" if part is inner.elts[0] else "value"
+                    return False, f"a mapping of which each {which} is {legal}"
         return True, ""
     return True, ""
 
