@@ -120,6 +120,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "32, 16, 'bf16' or 64",
     ),
     "Duration": (is_duration, LEGAL),
+    "DeviceName": (
+        lambda v: v in ("auto", "cpu", "cuda", "xpu", "mps"),
+        "'auto', 'cpu', 'cuda', 'xpu' or 'mps'",
+    ),
     "ExistingFile": (lambda v: _is_text(v) and os.path.isfile(v), "an existing file"),
     "ExistingFolder": (lambda v: _is_text(v) and os.path.isdir(v), "an existing folder"),
 }

@@ -42,7 +42,7 @@ from trainkit.engine.approximation import Approximation
 from trainkit.engine.collectives import Collectives, OverData
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.pieces import Piece
-from trainkit.engine.pinning import Device, pin_device
+from trainkit.engine.pinning import DeviceName, pin_device
 from trainkit.engine.ranks import Ranks
 from trainkit.engine.reduce.reducer import GradientReducer
 from trainkit.engine.step_settings import StepSettings
@@ -109,7 +109,7 @@ class Engine(ABC):
     saves_together: bool = False
 
     def __init__(
-        self, device: Device, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives
+        self, device: DeviceName, ranks: Ranks, heartbeat: Heartbeat, comm: Collectives
     ) -> None:
         self.launcher: Launcher = read_launcher()
         self.ranks = ranks
@@ -117,7 +117,7 @@ class Engine(ABC):
         self.comm = comm
         self.data = OverData(comm)
         self.device = torch.device("cpu")
-        self._requested_device: Device = device
+        self._requested_device: DeviceName = device
         self._reducer: GradientReducer | None = None
         self._task: nn.Module | None = None
         self._optimizers: Sequence[Optimizer] = ()

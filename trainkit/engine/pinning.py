@@ -18,11 +18,11 @@ from trainkit.engine.ranks import Ranks
 from trainkit.errors import ConfigError, EngineError
 from trainkit.launch.environment import own_gpu
 
-Device = Literal["auto", "cpu", "cuda", "xpu", "mps"]
+DeviceName = Literal["auto", "cpu", "cuda", "xpu", "mps"]
 Gpu = tuple[str, str]  # the name of a GPU's host, and its UUID; ("", "") for a rank on the CPU
 
 
-def pin_device(requested: Device, ranks: Ranks) -> torch.device:
+def pin_device(requested: DeviceName, ranks: Ranks) -> torch.device:
     """Choose this rank's device by its local rank, and make it the current one.
 
     Ranks that share a host get an equal part of its cores as threads, unless OMP_NUM_THREADS is

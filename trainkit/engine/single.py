@@ -10,7 +10,7 @@ from trainkit.engine.base import Engine
 from trainkit.engine.collectives import LocalCollectives
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import refusals
-from trainkit.engine.pinning import Device
+from trainkit.engine.pinning import DeviceName
 from trainkit.engine.ranks import Ranks
 from trainkit.errors import EngineError
 from trainkit.launch.environment import read_launcher
@@ -34,7 +34,7 @@ class SingleEngine(Engine):
     config_key = "engine"
     explained_arguments = refusals("single")
 
-    def __init__(self, device: Device = "auto") -> None:
+    def __init__(self, device: DeviceName = "auto") -> None:
         ranks, heartbeat = Ranks(read_launcher()), Heartbeat()
         super().__init__(device, ranks, heartbeat, LocalCollectives(ranks, heartbeat))
 

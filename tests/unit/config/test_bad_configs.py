@@ -49,6 +49,7 @@ MISTAKES = {
     "data.batch_size=0": ["data.batch_size is 0", "1 or more"],
     "optimizer.lr=abc": ["optimizer.lr is 'abc'", "a number"],
     "seed=abc": ["seed is 'abc'", "a whole number"],
+    "engine.device=cuda:1": ["engine.device is 'cuda:1'", "'cuda', 'xpu' or 'mps'"],
     "trainer.accelerator=tpu": [
         "trainer.accelerator is 'tpu'",
         "'cpu', 'gpu', 'cuda', 'xpu', 'mps' or null",

@@ -18,7 +18,7 @@ from trainkit.engine.ddp.reduce import BucketReducer
 from trainkit.engine.ddp.start import assign_ranks
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import changed, refusals
-from trainkit.engine.pinning import Device
+from trainkit.engine.pinning import DeviceName
 from trainkit.engine.ranks import check_ranks, ranks_of
 from trainkit.engine.reduce.buckets import by_size, find_sparse, split_frozen
 from trainkit.engine.reduce.wire import make_wire
@@ -58,7 +58,7 @@ class DDPEngine(Engine):
 
     def __init__(
         self,
-        device: Device = "auto",
+        device: DeviceName = "auto",
         compression: Literal["none", "fp16", "bf16"] = "none",
         op: Literal["average", "sum", "adasum"] = "average",
         gradient_predivide_factor: PositiveFloat = 1.0,

@@ -30,7 +30,7 @@ from trainkit.engine.horovod.reduce import ALLREDUCE_TYPES, HookReducer
 from trainkit.engine.horovod.rendezvous import meet
 from trainkit.engine.horovod.tuning import Tuning
 from trainkit.engine.options import HorovodSums, changed, refusals
-from trainkit.engine.pinning import Device, gpu_of, require_own
+from trainkit.engine.pinning import DeviceName, gpu_of, require_own
 from trainkit.engine.ranks import ranks_of
 from trainkit.engine.reduce.buckets import (
     NamedParameter,
@@ -97,7 +97,7 @@ class HorovodEngine(Engine):
 
     def __init__(
         self,
-        device: Device = "auto",
+        device: DeviceName = "auto",
         compression: Literal["none", "fp16", "bf16"] = "none",
         op: Literal["average", "sum", "adasum"] = "average",
         gradient_predivide_factor: PositiveFloat = 1.0,

@@ -24,7 +24,7 @@ from trainkit.device.precision import Precision
 from trainkit.engine.base import HandedOn
 from trainkit.engine.ddp.engine import DDPEngine
 from trainkit.engine.options import refusals
-from trainkit.engine.pinning import Device
+from trainkit.engine.pinning import DeviceName
 from trainkit.engine.sending import send_optimizer_state, tensors_of
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError, EngineError, TaskError
@@ -76,7 +76,7 @@ class DeepSpeedEngine(DDPEngine):
 
     def __init__(
         self,
-        device: Device = "auto",
+        device: DeviceName = "auto",
         stage: Literal[1, 2, 3] | None = None,
         offload_optimizer: Literal["none", "cpu", "nvme"] | None = None,
         offload_param: Literal["none", "cpu", "nvme"] | None = None,

@@ -45,7 +45,7 @@ from trainkit.engine.ddp.start import assign_ranks
 from trainkit.engine.heartbeat import Heartbeat
 from trainkit.engine.options import refusals
 from trainkit.engine.pieces import Piece
-from trainkit.engine.pinning import Device
+from trainkit.engine.pinning import DeviceName
 from trainkit.engine.ranks import ranks_of
 from trainkit.engine.sending import tensors_of
 from trainkit.engine.step_settings import StepSettings
@@ -123,7 +123,7 @@ class FSDPEngine(Engine):
 
     def __init__(
         self,
-        device: Device = "auto",
+        device: DeviceName = "auto",
         shard: list[str] | None = None,
         replicas: PositiveInt = 1,
         tensor: PositiveInt = 1,
