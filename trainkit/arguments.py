@@ -124,6 +124,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: v in ("auto", "cpu", "cuda", "xpu", "mps"),
         "'auto', 'cpu', 'cuda', 'xpu' or 'mps'",
     ),
+    "FolderPath": (lambda v: _is_text(v) and v != "", "the path of a folder"),
     "ExistingFile": (lambda v: _is_text(v) and os.path.isfile(v), "an existing file"),
     "ExistingFolder": (lambda v: _is_text(v) and os.path.isdir(v), "an existing folder"),
 }

@@ -64,6 +64,7 @@ ILLEGAL = [
     ("IntOrFraction", -1, "a whole number (a count), or a fraction from 0.0 to 1.0"),
     ("bool | PositiveInt", 0, "true or false or a whole number, 1 or more"),
     ("ExistingFolder", "/no/such/folder", "an existing folder"),
+    ("FolderPath", "", "the path of a folder"),
     ("DeviceName", "gpu", "'auto', 'cpu', 'cuda', 'xpu' or 'mps'"),
 ]
 

@@ -28,7 +28,7 @@ from trainkit.launch.environment import read_launcher
 # The keys at a config's top, with the annotation of the plain ones.
 PLAIN_KEYS = {
     "conf": "str",
-    "run_dir": "str",
+    "run_dir": "FolderPath",
     "seed": "int",
     "ckpt_path": "str | None",
     "resume": "Literal['auto'] | None",

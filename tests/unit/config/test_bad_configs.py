@@ -37,6 +37,7 @@ MISTAKES = {
     ],
     "--max-epochs 2": ["'--max-epochs' is not a flag", "without dashes: trainer.max_epochs=2"],
     "--learning-rate seed=1": ["without dashes: optimizer.lr=..."],
+    "run_dir=": ["run_dir is ''; it must be the path of a folder"],
     "--fast": ["'--fast' is not a flag", "key=value, without dashes, as trainer.max_epochs=3"],
     "lr=0.1,0.2": ["lr is 0.1,0.2, and lr names a config: constant, cosine, polynomial, step, wsd"],
     "lr=0.1": [
