@@ -207,6 +207,8 @@ def _either(nodes: list[ast.expr], value: object) -> tuple[bool, str]:
 
 
 def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Subscript):
+        return _last_name(node.value)
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

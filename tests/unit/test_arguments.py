@@ -66,6 +66,7 @@ ILLEGAL = [
     ("ExistingFolder", "/no/such/folder", "an existing folder"),
     ("FolderPath", "", "the path of a folder"),
     ("DeviceName", "gpu", "'auto', 'cpu', 'cuda', 'xpu' or 'mps'"),
+    ("Callable[[int], str] | None", "a", "null"),
 ]
 
 
