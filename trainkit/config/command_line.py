@@ -20,19 +20,14 @@ from trainkit.config.resources import conf_folders
 from trainkit.config.schema import full_key
 from trainkit.errors import ConfigError, did_you_mean
 
-_FLAGS = (
-    "cfg",
-    "package",
-    "shell-completion",
-    "config-path",
-    "config-name",
-    "config-dir",
-    "experimental-rerun",
-    "info",
+# Hydra's flags that hold here, those that take no value, and the short ones.
+_FLAGS = ("cfg", "package", "info")
+_SWITCHES = ("help", "resolve", "multirun")
+_SHORT = ("h", "c", "p", "m", "i")
+_NO_FOLDER = (
+    "'{}' is not a flag: configs are the files of conf/ in the current folder, and the shipped"
+    " ones. Select one: conf=NAME"
 )
-# Hydra's that take no value, and the short ones.
-_SWITCHES = ("help", "hydra-help", "version", "resolve", "run", "multirun")
-_SHORT = ("h", "c", "p", "r", "m", "sc", "cp", "cn", "cd", "i")
 _NO_NAME = "{0} is {1}, and {0} {2}. A single value is set as {3}{4}"
 _NO_DELETION = (
     "{0}={1} takes back a choice; give it alone, {0}, or with the name that was chosen, {0}=NAME."
@@ -94,6 +89,8 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
 
 def _no_flag(argument: str, name: str, value: str) -> str:
     """Return the sentence for argparse's way to give a setting: the one that is meant, if known."""
+    if name in ("config-dir", "config-path"):
+        return _NO_FOLDER.format(argument)
     own = name.replace("-", "_")
     key = own if "." in own else full_key(own)
     is_value = value and "=" not in value and not value.startswith("--")

@@ -73,7 +73,7 @@ _QUIET = (
     "hydra/job_logging=none",
 )
 _STARTED = time.localtime()
-_FOR_SEVERAL = ("hydra/launcher=", "hydra/sweeper=")
+_FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir=")
 _SEVERAL = (
     "{} has several values. For one run of each add -m; for a list write key=[a,b]; for a string"
     " with a comma key='a,b'."
@@ -218,8 +218,14 @@ def _jobs(start: _Start, overrides: Sequence[str], is_grid: bool) -> list[list[s
             f"{' '.join(start.flags)}: -m runs several jobs, the other flag shows one. Leave one"
             " out."
         )
-    if not start.flags and (alone := [o for o in overrides if o.startswith(_FOR_SEVERAL)]):
-        raise ConfigError(f"{', '.join(alone)} is for several runs: add -m.")
+    for typed in filter(is_of_hydra, overrides):
+        if typed.startswith(_FOLDERS):
+            raise ConfigError(
+                f"{typed} has no effect: the folder of a run, and of several with -m, is"
+                " run_dir=FOLDER, where its config is written too."
+            )
+        if not start.flags and not typed.startswith("hydra.searchpath="):
+            raise ConfigError(f"{typed} is for several runs: add -m.")
     jobs = jobs_of(overrides, is_grid)
     if len(jobs) > 1 and not start.is_multirun:
         raise ConfigError(

@@ -64,6 +64,7 @@ _NO_SETTING = {
 _USUAL = {
     "batch_size": "data.batch_size",
     "config": "conf",
+    "config_name": "conf",
     "epochs": "trainer.max_epochs",
     "learning_rate": "optimizer.lr",
     "lr": "optimizer.lr",
