@@ -52,7 +52,9 @@ def is_first(text: str) -> bool:
     """Return whether no other rank of this job on this host has reported
     this text within the last minute; note it.
     """
-    job = [os.environ.get(name, "") for name in _JOB]
+    # torchrun's folder of this start and attempt: a port that the user chose names the next one too
+    attempt = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent
+    job = [str(attempt), *(os.environ.get(name, "") for name in _JOB)]
     key = hashlib.sha256("\0".join([*job, text]).encode(errors="replace")).hexdigest()
     path = Path(tempfile.gettempdir(), f"trainkit-{os.getuid()}-reported")
     try:
@@ -64,7 +66,7 @@ def is_first(text: str) -> bool:
         now = time.time()
         reports = re.findall(r"^(\d{1,12}) (\w{64})$", notes.read(), re.MULTILINE)
         fresh = [(at, other) for at, other in reports if abs(now - int(at)) < _FRESH_S]
-        if any(other == key for _, other in fresh):
+        if any(key in report for report in fresh):
             return False
         notes.seek(0)
         notes.truncate()

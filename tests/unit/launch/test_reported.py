@@ -41,6 +41,17 @@ def test_a_later_job_at_the_same_address_prints(monkeypatch: pytest.MonkeyPatch)
     assert not is_first("a")
 
 
+def test_torchrun_started_once_more_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a port of the user's own its variables are the same, but for the folder of its logs."""
+    starts = ("none_a/attempt_0", "none_b/attempt_0")
+    for start in starts:
+        said = []
+        for rank in range(2):
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", f"/tmp/{start}/{rank}/error.json")
+            said.append(is_first("a"))
+        assert said == [True, False]
+
+
 def test_notes_that_cannot_be_read_cost_nothing(
     place: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
