@@ -118,7 +118,9 @@ class FaultInjection(Callback):
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Name the faults that did not come: a run that met none of them proves nothing."""
-        for i, fault in enumerate(self.faults if trainer.is_global_zero else ()):
+        if not trainer.is_global_zero:
+            return
+        for i, fault in enumerate(self.faults):
             if fault["do"] != "slow" and not (trainer.run_dir / "faults" / str(i)).exists():
                 warning(
                     f"callbacks.faults.faults[{i}] did not come ({fault['do']} on rank"
