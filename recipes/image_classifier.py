@@ -13,7 +13,7 @@ import trainkit
 from recipes.augment import Mix
 from recipes.models import check_pixels, image_model
 from recipes.schedule import with_schedule
-from trainkit.arguments import PositiveInt
+from trainkit.arguments import Fraction, PositiveInt
 from trainkit.errors import ConfigError
 from trainkit.optim import decay_groups
 
@@ -51,7 +51,7 @@ class ImageClassifier(trainkit.Task):
         model: nn.Module | str,
         optimizer: Callable[..., torch.optim.Optimizer],
         lr: Callable[..., Any] | None = None,
-        label_smoothing: float = 0.0,
+        label_smoothing: Fraction = 0.0,
         no_weight_decay: list[Literal["norm", "bias", "embedding"]] = ("norm", "bias"),
         num_classes: PositiveInt | None = None,
         weights: str | None = None,

@@ -43,6 +43,7 @@ MISTAKES = {
     "hydra.run.dir=x": ["hydra.run.dir=x has no effect: the folder of a run, and of several"],
     "-m hydra.sweep.dir=x": ["hydra.sweep.dir=x has no effect"],
     "hydra.job.chdir=true": ["hydra.job.chdir=true is for several runs: add -m"],
+    "task.label_smoothing=-1": ["task.label_smoothing is -1", "from 0 to 1"],
     "run_dir=": ["run_dir is ''; it must be the path of a folder"],
     "--fast": ["'--fast' is not a flag", "key=value, without dashes, as trainer.max_epochs=3"],
     "lr=0.1,0.2": ["lr is 0.1,0.2, and lr names a config: constant, cosine, polynomial, step, wsd"],
