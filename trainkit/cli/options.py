@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainkit.errors import ConfigError, did_you_mean
-
-
-def split_own(arguments: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the options with these names, as text, and the other arguments in order."""
-    own: dict[str, str] = {}
-    rest: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if equals and name in names:
-            own[name] = value
-        else:
-            rest.append(argument)
-    return own, rest
 
 
 def with_plain_run(arguments: Sequence[str]) -> list[str]:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainkit.errors import ConfigError, EngineError
-from trainkit.launch.environment import Launcher
 
 _POLL_S = 0.1
 _PATIENCE_S = 5.0
@@ -228,14 +227,6 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def refuse_launcher(command: str, started: Launcher, instead: str) -> None:
-    """Refuse a command that starts its ranks itself, and runs under a launcher."""
-    if started.world_size > 1:
-        raise ConfigError(
-            f"{command} starts its ranks itself: run it without {started.name}, with {instead}."
-        )
 
 
 def failure(what: str, lines: Sequence[str], log: Path) -> str:

@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.cli.as_json import split_json
 from trainkit.cli.guard import fail
-from trainkit.cli.options import count, engine_of, split_own
+from trainkit.cli.options import count, engine_of
 from trainkit.cli.usage import help_text
 from trainkit.console import plural
 from trainkit.errors import ConfigError
 from trainkit.extensions.check_resume.usage import USAGE
 from trainkit.extensions.script.command_line import check_script, split_script
 from trainkit.extensions.script.entry import look_at
-from trainkit.launch.commands import job_error, refuse_launcher
+from trainkit.extensions.script.own_options import refuse_launcher, split_own
+from trainkit.launch.commands import job_error
 from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import launcher_of, run_job, start_with
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from trainkit.cli.as_json import facts_printed, json_text, split_json
 from trainkit.cli.guard import main_alone
-from trainkit.cli.options import count, split_own
+from trainkit.cli.options import count
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.experiment.usage import USAGE
-from trainkit.launch.commands import refuse_launcher
+from trainkit.extensions.script.own_options import refuse_launcher, split_own
 from trainkit.launch.environment import pretend, read_launcher
 from trainkit.launch.local import launcher_of
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.cli.as_json import split_json
 from trainkit.cli.guard import fail
-from trainkit.cli.options import count, split_own
+from trainkit.cli.options import count
 from trainkit.cli.usage import help_text
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, did_you_mean
@@ -20,6 +20,7 @@ from trainkit.extensions.find.usage import USAGE
 from trainkit.extensions.reports.grid import Grid, human, share
 from trainkit.extensions.script.command_line import split_script
 from trainkit.extensions.script.entry import look_at
+from trainkit.extensions.script.own_options import split_own
 from trainkit.launch.environment import read_launcher
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.cli.as_json import split_json
 from trainkit.cli.guard import fail
-from trainkit.cli.options import count, engine_of, split_own
+from trainkit.cli.options import count, engine_of
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError
 from trainkit.extensions.plan.usage import USAGE
 from trainkit.extensions.script.command_line import split_script
 from trainkit.extensions.script.entry import look_at
+from trainkit.extensions.script.own_options import split_own
 from trainkit.launch.environment import pretend, read_launcher
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from trainkit.cli import run
 from trainkit.cli.as_json import facts_printed, split_json
 from trainkit.cli.guard import fail
-from trainkit.cli.options import count, split_own
+from trainkit.cli.options import count
 from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError
 from trainkit.extensions.reports.usage import DATA_CHECK
+from trainkit.extensions.script.own_options import split_own
 from trainkit.launch.environment import read_launcher
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ engine_options an engine before the script, in place of its own
 entry          from a command's arguments to the fit that it looks at
 running        runs a script up to its fit
 requested      the fit of a config or of a script, and how it is made or started again
+own_options    the options of a command beside those, and where it may run
 changes        what a command changes in a run that it starts
 child          the process of such a run of a script
 """

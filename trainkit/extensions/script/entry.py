@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from trainkit.cli import run
 from trainkit.cli.as_json import facts_printed
 from trainkit.cli.guard import guarded
-from trainkit.cli.options import split_own
 from trainkit.extensions.script.command_line import Script, check_script
 from trainkit.extensions.script.engine_options import EngineOptions
+from trainkit.extensions.script.own_options import split_own
 from trainkit.launch.environment import Launcher
 
 Facts = dict[str, Any]

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.cli.as_json import split_json
 from trainkit.cli.guard import fail
-from trainkit.cli.options import count, engine_of, split_own
+from trainkit.cli.options import count, engine_of
 from trainkit.cli.usage import help_text
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.script.command_line import check_script, split_script
 from trainkit.extensions.script.entry import look_at
+from trainkit.extensions.script.own_options import refuse_launcher, split_own
 from trainkit.extensions.timeline.report.steps import analyse
 from trainkit.extensions.timeline.scaling.model import (
     MeasuredRanks,
@@ -33,7 +34,7 @@ from trainkit.extensions.timeline.scaling.model import (
 from trainkit.extensions.timeline.scaling.page import write_scaling_page
 from trainkit.extensions.timeline.traces.merge import read_recording, recordings
 from trainkit.extensions.timeline.usage import SCALING
-from trainkit.launch.commands import first_error, refuse_launcher
+from trainkit.launch.commands import first_error
 from trainkit.launch.environment import pretend, read_launcher, without_launcher
 from trainkit.launch.local import Launcher, launcher_of, run_job, start_with
 
