@@ -148,7 +148,7 @@ def estimated_steps(kit: Framework) -> Any:
         seen.append(self.trainer.estimated_stepping_batches)
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
-    for settings in ({}, {"max_steps": 3}, {"accumulate_grad_batches": 2}):
+    for settings in ({}, {"max_steps": 3}, {"max_epochs": 0}, {"accumulate_grad_batches": 2}):
         kit.trainer(**settings).fit(kit.line(configure_optimizers=configure_optimizers), data())
     return seen
 

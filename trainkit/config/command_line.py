@@ -7,6 +7,7 @@ name the nearest key.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
         elif ("=" in argument or argument.startswith("~")) and argument.lstrip("+~").partition("=")[
             0
         ]:
-            overrides.append(argument)
+            overrides.append(_readable(argument))
         elif flags:
             flags.append(argument)  # a flag's value, as in `--cfg job`
         elif argument in list_confs(conf_folders(Path.cwd())):
@@ -85,6 +86,13 @@ def split(arguments: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
                 f"{near}"
             )
     return conf, overrides, flags
+
+
+def _readable(override: str) -> str:
+    """Quote a value with "=", as a checkpoint's path, which Hydra would not read."""
+    key, _, value = override.partition("=")
+    is_plain = re.fullmatch(r"[\w./:@%+=-]+", value) is not None
+    return f'{key}="{value}"' if is_plain and "=" in value else override
 
 
 def _no_flag(argument: str, name: str, value: str) -> str:

@@ -213,7 +213,7 @@ class Run(LightningNames):
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """Optimizer steps of the whole run, for schedules.
+        """Optimizer steps of the whole run, for schedules; of one epoch if max_epochs is 0.
 
         Raises:
             ConfigError: the number is unknown: the training data has no length, or no number of
@@ -224,7 +224,7 @@ class Run(LightningNames):
                 "The number of steps of the run is not known: the training data has no length, or"
                 " trainer.max_epochs is not set. Set trainer.max_steps."
             )
-        return steps
+        return steps or self.train_feed.num_steps_in(0) or 0
 
     def set_rank_shares(self, shares: Sequence[int]) -> None:
         """Split the samples of the steps from the next one on in these shares,

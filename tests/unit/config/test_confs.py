@@ -43,7 +43,13 @@ def test_a_top_level_config_builds(conf: str) -> None:
     (job,) = jobs_of(f"conf={conf}", *NEEDED.get(conf, []))
     built = build(job.config, [])
     assert built.datamodule is not None
-    assert built.trainer.max_epochs == job.config["trainer"]["max_epochs"]
+    assert built.trainer.options.limits.max_epochs == job.config["trainer"]["max_epochs"]
+
+
+def test_a_checkpoints_path_needs_no_quotes() -> None:
+    """Hydra alone does not read a value with "="."""
+    (job,) = jobs_of("conf=mlp", "run_dir=runs/a/checkpoints/epoch=1-step=90")
+    assert job.config["run_dir"] == "runs/a/checkpoints/epoch=1-step=90"
 
 
 @pytest.mark.parametrize("option", ALONE)
