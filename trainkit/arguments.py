@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extension import advice
 
 Duration = float | str | timedelta | dict[str, float]
 LEGAL = (
@@ -244,8 +245,9 @@ def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | N
         known: the names that exist.
         explained: names that users know from elsewhere, each with its replacement.
     """
-    if explained and name in explained:
-        return f"{key}: {explained[name]}"
+    place = key.rpartition(".")[0] or "config"
+    if text := (explained or {}).get(name) or advice(place, name).removeprefix(". "):
+        return f"{key}: {text}"
     if not known:
         return f"{key} is not a setting: it has none. Write it as an argument of its __init__."
     # the right name, or one with an explanation

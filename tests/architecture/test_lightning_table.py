@@ -16,7 +16,7 @@ import trainkit
 from trainkit.api.lightning_arguments import TRAINER_TAKES
 from trainkit.api.lightning_names import TASK_METHODS
 from trainkit.api.task import Task
-from trainkit.extensions.lightning import advice
+from trainkit.extensions.names import lightning as advice
 from trainkit.run.lightning_names import SETTINGS
 from trainkit.run.run import Run
 

@@ -19,6 +19,7 @@ from torch.utils.data import distributed
 
 import trainkit
 from tests.helpers.pages import part
+from trainkit.extensions.names.transformers import TRAINING_ARGUMENTS
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "migrate.md"
@@ -150,3 +151,12 @@ def test_the_left_column_is_composers() -> None:
     assert [
         name for name in theirs("From Composer") if not re.search(rf"\b{name}\b", program)
     ] == []
+
+
+def test_errors_say_what_the_page_says() -> None:
+    """Of each setting of transformers: a user types it as trainer.NAME or NAME."""
+    for theirs, ours in rows("TrainingArguments"):
+        for name in theirs:
+            text = TRAINING_ARGUMENTS[name]
+            assert all(each in text for each in ours if each != "not here"), name
+    assert len(TRAINING_ARGUMENTS) == sum(len(theirs) for theirs, _ in rows("TrainingArguments"))

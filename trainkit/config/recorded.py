@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from trainkit.errors import ConfigError
@@ -63,6 +64,20 @@ def refuse_masks(tree: Any, key: str = "") -> None:
             f" again: {key}=... To let later commands find it, put it into the environment:"
             f" {key}='${{oc.env:NAME}}'."
         )
+
+
+def resolved(config: dict[str, Any]) -> Any:
+    """Return the config of a file with the environment's values in it.
+
+    Raises:
+        ConfigError: one is not set.
+    """
+    try:
+        return OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"The config of the file cannot be resolved: {str(error).splitlines()[0]}."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -45,5 +45,5 @@ NAMES = (
     "communication",
     "faults",
     "audit",
-    "lightning",
+    "names",
 )

@@ -117,6 +117,8 @@ MISTAKES = {
     "+=1": ["'+=1' is not a setting"],
     "a/b={": ["'a/b={' is no override that Hydra can read"],
     "~optimizer": ["optimizer"],
+    "trainer.num_train_epochs=3": ["trainer.num_train_epochs: In its place: trainer.max_epochs"],
+    "save_total_limit=2": ["save_total_limit: In its place: callbacks=checkpoint"],
     "nonsense": ["'nonsense' is not a setting", "key=value"],
 }
 

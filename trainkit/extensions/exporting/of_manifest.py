@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from trainkit.config.recorded import ENV, texts_of
+from trainkit.config.recorded import ENV, resolved, texts_of
 from trainkit.errors import ConfigError
 from trainkit.extension import with_current_names
 from trainkit.safety.masking import is_secret
@@ -28,11 +25,4 @@ def from_manifest(config: dict[str, Any], trusted: bool) -> dict[str, Any]:
                 f"{key} is {text}: it reads the secret {hidden[0]}. If you trust the file, add"
                 " trust=[...]."
             )
-    try:
-        content = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(
-            f"The config of the file cannot be resolved: {str(error).splitlines()[0]}."
-        ) from error
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in with_current_names(content).items()}
+    return {str(key): value for key, value in with_current_names(resolved(config)).items()}

@@ -5,12 +5,12 @@ table.
 from __future__ import annotations
 
 
-def _each(texts: dict[str, str]) -> dict[str, str]:
+def each(texts: dict[str, str]) -> dict[str, str]:
     """Return the text of each name, of several names in one key."""
     return {name: text for names, text in texts.items() for name in names.split()}
 
 
-TRAINER = _each(
+TRAINER = each(
     {
         "accelerator strategy precision_plugin": (
             "In its place: trainer.engine. The engine has the device, the collectives and the"
@@ -49,7 +49,7 @@ TRAINER = _each(
     }
 )
 
-CALLBACKS = _each(
+CALLBACKS = each(
     {
         "BatchSizeFinder": (
             "In its place: Trainer(halve_batch_on_oom=...). A batch that does not fit is split,"
@@ -79,7 +79,7 @@ CALLBACKS = _each(
     }
 )
 
-LOGGERS = _each(
+LOGGERS = each(
     {
         "CometLogger LitLogger": "Write a Callback with on_metrics, which gets what loggers get.",
         "Logger": (
