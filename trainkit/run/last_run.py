@@ -6,22 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.api.callback import Callback
-from trainkit.api.options import Options
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task
 from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import loggers_of
 from trainkit.optim.batch_plan import BatchPlan
-from trainkit.run.lightning_names import setting
+from trainkit.run.lightning_names import Limits, setting
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
 
-class LastRun:
+class LastRun(Limits):
     """Part of Trainer."""
 
-    options: Options
     callbacks: list[Callback]
     _stage: Stage | None = None  # of the entry point in progress, or of the last one
     _fitted: Run | None = None  # the last one that trained
@@ -121,17 +119,6 @@ class LastRun:
     def callback_metrics(self) -> dict[str, float]:
         """The latest logged values; empty before the first run."""
         return {} if self._run is None else self._run.callback_metrics
-
-    @property
-    def max_epochs(self) -> int:
-        """The limit of epochs; -1 if there is none, as in Lightning."""
-        limit = self.options.limits.max_epochs
-        return -1 if limit is None else limit
-
-    @property
-    def max_steps(self) -> int:
-        """The limit of steps; -1 if there is none, as in Lightning."""
-        return self.options.limits.max_steps or -1
 
     @property
     def should_stop(self) -> bool:

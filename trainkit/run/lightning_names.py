@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
+from trainkit.api.options import Options
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task
 from trainkit.api.view import with_role
@@ -52,6 +53,23 @@ def setting(trainer: Any, name: str) -> Any:
     return unset if value is None else value
 
 
+class Limits:
+    """Base of Trainer and Run."""
+
+    options: Options
+
+    @property
+    def max_epochs(self) -> int:
+        """The limit of epochs; -1 if there is none, as in Lightning."""
+        limit = self.options.limits.max_epochs
+        return -1 if limit is None else limit
+
+    @property
+    def max_steps(self) -> int:
+        """The limit of steps; -1 if there is none, as in Lightning."""
+        return self.options.limits.max_steps or -1
+
+
 class _Parts:
     task: Task
     callbacks: list[Callback]
@@ -65,7 +83,7 @@ class _Parts:
     callback_metrics: LatestMetrics
 
 
-class LightningNames(_Parts):
+class LightningNames(_Parts, Limits):
     """Base of Run.
 
     Attributes:

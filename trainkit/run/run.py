@@ -169,17 +169,6 @@ class Run(LightningNames):
         return self.state.current_epoch
 
     @property
-    def max_epochs(self) -> int:
-        """The limit of epochs; -1 if there is none, as in Lightning."""
-        limit = self.options.limits.max_epochs
-        return -1 if limit is None else limit
-
-    @property
-    def max_steps(self) -> int:
-        """The limit of steps; -1 if there is none, as in Lightning."""
-        return self.options.limits.max_steps or -1
-
-    @property
     def should_stop(self) -> bool:
         """Whether training ends after the current step; set it to request that, as in Lightning."""
         state, limits = self.state, self.options.limits
