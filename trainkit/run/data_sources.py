@@ -359,9 +359,17 @@ def _length_of(stream: Any) -> int | None:
 def _limited(source: Source, limit: Limit, world_size: int) -> int:
     """Return the number of samples under a limit:
     a count of microbatches of each rank, or a share of the data.
+
+    Raises:
+        ConfigError: it is a share that leaves no sample.
     """
     if limit is None:
         return source.num_samples
     if isinstance(limit, float):
-        return max(1, int(source.num_samples * limit)) if limit > 0 else 0
+        if 0 < source.num_samples * limit < 1:
+            raise ConfigError(
+                f"A limit of {limit:g} of {source.num_samples} samples leaves none (trainer.limit_*_batches,"
+                " or overfit_batches). Give a larger share, or a count of batches."
+            )
+        return int(source.num_samples * limit)
     return min(source.num_samples, limit * source.batch_size * world_size)

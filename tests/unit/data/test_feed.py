@@ -197,7 +197,7 @@ def test_no_training_data_by_limit(limit: float) -> None:
         train_feed(data, source, [(0, 1)], limit, 0, SingleEngine("cpu"), keep)
 
 
-@pytest.mark.parametrize(("limit", "samples"), [(2, 8), (0.5, 11), (99, 23), (1.0, 23), (0.001, 1)])
+@pytest.mark.parametrize(("limit", "samples"), [(2, 8), (0.5, 11), (99, 23), (1.0, 23), (0.05, 1)])
 def test_limits_are_counts_or_shares(limit: float, samples: int) -> None:
     """A whole number limits the microbatches of a rank, a fraction the share of the data."""
     data = DataLoader(TensorDataset(torch.arange(23)), 4)
@@ -206,6 +206,14 @@ def test_limits_are_counts_or_shares(limit: float, samples: int) -> None:
     )
     assert isinstance(feed, MapFeed)
     assert feed.plan_of(0).num_samples == samples
+
+
+def test_a_share_that_leaves_no_sample_is_refused() -> None:
+    """It would train on another share than was asked for."""
+    data = DataLoader(TensorDataset(torch.arange(23)), 4)
+    source = read_source(data, "data", True)
+    with pytest.raises(ConfigError, match=r"A limit of 0\.04 of 23 samples leaves none"):
+        train_feed(data, source, [(0, 1)], 0.04, 0, SingleEngine("cpu"), keep)
 
 
 def test_a_stream_gives_its_steps() -> None:
