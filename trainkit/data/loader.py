@@ -112,8 +112,10 @@ def items_of(data: Any, *kinds: type) -> list[Any]:
     """Return the items of a dict, list or tuple if all are of these kinds, else none."""
     if not isinstance(data, (Mapping, list, tuple)):
         return []
-    items = data.values() if isinstance(data, Mapping) else data
-    return list(items) if all(isinstance(item, kinds) for item in items) else []
+    items = [*data.values()] if isinstance(data, Mapping) else data
+    places = range(len(items))  # a list of the user's own may read its batches as it is iterated
+    whole = all(isinstance(items[place], kinds) for place in places)
+    return [items[place] for place in places] if whole else []
 
 
 def _refuse_several(data: Any, name: str) -> None:

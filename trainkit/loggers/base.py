@@ -95,6 +95,7 @@ class Logger(Callback):
     finish_timeout_s: float = 60.0
     logged_at = 0.0
     _background: Background | None = None
+    _is_elsewhere = False  # open on another rank
     _run_dir: Path | None = None
     given_hparams: Mapping[str, Any] = MappingProxyType({})
 
@@ -123,7 +124,8 @@ class Logger(Callback):
     def start(self, trainer: RunView, task: Task, follows: bool) -> None:
         """Start the thread and open; write the run's settings, unless values follow earlier ones."""
         self._run_dir = Path(trainer.run_dir)
-        if not self.takes_part(trainer):
+        self._is_elsewhere = not self.takes_part(trainer)
+        if self._is_elsewhere:
             return
         self.require()
         here = trainer.engine.heartbeat
@@ -180,7 +182,7 @@ class Logger(Callback):
             self.settle()
 
     def on_exception(self, trainer: RunView, task: Task, exception: BaseException) -> None:
-        self._finish("failed")
+        _finish(self, "failed")
 
     def on_fit_end(self, trainer: RunView, task: Task) -> None:
         """Raise what is wrong with the settings; the Task's on_fit_end may log more."""
@@ -193,7 +195,7 @@ class Logger(Callback):
     def teardown(self, trainer: RunView, task: Task, stage: str) -> None:
         """Close, also if a signal ended the run."""
         if (background := self._background) is not None:
-            self._finish("success" if background.is_whole else "preempted")
+            _finish(self, "success" if background.is_whole else "preempted")
             if background.is_whole and background.mistake is not None:
                 raise background.mistake
 
@@ -259,13 +261,6 @@ class Logger(Callback):
         """Wait until all queued work is done; return whether it is."""
         return self._background is None or self._background.settle(timeout_s)
 
-    def _finish(self, status: str) -> None:
-        background, self._background = self._background, None
-        if background is not None:
-            has_time = status == "success" and (background.is_open or not self.asks_a_server)
-            limit_s = self.finish_timeout_s if has_time else min(self.finish_timeout_s, _HURRY_S)
-            background.close(functools.partial(self.finalize, status), limit_s)
-
     def taken(self, step: int) -> None:
         """Called in the main thread after values of this step were queued."""
 
@@ -302,9 +297,17 @@ class Logger(Callback):
         """Close; `status` is "success", "failed" or "preempted"."""
 
 
+def _finish(logger: Logger, status: str) -> None:
+    background, logger._background = logger._background, None
+    if background is not None:
+        has_time = status == "success" and (background.is_open or not logger.asks_a_server)
+        limit_s = logger.finish_timeout_s if has_time else min(logger.finish_timeout_s, _HURRY_S)
+        background.close(functools.partial(logger.finalize, status), limit_s)
+
+
 def _refuse_on_main(logger: Logger, name: str) -> None:
     """Refuse what needs an open logger, on rank 0: the others have none open."""
-    if not read_launcher().rank:
+    if not (logger._is_elsewhere or read_launcher().rank):
         raise ConfigError(
             f"{type(logger).__name__}.{name}: this logger is open in fit, validate and test alone."
             " Use it in their hooks: from on_fit_start to on_fit_end."
