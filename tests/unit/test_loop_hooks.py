@@ -139,7 +139,8 @@ def test_the_hooks_of_an_evaluation(tmp_path: Path, entry: str, kind: str) -> No
     getattr(trainer, entry)(Line(), loader(8))
     batch = [f"on_{kind}_batch_start", f"on_{kind}_batch_end"]
     start = [f"on_{kind}_start", f"on_{kind}_epoch_start"]
-    end = [f"on_{kind}_epoch_end", f"on_{kind}_end"]
+    values = ["on_metrics"] if kind != "predict" else []
+    end = [f"on_{kind}_epoch_end", *values, f"on_{kind}_end"]
     assert calls == ["setup", *start, *batch, *batch, *end, "teardown"]
 
 
