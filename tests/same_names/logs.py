@@ -135,6 +135,38 @@ def values_of_hooks(kit: Framework) -> Any:
 
 
 @equal
+def values_in_hooks(kit: Framework) -> Any:
+    """callback_metrics in on_validation_epoch_end has that validation's values."""
+    seen: list[Any] = []
+
+    def on_validation_epoch_end(self: Any) -> None:
+        now = self.trainer
+        seen.append((now.sanity_checking, round(float(now.callback_metrics["val_loss"]), 4)))
+
+    def on_train_start(self: Any) -> None:
+        seen.append("val_loss" in self.trainer.callback_metrics)
+
+    hooks = {"on_validation_epoch_end": on_validation_epoch_end, "on_train_start": on_train_start}
+    kit.trainer(num_sanity_val_steps=2).fit(kit.line(**hooks), data(), data())
+    return seen
+
+
+@equal
+def stopping_beside_a_sanity_check(kit: Framework) -> Any:
+    """EarlyStopping(check_on_train_epoch_end=False) does not count the sanity check."""
+    stopping = kit.callbacks.EarlyStopping(
+        "best", patience=1, mode="max", check_on_train_epoch_end=False
+    )
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.log("best", 9.0 if self.trainer.sanity_checking else float(self.global_step))
+
+    trainer = kit.trainer(max_epochs=3, callbacks=[stopping], num_sanity_val_steps=2)
+    trainer.fit(kit.line(validation_step=validation_step), data(), data())
+    return trainer.global_step, stopping.wait_count, round(float(stopping.best_score), 4)
+
+
+@equal
 def values_of_an_update(kit: Framework) -> Any:
     """log(on_step=False, on_epoch=True) in on_before_optimizer_step, as of a norm of gradients."""
 

@@ -158,6 +158,8 @@ class Evaluator:
         finally:
             for feed in feeds:  # their workers need not live as long as the run
                 feed.close()
+        self._run.callback_metrics.clear()  # those were of a few batches
+        self._run.callback_metrics.logged_at.clear()
         state.stage = "fit"
         self._hooks("on_sanity_check_end")
 
@@ -179,7 +181,6 @@ class Evaluator:
             run.coordinator.expect_new_pace()
             self.num_validations += 1
             self.names |= metrics.keys() | self._of_hooks.keys()
-            run.callback_metrics.put(metrics, run.global_step)
             run.log_metrics(metrics)
             self._end_hook("on_validation_end")
             self.names |= self._of_hooks.keys()
@@ -193,7 +194,6 @@ class Evaluator:
         """Evaluate; return the logged values over all samples of all ranks, on all ranks."""
         self._count(feeds)
         metrics = self._pass(kind, feeds, lambda: None)
-        self._run.callback_metrics.put(metrics, self._run.global_step)
         self._run.log_metrics(metrics)
         self._end_hook(f"on_{kind}_end")
         return metrics | self._of_hooks
@@ -285,6 +285,7 @@ class Evaluator:
                 metrics |= values
                 if self._run.state.stage == "fit":
                     self._own_names |= log.prog_bar
+            self._run.callback_metrics.put(metrics, self._run.global_step)  # hooks read them
             self._of_hooks = {}
             self._end_hook(f"on_{kind}_epoch_end")
             self._hooks.log.objects = objects  # finished once on_..._end has run
