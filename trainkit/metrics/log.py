@@ -183,7 +183,7 @@ class MetricLog:
         self._is_read = True  # whether the step values of this step are read
         # names of step values without epoch values, of steps that are not read
         self.unread: set[str] = set()
-        self.was_read = False  # whether any step's values were
+        self.read: set[str] = set()  # names of step values that were
         self.objects: dict[str, Any] = {}  # torchmetrics objects: they accumulate by themselves
 
     def add(
@@ -237,7 +237,7 @@ class MetricLog:
                 f"log('{name}', ...): reduce_fx is '{reduction}'; it must be one of {legal}."
             )
         if not on_epoch and not (on_step and self._is_read):
-            if on_step and not (has_epoch or self.was_read):
+            if on_step and not has_epoch:
                 self.unread.add(name + suffix)
             return
         if isinstance(value, Tensor):
@@ -269,7 +269,7 @@ class MetricLog:
         other.prog_bar = self.prog_bar
         other.objects = dict(self.objects)
         other._is_read = self._is_read
-        other.unread, other.was_read = self.unread, self.was_read
+        other.unread, other.read = self.unread, self.read
         other._epoch = {name: held.copy() for name, held in self._epoch.items()}
         other._step = {name: held.copy() for name, held in self._step.items()}
         return other
@@ -308,7 +308,7 @@ class MetricLog:
 
     def step_values(self) -> dict[str, float]:
         """Return this rank's values of the step. Waits for the device, once for all."""
-        self.was_read = True
+        self.read |= self._step.keys()
         return {name: combine([reading]) for name, reading in read_all(self._step).items()}
 
     def epoch_values(

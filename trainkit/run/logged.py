@@ -20,14 +20,15 @@ def keep_values(run: RunView, values: Mapping[str, float]) -> None:
 
 
 def report_unread(run: RunView, log: MetricLog) -> None:
-    """Say at a fit's end that no value of a step was logged, if the Task has logged any: the fit
-    was shorter than the interval.
+    """Say at a fit's end which values of steps no logger got, though the Task has logged them: the
+    fit was shorter than the interval, or their steps are never its multiples.
     """
-    if log.unread and not log.was_read and run.loggers:
+    if (unread := log.unread - log.read) and run.loggers:
+        missed = ", which none of the steps with such a value is a multiple of" * bool(log.read)
         run.say(
-            f"No step logged {', '.join(sorted(log.unread))}: the fit ended at step"
+            f"No step logged {', '.join(sorted(unread))}: the fit ended at step"
             f" {run.global_step}, and trainer.log_every_n_steps is"
-            f" {run.options.limits.log_every_n_steps}. Set trainer.log_every_n_steps=1 to log each"
+            f" {run.options.limits.log_every_n_steps}{missed}. Set trainer.log_every_n_steps=1 to log each"
             " step, or log an epoch's mean: self.log(..., on_epoch=True)."
         )
 

@@ -41,6 +41,27 @@ def test_a_fit_shorter_than_the_interval_says_what_it_did_not_log(
     assert "trainer.log_every_n_steps=1" in text and "on_epoch=True" in text
 
 
+class Alternates(Line):
+    """Logs one value each step, and another in each second."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self(batch[0]).square().mean()
+        self.log("always", loss)
+        if batch_idx % 2 == 0:
+            self.log("seldom", loss)
+        return loss
+
+
+def test_a_value_whose_steps_are_never_logged_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a generator's loss beside a critic that is trained more often."""
+    quiet(tmp_path, logger=CSVLogger(), log_every_n_steps=2).fit(Alternates(), loader(16))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "No step logged seldom: the fit ended at step 4" in text
+    assert "which none of the steps with such a value is a multiple of" in text
+
+
 @pytest.mark.parametrize(
     ("every", "how"),
     [
