@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.same_names.kit import Framework, data, weights
 from tests.same_names.table import differs, equal
@@ -566,3 +566,48 @@ def weights_by_the_numbers(kit: Framework) -> Any:
     task = kit.line()
     kit.trainer().fit(task, data(), data())
     return weights(task)
+
+
+class Played(Dataset[Any]):
+    """Notes the step in which each sample is made."""
+
+    def __init__(self, made: list[Any]) -> None:
+        self.made = made
+        self.task: Any = None
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        self.made.append((index, self.task.global_step))
+        return torch.ones(2), torch.ones(1)
+
+
+@equal
+def data_of_the_policy(kit: Framework) -> Any:
+    """Samples that a data set makes from the weights are those of the step that trains on them."""
+    played = Played([])
+    played.task = kit.line()
+    kit.trainer(max_epochs=1).fit(played.task, DataLoader(played, batch_size=2))
+    return played.made
+
+
+class Stream(IterableDataset[Any]):
+    """Played, one sample after the other, without a length."""
+
+    def __init__(self, played: Played) -> None:
+        self.played = played
+
+    def __iter__(self) -> Any:
+        return map(self.played.__getitem__, range(64))
+
+
+@differs(
+    "There a stream without a length is read one batch ahead of its step; here when its step begins."
+)
+def stream_of_the_policy(kit: Framework) -> Any:
+    """Samples that a stream makes from the weights."""
+    played = Played([])
+    played.task = kit.line()
+    kit.trainer(max_epochs=1).fit(played.task, DataLoader(Stream(played), batch_size=2))
+    return played.made

@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import itertools
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +23,7 @@ from trainkit.data.sample_names import UnreadableSample, note_sample
 from trainkit.errors import TrainkitError
 
 _MASK = 2**64 - 1
-_BURST_S = 1e-3
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)  # not of the sample
-_MOST_IN_BURST = 16
-Item = TypeVar("Item")
 _EMPTY = 0x9E3779B97F4A7C15  # the hash of no numbers
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -182,31 +176,6 @@ class OwnRandomNumbers:
             before.put_back()
 
 
-def in_bursts(
-    items: Iterator[Item],
-    numbers: Callable[[], AbstractContextManager[None]],
-    most: int = _MOST_IN_BURST,
-) -> Iterator[Item]:
-    """Yield the items, pulled within the context `numbers()`; fast ones several at a time.
-
-    To change the random numbers and back takes 10 us, so items that come faster than `_BURST_S` are
-    pulled up to `most` at a time. Which numbers they draw does not depend on it.
-    """
-    size = 1
-    while True:
-        begun = time.perf_counter()
-        with numbers():
-            burst = list(itertools.islice(items, size))
-        if not burst:
-            return
-        size = _next_size(size, (time.perf_counter() - begun) / len(burst), most)
-        yield from burst
-
-
-def _next_size(size: int, each_s: float, most: int = _MOST_IN_BURST) -> int:
-    return max(1, min(most, 2 * size, int(_BURST_S / max(each_s, 1e-9))))
-
-
 def may_draw(dataset: Any) -> bool:
     """Return whether a sample may be random.
     torch's in-memory data sets are not, and need no seed for each sample.
@@ -240,29 +209,10 @@ class SeededDataset(Dataset[Any]):
         return self.__getitems__([key])[0]
 
     def batches(self, keys: Iterator[list[tuple[int, int]]]) -> Iterator[list[Any]]:
-        """Yield the samples of batches, fast ones read several at a time,
-        so that they need one look at the random numbers.
+        """Yield the samples of batches, each read when it is pulled: a data set may be filled by the
+        training itself.
         """
-        if not self._may_draw:
-            yield from map(self.__getitems__, keys)
-            return
-        size = 1
-        while burst := list(itertools.islice(keys, size)):
-            begun = time.perf_counter()
-            samples: Iterator[Any] | None = None
-            try:
-                samples = iter(self.__getitems__([key for batch in burst for key in batch]))
-            except Exception:
-                if len(burst) == 1:
-                    raise
-            if samples is None:
-                # up to the one at fault; it may have been another error by chance
-                yield from map(self.__getitems__, burst)
-                continue
-            size = _next_size(size, (time.perf_counter() - begun) / len(burst))
-            for batch in burst:
-                self.first = batch[0]
-                yield list(itertools.islice(samples, len(batch)))
+        return map(self.__getitems__, keys)
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples of a batch; a DataLoader calls this."""

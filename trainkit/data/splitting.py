@@ -17,10 +17,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
-from trainkit.data.order import OwnRandomNumbers, in_bursts, mix
+from trainkit.data.order import OwnRandomNumbers, mix
 from trainkit.data.workers import shield
-
-_SAMPLES_IN_BURST = 128  # of a few batches
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,12 @@ class DatasetShare(IterableDataset[Any]):
 
         with numbers():
             samples = iter(self.dataset)
-        samples = in_bursts(samples, numbers, _SAMPLES_IN_BURST)
         turn = 0
         for batch in itertools.count():
             if batch == share.end:
                 return
-            chunk = list(itertools.islice(samples, self._batch_size))
+            with numbers():
+                chunk = list(itertools.islice(samples, self._batch_size))
             if not chunk:
                 return
             if share.has(batch):

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.collate import seeded_collate
-from trainkit.data.order import OwnRandomNumbers, SeededDataset, in_bursts, mix
+from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix
 from trainkit.data.splitting import DatasetShare, Share, loader_like
 from trainkit.data.workers import shield
 
@@ -87,10 +87,10 @@ class Stream(ABC):
         count, numbers = self.per_step(accumulate), self._numbers(epoch)
         with numbers():
             batches = self._open(epoch, start, accumulate)
-        if numbers is not nullcontext:
-            batches = in_bursts(batches, numbers)
         while True:
-            yield list(itertools.islice(batches, count))
+            with numbers():  # no step ahead: a stream may be filled by the training itself
+                pulled = list(itertools.islice(batches, count))
+            yield pulled
 
     def close(self) -> None:
         """End the loader's workers. Otherwise the interpreter would

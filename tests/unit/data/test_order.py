@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from trainkit.data.order import (
     OwnRandomNumbers,
     SeededDataset,
     epoch_order,
-    in_bursts,
     indices_at,
     may_draw,
     mix,
@@ -224,34 +223,6 @@ def test_places_beyond_the_end_begin_again() -> None:
     assert indices_at([5, 3, 4, 9], range(1, 3), 4) == [3, 4]
     assert indices_at([5, 3, 4, 9], range(2, 5), 3) == [4, 5, 3]
     assert indices_at(np.array([5, 3, 4]), range(1, 3), 3) == [3, 4]
-
-
-@pytest.mark.parametrize("slow_from", [0, 3, 1000])
-def test_bursts_change_no_draw(slow_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items have the same random numbers however many are pulled at a time;
-    slow ones are pulled one by one.
-    """
-    now, switches = [0.0], [0]
-    monkeypatch.setattr("trainkit.data.order.time.perf_counter", lambda: now[0])
-    stream = OwnRandomNumbers(5)
-
-    @contextlib.contextmanager
-    def counted() -> Iterator[None]:
-        switches[0] += 1
-        with stream():
-            yield
-
-    def items() -> Iterator[float]:
-        for i in range(40):
-            now[0] += 1.0 if i >= slow_from else 1e-6
-            yield torch.rand(()).item() + random.random()
-
-    before = random.getstate()
-    found = list(in_bursts(items(), counted))
-    with OwnRandomNumbers(5)():
-        assert found == [torch.rand(()).item() + random.random() for _ in range(40)]
-    assert random.getstate() == before
-    assert switches[0] == {0: 41, 3: 37, 1000: 7}[slow_from]
 
 
 class Draws(Dataset[Any]):
