@@ -611,3 +611,21 @@ def stream_of_the_policy(kit: Framework) -> Any:
     played.task = kit.line()
     kit.trainer(max_epochs=1).fit(played.task, DataLoader(Stream(played), batch_size=2))
     return played.made
+
+
+@equal
+def extras_of_a_checkpoint(kit: Framework) -> Any:
+    """load_from_checkpoint calls on_load_checkpoint with what on_save_checkpoint added."""
+
+    def on_save_checkpoint(self: Any, checkpoint: Any) -> None:
+        checkpoint["labels"] = ["cat", "dog"]
+
+    def on_load_checkpoint(self: Any, checkpoint: Any) -> None:
+        self.labels = checkpoint["labels"]
+
+    kept = {"on_save_checkpoint": on_save_checkpoint, "on_load_checkpoint": on_load_checkpoint}
+    task = kit.line(**kept)
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "kept"))
+    kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(task, data())
+    loaded = type(task).load_from_checkpoint(saving.best_model_path)
+    return loaded.labels, weights(loaded) == weights(task)

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from trainkit.checkpoint.format import MANIFEST, read_manifest
+from trainkit.api.task_hooks import TaskHooks
+from trainkit.checkpoint.format import MANIFEST, TRAINING, load_training, read_manifest
 from trainkit.checkpoint.mismatch import listed
 from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import compare, load_into, read_config, read_weights
@@ -57,6 +58,7 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
         )
         weights = read_weights(local)
         config = read_config(local)
+        extra = _extra_of(cls, Path(local))
     parameters = inspect.signature(cls).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments = {
@@ -78,6 +80,8 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     make_model: Any = getattr(task, "_make_model", None)  # of a Task, which imports this file
     if make_model is not None:
         make_model()
+    if extra is not None:
+        task.on_load_checkpoint(extra)  # type: ignore[operator]
     differences: Any = getattr(task, "compare_config", lambda config: [])
     lines = compare(differences, config, path, strict)
     translate: Any = getattr(task, "translate_weights", dict)
@@ -85,6 +89,15 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     if lines:
         info(f"Weights from {path}, without those that do not match:\n{listed(lines)}")
     return task
+
+
+def _extra_of(cls: type[nn.Module], folder: Path) -> dict[str, Any] | None:
+    """Return what on_save_checkpoint left, if the class reads it and the folder has it."""
+    own = getattr(cls, "on_load_checkpoint", TaskHooks.on_load_checkpoint)
+    if own is TaskHooks.on_load_checkpoint or not (folder / TRAINING).is_file():
+        return None
+    extra: dict[str, Any] = load_training(folder, mapped=True)["extra"]
+    return extra
 
 
 def _is_hidden(value: Any) -> bool:
