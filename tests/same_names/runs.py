@@ -568,6 +568,23 @@ def weights_by_the_numbers(kit: Framework) -> Any:
     return weights(task)
 
 
+@equal
+def written_predictions(kit: Framework) -> Any:
+    """BasePredictionWriter.write_on_epoch_end: predictions, and batch_indices of each loader."""
+    seen: list[Any] = []
+
+    class Writer(kit.callbacks.BasePredictionWriter):  # type: ignore[misc, name-defined]
+        def write_on_epoch_end(
+            self, trainer: Any, task: Any, predictions: Any, batch_indices: Any
+        ) -> None:
+            sizes = [len(prediction) for prediction in predictions]
+            seen.append((sizes, [[list(places) for places in own] for own in batch_indices]))
+
+    task = kit.line(predict_step=lambda self, batch, batch_idx: self(batch[0]))
+    kit.trainer(callbacks=[Writer("epoch")]).predict(task, data(20))
+    return seen
+
+
 class Played(Dataset[Any]):
     """Notes the step in which each sample is made."""
 

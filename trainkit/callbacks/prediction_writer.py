@@ -62,9 +62,15 @@ class BasePredictionWriter(Callback):
         trainer: RunView,
         task: Task,
         predictions: Sequence[Any],
-        batch_indices: Sequence[Sequence[int] | None],
+        batch_indices: Sequence[Sequence[Sequence[int] | None]],
     ) -> None:
-        """Write the outputs of all batches of this rank; see `write_on_batch_end`."""
+        """Write the outputs of all batches of this rank.
+
+        Args:
+            predictions: of each batch.
+            batch_indices: as in Lightning a list for each loader, and there is one: the places of
+                each batch's samples (see `write_on_batch_end`).
+        """
         raise TaskError(self._missing("write_on_epoch_end"))
 
     def on_predict_start(self, trainer: RunView, task: Task) -> None:
@@ -96,7 +102,7 @@ class BasePredictionWriter(Callback):
     def on_predict_end(self, trainer: RunView, task: Task) -> None:
         """Write all batches."""
         if self.interval != "batch" and trainer.engine.ranks.counts_samples:
-            self.write_on_epoch_end(trainer, task, self._outputs, self._indices)
+            self.write_on_epoch_end(trainer, task, self._outputs, [self._indices])
             self._outputs = []
             self._indices = []
 

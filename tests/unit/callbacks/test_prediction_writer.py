@@ -41,7 +41,7 @@ class Writer(trainkit.BasePredictionWriter):
         self, trainer: Any, task: Any, predictions: Sequence[Any], batch_indices: Any
     ) -> None:
         """Keep the number of batches, and places."""
-        self.ends.append((len(predictions), [list(places) for places in batch_indices]))
+        self.ends.append((len(predictions), [list(places) for places in batch_indices[0]]))
 
 
 @pytest.mark.parametrize(
