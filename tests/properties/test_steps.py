@@ -70,7 +70,7 @@ class Case:
             return sorted(i for own in self.shards for batch in own[: self.limit] for i in batch)
         left, size = self.samples, self.global_batch_size(epoch)
         if isinstance(self.limit, float):
-            left = max(1, int(left * self.limit))
+            left = int(left * self.limit)
         elif self.limit is not None and self.limit * self.batch_size * self.ranks < left:
             # full microbatches: drop_last drops none of them
             return list(range(self.limit * self.batch_size * self.ranks))
@@ -108,6 +108,8 @@ def shared(draw: st.DrawFn) -> Case:
         limit=draw(counts | st.floats(0.1, 1.0)),
         weighs=draw(st.booleans()),
     )
+    # a share of no sample is refused
+    assume(not isinstance(case.limit, float) or case.samples * case.limit >= 1)
     assume(all(case.indices(epoch) for epoch in range(EPOCHS)))
     return case
 

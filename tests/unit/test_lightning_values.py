@@ -98,7 +98,7 @@ def test_no_limit_of_epochs_trains_until_a_stop(tmp_path: Path) -> None:
     trainer.fit(Line(), loader(8))
     assert (trainer.current_epoch, trainer.max_epochs, trainer.state.stop_reason) == (
         5,
-        None,
+        -1,
         "trainer.should_stop was set",
     )
     limited = quiet(tmp_path / "b", max_epochs=-1, max_steps=7)

@@ -5,7 +5,6 @@ The only list of concrete callbacks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +19,7 @@ from trainkit.callbacks.progress.progress import ProgressBar
 from trainkit.callbacks.step_clock import StepClock
 from trainkit.callbacks.timer import Timer
 from trainkit.errors import ConfigError
-from trainkit.extension import public
+from trainkit.extension import public, public_names
 from trainkit.loggers import CSVLogger, TensorBoardLogger
 from trainkit.loggers.base import Logger
 
@@ -92,7 +91,8 @@ def _list_of(
     several = list(given) if isinstance(given, Iterable) else [] if given is None else [given]
     for each in several:
         if not isinstance(each, kind):
-            raise ConfigError(of_another_class(place, each, name, partial(hasattr, room)))
+            known = {*vars(room), *public_names(room.__name__)}
+            raise ConfigError(of_another_class(place, each, name, known.__contains__))
     return several
 
 
