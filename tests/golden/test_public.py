@@ -19,3 +19,11 @@ def test_a_name_that_goes_in_silence_is_seen() -> None:
     assert public.broken(names, releases, {}) == ["trainkit.Old, public since 0.1.0"]
     assert public.broken(names, releases, {"trainkit.Old": "0.1.0"}) == []
     assert public.broken(names, releases, {"trainkit.Old": public.__version__}) != []
+
+
+def test_a_method_that_a_base_has_now_is_there() -> None:
+    """A user calls it all the same; one that no class has is gone."""
+    releases = {"0.1.0": ["trainkit.CSVLogger.log_metrics", "trainkit.CSVLogger.log_nothing"]}
+    assert public.broken(set(), releases, {}) == [
+        "trainkit.CSVLogger.log_nothing, public since 0.1.0"
+    ]
