@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from trainkit.console import warning
 from trainkit.errors import TrainkitError
@@ -42,9 +43,11 @@ class Background:
         is_open: whether the logger's `open` has returned.
         is_whole: whether the run has ended well.
         position: returns the run's step and epoch.
+        facts: of the run (RunFacts).
     """
 
     position: Callable[[], tuple[int, int]]
+    facts: Any
 
     def __init__(
         self, name: str, flush: Callable[[], None], get_on: Callable[[], None], room: int = ROOM

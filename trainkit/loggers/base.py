@@ -138,7 +138,7 @@ class Logger(Callback):
             run_dir=Path(trainer.run_dir),
             global_step=trainer.global_step,
             resumes=follows or checkpoints.resumed_in_place,
-            hyperparams={**_hyperparams(trainer, task), **masked(self.given_hparams)},
+            hyperparams=_hyperparams(trainer, task),
             stores=tuple(checkpoints.stores),
             task=type(task).__name__,
             engine=trainer.engine.name,
@@ -150,11 +150,11 @@ class Logger(Callback):
         background = Background(type(self).__name__, self.flush, get_on)
         background.position = lambda: (trainer.global_step, trainer.current_epoch)
         background.is_whole = trainer.state.stage != "fit"
+        background.facts = facts
         self._background = background
         background.put("opening", functools.partial(_open, self, background, facts))
         if not follows:
-            write = functools.partial(self.write_hyperparams, facts.hyperparams)
-            background.put("writing the settings", write)
+            self.log_hyperparams({})
 
     def on_metrics(
         self, trainer: RunView, task: Task, metrics: dict[str, float], step: int
@@ -239,10 +239,11 @@ class Logger(Callback):
         """Log settings beside the run's own: now, or before a fit once it opens."""
         own = vars(params) if isinstance(params, Namespace) else params
         self.given_hparams = {**self.given_hparams, **own}
-        self.hand_over(
-            "writing settings",
-            functools.partial(self.write_hyperparams, masked(self.given_hparams)),
-        )
+        if self._background is not None:
+            facts: RunFacts = self._background.facts
+            settings = facts.hyperparams | facts.without_secrets(self.given_hparams)
+            work = functools.partial(self.write_hyperparams, settings)
+            self.hand_over("writing the settings", work)
 
     def native(self) -> Any:
         """Return the library's object, for `experiment`."""

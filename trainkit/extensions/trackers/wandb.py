@@ -131,6 +131,11 @@ class WandbLogger(CheckpointLogger):
             config=run.hyperparams,
         )
 
+    def write_hyperparams(self, params: dict[str, Any]) -> None:
+        """Add those of `log_hyperparams`; the run's own are there since `open`."""
+        if self.given_hparams:
+            self._run.config.update(params, allow_val_change=True)
+
     def write_metrics(self, metrics: dict[str, float], step: int, epoch: int) -> None:
         """Pass the values to W&B's own process."""
         self._run.log(
