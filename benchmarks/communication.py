@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks.harness import Cell, Findings, Table, main
 from benchmarks.links import DEVICE, ROOT, Link, unavailable
-from trainkit.launch.local import ended_by_signals
+from trainkit.extensions.programs.commands import ended_by_signals
 
 BATCH, WIDTH, LAYERS = 8, 352, 16
 LINKS = [(None, 0), (1000, 0), (1000, 1), (1000, 10), (100, 0), (100, 10)]

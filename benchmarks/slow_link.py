@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.communication import environment, wait_for
 from benchmarks.harness import Cell, Findings, Table, Target, main
 from benchmarks.links import ROOT, Link, unavailable
-from trainkit.launch.local import ended_by_signals
+from trainkit.extensions.programs.commands import ended_by_signals
 
 RATE_MBIT, DELAY_MS = 100.0, 10.0
 STEPS, MORE = 300, 360

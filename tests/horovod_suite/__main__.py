@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.horovod_suite.known import KNOWN
 from trainkit.errors import EngineError
 from trainkit.extensions.horovod_build.pip import VERSION, pip
-from trainkit.launch.commands import run
+from trainkit.extensions.programs.commands import run
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "horovod-suite"

@@ -19,7 +19,6 @@ from trainkit.config.resources import make_importable
 from trainkit.console import visible, wrapped_for
 from trainkit.errors import JobEnded, Preempted, TrainkitError
 from trainkit.launch.environment import Launcher, read_launcher
-from trainkit.launch.local import ended_by_signals
 from trainkit.launch.reported import print_once
 from trainkit.launch.slurm.step import note_requeue
 from trainkit.launch.terminal import output_of_rank
@@ -96,18 +95,3 @@ def _release(error: BaseException | None) -> None:
         # of files that the failed run has open: this closes them
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
-
-
-def ended_cleanly(work: Callable[[], int]) -> int:
-    """Run a command that starts processes, and return its exit code;
-    Ctrl-C ends what it has started (130).
-    """
-    try:
-        with ended_by_signals():
-            return work()
-    except TrainkitError as error:
-        print(f"\n{error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("\nStopped; all started processes have ended.", file=sys.stderr)
-        return 130

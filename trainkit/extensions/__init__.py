@@ -10,6 +10,7 @@ NAMES = (
     "reports",
     "doctor",
     "by_hand",
+    "programs",
     "script",
     "plan",
     "experiment",

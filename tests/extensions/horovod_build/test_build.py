@@ -38,7 +38,7 @@ from trainkit.extensions.horovod_build.probe import (
     search_path,
 )
 from trainkit.extensions.horovod_build.tools import Tool
-from trainkit.launch.commands import cache_folder
+from trainkit.extensions.programs.commands import cache_folder
 
 MACHINE = Machine(
     torch=InstalledTorch("2.15.0+cu132", "13.2", gpus=0),

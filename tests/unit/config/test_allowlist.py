@@ -41,7 +41,7 @@ def test_listed_objects_are_found(target: str) -> None:
         "torchvision.models.resnet.Weights",
         "torchvision.models.get_weight",
         "trainkit.data.loader.ShardedLoader.iterate",
-        "trainkit.launch.commands.run",
+        "trainkit.extensions.programs.commands.run",
         "trainkit.launch.environment.Launcher",
         "trainkit.launch.shared_folder.token_in",
     ],

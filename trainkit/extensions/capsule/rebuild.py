@@ -22,12 +22,12 @@ from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import instantiate
-from trainkit.config.layers import make_layers, replacing_layers
 from trainkit.config.users_code import named_by_user
 from trainkit.data.seeding import seed_everything
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.extensions.capsule.folder import Capsule
 from trainkit.extensions.capsule.watch import Watch
+from trainkit.extensions.exporting.layers import make_layers, replacing_layers
 from trainkit.extensions.exporting.of_manifest import from_manifest
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources

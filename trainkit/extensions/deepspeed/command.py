@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.as_json import facts_printed
-from trainkit.cli.guard import ended_cleanly
 from trainkit.errors import EngineError
 from trainkit.extensions.deepspeed.extensions import PARTS, building, choose_folder, is_built
-from trainkit.launch.commands import cache_folder, run
-from trainkit.launch.local import start_with
+from trainkit.extensions.programs.commands import cache_folder, ended_cleanly, run
+from trainkit.extensions.programs.local import start_with
 
 _INSTALL = "DS_BUILD_OPS=0 pip install deepspeed (or 'trainkit[deepspeed]')"
 _TIMEOUT_S = 600.0

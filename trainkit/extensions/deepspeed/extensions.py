@@ -18,7 +18,7 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 from trainkit.errors import EngineError
-from trainkit.launch.commands import cache_folder
+from trainkit.extensions.programs.commands import cache_folder
 
 _FOLDER = "TORCH_EXTENSIONS_DIR"
 _LOCK = "lock"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainkit.extension import Finding
-from trainkit.launch.commands import first_error
+from trainkit.extensions.programs.commands import first_error
+from trainkit.extensions.programs.local import Launcher, run_job, start_with
 from trainkit.launch.environment import without_launcher
-from trainkit.launch.local import Launcher, run_job, start_with
 
 AREA = "two ranks"
 _MARK = "trainkit doctor: "

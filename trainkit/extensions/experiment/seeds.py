@@ -22,10 +22,10 @@ from typing import Any
 from trainkit.console import plural, short
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.experiment.sides import Side
+from trainkit.extensions.programs.commands import first_error
+from trainkit.extensions.programs.local import launcher_of, run_job, start_with
 from trainkit.extensions.script.changes import Changes
-from trainkit.launch.commands import first_error
 from trainkit.launch.environment import without_launcher
-from trainkit.launch.local import launcher_of, run_job, start_with
 from trainkit.safety.whole_files import replacing
 
 _RECORDER = "trainkit.extensions.experiment.recorder.PairRecorder"

@@ -22,7 +22,6 @@ from trainkit.checkpoint.format import MANIFEST, verify
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.config import schema
 from trainkit.config.instantiate import data_of, instantiate
-from trainkit.config.layers import make_layers, replacing_layers
 from trainkit.config.users_code import named_by_user
 from trainkit.console import short
 from trainkit.data.seeding import seed_everything
@@ -32,6 +31,7 @@ from trainkit.extensions.exporting.export import Exported, export
 from trainkit.extensions.exporting.hub import Hub
 from trainkit.extensions.exporting.hub_files import write_hub_files
 from trainkit.extensions.exporting.huggingface import writer_of
+from trainkit.extensions.exporting.layers import make_layers, replacing_layers
 from trainkit.extensions.exporting.of_manifest import from_manifest
 from trainkit.extensions.exporting.request import FORMATS, check_output
 from trainkit.extensions.language.tokenizer_folder import own_tokenizer

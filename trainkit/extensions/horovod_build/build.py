@@ -28,7 +28,7 @@ from trainkit.extensions.horovod_build.patches import edited_source
 from trainkit.extensions.horovod_build.pip import fetch_source, pip
 from trainkit.extensions.horovod_build.probe import BuildPlan, Machine, search_path
 from trainkit.extensions.horovod_build.versions import build_version
-from trainkit.launch.commands import run
+from trainkit.extensions.programs.commands import run
 
 _TOOLCHAIN = Path(__file__).with_name("horovod.cmake")
 # Newer versions of GCC no longer include these implicitly: the last two since 13, the first since

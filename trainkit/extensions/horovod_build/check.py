@@ -21,8 +21,8 @@ from trainkit.extensions.horovod_build.patches import edits_of, identity
 from trainkit.extensions.horovod_build.pip import VERSION
 from trainkit.extensions.horovod_build.probe import BuildPlan, Wanted
 from trainkit.extensions.horovod_build.tools import Tool
-from trainkit.launch.commands import failure, run
-from trainkit.launch.local import start_with
+from trainkit.extensions.programs.commands import failure, run
+from trainkit.extensions.programs.local import start_with
 
 TIMEOUT_S = 60.0
 

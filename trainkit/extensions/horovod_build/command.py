@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.as_json import facts_printed
-from trainkit.cli.guard import ended_cleanly
 from trainkit.errors import EngineError
 from trainkit.extensions.horovod_build import check as build_check
 from trainkit.extensions.horovod_build import patches, pip, wheelhouse
@@ -45,6 +44,7 @@ from trainkit.extensions.horovod_build.wheel import (
     wheel_for,
     yes,
 )
+from trainkit.extensions.programs.commands import ended_cleanly
 
 _NO_TORCH = "torch cannot be imported in this environment. Install it first: pip install torch"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.horovod_build.tools import output_of
-from trainkit.launch.commands import run
+from trainkit.extensions.programs.commands import run
 
 _NEEDS = ("rich",)  # what `trainkit horovod` imports beside the standard library
 _OLDEST = (3, 10)

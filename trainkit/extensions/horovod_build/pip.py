@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.horovod_build.probe import Machine
-from trainkit.launch.commands import run
+from trainkit.extensions.programs.commands import run
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"

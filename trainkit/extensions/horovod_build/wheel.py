@@ -29,7 +29,7 @@ from trainkit.extensions.horovod_build.probe import (
     probe,
     require_compilers,
 )
-from trainkit.launch.commands import cache_folder
+from trainkit.extensions.programs.commands import cache_folder
 
 say = functools.partial(print, flush=True)  # in order with stderr, also into a file
 

@@ -16,7 +16,7 @@ from trainkit.extensions.horovod_build.patches import identity
 from trainkit.extensions.horovod_build.pip import pip
 from trainkit.extensions.horovod_build.probe import Machine
 from trainkit.extensions.horovod_build.versions import build_of, mpi_name, torch_name
-from trainkit.launch.commands import run
+from trainkit.extensions.programs.commands import run
 
 _MOST_SHOWN = 6
 _WIDEST = 240

@@ -14,8 +14,8 @@ from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import PositiveFloat, checked
 from trainkit.errors import ConfigError
+from trainkit.extensions.trackers.checkpoints import CheckpointLogger
 from trainkit.loggers.base import RunFacts
-from trainkit.loggers.checkpoints import CheckpointLogger
 from trainkit.loggers.media_files import write_media
 from trainkit.loggers.rows import flatten
 from trainkit.metrics.media import Media

@@ -1,18 +1,15 @@
-"""Starts a job of several ranks on this machine."""
+"""Starts a job of several ranks on this machine, to its end."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainkit.launch.commands import end_group
+from trainkit.extensions.programs.commands import end_group, ended_by_signals
 
 Launcher = Literal["horovodrun", "torchrun"]
 _OF_TORCH = ("ddp", "fsdp", "deepspeed")  # engines that torchrun starts, at one rank too
@@ -80,19 +77,3 @@ def run_job(
             return process.wait(timeout_s)
         finally:
             end_group(process)
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that started processes are ended with this one."""
-    # only the main thread may set handlers
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    ending = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in ending]
-    try:
-        yield
-    finally:
-        for number, handler in zip(ending, before, strict=True):
-            signal.signal(number, handler)

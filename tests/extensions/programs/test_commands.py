@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainkit.errors import EngineError
-from trainkit.launch.commands import advice, failure, first_error, run
+from trainkit.extensions.programs.commands import advice, failure, first_error, run
 
 GCC = """
   [ 40%] Building CXX object horovod/torch/CMakeFiles/pytorch.dir/adapter_v2.cc.o

@@ -8,8 +8,8 @@ import select
 import sys
 from pathlib import Path
 
+from trainkit.extensions.programs.local import launcher_of, run_job, start_with
 from trainkit.launch.environment import read_launcher, without_launcher
-from trainkit.launch.local import launcher_of, run_job, start_with
 
 
 def test_one_rank_needs_no_launcher() -> None:

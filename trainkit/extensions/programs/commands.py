@@ -16,12 +16,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainkit.errors import ConfigError, EngineError
+from trainkit.errors import ConfigError, EngineError, TrainkitError
 
 _POLL_S = 0.1
 _PATIENCE_S = 5.0
@@ -279,3 +281,34 @@ def advice(shown: Sequence[str], lines: Sequence[str] = ()) -> str:
             if re.search(pattern, text):
                 return remedy
     return "This failure is unknown: see the log."
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that started processes are ended with this one."""
+    # only the main thread may set handlers
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ending = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in ending]
+    try:
+        yield
+    finally:
+        for number, handler in zip(ending, before, strict=True):
+            signal.signal(number, handler)
+
+
+def ended_cleanly(work: Callable[[], int]) -> int:
+    """Run a command that starts processes, and return its exit code;
+    Ctrl-C ends what it has started (130).
+    """
+    try:
+        with ended_by_signals():
+            return work()
+    except TrainkitError as error:
+        print(f"\n{error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nStopped; all started processes have ended.", file=sys.stderr)
+        return 130
