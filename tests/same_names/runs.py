@@ -646,3 +646,33 @@ def extras_of_a_checkpoint(kit: Framework) -> Any:
     kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(task, data())
     loaded = type(task).load_from_checkpoint(saving.best_model_path)
     return loaded.labels, weights(loaded) == weights(task)
+
+
+@equal
+def extras_of_an_evaluations_checkpoint(kit: Framework) -> Any:
+    """test(ckpt_path=...) calls on_load_checkpoint of the Task and of callbacks."""
+    heard: list[Any] = []
+
+    class Tags(kit.callbacks.Callback):  # type: ignore[name-defined, misc]
+        def on_save_checkpoint(self, trainer: Any, task: Any, checkpoint: Any) -> None:
+            checkpoint["tags"] = ["a"]
+
+        def on_load_checkpoint(self, trainer: Any, task: Any, checkpoint: Any) -> None:
+            heard.append(("callback", checkpoint["tags"], checkpoint["labels"]))
+
+    def on_save_checkpoint(self: Any, checkpoint: Any) -> None:
+        checkpoint["labels"] = ["cat", "dog"]
+
+    def on_load_checkpoint(self: Any, checkpoint: Any) -> None:
+        heard.append(("task", checkpoint["tags"], checkpoint["labels"]))
+
+    own = {
+        "test_step": lambda self, batch, batch_idx: None,
+        "on_save_checkpoint": on_save_checkpoint,
+        "on_load_checkpoint": on_load_checkpoint,
+    }
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "kept"))
+    kit.trainer(callbacks=[saving, Tags()], enable_checkpointing=True).fit(kit.line(**own), data())
+    assert not heard
+    kit.trainer(callbacks=[Tags()]).test(kit.line(**own), data(), ckpt_path=saving.best_model_path)
+    return sorted(heard)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from trainkit.api.task_hooks import TaskHooks
-from trainkit.checkpoint.format import MANIFEST, TRAINING, load_training, read_manifest
+from trainkit.checkpoint.format import MANIFEST, load_extra, read_manifest
 from trainkit.checkpoint.mismatch import listed
 from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import compare, load_into, read_config, read_weights
@@ -94,10 +94,7 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
 def _extra_of(cls: type[nn.Module], folder: Path) -> dict[str, Any] | None:
     """Return what on_save_checkpoint left, if the class reads it and the folder has it."""
     own = getattr(cls, "on_load_checkpoint", TaskHooks.on_load_checkpoint)
-    if own is TaskHooks.on_load_checkpoint or not (folder / TRAINING).is_file():
-        return None
-    extra: dict[str, Any] = load_training(folder, mapped=True)["extra"]
-    return extra
+    return None if own is TaskHooks.on_load_checkpoint else load_extra(folder).get("extra")
 
 
 def _is_hidden(value: Any) -> bool:

@@ -18,6 +18,7 @@ from trainkit.checkpoint.format import (
     MANIFEST,
     ONLY_WEIGHTS,
     TRAINING,
+    load_extra,
     load_training,
     load_weights,
     open_weights,
@@ -60,8 +61,8 @@ def load(
             words; "" if by nothing.
 
     Returns:
-        Its path or URL, and the state saved beside the weights if `resume`, else {}; None for
-        "auto" if there is no checkpoint.
+        Its path or URL, and the state saved beside the weights, if not `resume` at most "extra";
+        None for "auto" if there is no checkpoint.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.
@@ -73,7 +74,7 @@ def load(
         if checkpoint is None:
             return None
         path, folder = checkpoint
-        training = load_training(folder) if resume else {}
+        training = load_training(folder) if resume else load_extra(folder)
         load_weights(folder, model)
         return path, training
 

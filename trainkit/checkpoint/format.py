@@ -255,6 +255,17 @@ def load_training(folder: Path, mapped: bool = False) -> dict[str, Any]:
     return resolved
 
 
+def load_extra(folder: Path) -> dict[str, Any]:
+    """Return {"extra": what on_save_checkpoint left}; {} of a checkpoint that holds only weights.
+
+    Raises:
+        CheckpointError: the file would run code.
+    """
+    if not (folder / TRAINING).is_file():
+        return {}
+    return {"extra": load_training(folder, mapped=True)["extra"]}
+
+
 def save_plain(content: Mapping[str, Any], path: Path) -> None:
     """Write tensors and plain values.
 

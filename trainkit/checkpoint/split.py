@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.checkpoint.find import fetched
-from trainkit.checkpoint.format import Snapshot, find_aliases, load_training, open_weights
+from trainkit.checkpoint.format import (
+    Snapshot,
+    find_aliases,
+    load_extra,
+    load_training,
+    open_weights,
+)
 from trainkit.checkpoint.mismatch import mismatches, unfit
 from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import MODEL, StoredPieces, split_tree
@@ -100,8 +107,8 @@ class Opened:
         resume: whether to read what was saved beside the weights.
 
     Attributes:
-        training: what was saved beside the weights, {} if not `resume`; tensors in pieces are read
-            when they are needed.
+        training: what was saved beside the weights, at most "extra" if not `resume`; tensors in
+            pieces are read when they are needed.
 
     Raises:
         CheckpointError: a rank cannot read it; on all ranks.
@@ -116,7 +123,8 @@ class Opened:
         self.training: dict[str, Any] = {}
         try:
             self._folder = self._stack.enter_context(fetched(path, stores))
-            self.training = load_training(self._folder, mapped=True) if resume else {}
+            read = partial(load_training, mapped=True) if resume else load_extra
+            self.training = read(self._folder)
         except (CheckpointError, ConfigError, OSError) as failed:
             error = str(failed)
         failures = [

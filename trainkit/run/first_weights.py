@@ -70,7 +70,8 @@ def shard_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) 
 
 
 def load_to_evaluate(stage: Stage, ckpt_path: str | None) -> None:
-    """Place the weights of an evaluation: those of a checkpoint or a file, or the Task's own.
+    """Place the weights of an evaluation: those of a checkpoint or a file, or the Task's own; then
+    the hooks take what on_save_checkpoint left in that checkpoint.
 
     Raises:
         CheckpointError: there is no such checkpoint.
@@ -81,34 +82,40 @@ def load_to_evaluate(stage: Stage, ckpt_path: str | None) -> None:
     _place(stage)
     is_file = ckpt_path is not None and Path(ckpt_path).is_file()
     in_parts, opens = is_in_parts(task), engine.splits_weights and not is_file
+    beside: dict[str, Any] = {}
     if ckpt_path is not None and not in_parts and not opens:
-        checkpoints.resumed_from = engine.comm.run_on_main(lambda: _read_weights(stage, ckpt_path))
+        checkpoints.resumed_from, beside = engine.comm.run_on_main(
+            lambda: _read_weights(stage, ckpt_path)
+        )
     engine.shard(task)
     if ckpt_path is not None and opens:
         checkpoints.open(ckpt_path, resume=False)
     if checkpoints.opened is not None:
+        beside = checkpoints.opened.training
         checkpoints.opened.fill_weights(task)
         task._first_weights = None  # they are replaced
         checkpoints.opened.close()
     elif in_parts:
         fill_parts(task, engine, ckpt_path)
         checkpoints.resumed_from = ckpt_path or checkpoints.resumed_from
+    if "extra" in beside:
+        stage.run.hooks("on_load_checkpoint", beside["extra"])
 
 
-def _read_weights(stage: Stage, ckpt_path: str) -> str:
+def _read_weights(stage: Stage, ckpt_path: str) -> tuple[str, dict[str, Any]]:
     """Rank 0: load the weights of a trainkit checkpoint, or of a file of weights;
-    return its path.
+    return its path, and what on_save_checkpoint left.
     """
     if Path(ckpt_path).is_file():
         load_whole(stage.task, ckpt_path)
-        return ckpt_path
+        return ckpt_path, {}
     checkpoint = stage.checkpoints.read(ckpt_path, stage.task, resume=False)
     if checkpoint is None:
         raise CheckpointError(
             f"ckpt_path is '{ckpt_path}', and there is no checkpoint in"
             f" {stage.checkpoints.stores[0].place}."
         )
-    return checkpoint[0]
+    return checkpoint
 
 
 def _refuse_anothers_checkpoints(run: Run) -> None:
