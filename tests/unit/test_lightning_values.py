@@ -4,6 +4,7 @@ taken where they mean something, else answered.
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +309,27 @@ def test_a_datamodule_saves_its_arguments_and_sees_the_trainer(tmp_path: Path) -
     assert trainer.global_step == 4
     assert trainer.datamodule is data
     assert data.trainer.model is trainer.model
+
+
+def test_a_setting_is_not_changed_after_its_start(tmp_path: Path) -> None:
+    """Lightning takes `trainer.limit_val_batches = 0` between two fits and in hooks; here nothing
+    would read it. `callbacks` is a list that the next fit reads.
+    """
+    shown = {"engine", "precision", "profiler", "run_dir"}  # properties, and an object of a run
+    settings = inspect.signature(Trainer.__init__).parameters.keys() - {"self", "callbacks", *shown}
+    others = {"communication", "float32_matmul_precision"}  # which Lightning's Trainer lacks
+
+    def refuse(trainer: Any) -> None:
+        for name in settings - others:
+            with pytest.raises(ConfigError, match=rf"trainer\.{name} = 3 .*Trainer\({name}="):
+                setattr(trainer, name, 3)
+
+    class InAHook(Line):
+        def on_train_start(self) -> None:
+            refuse(self.trainer)
+            self.trainer.phase = "first"
+
+    trainer = quiet(tmp_path)
+    refuse(trainer)
+    trainer.fit(InAHook(), loader())
+    assert trainer.run.phase == "first"

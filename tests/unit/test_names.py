@@ -80,6 +80,8 @@ def test_a_name_of_lightning_says_what_to_use() -> None:
         from trainkit.callbacks import RichProgressBar  # noqa: F401
     with pytest.raises(ImportError, match="Write a Callback with on_metrics"):
         trainkit.loggers.CometLogger  # noqa: B018
+    with pytest.raises(ImportError, match=r"DDPStrategy. In its place: Trainer\(engine=..."):
+        from trainkit import DDPStrategy  # noqa: F401
     with pytest.raises(AttributeError, match=r"'scaler'\. In its place: trainer\.precision"):
         trainkit.Trainer().scaler  # noqa: B018
 

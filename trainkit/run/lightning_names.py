@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
-from trainkit.api.options import Options
+from trainkit.api.options import (
+    BatchOptions,
+    EvaluationOptions,
+    LimitOptions,
+    NumericOptions,
+    Options,
+    SampleOptions,
+)
 from trainkit.api.state import TrainState
 from trainkit.api.task import Task
 from trainkit.api.view import with_role
 from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.data.feed import Feed
 from trainkit.engine.base import Engine
+from trainkit.errors import ConfigError
 from trainkit.extension import advice
 from trainkit.loggers.base import Logger, loggers_of
 from trainkit.metrics.latest import LatestMetrics
@@ -53,10 +61,26 @@ def setting(trainer: Any, name: str) -> Any:
     return unset if value is None else value
 
 
+# What a Trainer is made with; a Run's precision is its object of that name.
+_GROUPS = (BatchOptions, LimitOptions, EvaluationOptions, NumericOptions, SampleOptions)
+_MORE = "enable_checkpointing enable_model_summary enable_progress_bar fast_dev_run logger max_time seed"
+_FIXED = {*_MORE.split(), *(name for group in _GROUPS for name in group.__annotations__)}
+_FIXED -= {"precision"}
+
+
 class Limits:
     """Base of Trainer and Run."""
 
     options: Options
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED:
+            raise ConfigError(
+                f"trainer.{name} = {value!r} would change nothing: a Trainer's settings hold from"
+                f" its start. Make a Trainer({name}=...) for it, or for the next phase: the Task"
+                " keeps its weights."
+            )
+        super().__setattr__(name, value)
 
     @property
     def max_epochs(self) -> int:

@@ -27,6 +27,10 @@ TRAINER = each(
             "Validation runs if there are data for it and limit_val_batches is not 0."
         ),
         "evaluating": "In its place: trainer.validating. Or `trainer.testing`.",
+        "fit_loop": (
+            "In its place: Trainer(max_epochs=...). Each phase has a Trainer of its own; the Task"
+            " keeps its weights."
+        ),
         "init_module": "A Task is built as any module; its weights are moved before training.",
         "interrupted received_sigterm": (
             "A signal ends all ranks at one step with a checkpoint, and fit raises Preempted."
@@ -89,6 +93,20 @@ LOGGERS = each(
     }
 )
 
+_OTHERS = each(
+    {
+        "DDPStrategy DeepSpeedStrategy FSDPStrategy ModelParallelStrategy SingleDeviceStrategy": (
+            "In its place: Trainer(engine=...). Its name, as ddp, fsdp or deepspeed, or"
+            " trainkit.engine.select.make_engine(name, ...) with options."
+        ),
+        "Fabric": "In its place: Loop. Your loop, with trainkit's engine, data and checkpoints.",
+        "grad_norm": "In its place: GradientMonitor. A callback; it logs the norm of each layer.",
+        "rank_zero_info rank_zero_warn": (
+            "In its place: rank_zero_only. It decorates a function of yours that prints or logs."
+        ),
+    }
+)
+
 PACKAGE = {
     "LightningModule": (
         "It is trainkit.Task: change the base class, the methods have the same names."
@@ -101,4 +119,5 @@ PACKAGE = {
     ),
     **CALLBACKS,
     **LOGGERS,
+    **_OTHERS,
 }
