@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainkit.engine.collectives import Collectives
+from trainkit.engine.ddp import late_ranks
 from trainkit.engine.ddp.endings import end_beside, wait_for_endings
 from trainkit.engine.ddp.sockets import Sockets
 from trainkit.engine.heartbeat import Heartbeat
@@ -85,7 +86,7 @@ class DDPCollectives(Collectives):
         if self.is_connected:
             return
         on_gpu = device.type == "cuda"
-        with self.waiting_for("the other ranks to come"):
+        with self.waiting_for("the other ranks to come"), late_ranks.named(self.ranks):
             backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
             meets = on_gpu and sees_one_of_several(self.ranks)
             rendezvous = _rendezvous(self.ranks, meets)

@@ -26,22 +26,18 @@ def assign_ranks(ranks: Ranks, launcher: Launcher, engine: str) -> None:
     if launcher.name == "srun":
         if read_launcher().name == "srun":  # not set by an earlier fit of this process
             os.environ |= this_step().torch_variables()
-    elif launcher.name not in ("torchrun", "env"):
-        if launcher.world_size > 1:
-            raise EngineError(
-                f"engine={engine}, but {launcher.name} started {launcher.world_size} processes"
-                " without torchrun's variables. Use torchrun, or engine=auto."
-            )
-        missing = [
-            name
-            for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-            if name not in os.environ
-        ]
-        if missing:
-            raise EngineError(
-                f"engine={engine} needs a launcher (not set: {', '.join(missing)}). Start with"
-                " `torchrun --nproc-per-node 2 -m trainkit fit ...`, or use engine=auto."
-            )
+    elif launcher.name not in ("torchrun", "env") and launcher.world_size > 1:
+        raise EngineError(
+            f"engine={engine}, but {launcher.name} started {launcher.world_size} processes"
+            " without torchrun's variables. Use torchrun, or engine=auto."
+        )
+    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in needed if name not in os.environ]:
+        raise EngineError(
+            f"engine={engine} needs a launcher (not set: {', '.join(missing)}). Start with"
+            " `torchrun --nproc-per-node 2 -m trainkit fit ...`, or use engine=auto, in an"
+            " environment without a launcher's variables."
+        )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_size = os.environ.get(
         "LOCAL_WORLD_SIZE", str(world_size if "LOCAL_RANK" in os.environ else 1)
