@@ -5,6 +5,7 @@ Augment           what the data does: transforms of a sample (from its own rando
 Repeated          a data set with k indices for each sample, so that each copy has its own random numbers
 RepeatedOrder     the order that puts a sample's copies into one step
 Mix               what the Task does: MixUp and CutMix of a batch (from seed and step)
+as_given          what a config has in the place of an Augment or a Mix
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,10 +21,18 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torchvision.transforms import v2
 
 import trainkit
-from trainkit.arguments import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, checked
+from trainkit.arguments import (
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    checked,
+    show,
+)
 from trainkit.data.order import mix
 from trainkit.data.sample_names import file_of
 
+_Part = TypeVar("_Part")
 _BINS = 100  # magnitudes: 0.1 of RandAugment's 10
 
 
@@ -252,3 +261,17 @@ def _side(pixels: int, share: float, centre: float) -> tuple[int, int]:
     """
     half = pixels * math.sqrt(1 - share) / 2
     return max(0, round(centre * pixels - half)), min(pixels, round(centre * pixels + half))
+
+
+def as_given(key: str, part: _Part) -> _Part:
+    """Return what a config has at `key`, which takes an object or null.
+
+    Raises:
+        TrainkitError: it is a plain value, as a policy's name.
+    """
+    if isinstance(part, (str, int, float)):
+        raise trainkit.TrainkitError(
+            f"{key} is {show(part)}, and takes an object. Choose a file of conf/augment, as"
+            f" augment=randaugment, or set its values: {key}._target_=..."
+        )
+    return part

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainkit
-from recipes.augment import Augment
+from recipes.augment import Augment, as_given
 from trainkit.arguments import NonNegativeInt, PositiveInt
 
 
@@ -46,7 +46,7 @@ class Digits(trainkit.DataModule):
         if num_classes != 10:
             raise trainkit.TrainkitError(f"data.num_classes is {num_classes}; there are 10 digits.")
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
-        self.augment = Augment() if augment is None else augment
+        self.augment = as_given("data.augment", augment) or Augment()
 
     def setup(self, stage: str) -> None:
         with np.load(Path(__file__).with_name("digits.npz")) as held:

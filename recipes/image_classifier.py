@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import trainkit
-from recipes.augment import Mix
+from recipes.augment import Mix, as_given
 from recipes.models import check_pixels, image_model
 from recipes.schedule import with_schedule
 from trainkit.arguments import Fraction, PositiveInt
@@ -64,7 +64,7 @@ class ImageClassifier(trainkit.Task):
         self.model = _network(model, num_classes, weights, model_options)
         self.optimizer, self.lr, self.label_smoothing = optimizer, lr, label_smoothing
         self.no_weight_decay = no_weight_decay
-        self.mix = mix
+        self.mix = as_given("task.mix", mix)
         self.loss = loss
         self.log_train_acc = log_train_acc
 

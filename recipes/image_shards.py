@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Sampler
 from torchvision.transforms import v2
 
 import trainkit
-from recipes.augment import Augment, Repeated
+from recipes.augment import Augment, Repeated, as_given
 from recipes.photographs import MEAN, STD, decode_image
 from trainkit.arguments import NonNegativeInt, PositiveFloat, PositiveInt
 from trainkit.errors import ConfigError, DataError
@@ -87,7 +87,7 @@ class ImageShards(trainkit.DataModule):
         self.num_classes = num_classes
         self.image_size = image_size
         self.num_workers = num_workers
-        self.augment = Augment() if augment is None else augment
+        self.augment = as_given("data.augment", augment) or Augment()
         self.shuffle_shards, self.lanes, self.label = shuffle_shards, lanes, label
         folder = (
             Path(cache_dir)

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import trainkit
 from recipes import dali_images
-from recipes.augment import Augment
+from recipes.augment import Augment, as_given
 from recipes.photographs import MEAN, STD, load_image
 from trainkit.arguments import ExistingFolder, NonNegativeInt, PositiveInt
 from trainkit.errors import ConfigError, DataError
@@ -57,7 +57,7 @@ class ImageFolder(trainkit.DataModule):
     ) -> None:
         self.root, self.batch_size, self.num_classes = Path(root), batch_size, num_classes
         self.image_size, self.num_workers = image_size, num_workers
-        self.augment = Augment() if augment is None else augment
+        self.augment = as_given("data.augment", augment) or Augment()
         self.decode, self.decode_device = decode, decode_device
         if decode == "torchvision" and decode_device == "gpu":
             raise ConfigError(

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import trainkit
-from recipes.augment import Augment
+from recipes.augment import Augment, as_given
 from trainkit.arguments import NonNegativeInt, PositiveInt
 
 _POOL = 64  # different images; more would only cost memory
@@ -55,7 +55,7 @@ class Synthetic(trainkit.DataModule):
         augment: Augment | None = None,
     ) -> None:
         self.batch_size, self.image_size, self.num_workers = batch_size, image_size, num_workers
-        self.augment = Augment() if augment is None else augment
+        self.augment = as_given("data.augment", augment) or Augment()
         self.train = self.augment.of_tensors(NoiseImages(num_samples, image_size, num_classes))
         self.val = NoiseImages(max(1, num_samples // 10), image_size, num_classes)
 

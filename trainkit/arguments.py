@@ -76,6 +76,7 @@ PositiveFloat = float
 NonNegativeFloat = float
 Fraction = float
 IntOrFraction = int | float
+Seed = int
 ExistingFolder = str
 ExistingFile = str
 # as in Lightning; api/options.py replaces them
@@ -109,6 +110,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "dict": (lambda v: isinstance(v, dict), "a mapping"),
     "PositiveInt": (lambda v: _is_int(v) and v >= 1, "a whole number, 1 or more"),
     "NonNegativeInt": (lambda v: _is_int(v) and v >= 0, "a whole number, 0 or more"),
+    "Seed": (lambda v: _is_int(v) and -(2**63) <= v < 2**63, "a whole number of 64 bits"),
     "PositiveFloat": (lambda v: _is_number(v) and v > 0, "a number above 0"),
     "NonNegativeFloat": (lambda v: _is_number(v) and v >= 0, "a number, 0 or more"),
     "Fraction": (lambda v: _is_number(v) and 0 <= v <= 1, "a number from 0 to 1"),

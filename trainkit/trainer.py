@@ -27,6 +27,7 @@ from trainkit.arguments import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    Seed,
     ShortPrecision,
     checked,
 )
@@ -208,7 +209,7 @@ class Trainer(LastRun):
         stop_on_nonfinite: bool = False,
         assert_no_sync: bool = False,
         run_dir: str | None = None,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
         given = dict(locals())
         self._around = in_force()

@@ -18,6 +18,7 @@ from trainkit.callbacks import EarlyStopping
 from trainkit.config.schema import check
 from trainkit.errors import ConfigError
 from trainkit.loggers import CSVLogger, TensorBoardLogger
+from trainkit.run.run import Run
 from trainkit.trainer import Trainer
 
 
@@ -333,3 +334,24 @@ def test_a_setting_is_not_changed_after_its_start(tmp_path: Path) -> None:
     refuse(trainer)
     trainer.fit(InAHook(), loader())
     assert trainer.run.phase == "first"
+
+
+@pytest.mark.parametrize("hook", ["setup", "on_train_start"])
+def test_a_hook_that_asks_for_what_a_trainer_lacks_hears_what_to_use(
+    hook: str, tmp_path: Path
+) -> None:
+    """Also of a name that nothing is known of; steps pay nothing for it (no __getattr__ of a Run)."""
+
+    def ask(self: Line, *stage: str) -> None:
+        assert not hasattr(self.trainer, "scaler")
+        self.trainer.scaler  # noqa: B018
+
+    asking = type("Asking", (Line,), {hook: ask})
+    with pytest.raises(
+        AttributeError, match=r"^'Trainer' .* 'scaler'\. In its place: trainer\.prec"
+    ):
+        quiet(tmp_path / "known").fit(asking(), loader())
+    unknown = type("Unknown", (Line,), {"on_train_start": lambda self: self.trainer.skaler})
+    with pytest.raises(AttributeError, match="^'Trainer' object has no attribute 'skaler'$"):
+        quiet(tmp_path / "unknown").fit(unknown(), loader())
+    assert not hasattr(Run, "__getattr__")

@@ -7,6 +7,7 @@ The run's own file becomes Hydra's primary config. A group that the command line
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,8 @@ def _run_of(given: Mapping[str, str]) -> Path | None:
         folder = Path(checkpoint).parent.parent
     else:
         return None
-    return folder if (folder / "config.yaml").is_file() else None
+    # a name that is too long is no file, and refused where the run's folder is made
+    return folder if os.path.isfile(folder / "config.yaml") else None
 
 
 def _best(run_dir: Path) -> str | None:

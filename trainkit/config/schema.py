@@ -29,7 +29,7 @@ from trainkit.launch.environment import read_launcher
 PLAIN_KEYS = {
     "conf": "str",
     "run_dir": "FolderPath",
-    "seed": "int",
+    "seed": "Seed",
     "ckpt_path": "str | None",
     "resume": "Literal['auto'] | None",
     "init_weights": "str | None",
@@ -336,8 +336,13 @@ def _check_beginning(config: dict[str, Any], command: str) -> None:
 
 def _check_run_dir(run_dir: str) -> None:
     folder = Path(run_dir).absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    try:
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir is '{run_dir}', which cannot be written: {error.strerror}. Give another."
+        ) from None
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigError(
             f"run_dir is '{run_dir}', but {folder} is no writable folder. Give another: run_dir=..."

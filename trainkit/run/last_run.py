@@ -12,7 +12,7 @@ from trainkit.engine.base import Engine
 from trainkit.errors import ConfigError
 from trainkit.loggers.base import loggers_of
 from trainkit.optim.batch_plan import BatchPlan
-from trainkit.run.lightning_names import Limits, setting
+from trainkit.run.lightning_names import Limits, missing
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
@@ -139,5 +139,5 @@ class LastRun(Limits):
         if name.startswith("_") or not (
             hasattr(Run, name) or name in (*Run.__annotations__, "datamodule")
         ):
-            return setting(self, name)
+            raise AttributeError(missing(name))
         return getattr(self.run, name)

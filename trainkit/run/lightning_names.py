@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
@@ -48,17 +48,32 @@ SETTINGS: dict[str, tuple[str, Any]] = {
 }
 
 
-def setting(trainer: Any, name: str) -> Any:
-    """Return a setting of a Trainer or a Run, by its name in Lightning.
+def missing(name: str) -> str:
+    """Return the sentence for a name that a Trainer and a Run lack."""
+    return f"'Trainer' object has no attribute '{name}'{advice('Trainer', name)}"
 
-    Raises:
-        AttributeError: it has none of that name.
+
+def explain_missing(error: BaseException | None) -> None:
+    """Let the error of a hook that asked its trainer for a name of Lightning's say what to use here.
+
+    A Run has no __getattr__: with one, Python looks up each attribute of each step the slow way.
     """
-    if name not in SETTINGS:
-        raise AttributeError(f"'Trainer' object has no attribute '{name}'{advice('Trainer', name)}")
-    group, unset = SETTINGS[name]
-    value = getattr(getattr(trainer.options, group), name)
-    return unset if value is None else value
+    if isinstance(error, AttributeError) and isinstance(error.obj, Limits) and error.name:
+        error.args = (missing(error.name),)
+
+
+class _Setting:
+    """A setting of a Trainer or a Run, by its name in Lightning."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._group, self._unset = SETTINGS[name]
+
+    def __get__(self, trainer: Any, owner: type) -> Any:
+        if trainer is None:
+            return self
+        value = getattr(getattr(trainer.options, self._group), self._name)
+        return self._unset if value is None else value
 
 
 # What a Trainer is made with; a Run's precision is its object of that name.
@@ -107,6 +122,10 @@ class _Parts:
     callback_metrics: LatestMetrics
 
 
+for _name in SETTINGS:
+    setattr(Limits, _name, _Setting(_name))
+
+
 class LightningNames(_Parts, Limits):
     """Base of Run.
 
@@ -115,11 +134,6 @@ class LightningNames(_Parts, Limits):
     """
 
     datamodule: DataModule | None = None
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            return setting(self, name)
 
     @property
     def accumulate_grad_batches(self) -> int:

@@ -35,6 +35,7 @@ from trainkit.metrics.objects import reset_metrics
 from trainkit.run.data_sources import DataSources
 from trainkit.run.elastic import ElasticState
 from trainkit.run.folder import agreed_run_dir
+from trainkit.run.lightning_names import explain_missing
 from trainkit.run.lock import RunLock
 from trainkit.run.model import make_model
 from trainkit.run.replicas import Replicas, settings_of
@@ -155,6 +156,7 @@ class Stage:
             if self.engine.ranks.takes_part:
                 self._set_up()
         except BaseException as error:
+            explain_missing(error)
             # an elastic fit reports what no later attempt mends
             if self._run is not None and self.elastic is None:
                 self._run.hooks("on_exception", error)
@@ -277,6 +279,7 @@ class Stage:
         lost_peer = isinstance(error, PeerError) and not self._continues
         if self._continues or isinstance(error, Preempted):
             kind = error = trace = None
+        explain_missing(error)
         try:
             if self.engine.ranks.takes_part:
                 self._tear_down(error)

@@ -57,6 +57,7 @@ MISTAKES = {
     "data.batch_size=0": ["data.batch_size is 0", "1 or more"],
     "optimizer.lr=abc": ["optimizer.lr is 'abc'", "a number"],
     "seed=abc": ["seed is 'abc'", "a whole number"],
+    "seed=9223372036854775808": ["seed is 9223372036854775808", "a whole number of 64 bits"],
     "engine.device=cuda:1": ["engine.device is 'cuda:1'", "'cuda', 'xpu' or 'mps'"],
     "trainer.accelerator=tpu": [
         "trainer.accelerator is 'tpu'",
@@ -77,6 +78,7 @@ MISTAKES = {
         "data.root is '/no/such/folder'",
         "no such folder",
     ],
+    f"run_dir={'a' * 300}": ["run_dir is 'aaa", "cannot be written: File name too long"],
     "run_dir=/dev/null/x": ["run_dir is '/dev/null/x'", "cannot be written|no writable folder"],
     "task._target_=os.system": ["task._target_ is 'os.system'", "configs may not call"],
     "task._target_=builtins.eval": ["task._target_ is 'builtins.eval'", "configs may not call"],

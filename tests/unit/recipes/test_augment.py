@@ -146,6 +146,14 @@ def test_magnitudes_vary_around_the_mean_within_the_scale() -> None:
         ),
         (Mix, "nothing is mixed"),
         (lambda: Mix(mixup=0.1), "task.mix.mixup is not a setting"),
+        (
+            lambda: classifier(mix="mixup"),
+            "task.mix is 'mixup', and takes an object. Choose a file",
+        ),
+        (
+            lambda: Synthetic(augment="randaugment"),
+            "data.augment is 'randaugment', and takes an object. Choose a file of conf/augment",
+        ),
     ],
 )
 def test_a_setting_without_meaning_is_refused(make: Any, text: str) -> None:
