@@ -229,8 +229,8 @@ def _report_epoch(run: Run) -> None:
 def _log_of_hooks(run: Run) -> None:
     """Log what hooks of this step have logged, if the step is logged."""
     if run.global_step % run.options.limits.log_every_n_steps == 0 and run.is_global_zero:
-        run.log_metrics(run.hooks.log.take_step())
-    run.hooks.log.values.clear()
+        run.log_metrics(run.hooks.log.of_step())
+    run.hooks.log.forget_step()
 
 
 def _record(run: Run) -> None:

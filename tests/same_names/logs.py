@@ -496,3 +496,32 @@ def frozen_norms(kit: Framework) -> Any:
     norm = torch.nn.BatchNorm1d(2)
     kit.callbacks.BaseFinetuning.freeze(norm, train_bn=False)
     return norm.training
+
+
+@refused(r"log\('x', on_step=True or on_epoch=False\) in a hook of an epoch or of the run")
+def steps_of_an_epoch_hook(kit: Framework) -> Any:
+    """log(on_step=True) in on_train_epoch_end."""
+    members = {"on_train_epoch_end": lambda self: self.log("x", 1.0, on_step=True)}
+    try:
+        kit.trainer(max_epochs=1).fit(kit.line(**members), data())
+    except Exception as error:
+        if kit.name == "trainkit":
+            raise
+        return type(error).__name__
+
+
+@differs("There a checkpoint is made after a validation; here after each epoch as well, to resume.")
+def checkpoints_without_a_validation(kit: Framework) -> Any:
+    """ModelCheckpoint(save_top_k=-1) with check_val_every_n_epoch=2: how many there are."""
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "all"), save_top_k=-1)
+    callback_fit(kit, saving, max_epochs=4, check_val_every_n_epoch=2, enable_checkpointing=True)
+    return len([path for path in (kit.folder / "all").iterdir() if path.name.startswith("epoch=")])
+
+
+@differs("There a list of a dict for each loader; here one dict, of which [0] is the dict as well.")
+def results_of_a_test(kit: Framework) -> Any:
+    """What trainer.test returns."""
+    task = kit.line(test_step=lambda self, batch, batch_idx: self.log("x", 2.0))
+    results = kit.trainer().test(task, data(), verbose=False)
+    assert results[0]["x"] == 2.0
+    return len(results), type(next(iter(results)))

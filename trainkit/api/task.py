@@ -243,7 +243,10 @@ class Task(
             self.trainer.hooks.log.hidden.update((name, f"{name}_step", f"{name}_epoch"))
         reduction = reduction_of(reduce_fx)
         if target is None:
-            self.trainer.hooks.log.add(name, value, reduction if sync_dist else None, prog_bar)
+            log = self.trainer.hooks.log
+            log.add(name, value, reduction if sync_dist else None, prog_bar)
+            if on_step or on_epoch is False:
+                log.ask_for_steps(name)
             return
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():

@@ -39,6 +39,7 @@ class HookLog:
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
         self._logged: list[Any] = []  # metric objects
         self._without_steps: set[str] = set()
+        self._of_steps: set[str] = set()  # names that were logged for a step alone
         # that hold the samples of all ranks until this hook has run
         self.objects: EpochMetrics | None = None
 
@@ -75,10 +76,22 @@ class HookLog:
             )
         self._without_steps.add(name)
 
+    def ask_for_steps(self, name: str) -> None:
+        """Note that a value is to be logged as a step's, which a hook of a batch alone has."""
+        self._of_steps.add(name)
+
     def flush(self) -> None:
         """Combine the values of all ranks, hand them on, and finish the metric objects.
         Call it on all ranks.
+
+        Raises:
+            TaskError: a value was to be logged as a step's.
         """
+        for name in self._of_steps:
+            raise TaskError(
+                f"log('{name}', on_step=True or on_epoch=False) in a hook of an epoch or of the run:"
+                " it has no step. Leave it out."
+            )
         own = {name: (float(value), reduction) for name, (value, reduction) in self.values.items()}
         self.values.clear()
         ranks: list[dict[str, tuple[float, Reduction | None]]] = self._gather(own)
@@ -100,10 +113,11 @@ class HookLog:
         if combined:
             self._put(combined)
 
-    def take_step(self) -> dict[str, float]:
-        """Return this rank's values, logged within a step, and forget them.
-        Waits for the device.
-        """
-        values_of_step = {name: float(value) for name, (value, _) in self.values.items()}
+    def of_step(self) -> dict[str, float]:
+        """Return this rank's values, logged within a step. Waits for the device."""
+        return {name: float(value) for name, (value, _) in self.values.items()}
+
+    def forget_step(self) -> None:
+        """Forget the values that were logged within a step."""
         self.values.clear()
-        return values_of_step
+        self._of_steps.clear()

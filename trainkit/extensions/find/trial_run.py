@@ -172,4 +172,4 @@ def train(
     """
     loop.train_step(run, step._replace(microbatches=before(step.microbatches)))
     run.hooks("on_train_step_end")
-    run.hooks.log.values.clear()
+    run.hooks.log.forget_step()
