@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -53,9 +54,10 @@ class LateStream:
     ) -> None:
         """Queue work; it runs after another stream has done so many pieces."""
         other, number = after or (None, 0)
-        self.queued += 1
-        self._work.append((other, number, act))
-        _active().progress()
+        with _active().lock:
+            self.queued += 1
+            self._work.append((other, number, act))
+            _active().progress()
 
     def is_ready(self) -> bool:
         """Return whether its next piece could run now."""
@@ -75,8 +77,9 @@ class LateStream:
 
     def run_until(self, number: int) -> None:
         """Run pieces until so many are done."""
-        while self.done < number:
-            self.run_next()
+        with _active().lock:
+            while self.done < number:
+                self.run_next()
 
     def synchronize(self) -> None:
         """Have the host wait for all of it."""
@@ -222,6 +225,8 @@ class LateDevice:
         current: the current stream.
         pinned: blocks of the host's memory that were pinned.
         freed: blocks without a tensor: their stream, memory, and what must be done before.
+        lock: held while pieces of work are queued or run: threads that wait at one time would else
+            begin a piece before the one before it has ended.
     """
 
     active: LateDevice | None = None
@@ -230,6 +235,7 @@ class LateDevice:
         LateDevice.active = self
         self.device = torch.device(_NAME, 0)
         self.clock = 0
+        self.lock = threading.RLock()
         self.streams: list[LateStream] = []
         self.freed: list[tuple[LateStream, torch.Tensor, list[tuple[LateStream, int]]]] = []
         self.random = None if seed is None else random.Random(seed)
