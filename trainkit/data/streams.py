@@ -87,10 +87,16 @@ class Stream(ABC):
         count, numbers = self.per_step(accumulate), self._numbers(epoch)
         with numbers():
             batches = self._open(epoch, start, accumulate)
-        while True:
-            with numbers():  # no step ahead: a stream may be filled by the training itself
-                pulled = list(itertools.islice(batches, count))
-            yield pulled
+
+        def pull() -> list[Any]:
+            return list(itertools.islice(batches, count))
+
+        def pull_apart() -> list[Any]:
+            with numbers():
+                return pull()
+
+        # no step ahead: a stream may be filled by the training itself
+        yield from iter(pull if numbers is nullcontext else pull_apart, None)
 
     def close(self) -> None:
         """End the loader's workers. Otherwise the interpreter would
