@@ -28,25 +28,26 @@ class Row(NamedTuple):
 
 
 ROWS: list[Row] = []
+ROWS_OF_RANKS: list[Row] = []  # of scripts on two ranks
 
 
-def equal(run: Behaviour) -> Behaviour:
+def equal(run: Behaviour, table: list[Row] = ROWS) -> Behaviour:
     """Both trainers return the same."""
-    return _add(run, "equal", "")
+    return _add(run, "equal", "", table)
 
 
-def refused(text: str) -> Callable[[Behaviour], Behaviour]:
+def refused(text: str, table: list[Row] = ROWS) -> Callable[[Behaviour], Behaviour]:
     """Return a decorator: Lightning runs it,
     and trainkit refuses it in a sentence that has the text.
     """
-    return lambda run: _add(run, "refused", text)
+    return lambda run: _add(run, "refused", text, table)
 
 
-def differs(text: str) -> Callable[[Behaviour], Behaviour]:
+def differs(text: str, table: list[Row] = ROWS) -> Callable[[Behaviour], Behaviour]:
     """Return a decorator: both run it, with other results, for the reason that the page gives."""
-    return lambda run: _add(run, "differs", text)
+    return lambda run: _add(run, "differs", text, table)
 
 
-def _add(run: Behaviour, verdict: str, text: str) -> Behaviour:
-    ROWS.append(Row(" ".join((run.__doc__ or "").split()).rstrip("."), run, verdict, text))
+def _add(run: Behaviour, verdict: str, text: str, table: list[Row]) -> Behaviour:
+    table.append(Row(" ".join((run.__doc__ or "").split()).rstrip("."), run, verdict, text))
     return run

@@ -1,9 +1,10 @@
-"""Each behaviour runs in Lightning and in trainkit, in one process:
+"""Each behaviour runs in Lightning and in trainkit, in one process or on two ranks:
 equal, refused, or different for a reason.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -12,15 +13,13 @@ from typing import Any
 
 import pytest
 
-import trainkit
-import trainkit.callbacks
-import trainkit.loggers
-from tests.same_names import logs, page, ports, runs, steps
-from tests.same_names.kit import Framework
-from tests.same_names.table import ROWS, Row
+from tests.helpers.launching import run_command
+from tests.same_names import logs, on_ranks, page, ports, ranks, runs, steps
+from tests.same_names.kits import lightning_kit, trainkit_kit
+from tests.same_names.table import ROWS, ROWS_OF_RANKS, Row
 from trainkit.errors import TrainkitError
 
-assert steps and runs and logs and ports, "their import fills the table"
+assert steps and runs and logs and ports and ranks, "their import fills the table"
 
 
 @pytest.fixture(autouse=True)
@@ -29,34 +28,6 @@ def quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def lightning_kit(folder: Path) -> Framework:
-    """Return Lightning's names."""
-    pl = pytest.importorskip("lightning.pytorch")
-    return Framework(
-        "lightning",
-        pl.LightningModule,
-        pl.LightningDataModule,
-        pl.Callback,
-        pl.callbacks,
-        pl.loggers,
-        pl,
-        folder,
-    )
-
-
-def trainkit_kit(folder: Path) -> Framework:
-    """Return trainkit's."""
-    names = (
-        trainkit.Task,
-        trainkit.DataModule,
-        trainkit.Callback,
-        trainkit.callbacks,
-        trainkit.loggers,
-        trainkit,
-    )
-    return Framework("trainkit", *names, folder)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +48,36 @@ def test_the_same_name_means_the_same(
     if row.verdict == "equal":
         assert here == there
     else:
+        assert here != there, "equal now: change its verdict"
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Return what the rows of two ranks return: trainer -> [rank 0's, rank 1's]."""
+    pytest.importorskip("lightning.pytorch")
+    folder = tmp_path_factory.mktemp("ranks")
+    results = {}
+    for name in ("lightning", "trainkit"):
+        line = f"torchrun --nproc-per-node 2 {on_ranks.__file__} {name} {folder}"
+        done = run_command(line, folder, timeout_s=180)
+        assert done.code == 0, done.err
+        files = [folder / f"{name}-{rank}.json" for rank in range(2)]
+        results[name] = [json.loads(file.read_text()) for file in files]
+    return results
+
+
+@pytest.mark.parametrize("row", ROWS_OF_RANKS, ids=lambda row: row.run.__name__)
+def test_the_same_name_means_the_same_on_two_ranks(row: Row, of_ranks: Any) -> None:
+    """Or it is refused, or the page says why it differs."""
+    there = [rank[row.name] for rank in of_ranks["lightning"]]
+    here = [rank[row.name] for rank in of_ranks["trainkit"]]
+    assert not any("Error: " in str(result) for result in there), there
+    if row.verdict == "refused":
+        assert all(re.search(row.text, result) for result in here)
+    elif row.verdict == "equal":
+        assert here == there
+    else:
+        assert not any("Error: " in str(result) for result in here), here
         assert here != there, "equal now: change its verdict"
 
 
