@@ -23,8 +23,8 @@ Names are not enough: each row below runs in both trainers, in one process, and 
 ON_RANKS = """
 ### On two ranks
 
-Scripts on two ranks, there with `strategy="ddp"`. In both, `save_checkpoint`, `should_stop = True` and `all_gather` belong on all
-ranks, at the same step.
+Scripts on two ranks, there with `strategy="ddp"`. In both, `save_checkpoint`, `should_stop = True` and `all_gather` belong on
+all ranks, at the same step.
 """
 
 

@@ -101,13 +101,13 @@ def names_of_ranks(kit: Framework) -> Any:
 
 @equal_on_ranks
 def gathers(kit: Framework) -> Any:
-    """all_gather of tensors, numbers, dicts and lists."""
+    """all_gather of tensors, numbers, dicts and lists; a text is left alone."""
     read: list[Any] = []
 
     def on_train_start(self: Any) -> None:
         rank = self.global_rank
-        nested = self.all_gather({"a": torch.tensor([rank, 2]), "b": [float(rank)]})
-        read.extend([nested["a"].tolist(), nested["b"][0].tolist()])
+        nested = self.all_gather({"a": torch.tensor([rank, 2]), "b": [float(rank)], "c": "text"})
+        read.extend([nested["a"].tolist(), nested["b"][0].tolist(), nested["c"]])
 
     kit.trainer(max_epochs=1).fit(kit.line(on_train_start=on_train_start), in_order(kit))
     return read

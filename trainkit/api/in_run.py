@@ -76,8 +76,8 @@ class InRun:
 
     def all_gather(self, data: Any, group: None = None, sync_grads: bool = False) -> Any:
         """Return the values of all ranks: of a tensor one more dimension in front, of a dict, list
-        or tuple the same for each. At one rank, as in Lightning, values are tensors without that
-        dimension.
+        or tuple the same for each, of a text this rank's. At one rank, as in Lightning, values are
+        tensors without that dimension.
 
         Call it on all ranks, with tensors of the same shape. It waits for the device.
 
@@ -100,6 +100,8 @@ def alone(data: Any) -> Any:
         return {name: alone(part) for name, part in data.items()}
     if isinstance(data, (list, tuple)):
         return type(data)(alone(part) for part in data)
+    if isinstance(data, str):
+        return data
     return torch.as_tensor(data).detach()
 
 
@@ -111,5 +113,7 @@ def gathered(data: Any, all_gather_object: Callable[[Any], list[Any]]) -> Any:
         return {name: gathered(part, all_gather_object) for name, part in data.items()}
     if isinstance(data, (list, tuple)):
         return type(data)(gathered(part, all_gather_object) for part in data)
+    if isinstance(data, str):
+        return data
     device = data.device if isinstance(data, Tensor) else torch.device("cpu")
     return torch.stack(all_gather_object(torch.as_tensor(data).detach().cpu())).to(device)

@@ -14,7 +14,8 @@ TRAINER = each(
     {
         "accelerator strategy precision_plugin": (
             "In its place: trainer.engine. The engine has the device, the collectives and the"
-            " sums of gradients; `precision` is an object with autocast and the loss scale."
+            " sums of gradients; `strategy.barrier()` is `engine.comm.barrier()`. `precision` is an"
+            " object with autocast and the loss scale."
         ),
         "ckpt_path": (
             "In its place: Trainer.fit(ckpt_path=...). Pass it where training starts; the"
