@@ -246,7 +246,7 @@ def not_synced(kit: Framework) -> Any:
 
 
 @differs(
-    "There it is the mean over ranks; here a step's value is rank 0's. With"
+    "There it is the mean over ranks; here a step's value is rank 0's, and a line says so. With"
     " on_epoch=True the epoch's is that of all ranks.",
     ROWS_OF_RANKS,
 )

@@ -63,6 +63,7 @@ def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
         assert done.code == 0, done.err
         files = [folder / f"{name}-{rank}.json" for rank in range(2)]
         results[name] = [json.loads(file.read_text()) for file in files]
+        results[f"{name}'s output"] = [{"printed": done.out}]
     return results
 
 
@@ -79,6 +80,12 @@ def test_the_same_name_means_the_same_on_two_ranks(row: Row, of_ranks: Any) -> N
     else:
         assert not any("Error: " in str(result) for result in here), here
         assert here != there, "equal now: change its verdict"
+
+
+def test_a_line_says_that_a_steps_value_is_rank_0s(of_ranks: Any) -> None:
+    """Of a value that is logged with sync_dist=True."""
+    printed = of_ranks["trainkit's output"][0]["printed"]
+    assert printed.count("log('rank', sync_dist=True): the value of a step is rank 0's") == 1
 
 
 def test_the_page_says_so() -> None:

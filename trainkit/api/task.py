@@ -28,6 +28,10 @@ from trainkit.metrics.log import MetricLog, Reduction, reduction_of
 from trainkit.metrics.media import Media
 from trainkit.metrics.objects import is_collection, is_metric, latest_of
 
+_NO_STEPS = "validation and test log no steps, only the value over all samples."
+_OF_STEP = (
+    "the value of a step is rank 0's; that of the epoch, with on_epoch=True, is over all ranks."
+)
 _NOTHING = (
     "...) would log neither a step's value nor an epoch's, so this has no effect: an evaluation logs"
     " no steps, and training no epoch's value unless on_epoch=True. Leave on_step and on_epoch out."
@@ -227,7 +231,7 @@ class Task(
                 torch's function of that name.
             batch_size: the weight of this value, if it is not the number of samples of the batch.
             sync_dist: in a hook: combine the ranks' values by `reduce_fx`; otherwise rank 0's
-                holds. No effect in a step.
+                holds. A step's value is rank 0's in any case, as a line says.
             rank_zero_only: without effect: a hook's value is rank 0's in any case.
             add_dataloader_idx: false logs the values of several validation loaders without their
                 suffix.
@@ -251,7 +255,7 @@ class Task(
         if isinstance(value, Mapping) or is_collection(value):
             for key, part in value.items():
                 how = (prog_bar, logger, on_step, on_epoch, reduction)
-                more: dict[str, Any] = {"batch_size": batch_size}
+                more: dict[str, Any] = {"batch_size": batch_size, "sync_dist": sync_dist}
                 more |= {"add_dataloader_idx": add_dataloader_idx}
                 self.log(f"{name}/{key}", part, *how, **more)
             return
@@ -260,10 +264,14 @@ class Task(
             on_step = bool(on_step)
             on_epoch = True if on_epoch is None else on_epoch
         if on_step and target.on_epoch and not target.on_step:
-            self.trainer.hooks.log.say_no_steps(name, self.trainer.say)
+            no_steps = f"log('{name}', on_step=True): {_NO_STEPS}"
+            self.trainer.hooks.log.say_once(name, no_steps, self.trainer.say)
         weight = target.num_samples if batch_size is None else batch_size
         on_step = target.on_step if on_step is None else on_step
         on_epoch = target.on_epoch if on_epoch is None else on_epoch
+        if on_step and sync_dist and target.on_step and self.trainer.world_size > 1:
+            of_step = f"log('{name}', sync_dist=True): {_OF_STEP}"
+            self.trainer.hooks.log.say_once("sync_dist", of_step, self.trainer.say)
         if not on_epoch and (target.on_epoch or not on_step):
             raise TaskError(f"log('{name}', {_NOTHING}")
         options: dict[str, Any] = {"on_step": on_step, "on_epoch": on_epoch, "prog_bar": prog_bar}

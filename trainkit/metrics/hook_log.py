@@ -38,7 +38,7 @@ class HookLog:
         self.hidden: set[str] = set()  # names that loggers do not get
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
         self._logged: list[Any] = []  # metric objects
-        self._without_steps: set[str] = set()
+        self._said: set[str] = set()
         self._of_steps: set[str] = set()  # names that were logged for a step alone
         # that hold the samples of all ranks until this hook has run
         self.objects: EpochMetrics | None = None
@@ -67,14 +67,11 @@ class HookLog:
             if prog_bar:
                 self.prog_bar.add(full)
 
-    def say_no_steps(self, name: str, say: Callable[[str], None]) -> None:
-        """Say once of a value that an evaluation logs with on_step=True that it has no effect."""
-        if name not in self._without_steps:
-            say(
-                f"log('{name}', on_step=True): validation and test log no steps, only the value over"
-                " all samples."
-            )
-        self._without_steps.add(name)
+    def say_once(self, key: str, text: str, say: Callable[[str], None]) -> None:
+        """Say a text, once for a key."""
+        if key not in self._said:
+            say(text)
+        self._said.add(key)
 
     def ask_for_steps(self, name: str) -> None:
         """Note that a value is to be logged as a step's, which a hook of a batch alone has."""
