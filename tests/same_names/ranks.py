@@ -132,6 +132,17 @@ def reductions(kit: Framework) -> Any:
 
 
 @equal_on_ranks
+def of_rank_zero(kit: Framework) -> Any:
+    """log(rank_zero_only=True) in validation_step: rank 0's mean."""
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        self.log("rank", float(self.global_rank), rank_zero_only=True)
+
+    logged = validated(kit, 16, validation_step=validation_step)
+    return logged if torch.distributed.get_rank() == 0 else {}
+
+
+@equal_on_ranks
 def metric_objects(kit: Framework) -> Any:
     """A metric object: logged, and computed in on_validation_epoch_end."""
     torchmetrics: Any = __import__("torchmetrics")

@@ -232,7 +232,8 @@ class Task(
             batch_size: the weight of this value, if it is not the number of samples of the batch.
             sync_dist: in a hook: combine the ranks' values by `reduce_fx`; otherwise rank 0's
                 holds. A step's value is rank 0's in any case, as a line says.
-            rank_zero_only: without effect: a hook's value is rank 0's in any case.
+            rank_zero_only: leave out the other ranks' values. A hook's value is rank 0's in any
+                case.
             add_dataloader_idx: false logs the values of several validation loaders without their
                 suffix.
             other: none; the error for another argument names the replacement.
@@ -256,6 +257,7 @@ class Task(
             for key, part in value.items():
                 how = (prog_bar, logger, on_step, on_epoch, reduction)
                 more: dict[str, Any] = {"batch_size": batch_size, "sync_dist": sync_dist}
+                more |= {"rank_zero_only": rank_zero_only}
                 more |= {"add_dataloader_idx": add_dataloader_idx}
                 self.log(f"{name}/{key}", part, *how, **more)
             return
@@ -263,6 +265,8 @@ class Task(
         if is_metric(value):  # an epoch's value by default
             on_step = bool(on_step)
             on_epoch = True if on_epoch is None else on_epoch
+        elif rank_zero_only and not self.trainer.is_global_zero:
+            return
         if on_step and target.on_epoch and not target.on_step:
             no_steps = f"log('{name}', on_step=True): {_NO_STEPS}"
             self.trainer.hooks.log.say_once(name, no_steps, self.trainer.say)
