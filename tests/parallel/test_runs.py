@@ -112,6 +112,12 @@ def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> Non
     ]
 
 
+def test_horovods_own_optimizer_is_refused(results: Any) -> None:
+    """It would sum each gradient a second time; the error says what to give."""
+    for rank in results["horovod"]["wrapped_optimizer"]:
+        assert "Give the optimizer that it wraps" in rank["message"]
+
+
 @pytest.mark.parametrize("start", STARTS)
 def test_a_sum_is_on_its_way_beside_other_collectives(start: str, results: Any) -> None:
     """A collective started before others and read after them is not mixed up with them."""

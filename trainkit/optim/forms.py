@@ -32,10 +32,16 @@ def read_optimizers(
     """Read the result of `configure_optimizers`.
 
     Raises:
-        TaskError: it is none of the known forms, or an optimizer that needs a closure.
+        TaskError: it is none of the known forms, or an optimizer that needs a closure, or Horovod's.
     """
     optimizers, schedules = _read_forms(returned)
     for optimizer in optimizers:
+        if type(optimizer).__module__.startswith("horovod."):
+            raise TaskError(
+                "The optimizer is Horovod's DistributedOptimizer, and gradients are summed over"
+                " ranks without it. Give the optimizer that it wraps; its backward_passes_per_step"
+                " is trainer.accumulate_grad_batches."
+            )
         if isinstance(optimizer, LBFGS) and automatic:
             raise TaskError(
                 "configure_optimizers returned LBFGS, which evaluates the loss several times a"

@@ -10,6 +10,7 @@ Results are as in scenarios.py: rank 0 saves {scenario: [rank 0's, rank 1's, ...
 
 from __future__ import annotations
 
+import importlib
 import resource
 import sys
 import tempfile
@@ -203,6 +204,24 @@ def refused() -> dict[str, Any]:
     return {"messages": messages}
 
 
+def wrapped_optimizer() -> dict[str, Any]:
+    """An optimizer that Horovod's own script would use."""
+    if type(ENGINE).__name__ != "HorovodEngine":
+        return {}
+    hvd: Any = importlib.import_module("horovod.torch")
+
+    class Wrapped(Line):
+        def configure_optimizers(self) -> Any:
+            names = self.named_parameters()
+            return hvd.DistributedOptimizer(super().configure_optimizers(), names)
+
+    try:
+        trainer("wrapped", max_steps=1).fit(Wrapped(), loader(20))
+    except TrainkitError as error:
+        return {"message": str(error)}
+    return {"message": "none"}
+
+
 def sum_on_its_way() -> dict[str, Any]:
     """Sums that were started, rank 1's a while later,
     with other collectives between the start and the wait.
@@ -246,6 +265,7 @@ SCENARIOS = [
     stopped,
     sized_streams,
     refused,
+    wrapped_optimizer,
     sum_on_its_way,
     waits,
 ]
