@@ -126,6 +126,29 @@ def test_its_rates_are_scaled_for_several_ranks(tmp_path: Path) -> None:
         assert len(used) == ROWS // BATCH
 
 
+def test_a_schedule_of_the_whole_loaders_length_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script for DDP makes it of len(loader), the batches of one rank, which are those of all
+    ranks here: it would end half way.
+    """
+    data = loader(ROWS)
+
+    def work(engine: Any) -> None:
+        model, optimizer = make()
+        cycle = lr_scheduler.OneCycleLR(optimizer, 0.2, epochs=1, steps_per_epoch=len(data))
+        with loop_of(model, optimizer, data, engine=engine, run_dir=tmp_path) as loop:
+            for x, y in loop.batches():
+                loop.backward(functional.mse_loss(model(x), y))
+                cycle.step()
+
+    for ranks in (1, 2):
+        World(ranks).run(work)
+        steps = ROWS // BATCH // ranks
+        said = f"OneCycleLR is made for {len(data)} steps, and the run has {steps} on 2 ranks"
+        assert capsys.readouterr().out.count(said) == ranks - 1
+
+
 def test_a_rate_set_by_hand_holds_and_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

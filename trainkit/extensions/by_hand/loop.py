@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from trainkit.api.task import Task
 from trainkit.errors import ConfigError, TaskError
-from trainkit.extensions.by_hand.schedulers import schedulers_of
+from trainkit.extensions.by_hand.schedulers import report_longer, schedulers_of
 from trainkit.extensions.by_hand.task import (
     Batch,
     GivenOptimizers,
@@ -108,7 +108,9 @@ class Loop:
             if lr_scheduler
             else []
         )
-        by_hand = schedulers_of(optimizers, [scheduler_of(given) for given in schedulers])
+        given_schedulers = [scheduler_of(given) for given in schedulers]
+        by_hand = schedulers_of(optimizers, given_schedulers)
+        self._schedulers = [*given_schedulers, *by_hand]
         configured = GivenOptimizers(
             optimizers, [*schedulers, *(ScheduleConfig(each, "hand") for each in by_hand)]
         )
@@ -132,6 +134,8 @@ class Loop:
 
     def __enter__(self) -> Loop:
         self._switch()
+        if self._next is not None:
+            report_longer(self._schedulers, self._task.trainer)
         return self
 
     def epochs(self) -> Iterator[int]:

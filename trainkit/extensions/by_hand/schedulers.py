@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainkit.api.view import RunView
 from trainkit.optim.scheduler_state import with_inner
+
+# The attributes that hold a scheduler's length.
+_LENGTHS = ("total_steps", "T_max", "total_iters")
 
 
 def schedulers_of(optimizers: Sequence[Optimizer], without: Sequence[Any]) -> list[LRScheduler]:
@@ -26,3 +30,20 @@ def schedulers_of(optimizers: Sequence[Optimizer], without: Sequence[Any]) -> li
     fits = {id(each) for each in with_inner(without)}
     inner = {id(part) for each in own for part in with_inner([each]) if part is not each}
     return [each for each in own if id(each) not in fits | inner]
+
+
+def report_longer(schedulers: Iterable[LRScheduler], run: RunView) -> None:
+    """Say which schedulers are longer than a run on several ranks: a script that splits its data
+    counts the batches of one rank, and here a loader has those of all.
+    """
+    steps = run.total_steps
+    if run.world_size == 1 or steps is None:
+        return
+    for scheduler in with_inner(schedulers):
+        for length in [vars(scheduler)[name] for name in _LENGTHS if name in vars(scheduler)]:
+            if length > steps:
+                run.say(
+                    f"{type(scheduler).__name__} is made for {length} steps, and the run has"
+                    f" {steps} on {run.world_size} ranks: len(loader) counts the batches of all"
+                    " ranks. Divide it by trainkit.world_size()."
+                )
