@@ -153,9 +153,9 @@ def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
         return None  # the user's own batches, of unknown sizes
     batching: Any = loader.batch_sampler  # the user's, or the DataLoader's own
     sampler: Any = batching.sampler
-    if isinstance(sampler, DistributedSampler):
+    if isinstance(sampler, DistributedSampler) or (getattr(sampler, "num_replicas", 0) or 0) > 1:
         raise ConfigError(
-            f"{name} has a DistributedSampler; trainkit shards the samples over ranks itself. Pass"
+            f"{name} has a {type(sampler).__name__}; trainkit shards the samples over ranks itself. Pass"
             " shuffle=True (or a sampler over the whole data set) in its place."
         )
     # A subclass may draw differently: only torch's own two are known, and torchdata's.
@@ -312,6 +312,12 @@ class ShardedLoader:
             ):
                 own = [int(i) for i in self.source.sampler]  # a resumed run draws the same order
             self._drawn = self._agree(own)
+            if own != self._drawn and 2 * len({*own}.intersection(self._drawn)) < len({*own}):
+                raise ConfigError(
+                    f"A {type(self.source.sampler).__name__} draws other samples on this rank than"
+                    " on rank 0, whose order is split over ranks: most would be left out. Give it"
+                    " the whole data set on all ranks, or declare trainkit.sharded(loader)."
+                )
         self._sampler.start(plan, epoch, start)
         if (
             self._loader.num_workers

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from trainkit.api.callback import Callback
 from trainkit.api.options import Options
@@ -223,6 +223,8 @@ def data_of(name: str, data: Any, source: Source | None) -> Facts:
         "batch_size": source.batch_size,
         "shuffle": source.shuffle,
     }
+    if isinstance(dataset, Subset):
+        facts["indices"] = hashlib.sha256(repr([*dataset.indices]).encode()).hexdigest()[:8]
     described = flat(
         {name: {**facts, "drop_last": source.drop_last, "dataset": type(dataset).__qualname__}}
     )

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Sampler, Subset
 
 from tests.helpers.elastic_threads import ElasticThreadEngine, Job
 from tests.helpers.threads import ThreadEngine, World
@@ -28,7 +30,7 @@ from trainkit.callbacks import (
     Stragglers,
 )
 from trainkit.data.streams import sharded
-from trainkit.errors import DivergenceError
+from trainkit.errors import ConfigError, DivergenceError
 from trainkit.extension import public_names
 from trainkit.trainer import Trainer
 
@@ -252,6 +254,46 @@ def test_other_code_on_a_rank_is_found(tmp_path: Path, monkeypatch: pytest.Monke
         quiet(tmp_path, engine=engine).fit(Watched([]), loader(16))
 
     with pytest.raises(DivergenceError, match=re.escape(f"the source of {Watched.__module__} is ")):
+        World(2).run(work)
+
+
+def test_a_part_of_the_data_for_each_rank_is_refused(tmp_path: Path) -> None:
+    """A Subset by rank has as many samples on each: half of them would never be seen."""
+
+    def work(engine: Any) -> None:
+        part = Subset(Numbered(8), range(engine.place, 8, 2))
+        quiet(tmp_path, engine=engine).fit(Watched([]), DataLoader(part, 2))
+
+    with pytest.raises(DivergenceError, match="train_dataloaders.indices is .*trainkit.sharded"):
+        World(2).run(work)
+
+
+class Halves(Sampler[int]):
+    """A sampler that splits itself over two ranks."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 8, 2))
+
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("says_so", [True, False], ids=["with num_replicas", "without"])
+def test_a_sampler_of_a_part_for_each_rank_is_refused(says_so: bool, tmp_path: Path) -> None:
+    """As Horovod's ElasticSampler and those of timm: its order is split once more."""
+
+    def work(engine: Any) -> None:
+        sampler: Any = Halves(engine.place)
+        if says_so:
+            sampler.num_replicas = 2
+        data = DataLoader(Numbered(8), 2, sampler=sampler)
+        quiet(tmp_path, engine=engine).fit(Watched([]), data)
+
+    text = "has a Halves; trainkit shards" if says_so else "A Halves draws other samples"
+    with pytest.raises(ConfigError, match=text):
         World(2).run(work)
 
 
