@@ -268,14 +268,12 @@ class Task(
         elif rank_zero_only and not self.trainer.is_global_zero:
             return
         if on_step and target.on_epoch and not target.on_step:
-            no_steps = f"log('{name}', on_step=True): {_NO_STEPS}"
-            self.trainer.hooks.log.say_once(name, no_steps, self.trainer.say)
+            self.trainer.hooks.log.say_of(name, "on_step", _NO_STEPS, self.trainer.say)
         weight = target.num_samples if batch_size is None else batch_size
         on_step = target.on_step if on_step is None else on_step
         on_epoch = target.on_epoch if on_epoch is None else on_epoch
         if on_step and sync_dist and target.on_step and self.trainer.world_size > 1:
-            of_step = f"log('{name}', sync_dist=True): {_OF_STEP}"
-            self.trainer.hooks.log.say_once("sync_dist", of_step, self.trainer.say)
+            self.trainer.hooks.log.say_of(name, "sync_dist", _OF_STEP, self.trainer.say)
         if not on_epoch and (target.on_epoch or not on_step):
             raise TaskError(f"log('{name}', {_NOTHING}")
         options: dict[str, Any] = {"on_step": on_step, "on_epoch": on_epoch, "prog_bar": prog_bar}

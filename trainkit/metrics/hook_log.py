@@ -38,7 +38,7 @@ class HookLog:
         self.hidden: set[str] = set()  # names that loggers do not get
         self.latest: dict[str, float] = {}  # what the last hook logged, the same on all ranks
         self._logged: list[Any] = []  # metric objects
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
         self._of_steps: set[str] = set()  # names that were logged for a step alone
         # that hold the samples of all ranks until this hook has run
         self.objects: EpochMetrics | None = None
@@ -67,11 +67,11 @@ class HookLog:
             if prog_bar:
                 self.prog_bar.add(full)
 
-    def say_once(self, key: str, text: str, say: Callable[[str], None]) -> None:
-        """Say a text, once for a key."""
-        if key not in self._said:
-            say(text)
-        self._said.add(key)
+    def say_of(self, name: str, flag: str, text: str, say: Callable[[str], None]) -> None:
+        """Say once of a value what a flag of its log() does not do."""
+        if (name, flag) not in self._said:
+            say(f"log('{name}', {flag}=True): {text}")
+        self._said.add((name, flag))
 
     def ask_for_steps(self, name: str) -> None:
         """Note that a value is to be logged as a step's, which a hook of a batch alone has."""
