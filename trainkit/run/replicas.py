@@ -218,7 +218,7 @@ def data_of(name: str, data: Any, source: Source | None) -> Facts:
         )
         return {name: kind}
     dataset = data.dataset if isinstance(data, DataLoader) else data
-    facts = {
+    facts: dict[str, Any] = {
         "samples": source.num_samples,
         "batch_size": source.batch_size,
         "shuffle": source.shuffle,
