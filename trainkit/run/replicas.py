@@ -25,6 +25,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -224,7 +225,8 @@ def data_of(name: str, data: Any, source: Source | None) -> Facts:
         "shuffle": source.shuffle,
     }
     if isinstance(dataset, Subset):
-        facts["indices"] = hashlib.sha256(repr([*dataset.indices]).encode()).hexdigest()[:8]
+        indices = np.asarray(dataset.indices)
+        facts["indices"] = hashlib.sha256(indices.tobytes()).hexdigest()[:8]
     described = flat(
         {name: {**facts, "drop_last": source.drop_last, "dataset": type(dataset).__qualname__}}
     )
