@@ -18,13 +18,14 @@ from tests.unit.config.test_swaps import FAMILIES, GROUPS, TOPS, chosen
 
 COMMON = (
     "trainer.max_steps=1 trainer.limit_val_batches=1 trainer.num_sanity_val_steps=0 logger=none "
-    "callbacks=none run_dir=r trainer.global_batch_size=null trainer.lr_reference_batch_size=null "
+    "callbacks=none trainer.enable_checkpointing=false run_dir=r trainer.global_batch_size=null "
+    "trainer.lr_reference_batch_size=null "
 )
 # What makes a choice of data or of a task small; all else is as shipped.
 SMALL_DATA = {
-    "digits": "data.batch_size=12 ",
-    "imagefolder": "data.batch_size=12 data.root=images data.num_classes=4 data.num_workers=0 ",
-    "synthetic": "data.batch_size=12 data.num_samples=24 data.num_classes=4 ",
+    "digits": "data.batch_size=6 ",
+    "imagefolder": "data.batch_size=6 data.root=images data.num_classes=4 data.num_workers=0 ",
+    "synthetic": "data.batch_size=6 data.num_samples=24 data.num_classes=4 ",
     "tokens": "data.context=32 ",
     "masked_tokens": "data.context=32 ",
     "ratings": "data.num_ratings=2000 ",
