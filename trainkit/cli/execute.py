@@ -13,10 +13,11 @@ from trainkit.api.view import RunView
 from trainkit.config.compose import ComposedJob
 from trainkit.config.instantiate import build
 from trainkit.console import console_of, short
-from trainkit.errors import Dismissed, summary
+from trainkit.errors import ConfigError, Dismissed, summary
 from trainkit.launch.environment import read_launcher
 from trainkit.run.folder import CONFIG
-from trainkit.run.state import write_state
+from trainkit.run.lock import LOCK
+from trainkit.run.state import STATE, write_state
 from trainkit.safety.masking import scrubbed
 
 
@@ -25,7 +26,8 @@ class RunFiles(Callback):
     0.
 
     Those of an earlier run in the folder stay until the fit has its weights: a resume that is
-    refused changes nothing. As a context manager it writes how training ended.
+    refused changes nothing. As a context manager it writes how training ended; of an illegal
+    request in a new folder nothing is left.
     """
 
     may_differ = True  # the settings are compared one by one
@@ -34,6 +36,7 @@ class RunFiles(Callback):
         self._job = job
         self._masked_values = job.recorded.values if job.recorded else ()
         self._run_dir: Path | None = None  # once it is written to
+        self._is_new = not Path(job.config["run_dir"]).exists()
 
     def __enter__(self) -> RunFiles:
         return self
@@ -44,8 +47,10 @@ class RunFiles(Callback):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_new and isinstance(error, ConfigError):
+            self._remove()
         # the job continues without this worker
-        if self._run_dir is not None and not isinstance(error, Dismissed):
+        elif self._run_dir is not None and not isinstance(error, Dismissed):
             state = (
                 "done" if error is None else "failed" if isinstance(error, Exception) else "stopped"
             )
@@ -59,8 +64,18 @@ class RunFiles(Callback):
             self._write(trainer.run_dir)
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
+        self._is_new = False
         if trainer.is_global_zero:
             self._write(trainer.run_dir)
+
+    def _remove(self) -> None:
+        if self._run_dir is None:
+            return
+        for name in (*self._job.files, STATE, LOCK):
+            (self._run_dir / name).unlink(missing_ok=True)
+        for folder in (self._run_dir / ".hydra", self._run_dir):
+            with contextlib.suppress(OSError):  # it holds more
+                folder.rmdir()
 
     def _write(self, run_dir: Path) -> None:
         for name, text in self._job.files.items():

@@ -77,3 +77,18 @@ def test_a_start_that_fails_leaves_its_config(
         == 1
     )
     assert width(tmp_path / "run") == 32 and "failed" in (tmp_path / "run" / STATE).read_text()
+
+
+def test_an_illegal_request_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is seen only once the run's folder is there; a folder that was there stays."""
+    monkeypatch.chdir(tmp_path)
+    words = [*FIT, "trainer.max_steps=1", "trainer.rank_shares=[1,2]"]
+    assert main("fit", words) == 2
+    assert "trainer.rank_shares is [1, 2]" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").touch()
+    assert main("fit", words) == 2
+    assert {"notes.txt", STATE} <= {path.name for path in (tmp_path / "run").iterdir()}
