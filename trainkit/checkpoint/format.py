@@ -256,14 +256,16 @@ def load_training(folder: Path, mapped: bool = False) -> dict[str, Any]:
 
 
 def load_extra(folder: Path) -> dict[str, Any]:
-    """Return {"extra": what on_save_checkpoint left}; {} of a checkpoint that holds only weights.
+    """Return {"extra": what on_save_checkpoint left}, whole, on the CPU, without the rest of what is
+    saved beside the weights; {} of a checkpoint that holds only weights.
 
     Raises:
         CheckpointError: the file would run code.
     """
     if not (folder / TRAINING).is_file():
         return {}
-    return {"extra": load_training(folder, mapped=True)["extra"]}
+    pieces, extra = open_pieces(folder), load_plain(folder / TRAINING, mapped=True)["extra"]
+    return {"extra": extra if pieces is None else resolve(extra, pieces.whole)}
 
 
 def save_plain(content: Mapping[str, Any], path: Path) -> None:
