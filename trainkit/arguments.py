@@ -247,7 +247,7 @@ def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | N
         known: the names that exist.
         explained: names that users know from elsewhere, each with its replacement.
     """
-    place = key.removesuffix(name).removesuffix(".") or "config"
+    place = key.removesuffix(name).rstrip(".: ") or "config"
     if text := (explained or {}).get(name) or advice(place, name).removeprefix(". "):
         return f"{key}: {text}"
     if not known:

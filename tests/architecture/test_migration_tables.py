@@ -29,6 +29,7 @@ TABLES = {
     "Accelerate": 12,
     "Fabric": 10,
     "TrainingArguments": 12,
+    "From Keras": 10,
     "From Composer": 12,
 }
 COMMANDS = {"horovodrun", "torchrun"}

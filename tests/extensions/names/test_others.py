@@ -1,0 +1,80 @@
+"""Names of transformers' Trainer, Keras, Horovod and Accelerate: what an error says to use is there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+import trainkit
+from trainkit.callbacks import EarlyStopping, ModelCheckpoint
+from trainkit.errors import ConfigError
+from trainkit.extensions.names import EXTENSION, lightning, others
+from trainkit.trainer import Trainer
+
+PREFIX = "In its place: "
+TABLES = {
+    "trainkit": others.PACKAGE,
+    "trainkit.callbacks": others.CALLBACKS,
+    "Trainer": others.TRAINER,
+    "trainer": others.SETTINGS,
+    "Trainer.fit": others.FIT,
+    "EarlyStopping": others.EARLY_STOPPING,
+    "ModelCheckpoint": others.MODEL_CHECKPOINT,
+}
+ELSEWHERE = ("ckpt_path", "export", "trainer", "data", "optimizer", "engine", "lr", "run_dir")
+ELSEWHERE += ("logger=", "callbacks=", "seed", "world_size", "DataLoader", "find_lr")
+
+
+def is_here(place: str, text: str) -> bool:
+    """Return whether the name that a text begins with is in trainkit, for a user of that place."""
+    called = re.match(r"(\w+(?:\.\w+)?)(?:\((\w+)=)?", text)
+    assert called is not None, text
+    name, argument = called.groups()
+    if text.startswith(ELSEWHERE):
+        return True
+    home, _, attribute = name.rpartition(".")
+    owner = {"Trainer": Trainer, "Task": trainkit.Task, "Callback": trainkit.Callback, "": trainkit}
+    if home in owner and hasattr(owner[home], attribute):
+        own = getattr(owner[home], attribute)
+        return argument is None or argument in inspect.signature(own).parameters
+    classes = {"EarlyStopping": EarlyStopping, "ModelCheckpoint": ModelCheckpoint}
+    taker = classes.get(place, Trainer.fit)
+    return name in inspect.signature(taker).parameters
+
+
+@pytest.mark.parametrize("place", TABLES)
+def test_what_it_says_to_use_is_there(place: str) -> None:
+    """Each text that names a replacement; the tables are those of the extension's doors."""
+    texts = {name: text.removeprefix(PREFIX) for name, text in TABLES[place].items()}
+    own = {name for name in texts if TABLES[place][name].startswith(PREFIX)}
+    assert len(own) >= 3
+    known = {**lightning.TRAINER, **lightning.PACKAGE}  # tests/same_names compares those
+    assert [name for name in own - known.keys() if not is_here(place, texts[name])] == []
+    assert place in EXTENSION.advice
+
+
+def test_a_replacement_that_is_not_there_is_noticed() -> None:
+    """The test above can fail."""
+    for place, text in (("trainkit", "Trainr.fit. It"), ("ModelCheckpoint", "save_top. Only")):
+        assert not is_here(place, text)
+    assert not is_here("trainkit", "Trainer(no_such=...). It")
+
+
+def test_they_are_said_where_a_user_writes_them() -> None:
+    """Where a name is imported, called, and passed to a Trainer, to fit or to a callback."""
+    with pytest.raises(ImportError, match=r"^trainkit has no DistributedOptimizer\. In its place:"):
+        from trainkit import DistributedOptimizer  # noqa: F401
+    with pytest.raises(ImportError, match=r"EarlyStoppingCallback\. In its place: EarlyStopping"):
+        trainkit.callbacks.EarlyStoppingCallback  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'train'\. In its place: Trainer\.fit"):
+        Trainer().train()
+    with pytest.raises(ConfigError, match=r"^trainer\.model: In its place: Task\."):
+        Trainer(model=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^Trainer\.fit: epochs: In its place: Trainer\(max_ep"):
+        Trainer().fit(None, epochs=3)  # type: ignore[arg-type, call-arg]
+    with pytest.raises(ConfigError, match="^EarlyStopping.restore_best_weights: In its place: Tr"):
+        EarlyStopping("val/loss", restore_best_weights=True)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="^ModelCheckpoint.save_best_only: In its place: save_t"):
+        ModelCheckpoint(save_best_only=True)  # type: ignore[call-arg]

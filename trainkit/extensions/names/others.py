@@ -1,0 +1,122 @@
+"""What to use here for names of transformers' Trainer, Keras, Horovod and Accelerate in Python code
+(docs/migrate.md): where they would be imported, called or passed.
+"""
+
+from __future__ import annotations
+
+from trainkit.extensions.names import lightning
+from trainkit.extensions.names.lightning import each
+from trainkit.extensions.names.transformers import TRAINING_ARGUMENTS
+
+_SUMS = "Return the plain optimizer; gradients are summed over ranks."
+_RUNS = "The engine starts and ends Horovod; call neither."
+_WHOLE = "Rank 0's weights and state of the optimizer reach all ranks."
+_LOGGED = "A logged value is the exact mean over all samples of all ranks."
+_OWN_LOOP = "Your loop, with trainkit's engine, data and checkpoints."
+_SCHEDULE = "Return it beside the optimizer, as torch's scheduler; docs/lightning.md."
+
+PACKAGE = lightning.PACKAGE | each(
+    {
+        "init shutdown": f"In its place: Trainer.fit. {_RUNS}",
+        "size local_size": "In its place: world_size(). In a Task: self.trainer.world_size.",
+        "local_rank": "In its place: Task.local_rank. Each rank's GPU is chosen already.",
+        "DistributedOptimizer": f"In its place: Task.configure_optimizers. {_SUMS}",
+        "broadcast_parameters broadcast_optimizer_state broadcast_object": (
+            f"In its place: Trainer.fit. {_WHOLE}"
+        ),
+        "allreduce allgather": f"In its place: Task.log or Task.all_gather. {_LOGGED}",
+        "DistributedDataParallel": "In its place: Trainer.fit. It takes the plain model.",
+        "DistributedSampler": (
+            "In its place: DataModule. shuffle=True in its loader is all: samples are split over"
+            " ranks."
+        ),
+        "Accelerator": f"In its place: Loop. {_OWN_LOOP}",
+        "TrainingArguments": (
+            "In its place: Trainer(...). docs/migrate.md has a table of its settings."
+        ),
+        "TrainerCallback": "In its place: Callback. Override its hooks.",
+        "Model Sequential": (
+            "In its place: Task. A torch module with training_step and configure_optimizers."
+        ),
+    }
+)
+
+CALLBACKS = lightning.CALLBACKS | each(
+    {
+        "BackupAndRestore": 'In its place: Trainer.fit(ckpt_path="auto"). Exact, also mid-epoch.',
+        "EarlyStoppingCallback": "In its place: EarlyStopping. `patience` is the number to wait.",
+        "LearningRateScheduler ReduceLROnPlateau": (
+            f"In its place: Task.configure_optimizers. {_SCHEDULE}"
+        ),
+        "CSVLogger TensorBoard TensorBoardCallback WandbCallback": (
+            "In its place: Trainer(logger=...). trainkit.loggers has CSVLogger, TensorBoardLogger,"
+            " WandbLogger and more."
+        ),
+        "PrinterCallback ProgbarLogger ProgressCallback": "In its place: ProgressBar. One bar.",
+        "TerminateOnNaN": "In its place: Trainer(stop_on_nonfinite=...). On by default.",
+        "TrainerCallback": "In its place: Callback. Override its hooks.",
+    }
+)
+
+TRAINER = lightning.TRAINER | each(
+    {
+        "compile": (
+            "In its place: Task.configure_optimizers and Task.training_step. Or, for torch.compile:"
+            " Trainer(compile=...)."
+        ),
+        "evaluate": "In its place: Trainer.validate or Trainer.test.",
+        "push_to_hub save_model": (
+            "In its place: export. `python -m trainkit export run_dir=... format=huggingface`"
+            " writes a folder that `huggingface-cli upload` takes."
+        ),
+        "train": "In its place: Trainer.fit. It takes the Task and its data.",
+    }
+)
+
+_OF_TASK = "Trainer.fit takes the Task, which has the model."
+
+SETTINGS = TRAINING_ARGUMENTS | each(
+    {
+        "args": "In its place: Trainer(max_epochs=...). docs/migrate.md has a table of settings.",
+        "compute_metrics": f"In its place: Task.validation_step. self.log(name, value). {_LOGGED}",
+        "data_collator": "In its place: DataLoader(collate_fn=...). Your data's loader has it.",
+        "eval_dataset train_dataset": (
+            "In its place: Trainer.fit(task, train_dataloaders, val_dataloaders)."
+        ),
+        "loss metrics": "In its place: Task.training_step. It returns the loss, and logs values.",
+        "model": f"In its place: Task. {_OF_TASK}",
+        "optimizer optimizers": f"In its place: Task.configure_optimizers. {_OF_TASK}",
+        "processing_class tokenizer": "It belongs to your data, as a DataModule's tokenizer.",
+    }
+)
+
+FIT = each(
+    {
+        "batch_size": "In its place: DataLoader(batch_size=...). A microbatch of one rank.",
+        "callbacks": "In its place: Trainer(callbacks=...). They are of the Trainer.",
+        "epochs": "In its place: Trainer(max_epochs=...).",
+        "resume_from_checkpoint": 'In its place: ckpt_path. "last", a folder, or "auto".',
+        "train_dataset x": "In its place: train_dataloaders. A DataLoader, or a data set.",
+        "eval_dataset validation_data": "In its place: val_dataloaders. A DataLoader.",
+    }
+)
+
+EARLY_STOPPING = each(
+    {
+        "early_stopping_patience": "In its place: patience.",
+        "early_stopping_threshold": "In its place: min_delta.",
+        "restore_best_weights": (
+            'In its place: Trainer.test(ckpt_path="best"). Weights stay those of the last step;'
+            " ModelCheckpoint saves the best."
+        ),
+    }
+)
+
+MODEL_CHECKPOINT = each(
+    {
+        "save_best_only": "In its place: save_top_k=1. With `monitor`, the best one is saved.",
+        "save_freq": "In its place: every_n_epochs, or every_n_train_steps.",
+        "save_steps": "In its place: every_n_train_steps.",
+        "save_total_limit": "In its place: save_top_k.",
+    }
+)
