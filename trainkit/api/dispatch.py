@@ -21,6 +21,7 @@ from trainkit.api.task import Task
 from trainkit.api.task_hooks import TASK_HOOKS
 from trainkit.api.view import RunView
 from trainkit.errors import ConfigError, TaskError, did_you_mean
+from trainkit.extension import advice
 from trainkit.metrics.hook_log import HookLog
 
 # Hooks of an epoch or of a whole run: what they log is combined over the ranks, which all call
@@ -90,11 +91,13 @@ class Hooks:
             after: list[Callable[..., Any]] = []
             for callback in self._callbacks:
                 if _overrides(callback, Callback, name):
+                    _check_arguments(callback, Callback, name)
                     method = functools.partial(
                         _fitting(getattr(callback, name), name, 2), trainer, task
                     )
                     (after if follows_task(callback) else before).append(method)
             if name in TASK_HOOKS and _overrides(task, Task, name):
+                _check_arguments(task, Task, name)
                 before.append(_fitting(getattr(task, name), name, 0))
             if name in _LOGGED:
                 before.append(self.log.flush)
@@ -169,6 +172,26 @@ def _overrides(owner: object, base: type, name: str) -> bool:
     return name in vars(owner) or getattr(type(owner), name) is not getattr(base, name)
 
 
+def _check_arguments(owner: Task | Callback, base: type, name: str) -> None:
+    """Refuse a hook that cannot take what it is called with: the last one is called after hours."""
+    if not name.startswith(("on_", "setup", "teardown")):
+        return
+    signature = inspect.signature(getattr(owner, name))
+    given = [*inspect.signature(getattr(base, name)).parameters][1:]
+    count = len(given) - given[-1:].count("dataloader_idx")  # see _fitting
+    for arguments in (given, given[:count]):
+        with contextlib.suppress(TypeError):
+            signature.bind(*arguments)
+            return
+    error = ConfigError if base is Callback else TaskError
+    bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    shown = signature.replace(parameters=bare, return_annotation=signature.empty)
+    raise error(
+        f"{type(owner).__name__}.{name}{shown} is called with"
+        f" ({', '.join(given)}), which it does not take."
+    )
+
+
 def _fitting(method: Callable[..., Any], name: str, before: int) -> Callable[..., Any]:
     """Return the hook of an evaluation's batch as one that takes `dataloader_idx`, though the
     user's may leave it out.
@@ -197,11 +220,11 @@ def _check_task(task: Task, of_callbacks: Collection[str]) -> None:
     unknown hooks, and hooks that only Lightning has.
     """
     own = type(task)
-    for name, advice in TASK_METHODS.items():
+    for name, text in TASK_METHODS.items():
         if callable(getattr(own, name, None)):
             raise TaskError(
                 f"{own.__name__}.{name}() is a hook of Lightning, and none here: it would never be"
-                f" called. {advice}"
+                f" called. {text}"
             )
     if stray := _stray_hook(
         own, TASK_HOOKS | {"on_before_batch_transfer", "on_after_batch_transfer"}
@@ -224,6 +247,6 @@ def _stray_hook(cls: type, known: Collection[str]) -> str | None:
 
 def _no_hook(cls: type, name: str, kind: str, known: Collection[str]) -> str:
     return (
-        f"{cls.__name__}.{name}() is no hook of a {kind}: it would never be"
-        f" called.{did_you_mean(name, known)}"
+        f"{cls.__name__}.{name}() is no hook of a {kind}: it would never be called"
+        f"{advice(kind, name) or '.' + did_you_mean(name, known)}"
     )

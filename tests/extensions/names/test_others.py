@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
 import trainkit
+from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import EarlyStopping, ModelCheckpoint
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.names import EXTENSION, lightning, others
 from trainkit.trainer import Trainer
 
@@ -22,6 +24,7 @@ TABLES = {
     "Trainer.fit": others.FIT,
     "EarlyStopping": others.EARLY_STOPPING,
     "ModelCheckpoint": others.MODEL_CHECKPOINT,
+    "Callback": others.HOOKS,
 }
 ELSEWHERE = ("ckpt_path", "export", "trainer", "data", "optimizer", "engine", "lr", "run_dir")
 ELSEWHERE += ("logger=", "callbacks=", "seed", "world_size", "DataLoader", "find_lr")
@@ -39,6 +42,8 @@ def is_here(place: str, text: str) -> bool:
     if home in owner and hasattr(owner[home], attribute):
         own = getattr(owner[home], attribute)
         return argument is None or argument in inspect.signature(own).parameters
+    if place == "Callback":
+        return hasattr(trainkit.Callback, name)
     classes = {"EarlyStopping": EarlyStopping, "ModelCheckpoint": ModelCheckpoint}
     taker = classes.get(place, Trainer.fit)
     return name in inspect.signature(taker).parameters
@@ -62,7 +67,7 @@ def test_a_replacement_that_is_not_there_is_noticed() -> None:
     assert not is_here("trainkit", "Trainer(no_such=...). It")
 
 
-def test_they_are_said_where_a_user_writes_them() -> None:
+def test_they_are_said_where_a_user_writes_them(tmp_path: Path) -> None:
     """Where a name is imported, called, and passed to a Trainer, to fit or to a callback."""
     with pytest.raises(ImportError, match=r"^trainkit has no DistributedOptimizer\. In its place:"):
         from trainkit import DistributedOptimizer  # noqa: F401
@@ -78,3 +83,9 @@ def test_they_are_said_where_a_user_writes_them() -> None:
         EarlyStopping("val/loss", restore_best_weights=True)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="^ModelCheckpoint.save_best_only: In its place: save_t"):
         ModelCheckpoint(save_best_only=True)  # type: ignore[call-arg]
+    hook = type("Own", (trainkit.Callback,), {"on_epoch_end": lambda self, *_: None})()
+    with pytest.raises(ConfigError, match=r"never be called\. In its place: on_train_epoch_end\.$"):
+        quiet(tmp_path, callbacks=[hook]).fit(Line(), loader())
+    stray = type("Stray", (Line,), {"on_train_begin": lambda self: None})()
+    with pytest.raises(TaskError, match=r"never be called\. In its place: on_train_start\.$"):
+        quiet(tmp_path).fit(stray, loader())

@@ -12,7 +12,7 @@ from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
 from trainkit.api.lightning_names import TASK_METHODS
 from trainkit.api.task_hooks import TASK_HOOKS
-from trainkit.errors import TaskError
+from trainkit.errors import ConfigError, TaskError
 
 
 class Watch(Callback):
@@ -44,6 +44,68 @@ def test_inherited_hooks_are_called() -> None:
     watch, task = Later(), Line()
     Hooks("trainer", task, [watch])("on_train_start")  # type: ignore[arg-type]
     assert watch.seen == [("trainer", task)]
+
+
+def _of_keras(self: Any, logs: Any = None) -> None: ...
+
+
+def _of_transformers(self: Any, args: Any, state: Any, control: Any, **others: Any) -> None: ...
+
+
+def _of_lightning_1(self: Any, outputs: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "hook", "text"),
+    [
+        (
+            Callback,
+            "on_train_end",
+            _of_keras,
+            "on_train_end(logs=None) is called with (trainer, task)",
+        ),
+        (
+            Callback,
+            "on_train_end",
+            _of_transformers,
+            "(args, state, control, **others) is called with (tr",
+        ),
+        (
+            Line,
+            "on_train_epoch_end",
+            _of_lightning_1,
+            "on_train_epoch_end(outputs) is called with (), which",
+        ),
+        (
+            Line,
+            "setup",
+            lambda self: None,
+            "setup() is called with (stage), which it does not take",
+        ),
+    ],
+)
+def test_a_hook_with_others_arguments_is_refused_at_the_start(
+    base: type, name: str, hook: Any, text: str
+) -> None:
+    """That of another trainer, by the same name; it would fail when it is called, after hours."""
+    own = type("Own", (base,), {name: hook})()
+    task, callbacks = (Line(), [own]) if base is Callback else (own, [])
+    with pytest.raises((ConfigError, TaskError), match=re.escape(text)):
+        Hooks("trainer", task, callbacks)  # type: ignore[arg-type]
+
+
+def test_hooks_with_fewer_names_or_more_defaults_are_taken() -> None:
+    """As Python takes them; the number of the loader may be left out, as in Lightning."""
+
+    class Own(Callback):
+        def on_train_batch_end(self, *arguments: Any, own: int = 3) -> None: ...
+
+        def on_validation_batch_end(
+            self, trainer: Any, task: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None: ...
+
+    hooks = Hooks("trainer", Line(), [Own()])  # type: ignore[arg-type]
+    assert hooks.has("on_train_batch_end") and hooks.has("on_validation_batch_end")
 
 
 def test_a_callbacks_own_hook_is_refused_in_a_task() -> None:

@@ -24,6 +24,8 @@ EXTENSION = Extension(
         "Trainer.fit": f"{_OTHERS}.FIT",
         "EarlyStopping": f"{_OTHERS}.EARLY_STOPPING",
         "callbacks.early_stopping": f"{_OTHERS}.EARLY_STOPPING",
+        "Callback": f"{_OTHERS}.HOOKS",
+        "Task": f"{_OTHERS}.HOOKS",
         "ModelCheckpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "callbacks.checkpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
     },

@@ -120,3 +120,30 @@ MODEL_CHECKPOINT = each(
         "save_total_limit": "In its place: save_top_k.",
     }
 )
+
+# Of callbacks of transformers and Keras, and of Lightning before 2.0.
+HOOKS = each(
+    {
+        "on_batch_begin on_batch_start on_train_batch_begin": "In its place: on_train_batch_start.",
+        "on_batch_end on_substep_end": "In its place: on_train_batch_end.",
+        "on_epoch_begin on_epoch_start": "In its place: on_train_epoch_start.",
+        "on_epoch_end": "In its place: on_train_epoch_end.",
+        "on_evaluate": "In its place: on_validation_end.",
+        "on_init_end on_pretrain_routine_start on_pretrain_routine_end": (
+            "In its place: on_fit_start."
+        ),
+        "on_keyboard_interrupt": "In its place: on_exception.",
+        "on_log": "In its place: on_metrics. It gets the values that loggers get, and the step.",
+        "on_optimizer_step": "In its place: on_after_optimizer_step.",
+        "on_pre_optimizer_step": "In its place: on_before_optimizer_step.",
+        "on_predict_begin": "In its place: on_predict_start.",
+        "on_predict_batch_begin": "In its place: on_predict_batch_start.",
+        "on_prediction_step": "In its place: on_validation_batch_end.",
+        "on_save": "In its place: on_save_checkpoint.",
+        "on_step_begin": "In its place: on_train_step_start.",
+        "on_step_end": "In its place: on_train_step_end.",
+        "on_test_batch_begin": "In its place: on_test_batch_start. Or on_validation_batch_start.",
+        "on_test_begin": "In its place: on_test_start. Or on_validation_start.",
+        "on_train_begin": "In its place: on_train_start.",
+    }
+)
