@@ -59,6 +59,7 @@ class OptimizersPart:
                 " they do not fit."
             )
         for optimizer, own in zip(self.optimizers, state, strict=True):
+            _refuse_another_kind(optimizer, own["param_groups"])
             try:
                 if self.engine.splits_weights:
                     fill_optimizer(optimizer, own, self.engine)
@@ -68,6 +69,26 @@ class OptimizersPart:
                 raise CheckpointError(
                     f"The checkpoint's optimizer state does not fit this task: {clause(error)}."
                 ) from error
+
+
+def _refuse_another_kind(
+    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise CheckpointError if the groups are of another class of optimizers.
+
+    A newer torch may have settings more, and a scheduler leaves its own: so both sides must have
+    some that the other lacks.
+    """
+    there = {name for group in groups for name in group}
+    here = {name for group in optimizer.param_groups for name in group}
+    lacks = sorted(optimizer.defaults.keys() - there)
+    strange = sorted(there - here)
+    if lacks and strange:
+        raise CheckpointError(
+            f"The checkpoint's optimizer has {', '.join(strange)}, and no {', '.join(lacks)}: it was"
+            f" another one than this run's {type(optimizer).__name__}. Resume with that one, or begin"
+            " a new run from the weights alone: init_weights=CHECKPOINT."
+        )
 
 
 @dataclass

@@ -199,6 +199,20 @@ def test_another_optimizers_state_does_not_fit(tmp_path: Path) -> None:
         resumed(tmp_path, task=Groups())
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_another_class_of_optimizers_does_not_fit(tmp_path: Path, is_first: bool) -> None:
+    """A checkpoint of Adam is refused by SGD, whose momentum it lacks, and one of SGD by Adam."""
+
+    class Adam(Line):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    saved(tmp_path, task=Adam() if is_first else Line(momentum=0.9))
+    expected = "has amsgrad, .*no dampening, .*SGD" if is_first else "no amsgrad, .*run's Adam"
+    with pytest.raises(CheckpointError, match=expected):
+        resumed(tmp_path, task=Line(momentum=0.9) if is_first else Adam())
+
+
 def test_a_rank_on_the_cpu_leaves_the_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking a GPU that nothing has used yet for its random state would make a context there."""
 
