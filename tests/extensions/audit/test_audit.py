@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +108,15 @@ def test_an_audit_changes_nothing(tmp_path: Path) -> None:
         ends.append((weights(task), torch.rand(2)))
     assert torch.equal(ends[0][0], ends[1][0])
     assert torch.equal(ends[0][1], ends[1][1])
+
+
+def test_parts_of_the_weights_are_refused() -> None:
+    """A rank with a part of each weight computes nothing alone: engine=fsdp is named."""
+    run: Any = SimpleNamespace(engine=SimpleNamespace(splits_weights=True, name="fsdp"))
+    with pytest.raises(
+        ConfigError, match="audit compares .* engine is fsdp: each rank holds a part"
+    ):
+        Audit().setup(run, Line(), "fit")
 
 
 def test_what_cannot_be_computed_again_is_refused(tmp_path: Path) -> None:

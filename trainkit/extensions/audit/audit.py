@@ -67,10 +67,17 @@ class Audit(Callback):
         """Refuse what cannot be computed again on another rank.
 
         Raises:
-            ConfigError: batch norm takes statistics over ranks, or the Task updates itself.
+            ConfigError: ranks hold parts of the weights, batch norm takes statistics over ranks, or
+                the Task updates itself.
         """
         if stage != "fit":
             return
+        if trainer.engine.splits_weights:
+            raise ConfigError(
+                "callbacks.audit compares what ranks compute alone, and the engine is"
+                f" {trainer.engine.name}: each rank holds a part of the weights, and computes with"
+                " those of all. Leave one out: engine=ddp holds all weights on each rank."
+            )
         if trainer.options.numerics.sync_batchnorm:
             raise ConfigError(
                 "callbacks.audit computes a rank's microbatch again, and trainer.sync_batchnorm is"
