@@ -176,7 +176,7 @@ def test_more_fragments_than_parameters_are_refused(tmp_path: Path) -> None:
 
 def test_averages_of_weights_are_refused(tmp_path: Path) -> None:
     """By the class of the user's callback."""
-    with pytest.raises(ConfigError, match="the callback EMA averages the weights of each step"):
+    with pytest.raises(ConfigError, match="the callback EMA averages or compares the weights"):
         fit(tmp_path, Line(), "diloco", callbacks=[EMA()])
 
 

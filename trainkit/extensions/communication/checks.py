@@ -26,7 +26,9 @@ _FOR_BOTH = {
 }
 # What a callback needs, and ranks that step alone lack -> why.
 _NEEDS: dict[Need, str] = {
-    "equal_weights": "averages the weights of each step, which are not the same on all ranks",
+    "equal_weights": (
+        "averages or compares the weights of each step, which are not the same on all ranks"
+    ),
     "optimizer_groups": "adds weights while the ranks' differ",
 }
 
