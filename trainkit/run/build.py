@@ -195,6 +195,11 @@ def build_evaluator(stage: Stage, ckpt_path: str | None) -> tuple[Evaluator, lis
     feeds = stage.feeds.of_evaluation(
         stage.data.find(kind, stage.task), f"{kind}_dataloaders", limit
     )
+    if not feeds and limit == 0:
+        raise ConfigError(
+            f"trainer.limit_{kind}_batches is 0, and leaves nothing to {stage.kind} on; it must be"
+            " above 0, or null for all."
+        )
     if not feeds:
         raise ConfigError(
             f"There is no data to {stage.kind} on: pass dataloaders, or define {kind}_dataloader()."

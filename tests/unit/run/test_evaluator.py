@@ -206,6 +206,8 @@ def test_no_data_raises(tmp_path: Path, entry: str, kind: str) -> None:
         match=rf"There is no data to {entry} on: pass dataloaders, or define {kind}_dataloader",
     ):
         getattr(quiet(tmp_path), entry)(Line())
+    with pytest.raises(ConfigError, match=rf"^trainer\.limit_{kind}_batches is 0, and leaves"):
+        getattr(quiet(tmp_path, **{f"limit_{kind}_batches": 0}), entry)(Line(), loader(4))
 
 
 class InEval(Line):
