@@ -123,7 +123,7 @@ class Trainer(LastRun):
             false removes it.
         enable_checkpointing: write checkpoints (adds a ModelCheckpoint if `callbacks` has none);
             false removes it.
-        enable_model_summary: print the banner on rank 0.
+        enable_model_summary: print the banner on rank 0. False leaves one line, if rates are scaled.
         profiler: time "simple" (by hook and part of a step), "advanced" (by function), "pytorch"
             (by operator); or a callback.
         deterministic: ask torch for deterministic algorithms; "warn": an operation without one

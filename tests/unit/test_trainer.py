@@ -220,7 +220,7 @@ def test_the_standard_callbacks_are_there(tmp_path: Path) -> None:
         ModelCheckpoint,
     ]
     assert [type(c) for c in callbacks] == shown
-    assert [type(c) for c in quiet(tmp_path).callbacks] == [DivergenceGuard]
+    assert [type(c) for c in quiet(tmp_path).callbacks] == [Banner, DivergenceGuard]
 
 
 def test_one_logger_or_callback_needs_no_list() -> None:

@@ -36,13 +36,24 @@ _TENSOR_CORES = (
 
 
 class Banner(Callback):
-    """Prints a few lines on rank 0 when a fit starts."""
+    """Prints a few lines on rank 0 when a fit starts.
+
+    Args:
+        is_whole: False prints one line at most, if the rates are not those that the script has set:
+            another framework would leave them.
+    """
 
     may_differ = True
+
+    def __init__(self, is_whole: bool = True) -> None:
+        self._is_whole = is_whole
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
         """Print the banner, or one line if an elastic run resumes from memory."""
         if not trainer.is_global_zero:
+            return
+        if not self._is_whole:
+            _say_scaled(trainer)
             return
         engine = trainer.engine
         checkpoints = trainer.checkpoints
@@ -107,6 +118,14 @@ class Banner(Callback):
             console.print(table)
         lines = drawn.get().splitlines()
         info("\n".join(line.rstrip() for line in lines))  # rich fills each line up to the longest
+
+
+def _say_scaled(trainer: RunView) -> None:
+    """Print the rate alone, if it is not the script's."""
+    plan = trainer.batch_plan
+    if plan.lr_factor != 1.0 and not trainer.checkpoints.resumed_from_memory:
+        rate = dict(plan.describe(trainer.rates.user_lrs))["learning rate"]
+        trainer.say(f"learning rate  {rate}")
 
 
 def _console() -> Console:

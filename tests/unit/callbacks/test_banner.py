@@ -49,6 +49,16 @@ def test_the_banner_shows_the_arithmetic(
     }
 
 
+@pytest.mark.parametrize(("batch", "lines"), [(2, 1), (4, 0)])
+def test_a_scaled_rate_is_shown_without_the_banner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], batch: int, lines: int
+) -> None:
+    """Another framework would leave the rate as it is set; a rate that is left needs no line."""
+    quiet(tmp_path, lr_reference_batch_size=batch).fit(Line(), loader(23))
+    line = "learning rate  0.1 x 4 / 2 = 0.2 (lr_scaling=linear)"
+    assert capsys.readouterr().out.splitlines() == [line] * lines
+
+
 @pytest.mark.parametrize(
     ("kind", "is_pinned", "waits"),
     [("cuda", False, True), ("cuda", True, False), ("mps", False, False), ("cpu", False, False)],
