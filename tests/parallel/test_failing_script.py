@@ -1,4 +1,6 @@
-"""A script that an error ends in the middle of a step, while its sums are under way."""
+"""A script that ends on one rank: by an error in the middle of a step, while its sums are under way,
+or by sys.exit.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.helpers.launching import run_command
+from tests.parallel.starts import ROOT
 
 SCRIPT = """
 import atexit
@@ -68,3 +71,34 @@ def test_a_script_that_fails_in_a_step_ends(tmp_path: Path) -> None:
     assert "ValueError: a mistake of the user's" in done.err
     assert "exitcode  : 1 " in done.err
     assert "a second end" not in done.err
+
+
+LEAVES = """
+import os
+import sys
+import tempfile
+
+from tests.helpers.toy import Line, loader, quiet
+
+
+class Leaves(Line):
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1 and os.environ["RANK"] == "1":
+            sys.exit(3)
+
+
+quiet(tempfile.mkdtemp(), max_epochs=3).fit(Leaves(), loader(64))
+"""
+
+
+def test_a_rank_that_leaves_a_fit_is_named(tmp_path: Path) -> None:
+    """After sys.exit(3) on one rank torchrun reports that rank and its code, and not another that
+    has lost it: it leaves before its connections end.
+    """
+    (tmp_path / "script.py").write_text(LEAVES)
+    line = f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 script.py"
+    done = run_command(line, tmp_path, timeout_s=120, PYTHONPATH=str(ROOT))
+    assert done.code == 1
+    first = done.err.partition("Root Cause")[2]
+    assert "rank      : 1 " in first
+    assert "exitcode  : 3 " in first

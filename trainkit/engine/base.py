@@ -136,6 +136,7 @@ class Engine(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.release()
+        self.comm.note_end(error)
         if kind is None:
             # after an error no rank waits: the launcher ends the others
             self.comm.wait_for_process_set()

@@ -191,6 +191,9 @@ class Collectives(ABC):
         before the set is done.
         """
 
+    def note_end(self, error: BaseException | None) -> None:  # noqa: B027 - Horovod's ranks wait for none
+        """Take note of the error that ends an engine's context, if one does."""
+
     def abort(self) -> None:  # noqa: B027 - Horovod's ranks learn of each other's end by themselves
         """End this rank's waiting for ranks that are gone, with an error where it waits, and let
         the others know that it has left. From any thread.

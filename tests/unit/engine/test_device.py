@@ -73,7 +73,7 @@ def test_ranks_that_see_one_gpu_compare_it(
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
     monkeypatch.setattr(dist, "rendezvous", lambda url: iter([(store, 0, 2)]))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: started.append(given))
-    monkeypatch.setattr(collectives.atexit, "register", lambda function: None)
+    monkeypatch.setattr(collectives.atexit, "register", lambda function, *given: None)
     comm = DDPCollectives(Ranks(Launcher("torchrun", 0, 2, 0, 2)), Heartbeat())
     dist.PrefixStore("trainkit/0", store).set(f"gpu/{socket.gethostname()}/1", other)
     if is_refused:

@@ -62,6 +62,7 @@ class DDPCollectives(Collectives):
     """
 
     peer_errors = (RuntimeError,)
+    _exit_code = 0  # that `_leave` has been given
 
     def __init__(self, ranks: Ranks, heartbeat: Heartbeat) -> None:
         super().__init__(ranks, heartbeat)
@@ -124,6 +125,14 @@ class DDPCollectives(Collectives):
             dist.destroy_process_group()
             end_beside(groups)
             self.ranks.end_meeting()
+
+    def note_end(self, error: BaseException | None) -> None:
+        """See Collectives: a rank that leaves by `sys.exit(3)` waits for no other, and ends with 3."""
+        code = error.code if type(error) is SystemExit else None
+        number = code if isinstance(code, int) else int(code is not None)
+        if number != DDPCollectives._exit_code:
+            DDPCollectives._exit_code = number
+            end_at_exit(number)
 
     def abort(self) -> None:
         """See Collectives. NCCL's part has not run yet."""
@@ -284,13 +293,17 @@ def _rendezvous(ranks: Ranks, meets: bool) -> dict[str, Any]:
     return {"store": own, "rank": rank, "world_size": world_size}
 
 
-def end_at_exit() -> None:
-    """End torch's groups when the interpreter does."""
+def end_at_exit(code: int = 0) -> None:
+    """End torch's groups when the interpreter does.
+
+    Args:
+        code: of a script's `sys.exit` within a fit; 0: there was none.
+    """
     atexit.unregister(_leave)
-    atexit.register(_leave)
+    atexit.register(_leave, code)
 
 
-def _leave() -> None:
+def _leave(code: int) -> None:
     """End the group, and with it Gloo's threads, before the interpreter ends.
 
     A thread that lives until then may ask for Python's lock, to free a tensor, and abort the
@@ -299,14 +312,17 @@ def _leave() -> None:
     first step of an optimizer imports it: hence our import of it before there is a group.
 
     A script that an error has ended waits for nothing: a sum that it has started, and another rank
-    never will, would hold it, and with it torchrun, until a timeout.
+    never will, would hold it, and with it torchrun, until a timeout. Nor does one that left a fit by
+    `sys.exit`: Python has not kept that error, and the others would fail first.
     """
     wait_for_endings()
     if not dist.is_initialized():
         return
     error = getattr(sys, "last_value", None)  # of an error that the script has not caught
-    if error is not None and dist.get_world_size() > 1:
-        _end_now(130 if isinstance(error, KeyboardInterrupt) else 1)
+    if error is not None:
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    if code and dist.get_world_size() > 1:
+        _end_now(code)
     groups = list(dist.distributed_c10d._world.pg_map)
     dist.destroy_process_group()
     # torch's caches keep them to the end
