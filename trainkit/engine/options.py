@@ -65,8 +65,9 @@ def refusals(engine: str, by_launcher: bool = False) -> dict[str, str]:
 
 
 def changed(**given: Any) -> dict[str, Any]:
-    """Return those of the options that change how a gradient travels that are not the defaults."""
+    """Return those of the options of how gradients travel that are not the defaults."""
     defaults = {"compression": "none", "op": "average", "gradient_predivide_factor": 1.0}
+    defaults |= {"bucket_cap_mb": 25.0, "num_groups": None, "groups": None}
     return {option: value for option, value in given.items() if value != defaults[option]}
 
 

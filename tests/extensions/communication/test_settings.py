@@ -14,6 +14,8 @@ from torch import nn
 
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import EMA
+from trainkit.engine.ddp.engine import DDPEngine
+from trainkit.engine.horovod.engine import HorovodEngine
 from trainkit.engine.step_settings import Exact, StepSettings, communication_of
 from trainkit.errors import ConfigError
 from trainkit.extensions.communication.checks import check_communication
@@ -117,6 +119,17 @@ def test_what_does_not_go_together_is_refused(
     assert any(word in str(error.value) for word in ("Use ", "use ", "Leave "))
     here: Any = SimpleNamespace(ranks=None)
     assert Exact().begin(given, engine, options, here).shown == ""
+
+
+@pytest.mark.parametrize("make", [DDPEngine, HorovodEngine])
+def test_buckets_of_sums_that_are_never_taken_are_refused(make: Any) -> None:
+    """Ranks that step alone sum no gradients: how sums are put together would have no effect."""
+    option = "bucket_cap_mb" if make is DDPEngine else "num_groups"
+    with pytest.raises(
+        ConfigError, match=f"engine.{option} is 3, which is about sums of gradients"
+    ):
+        make("cpu", **{option: 3}).agree(settings(precision="32-true", communication=DiLoCo()))
+    make("cpu", **{option: 3}).agree(settings(precision="32-true"))
 
 
 def test_other_settings_pass() -> None:

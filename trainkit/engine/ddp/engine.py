@@ -80,7 +80,10 @@ class DDPEngine(Engine):
         self._op = op
         self._predivide = gradient_predivide_factor
         self.shown_options = changed(
-            compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            bucket_cap_mb=bucket_cap_mb,
         )
         self._bucket_bytes = int(bucket_cap_mb * 2**20)
         self._sparse_as_dense = sparse_as_dense

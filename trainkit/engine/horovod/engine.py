@@ -118,7 +118,11 @@ class HorovodEngine(Engine):
             compression, op, gradient_predivide_factor, num_groups, groups, process_set
         )
         self.shown_options = changed(
-            compression=compression, op=op, gradient_predivide_factor=gradient_predivide_factor
+            compression=compression,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            num_groups=num_groups,
+            groups=groups,
         )
         self._sparse_as_dense = sparse_as_dense
         self._tuning = Tuning(
