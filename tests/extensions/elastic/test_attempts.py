@@ -714,3 +714,14 @@ def test_a_beat_under_way_does_not_keep_a_session_from_its_end(
     lost = 1 if victims else 0  # the exchange that a lost rank interrupted
     assert {worker: under_way[worker] for worker in weights} == dict.fromkeys(weights, lost)
     assert trainer.run.coordinator._wait is None
+
+
+@pytest.mark.parametrize(("launcher", "lines"), [("horovodrun", 1), ("none", 0)])
+def test_a_job_that_cannot_lose_a_rank_says_so(launcher: str, lines: int) -> None:
+    """Under horovodrun without --min-np the callback does nothing; one process needs no line."""
+    said: list[str] = []
+    place = SimpleNamespace(heartbeat=SimpleNamespace(), launcher=SimpleNamespace(name=launcher))
+    run: Any = SimpleNamespace(engine=place, elastic=None, global_step=0, say=said.append)
+    Elastic().on_train_start(run, Line())
+    assert len(said) == lines
+    assert all("horovodrun was started without --min-np" in line for line in said)

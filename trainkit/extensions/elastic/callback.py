@@ -87,6 +87,11 @@ class Elastic(Callback):
                 " started again, at any number of ranks, the run resumes from its checkpoint"
                 " (resume=auto). horovodrun --min-np 1 starts an elastic job."
             )
+        elif trainer.engine.launcher.name == "horovodrun" and trainer.elastic is None:
+            trainer.say(
+                "Elastic is off: horovodrun was started without --min-np, and the job ends if a rank is"
+                " lost. Add --min-np 1, or leave callbacks=elastic out."
+            )
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
         """Commit every few steps, and report progress to the launcher."""
