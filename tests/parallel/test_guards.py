@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -124,4 +126,14 @@ def test_batch_norm_over_all_ranks(start: tuple[str, int], results: Starts) -> N
         assert (
             "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true"
             in rank["together"]
+        )
+
+
+def test_a_gather_of_one_rank_alone_is_named(results: Starts) -> None:
+    """It meets another one of the other ranks; all of them say where each was called."""
+    for rank in results["ddp", 2]["called_alone"]:
+        assert re.match(
+            r"EngineError: Ranks exchange different things: rank 0 at guards\.py, line \d+ and rank 1"
+            r" at guards\.py, line \d+\. Something that needs all ranks was called on some of them",
+            str(rank["error"]),
         )

@@ -110,10 +110,10 @@ def roomy() -> dict[str, Any]:
     return {"weights": weights(task)}
 
 
-def error_of(task: Any, data: Any, **settings: Any) -> dict[str, Any]:
+def error_of(task: Any, data: Any, val: Any = None, **settings: Any) -> dict[str, Any]:
     """Return how a run ends, and the weights it leaves."""
     try:
-        trainer(**settings).fit(task, data)
+        trainer(**settings).fit(task, data, val)
     except TrainkitError as error:
         return {"error": f"{type(error).__name__}: {error}", "weights": weights(task)}
     return {"error": None, "weights": weights(task)}
@@ -240,7 +240,24 @@ def sync_batchnorm() -> dict[str, Any]:
     return ends
 
 
+class Alone(Callback):
+    """Gathers something on rank 0 alone, as in `if trainer.is_global_zero`."""
+
+    def on_validation_epoch_end(self, trainer: Any, task: Any) -> None:
+        """Gather, while the others gather what was logged."""
+        if trainer.is_global_zero:
+            task.all_gather(torch.ones(2))
+
+
+def called_alone() -> dict[str, Any]:
+    """Rank 0 calls something that needs all ranks; torch matches what they send by its order."""
+    if ENGINE.name != "ddp":
+        return {}
+    return error_of(Line(), loader(SAMPLES), callbacks=[Alone()], val=loader(5))
+
+
 SCENARIOS = [
+    called_alone,
     sync_batchnorm,
     out_of_memory,
     out_of_memory_in_backward,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainkit.engine.collectives import Collectives
-from trainkit.engine.ddp import late_ranks
+from trainkit.engine.ddp import calls, late_ranks
 from trainkit.engine.ddp.endings import end_beside, wait_for_endings
 from trainkit.engine.ddp.sockets import Sockets
 from trainkit.engine.heartbeat import Heartbeat
@@ -212,19 +212,23 @@ class DDPCollectives(Collectives):
         """See Collectives."""
         if self.ranks.world_size == 1:
             return value
-        box = [value]
+        own = calls.here()
+        box = [(own, value)]
         with self.waiting_for("the broadcast of an object"):
             dist.broadcast_object_list(box, self._root, group=self.group)
-        return box[0]
+        calls.compare({0: box[0][0], self.ranks.rank: own})
+        return box[0][1]
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """See Collectives."""
         if self.ranks.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.ranks.world_size
+        own = calls.here()
         with self.waiting_for("the gathering of objects"):
-            dist.all_gather_object(values, value, group=self.group)
-        return values
+            dist.all_gather_object(values, (own, value), group=self.group)
+        calls.compare({rank: call for rank, (call, _) in enumerate(values)})
+        return [value for _, value in values]
 
     def leave(self, key: str, value: bytes) -> None:
         """See Collectives."""
