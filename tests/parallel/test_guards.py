@@ -127,6 +127,8 @@ def test_batch_norm_over_all_ranks(start: tuple[str, int], results: Starts) -> N
             "trainer.sync_batchnorm and trainer.halve_batch_on_oom are both true"
             in rank["together"]
         )
+    said = "trainer.sync_batchnorm is true, and Line has no batch norm: it changes nothing."
+    assert results.output[start].count(said) == 1
 
 
 def test_a_gather_of_one_rank_alone_is_named(results: Starts) -> None:

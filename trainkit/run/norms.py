@@ -13,7 +13,7 @@ from torch import nn
 from trainkit.api.view import RunView
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.engine.base import Engine
-from trainkit.engine.sync_batchnorm import check_even, release, synchronise
+from trainkit.engine.sync_batchnorm import SyncBatchNorm, check_even, release, synchronise
 from trainkit.errors import ConfigError
 from trainkit.run.feature import Feature
 
@@ -64,6 +64,12 @@ class SyncNorms(Feature):
     def before_optimizers(self, run: RunView) -> None:
         """Let the layers of batch norm take their statistics over all ranks."""
         self._enter(_synchronised(run.engine, run.task))
+        has_norms = any(isinstance(module, SyncBatchNorm) for module in run.task.modules())
+        if run.engine.ranks.world_size > 1 and not has_norms:
+            run.say(
+                f"trainer.sync_batchnorm is true, and {type(run.task).__name__} has no batch norm: it"
+                " changes nothing."
+            )
 
 
 @contextlib.contextmanager
