@@ -76,13 +76,14 @@ def _refuse_another_kind(
 ) -> None:
     """Raise CheckpointError if the groups are of another class of optimizers.
 
-    A newer torch may have settings more, and a scheduler leaves its own: so both sides must have
-    some that the other lacks.
+    A newer torch may have settings more, so both sides must have some that the other lacks; those
+    that schedulers leave do not count.
     """
     there = {name for group in groups for name in group}
     here = {name for group in optimizer.param_groups for name in group}
     lacks = sorted(optimizer.defaults.keys() - there)
-    strange = sorted(there - here)
+    of_schedulers = ("initial_", "base_", "max_", "min_", "param_names")
+    strange = sorted(name for name in there - here if not name.startswith(of_schedulers))
     if lacks and strange:
         raise CheckpointError(
             f"The checkpoint's optimizer has {', '.join(strange)}, and no {', '.join(lacks)}: it was"
