@@ -26,6 +26,7 @@ PRINTS = {
     "extensions/deepspeed/p*.py": "a process's answer to its parent",
     "extensions/kubernetes/*": "a command's output",
     "extensions/ray/*": "the output of a job and its workers; a command's output",
+    "extensions/programs/commands.py": "a command's error",
     "extensions/serving/serve.py": "a command's output",
     "extensions/slurm/launcher.py": "a command's output",
     "launch/*": "the output of launchers' commands; the error that ends a process",

@@ -28,10 +28,6 @@ TRAINER = each(
             "Validation runs if there are data for it and limit_val_batches is not 0."
         ),
         "evaluating": "In its place: trainer.validating. Or `trainer.testing`.",
-        "fit_loop": (
-            "In its place: Trainer(max_epochs=...). Each phase has a Trainer of its own; the Task"
-            " keeps its weights."
-        ),
         "init_module": "A Task is built as any module; its weights are moved before training.",
         "interrupted received_sigterm": (
             "A signal ends all ranks at one step with a checkpoint, and fit raises Preempted."

@@ -65,6 +65,10 @@ TRAINER = lightning.TRAINER | each(
             " Trainer(compile=...)."
         ),
         "evaluate": "In its place: Trainer.validate or Trainer.test.",
+        "fit_loop": (
+            "In its place: Trainer(max_epochs=...). Each phase has a Trainer of its own; the Task"
+            " keeps its weights."
+        ),
         "push_to_hub save_model": (
             "In its place: export. `python -m trainkit export run_dir=... format=huggingface`"
             " writes a folder that `huggingface-cli upload` takes."
