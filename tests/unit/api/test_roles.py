@@ -87,7 +87,7 @@ def test_a_callback_that_the_communication_does_not_serve_is_named(tmp_path: Pat
     trainer = quiet(tmp_path, callbacks=[Averages()], communication="diloco", max_steps=1)
     with pytest.raises(
         ConfigError,
-        match="communication is 'diloco', and the callback Averages averages the weights",
+        match="communication is 'diloco', and the callback Averages averages or compares the",
     ):
         trainer.fit(Line(), loader(8))
 
