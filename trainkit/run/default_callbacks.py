@@ -37,8 +37,11 @@ def default_callbacks(arguments: Mapping[str, Any]) -> list[Callback]:
     """
     given, loggers, profiler = arguments["callbacks"], arguments["logger"], arguments["profiler"]
     quick = bool(arguments["fast_dev_run"])  # leaves no files
-    result: list[Callback] = [Banner(bool(arguments["enable_model_summary"]))]
-    result += _list_of(given, Callback, "trainer.callbacks has", "Callback", callbacks)
+    result = _list_of(given, Callback, "trainer.callbacks has", "Callback", callbacks)
+    if arguments["enable_model_summary"]:
+        result.insert(0, Banner())
+    else:
+        result.append(Banner(is_whole=False))
     if not any(isinstance(callback, DivergenceGuard) for callback in result):
         result.append(DivergenceGuard(every_n_steps=None, action="warn"))
     if arguments["max_time"] is not None and not quick:
