@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from trainkit.errors import ConfigError, EngineError, TrainkitError
 
@@ -184,38 +185,52 @@ def run(
     log.parent.mkdir(parents=True, exist_ok=True)
     lines: list[str] = []
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    with log.open("ab") as out, log.open(encoding="utf-8", errors="replace") as back:
+    with (
+        log.open("ab") as out,
+        log.open(encoding="utf-8", errors="replace") as back,
+        started(command, out, env) as process,
+    ):
         back.seek(0, os.SEEK_END)
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        try:
-            unfinished = ""
-            while True:
-                # polled before reading, so that all output before the end is read
-                ended = process.poll() is not None
-                *whole, unfinished = (unfinished + back.read()).split("\n")
-                for line in [*whole, unfinished] if ended and unfinished else whole:
-                    lines.append(line)
-                    if on_line is not None:
-                        on_line(line)
-                if ended:
-                    break
-                if deadline is not None and time.monotonic() > deadline:
-                    raise EngineError(
-                        failure(f"{what} took more than {timeout_s:g} s and was ended", lines, log)
-                    )
-                time.sleep(_POLL_S)
-        finally:
-            end_group(process)
+        unfinished = ""
+        while True:
+            # polled before reading, so that all output before the end is read
+            ended = process.poll() is not None
+            *whole, unfinished = (unfinished + back.read()).split("\n")
+            for line in [*whole, unfinished] if ended and unfinished else whole:
+                lines.append(line)
+                if on_line is not None:
+                    on_line(line)
+            if ended:
+                break
+            if deadline is not None and time.monotonic() > deadline:
+                raise EngineError(
+                    failure(f"{what} took more than {timeout_s:g} s and was ended", lines, log)
+                )
+            time.sleep(_POLL_S)
     if process.returncode != 0:
         raise EngineError(failure(f"{what} failed (exit code {process.returncode})", lines, log))
     return lines
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], out: BinaryIO, env: Mapping[str, str] | None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command as a group of its own with its output in a file; the group has ended after
+    the context.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        env=env,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        end_group(process)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

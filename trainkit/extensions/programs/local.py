@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainkit.extensions.programs.commands import end_group, ended_by_signals
+from trainkit.extensions.programs.commands import ended_by_signals, started
 
 Launcher = Literal["horovodrun", "torchrun"]
 _OF_TORCH = ("ddp", "fsdp", "deepspeed")  # engines that torchrun starts, at one rank too
@@ -64,16 +63,9 @@ def run_job(
     Raises:
         subprocess.TimeoutExpired: it took longer than `timeout_s`, and was ended.
     """
-    with ended_by_signals(), log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(timeout_s)
-        finally:
-            end_group(process)
+    with (
+        ended_by_signals(),
+        log.open("wb") as out,
+        started(command, out, env) as process,
+    ):
+        return process.wait(timeout_s)
