@@ -36,7 +36,9 @@ class RunFiles(Callback):
         self._job = job
         self._masked_values = job.recorded.values if job.recorded else ()
         self._run_dir: Path | None = None  # once it is written to
-        self._is_new = not Path(job.config["run_dir"]).exists()
+        folder = Path(job.config["run_dir"]).absolute()
+        # that the fit will make, the innermost first; forgotten once it begins
+        self._new = [each for each in (folder, *folder.parents) if not each.exists()]
 
     def __enter__(self) -> RunFiles:
         return self
@@ -47,7 +49,7 @@ class RunFiles(Callback):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._is_new and isinstance(error, ConfigError):
+        if self._new and isinstance(error, ConfigError):
             self._remove()
         # the job continues without this worker
         elif self._run_dir is not None and not isinstance(error, Dismissed):
@@ -64,7 +66,7 @@ class RunFiles(Callback):
             self._write(trainer.run_dir)
 
     def on_fit_start(self, trainer: RunView, task: Task) -> None:
-        self._is_new = False
+        self._new.clear()
         if trainer.is_global_zero:
             self._write(trainer.run_dir)
 
@@ -73,7 +75,7 @@ class RunFiles(Callback):
             return
         for name in (*self._job.files, STATE, LOCK):
             (self._run_dir / name).unlink(missing_ok=True)
-        for folder in (self._run_dir / ".hydra", self._run_dir):
+        for folder in (self._run_dir / ".hydra", *self._new):
             with contextlib.suppress(OSError):  # it holds more
                 folder.rmdir()
 

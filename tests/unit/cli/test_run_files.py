@@ -87,7 +87,8 @@ def test_an_illegal_request_leaves_nothing(
     words = [*FIT, "trainer.max_steps=1", "trainer.rank_shares=[1,2]"]
     assert main("fit", words) == 2
     assert "trainer.rank_shares is [1, 2]" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    assert main("fit", [*words[:-1], "run_dir=runs/new/one", words[-1]]) == 2
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").touch()
     assert main("fit", words) == 2
