@@ -283,7 +283,7 @@ def step_synced(kit: Framework) -> Any:
 @differs(
     "There they are averaged over ranks by then; here they are this rank's part until"
     " optimizer.step() sums them. Read them in on_before_optimizer_step; under manual optimization"
-    " clip by self.clip_gradients, not by torch's function.",
+    " clip by self.clip_gradients, not by torch's function: a line says so.",
     ROWS_OF_RANKS,
 )
 def early_gradients(kit: Framework) -> Any:

@@ -107,7 +107,10 @@ class ManualRun:
     def __init__(self, run: Run, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Wrap the optimizers of a run."""
         self._run = run
-        self._share, self._reduced, self._counted = 0.0, set[int](), False
+        self._share, self._counted = 0.0, False
+        self._reduced: list[torch.optim.Optimizer] = []  # since the last backward
+        self._gradients: dict[int, tuple[int, int]] = {}  # as backward left them, see `_read`
+        self._reported = False
         # whether another method of an optimizer has updated in this batch: SAM's second_step
         self.steps_otherwise = False
         self._updated = True  # whether no overflow held an update of this batch back
@@ -137,7 +140,6 @@ class ManualRun:
         self._share = num_samples / num_in_step
         self._updated = True
         self._counted = self.steps_otherwise = False
-        self._reduced.clear()
         try:
             yield
         finally:
@@ -166,12 +168,25 @@ class ManualRun:
                 f"{type(run.task).__name__}.manual_backward(...) was called outside training_step."
                 " Call it there."
             )
-        self._reduced.clear()
+        self._divide()
         run.step.watch.look(loss)
         run.hooks("on_before_backward", loss)
         with run.engine.no_sync():  # summed by `step`, for one optimizer at a time
             torch.autograd.backward(run.precision.scale(loss * self._share), *args, **kwargs)
+        if run.world_size > 1:
+            self._gradients = _read(
+                p for each in self.optimizers for p in _parameters(each.optimizer)
+            )
         run.hooks("on_after_backward")
+
+    def _divide(self) -> None:
+        """Divide what was summed and not cleared by the number of ranks: the next sum restores it."""
+        world_size = self._run.world_size
+        for optimizer in self._reduced if world_size > 1 else ():
+            for parameter in _parameters(optimizer):
+                if parameter.grad is not None:
+                    parameter.grad /= world_size
+        self._reduced.clear()
 
     def reduce(self, optimizer: torch.optim.Optimizer) -> None:
         """Sum an optimizer's gradients over ranks, once for each backward, and divide them by the
@@ -180,15 +195,39 @@ class ManualRun:
         Waits for the device if there are several ranks: which parameters have a gradient on any
         rank decides what is summed.
         """
-        if id(optimizer) in self._reduced:
+        if any(each is optimizer for each in self._reduced):
             return
-        self._reduced.add(id(optimizer))
+        self._reduced.append(optimizer)
         run = self._run
         if run.world_size > 1:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            parameters = _parameters(optimizer)
+            self._look_for_changes(parameters)
             with allowed_read():
                 _sum(parameters, run.engine.comm.all_reduce, run.engine.device)
         run.precision.unscale([optimizer])
+
+    def _look_for_changes(self, parameters: list[Tensor]) -> None:
+        """Report, once, gradients that something else than manual_backward has written.
+
+        Raises:
+            TaskError: manual_backward wrote none of them.
+        """
+        if self._reported:
+            return
+        gradients = _read(parameters)
+        self._reported = not gradients.items() <= self._gradients.items()
+        if self._reported and not self._gradients:
+            raise TaskError(
+                f"{type(self._run.task).__name__} calls backward() of a loss itself: its gradients"
+                " would be summed over ranks without the share of each rank's samples. Call"
+                " self.manual_backward(loss)."
+            )
+        if self._reported:
+            self._run.say(
+                "Gradients were changed between manual_backward and optimizer.step(), where each"
+                " rank has its part of their sum. To clip the sum, call self.clip_gradients(optimizer,"
+                " gradient_clip_val=...); other changes belong in on_before_optimizer_step."
+            )
 
     def clip(
         self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str = "norm"
@@ -289,6 +328,15 @@ class Stepper:
             return value(*args, **kwargs)
 
         return with_all_gradients
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _read(parameters: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
+    """Return what differs once a gradient is written: the tensor, and its count of writes."""
+    return {id(p): (id(p.grad), p.grad._version) for p in parameters if p.grad is not None}
 
 
 def _sum(

@@ -132,6 +132,9 @@ class Regression(Line):
         if self.kind in ("sam closure", "lbfgs"):
             optimizer.step(closure)
             return
+        if self.kind == "accumulated":
+            self.accumulate(batch, batch_idx)
+            return
         closure()
         if self.kind == "sam":
             optimizer.first_step()
@@ -141,6 +144,15 @@ class Regression(Line):
             if self.kind == "clipped":
                 self.clip_gradients(optimizer, 0.1)
             optimizer.step()
+
+    def accumulate(self, batch: Any, batch_idx: int) -> None:
+        """Update every second batch, and clip after each."""
+        optimizer = self.optimizers()
+        self.manual_backward(self.loss(batch) / 2)
+        self.clip_gradients(optimizer, 0.4)
+        if batch_idx % 2:
+            optimizer.step()
+            optimizer.zero_grad()
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer of the kind."""
@@ -164,6 +176,7 @@ TASKS: dict[str, Callable[[], Task]] = {
     "sam closure": lambda: Regression("sam closure"),
     "lbfgs": lambda: Regression("lbfgs"),
     "clipped": lambda: Regression("clipped"),
+    "accumulated": lambda: Regression("accumulated"),
 }
 
 
@@ -190,9 +203,55 @@ def test_ranks_train_as_one_process_with_all_samples(kind: str, ranks: int, tmp_
     assert not torch.equal(weights(alone), weights(TASKS[kind]()))
     for found, steps in World(ranks).run(work):
         torch.testing.assert_close(found, weights(alone), rtol=0, atol=1e-10)
-        assert steps == {"gan": 16, "gan without toggling": 16, "wgan-gp": 32}.get(kind, 8), (
-            "calls of optimizer.step()"
-        )
+        assert steps == {
+            "gan": 16,
+            "gan without toggling": 16,
+            "wgan-gp": 32,
+            "accumulated": 4,
+        }.get(kind, 8), "calls of optimizer.step()"
+
+
+def test_gradients_that_are_changed_before_their_sum_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's own clipping would clip one rank's part: one line says so, and what clips the sum."""
+
+    class Clips(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+            optimizer.step()
+
+    def work(engine: ThreadEngine) -> None:
+        quiet(tmp_path, engine=engine).fit(Clips(), loader(12, 2))
+
+    World(2).run(work)
+    assert capsys.readouterr().out.count("To clip the sum, call self.clip_gradients(") == 1
+    quiet(tmp_path).fit(Clips(), loader(12, 2))
+    World(2).run(lambda engine: quiet(tmp_path, engine=engine).fit(Gan(), loader(12, 2)))
+    assert "clip" not in capsys.readouterr().out
+
+
+def test_a_backward_of_ones_own_is_refused_on_several_ranks(tmp_path: Path) -> None:
+    """Its gradients would be summed, where DDP averages them."""
+
+    class Plain(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.loss(batch).backward()
+            optimizer.step()
+
+    def work(engine: ThreadEngine) -> None:
+        with pytest.raises(
+            TaskError, match=r"Plain calls backward\(\) of a loss itself.*manual_back"
+        ):
+            quiet(tmp_path, engine=engine).fit(Plain(), loader(12, 2))
+
+    World(2).run(work)
+    quiet(tmp_path).fit(Plain(), loader(12, 2))
 
 
 def test_one_rank_trains_as_a_hand_written_loop(tmp_path: Path) -> None:
