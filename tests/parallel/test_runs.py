@@ -112,10 +112,17 @@ def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> Non
     ]
 
 
-def test_horovods_own_optimizer_is_refused(results: Any) -> None:
-    """It would sum each gradient a second time; the error says what to give."""
-    for rank in results["horovod"]["wrapped_optimizer"]:
-        assert "Give the optimizer that it wraps" in rank["message"]
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("horovod", "Give the optimizer that it wraps"),
+        ("ddp", "Wrapped.model is a DistributedDataParallel"),
+    ],
+)
+def test_wrappers_of_a_script_are_refused(start: str, words: str, results: Any) -> None:
+    """Each gradient would be summed a second time; the error says what to give."""
+    for rank in results[start]["wrapped"]:
+        assert words in rank["message"]
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from trainkit.api.layers import LayerChange, change_layers
 from trainkit.api.task import Task
@@ -21,7 +22,7 @@ from trainkit.engine.base import Engine
 from trainkit.engine.deferred.record import Record
 from trainkit.engine.deferred.values import Deferred
 from trainkit.engine.pieces import fill, filling
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, TaskError
 
 
 def make_model(task: Task, engine: Engine, changes: Sequence[LayerChange] = ()) -> None:
@@ -40,12 +41,30 @@ def make_model(task: Task, engine: Engine, changes: Sequence[LayerChange] = ()) 
     ):
         task._make_model()
         change_layers(task, changes, engine.comm.run_on_main)
+        _refuse_wrapped(task, engine)
         return
     torch.set_rng_state(engine.comm.broadcast_object(torch.get_rng_state()))
     record = Record()
     with record.recording():
         task._make_model()
     task._first_weights = Deferred(task, record)
+
+
+def _refuse_wrapped(task: Task, engine: Engine) -> None:
+    """Refuse torch's own wrapper within a Task on several ranks.
+
+    Raises:
+        TaskError: there is one.
+    """
+    if engine.ranks.world_size == 1:
+        return
+    for name, module in task.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise TaskError(
+                f"{type(task).__name__}.{name} is a DistributedDataParallel, and gradients are summed"
+                f" over ranks without it: it would send each a second time. Give the model in it,"
+                f" {name}.module."
+            )
 
 
 def is_in_parts(task: Task) -> bool:

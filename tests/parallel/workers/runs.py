@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import WeightedRandomSampler
 
 from tests.helpers.toy import Line, Net, loader, quiet, rows, weights
@@ -204,16 +205,22 @@ def refused() -> dict[str, Any]:
     return {"messages": messages}
 
 
-def wrapped_optimizer() -> dict[str, Any]:
-    """An optimizer that Horovod's own script would use."""
-    if type(ENGINE).__name__ != "HorovodEngine":
-        return {}
-    hvd: Any = importlib.import_module("horovod.torch")
+def wrapped() -> dict[str, Any]:
+    """An optimizer that Horovod's own script would use, and a model that DDP's would."""
+    is_horovod = type(ENGINE).__name__ == "HorovodEngine"
 
     class Wrapped(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            if torch.distributed.is_initialized():
+                self.model = nn.parallel.DistributedDataParallel(self.model)
+
         def configure_optimizers(self) -> Any:
-            names = self.named_parameters()
-            return hvd.DistributedOptimizer(super().configure_optimizers(), names)
+            optimizer = super().configure_optimizers()
+            if not is_horovod:
+                return optimizer
+            hvd: Any = importlib.import_module("horovod.torch")
+            return hvd.DistributedOptimizer(optimizer, self.named_parameters())
 
     try:
         trainer("wrapped", max_steps=1).fit(Wrapped(), loader(20))
@@ -265,7 +272,7 @@ SCENARIOS = [
     stopped,
     sized_streams,
     refused,
-    wrapped_optimizer,
+    wrapped,
     sum_on_its_way,
     waits,
 ]
