@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from trainkit.data.order import OwnRandomNumbers, mix
@@ -207,6 +207,34 @@ def fingerprint(data: Any, seed: int) -> str | None:
         stream = iter(data)
         is_read_once = stream is data or iter(data) is stream
         return None if is_read_once else _digest(list(itertools.islice(stream, count)))
+
+
+def held_by(dataset: Any) -> dict[str, str]:
+    """Return a digest of what a data set has in memory, by attribute: of the first and the last
+    entry of its arrays and lists. No sample is read: that may open files, which forks must not share.
+    """
+    held: dict[str, str] = {}
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(part, Dataset) for part in parts[:1]):  # one of Subset, ConcatDataset
+            for part in parts:
+                held |= {f"{name}.{key}": text for key, text in held_by(part).items()}
+        elif isinstance(value, (list, tuple, np.ndarray, torch.Tensor)):
+            held[name] = _digest([_ends(value)])
+        elif name == "_fingerprint":  # of Hugging Face's, of all that made it
+            held[name] = str(value)
+    return held
+
+
+def _ends(value: Any) -> Any:
+    """Return the first and the last entry of an array or list; of a path its name, since folders
+    may be a host's own.
+    """
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return value[[0, -1]] if value.ndim and len(value) > 2 else value
+    if isinstance(value, (list, tuple)):
+        return [_ends(value[place]) for place in ((0, -1) if value else ())]
+    return os.path.basename(value) if isinstance(value, (str, os.PathLike)) else value
 
 
 def _digest(samples: Sequence[Any]) -> str:

@@ -19,7 +19,7 @@ from trainkit.data.feed import Feed, MapFeed, Skips, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, items_of, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
-from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
+from trainkit.data.splitting import fingerprint, held_by, split_over_ranks, splits_itself
 from trainkit.data.streams import (
     OwnStream,
     Sharded,
@@ -113,7 +113,23 @@ def read_training_data(
     loaders = joined(loaders, "train_dataloaders")
     source = read_source(loaders, "train_dataloaders", training=True)
     replicas.compare("data", lambda: data_of("train_dataloaders", loaders, source))
+    if source is not None and engine.ranks.world_size > 1:
+        _report_differing(source.dataset, engine)
     return TrainingData(loaders, source, batch_size_of(loaders, source, engine))
+
+
+def _report_differing(dataset: Any, engine: Engine) -> None:
+    """Say which rank has other samples in memory than rank 0: a script may have split them."""
+    first, *others = engine.comm.all_gather_object(held_by(dataset))
+    for rank, own in enumerate(others, 1):
+        if names := [name for name in first if own.get(name) != first[name]]:
+            engine.ranks.say(
+                f"Rank {rank} has other training data than rank 0 ({type(dataset).__name__}."
+                f"{names[0]}). Each rank trains on its share of one order of samples: if a script"
+                " has split them, a part is never seen. Give all ranks the same samples in the same"
+                " order, or say that each has its own: trainkit.sharded(loader)."
+            )
+            return
 
 
 def batch_size_of(data: Any, source: Source | None, engine: Engine) -> int | None:

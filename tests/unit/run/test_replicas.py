@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Sampler, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset, TensorDataset
 
 from tests.helpers.elastic_threads import ElasticThreadEngine, Job
 from tests.helpers.threads import ThreadEngine, World
@@ -255,6 +255,57 @@ def test_other_code_on_a_rank_is_found(tmp_path: Path, monkeypatch: pytest.Monke
 
     with pytest.raises(DivergenceError, match=re.escape(f"the source of {Watched.__module__} is ")):
         World(2).run(work)
+
+
+class Files(Dataset[Any]):
+    """Reads files of a list."""
+
+    def __init__(self, files: list[Any]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, place: int) -> Any:
+        return torch.ones(3), torch.zeros(1)
+
+
+def shares(rank: int) -> dict[str, Any]:
+    """Return data sets of which a script gives each rank a part."""
+    rows = torch.arange(24.0).reshape(8, 3)[rank::2]
+    files = [(f"/data/{i}.jpg", 0) for i in range(8)][rank::2]
+    return {
+        "TensorDataset.tensors": TensorDataset(rows, torch.zeros(4, 1)),
+        "Files.files": Files(files),
+        "ConcatDataset.datasets.files": ConcatDataset([Files(["a"]), Files(files)]),
+    }
+
+
+@pytest.mark.parametrize("kind", shares(0))
+def test_data_split_by_a_script_are_reported(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many samples on each rank, but others: half of them would never be seen, in silence."""
+
+    def work(engine: Any) -> None:
+        quiet(tmp_path, engine=engine).fit(Line(), DataLoader(shares(engine.place)[kind], 2))
+
+    World(2).run(work)
+    text = capsys.readouterr().out
+    assert text.count(f"Rank 1 has other training data than rank 0 ({kind}). ") == 1
+
+
+def test_files_in_folders_of_a_host_are_the_same_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each host has its copy."""
+
+    def work(engine: Any) -> None:
+        files = Files([Path(f"/scratch{engine.place}/{i}.jpg") for i in range(8)])
+        quiet(tmp_path, engine=engine).fit(Line(), DataLoader(files, 2))
+
+    World(2).run(work)
+    assert "other training data" not in capsys.readouterr().out
 
 
 def test_a_part_of_the_data_for_each_rank_is_refused(tmp_path: Path) -> None:
