@@ -18,16 +18,10 @@ COMMANDS = {
         " tokens, data pack)",
         "trainkit.cli.data.main",
     ),
-    "jobs": Command(
-        "list the jobs on Slurm, Kubernetes and Ray, print their output, cancel them (jobs logs"
-        " JOB, jobs cancel JOB)",
-        "trainkit.cli.jobs.main",
-    ),
     "explain": Command(
         "explain an error that a message names, with an example and what to do (explain NAME)",
         "trainkit.cli.explain.main",
     ),
-    "completion": Command("print the tab completion for bash", "trainkit.cli.completion.main"),
     "extensions": Command(
         "list what is beside the core: what each extension brings, and how far it is proven",
         "trainkit.cli.extensions.main",

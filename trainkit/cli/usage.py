@@ -86,19 +86,6 @@ USAGES = {
         "Look at data, or write it in another form; the parts and what they take follow.",
         examples=("check --help",),
     ),
-    "jobs": Usage(
-        "[DIR] [--json] | logs JOB|RUN_DIR [lines=N] | cancel JOB|RUN_DIR",
-        "List the jobs with their states: on Slurm those of runs in and below a folder (default:"
-        " runs), on Kubernetes those whose manifest is in kubernetes/, on Ray those of the cluster"
-        " that RAY_API_SERVER_ADDRESS or RAY_ADDRESS names. Print a job's output; end a job, with a"
-        " checkpoint if it trains.",
-        (
-            ("lines", "int", "all", "logs: the last lines alone"),
-            ("--json", "flag", "off", "the list for machines"),
-        ),
-        ("", "--json", "logs runs/mine lines=20", "cancel 1234", "logs resnet50"),
-        takes_run=True,
-    ),
     "explain": Usage(
         "[NAME] [--json]",
         "Explain an error that a message names, with an example and what to do. Without a name:"
@@ -112,11 +99,6 @@ USAGES = {
         " how far it is proven (docs/how_it_works.md).",
         (("--json", "flag", "off", "the same as JSON"),),
         ("", "--json"),
-    ),
-    "completion": Usage(
-        "bash",
-        'Print the shell function for tab completion: eval "$(python -m trainkit completion bash)"',
-        examples=("bash",),
     ),
 }
 

@@ -9,6 +9,7 @@ all the same.
 NAMES = (
     "reports",
     "doctor",
+    "completion",
     "by_hand",
     "programs",
     "script",
@@ -41,6 +42,7 @@ NAMES = (
     "slurm",
     "kubernetes",
     "ray",
+    "jobs",
     "insight",
     "balance",
     "communication",

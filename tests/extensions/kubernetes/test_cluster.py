@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainkit.cli.jobs import main
+from trainkit.extensions.jobs.command import main
 from trainkit.extensions.kubernetes.launcher import KubernetesLauncher
 from trainkit.extensions.kubernetes.options import KINDS
 

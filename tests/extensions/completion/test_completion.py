@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainkit.cli.commands import all_commands, find_usage
-from trainkit.cli.completion import answers, main
 from trainkit.cli.usage import USAGES
+from trainkit.extensions.completion.command import answers, main
 
 SHELL = """
 eval "$({python} -m trainkit completion bash)" || exit 1

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trainkit.cli.commands import all_commands, find_usage, parts_of
-from trainkit.cli.usage import usage_of
+from trainkit.cli.usage import help_text
 from trainkit.config import documentation
 from trainkit.config.resources import conf_folders
 from trainkit.extension import Usage
+from trainkit.extensions.completion.usage import USAGE
 
 _SCRIPT = """\
 _trainkit() {
@@ -40,12 +41,13 @@ def main(command: str, arguments: Sequence[str]) -> int:
         print("\n".join(answers(arguments[1], Path.cwd())))
         return 0
     if "-h" in arguments or "--help" in arguments:
-        print(usage_of(command))
+        print(help_text(command, USAGE))
         return 0
     if list(arguments) != ["bash"]:
         shell = " ".join(arguments) or "missing"
         print(
-            f"Error: the shell is {shell}; it must be bash.\n\n{usage_of(command)}", file=sys.stderr
+            f"Error: the shell is {shell}; it must be bash.\n\n{help_text(command, USAGE)}",
+            file=sys.stderr,
         )
         return 2
     print(_SCRIPT.replace("PYTHON", shlex.quote(sys.executable)), end="")

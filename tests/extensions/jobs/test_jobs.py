@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.cli.jobs import main
+from trainkit.extensions.jobs.command import main
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from rich.table import Table
 
 from trainkit.cli.guard import main_alone
 from trainkit.cli.options import count, read_keys
-from trainkit.cli.usage import USAGES, usage_of
+from trainkit.cli.usage import help_text
 from trainkit.console import console_of, short
 from trainkit.errors import ConfigError
 from trainkit.extension import extensions, resolve
+from trainkit.extensions.jobs.usage import USAGE
 from trainkit.launch.jobs import Cluster, JobRow
 from trainkit.run.state import read_state
 
@@ -27,13 +28,13 @@ _RUNS = "runs"
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
-    return main_alone(arguments, usage_of(command), lambda: _work(arguments))
+    return main_alone(arguments, help_text(command, USAGE), lambda: _work(arguments))
 
 
 def _work(arguments: Sequence[str]) -> None:
     action = arguments[0] if arguments and arguments[0] in ("logs", "cancel") else "list"
     rest = [argument for argument in arguments[action != "list" :] if argument != "--json"]
-    keys = USAGES["jobs"].keys() if action == "logs" else {}
+    keys = USAGE.keys() if action == "logs" else {}
     places = [argument for argument in rest if "=" not in argument or Path(argument).is_dir()]
     given = read_keys([argument for argument in rest if argument not in places], keys, "jobs")
     if len(places) > 1:
