@@ -9,7 +9,6 @@ all the same.
 NAMES = (
     "reports",
     "doctor",
-    "completion",
     "by_hand",
     "programs",
     "script",
@@ -43,6 +42,7 @@ NAMES = (
     "kubernetes",
     "ray",
     "jobs",
+    "completion",
     "insight",
     "balance",
     "communication",
