@@ -206,7 +206,16 @@ def _plan(trainer: RunView) -> str:
         plan = f"{plural(total, 'step')} in all, before the end of {epochs}{steps}"
     else:
         plan = f"{epochs}{f'{steps}, ' if epochs else ''}{plural(total, 'step')} in all"
-    return plan + _left_out(trainer.train_feed, trainer.current_epoch)
+    return plan + _left_out(trainer.train_feed, trainer.current_epoch) + _never_validated(trainer)
+
+
+def _never_validated(trainer: RunView) -> str:
+    """Say that a run with validation data ends before its first validation."""
+    every = trainer.options.evaluation.check_val_every_n_epoch
+    last = trainer.options.limits.max_epochs
+    if every is None or last is None or every <= last or not trainer.evaluator.has_data:
+        return ""
+    return f"; no validation, since check_val_every_n_epoch is {every}"
 
 
 def _left_out(feed: Any, epoch: int) -> str:

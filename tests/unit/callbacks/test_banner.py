@@ -259,6 +259,19 @@ def test_what_counts_steps_and_what_is_left_out_is_said(
     )
 
 
+@pytest.mark.parametrize(("every", "is_said"), [(2, False), (3, True)])
+def test_a_run_that_ends_before_its_first_validation_says_so(
+    every: int, is_said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its validation data are for nothing."""
+    trainer = quiet(
+        tmp_path, enable_model_summary=True, max_epochs=2, check_val_every_n_epoch=every
+    )
+    trainer.fit(Line(), loader(8), loader(4))
+    text = capsys.readouterr().out
+    assert ("no validation, since check_val_every_n_epoch is 3" in text) == is_said
+
+
 def test_lines_fit_the_launchers_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
