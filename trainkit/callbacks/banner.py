@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
+from trainkit.callbacks.checkpoint import ModelCheckpoint
+from trainkit.callbacks.early_stopping import EarlyStopping
 from trainkit.console import are_printed, console_of, info, plural, short, show_table
 from trainkit.data.feed import MapFeed, StreamFeed
 from trainkit.device.accelerator import has_streams, is_accelerator, name_of
@@ -100,6 +102,7 @@ class Banner(Callback):
             rows.append(("advice", _TENSOR_CORES))
         if waits_for_copies(trainer):
             rows.append(("advice", _NOT_PINNED))
+        rows += [("advice", text) for text in _unseen(trainer)]
         if approximation := engine.approximation.shown:
             rows.append(("gradients", approximation))
         rows.append(("run", _plan(trainer)))
@@ -216,6 +219,22 @@ def _never_validated(trainer: RunView) -> str:
     if every is None or last is None or every <= last or not trainer.evaluator.has_data:
         return ""
     return f"; no validation, since check_val_every_n_epoch is {every}"
+
+
+def _unseen(trainer: RunView) -> list[str]:
+    """Say what callbacks monitor of a validation that a run without validation data has not."""
+    monitored = {
+        callback.monitor: type(callback).__name__
+        for callback in trainer.callbacks
+        if isinstance(callback, (EarlyStopping, ModelCheckpoint))
+        and (callback.monitor or "").startswith("val")
+    }
+    return [
+        f"{name} monitors {metric}, and there is no validation data: the first epoch ends with an"
+        " error, unless the Task logs it in training"
+        for metric, name in monitored.items()
+        if not trainer.evaluator.has_data
+    ]
 
 
 def _left_out(feed: Any, epoch: int) -> str:

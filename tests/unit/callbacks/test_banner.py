@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from tests.helpers.toy import Line, Net, loader, quiet
+from trainkit.callbacks import EarlyStopping
 from trainkit.callbacks.banner import waits_for_copies
 from trainkit.data.feed import MapFeed
 from trainkit.engine.options import changed
+from trainkit.errors import ConfigError
 from trainkit.extensions.plan.simulated import SimulatedEngine
 
 
@@ -270,6 +272,21 @@ def test_a_run_that_ends_before_its_first_validation_says_so(
     trainer.fit(Line(), loader(8), loader(4))
     text = capsys.readouterr().out
     assert ("no validation, since check_val_every_n_epoch is 3" in text) == is_said
+
+
+def test_a_monitored_value_of_no_validation_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the first epoch, at whose end the run fails."""
+    trainer = quiet(
+        tmp_path, enable_model_summary=True, callbacks=EarlyStopping("val/loss"), max_epochs=1
+    )
+    with pytest.raises(ConfigError, match=r"EarlyStopping\.monitor is 'val/loss'"):
+        trainer.fit(Line(), loader(8))
+    words = "EarlyStopping monitors val/loss, and there is no validation data"
+    assert words in capsys.readouterr().out
+    trainer.fit(Line(), loader(8), loader(4))
+    assert words not in capsys.readouterr().out
 
 
 def test_lines_fit_the_launchers_terminal(
