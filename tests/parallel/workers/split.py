@@ -35,7 +35,7 @@ OUT, NAME, OPTIONS, FROM = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3
 WIDTH = 63  # which no number of ranks divides
 # of an epoch and of a step; steps before the checkpoint, and in all
 SAMPLES, STEP, BEFORE, AFTER = 49, 24, 4, 7
-VALIDATED = 5  # samples of a batch: ten batches, the last one smaller
+VALIDATED = 13  # samples of a batch: four batches, the last one smaller
 TASKS: list[trainkit.Task] = []  # which live until the process ends, as the globals of a script do
 # The last step of an epoch has one sample: all ranks but those of one tensor group borrow one.
 
