@@ -148,6 +148,8 @@ def _is_below(path: str, prefixes: Sequence[str]) -> bool:
 
 
 def _refusal(target: str, key: str) -> str:
+    if text := extension.advice("_target_", target):
+        return f"{key} is '{target}'{text}"
     folder = folder_without_init(target)
     if not is_there(root := target.partition(".")[0]):
         near = did_you_mean(root, (file.stem for file in Path.cwd().glob("*.py")))

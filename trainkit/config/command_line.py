@@ -20,6 +20,7 @@ from trainkit.config.explain import options_of
 from trainkit.config.resources import conf_folders
 from trainkit.config.schema import full_key
 from trainkit.errors import ConfigError, did_you_mean
+from trainkit.extension import advice
 
 # Hydra's flags that hold here, those that take no value, and the short ones.
 _FLAGS = ("cfg", "package", "info")
@@ -99,6 +100,8 @@ def _no_flag(argument: str, name: str, value: str) -> str:
     """Return the sentence for argparse's way to give a setting: the one that is meant, if known."""
     if name in ("config-dir", "config-path"):
         return _NO_FOLDER.format(argument)
+    if text := advice("flags", name).removeprefix(". "):
+        return f"'{argument}' is not a flag. {text}"
     own = name.replace("-", "_")
     key = own if "." in own else full_key(own)
     is_value = value and "=" not in value and not value.startswith("--")

@@ -23,6 +23,7 @@ from trainkit.config.roles import declared_engine
 from trainkit.config.signature import Parameter, Signature, read_signature
 from trainkit.engine.select import require, target_of
 from trainkit.errors import ConfigError
+from trainkit.extension import advice
 from trainkit.launch.environment import read_launcher
 
 # The keys at a config's top, with the annotation of the plain ones.
@@ -241,6 +242,9 @@ def _check_node(
 ) -> None:
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         hint = " If a config has none, its task makes it." if key in ("optimizer", "lr") else ""
+        named = node if isinstance(node, dict) else {}
+        texts = [advice("an object of a config", str(name)).removeprefix(".") for name in named]
+        hint = next(filter(None, texts), hint)
         raise ConfigError(
             f"{key} has no _target_; it must name the class to build, as `_target_:"
             f" my_task.MyTask`.{hint}"

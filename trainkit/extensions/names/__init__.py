@@ -3,12 +3,14 @@
 lightning.py      Lightning's, by where a user looks for them (docs/lightning.md)
 transformers.py   settings of transformers' TrainingArguments (docs/migrate.md)
 others.py         classes and calls of transformers' Trainer, Keras, Horovod and Accelerate
+lightning_configs.py   keys, classes and flags in configs of Lightning's users
 """
 
 from trainkit.extension import Extension
 
 _LIGHTNING = "trainkit.extensions.names.lightning"
 _OTHERS = "trainkit.extensions.names.others"
+_CONFIGS = "trainkit.extensions.names.lightning_configs"
 
 EXTENSION = Extension(
     name="names",
@@ -19,8 +21,11 @@ EXTENSION = Extension(
         "trainkit": f"{_OTHERS}.PACKAGE",
         "trainkit.callbacks": f"{_OTHERS}.CALLBACKS",
         "trainkit.loggers": f"{_LIGHTNING}.LOGGERS",
-        "trainer": f"{_OTHERS}.SETTINGS",
-        "config": f"{_OTHERS}.SETTINGS",
+        "trainer": f"{_CONFIGS}.SETTING",
+        "config": f"{_CONFIGS}.CONFIG",
+        "an object of a config": f"{_CONFIGS}.OBJECT",
+        "_target_": f"{_CONFIGS}.TARGETS",
+        "flags": f"{_CONFIGS}.FLAGS",
         "Trainer.fit": f"{_OTHERS}.FIT",
         "EarlyStopping": f"{_OTHERS}.EARLY_STOPPING",
         "callbacks.early_stopping": f"{_OTHERS}.EARLY_STOPPING",
