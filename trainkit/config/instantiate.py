@@ -8,6 +8,7 @@ from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
+from trainkit.api.lightning_names import of_another_class
 from trainkit.api.task import Task
 from trainkit.config.allowlist import locate
 from trainkit.config.recorded import RecordedConfig
@@ -69,8 +70,8 @@ def build(
         ]
         for group in ("callbacks", "logger")
     }
-    _all_are(several["callbacks"], Callback, "callbacks")
-    _all_are(several["logger"], Logger, "logger")
+    _all_are(several["callbacks"], Callback, "callbacks has", "Callback")
+    _all_are(several["logger"], Logger, "logger has", "loggers.Logger")
     trainer = Trainer(
         **(config["trainer"] | samples_of(config)),
         engine=engine,
@@ -98,7 +99,7 @@ def data_of(config: dict[str, Any]) -> DataModule | None:
         return None
     node = {key: value for key, value in config["data"].items() if key not in SAMPLE_KEYS}
     data = instantiate(node, "data", config.get("trust") or [])
-    _all_are([data], DataModule, "data")
+    _all_are([data], DataModule, "data has", "DataModule")
     return data  # type: ignore[no-any-return]
 
 
@@ -140,10 +141,7 @@ def _call(
         ) from error
 
 
-def _all_are(objects: Sequence[Any], kind: type, key: str) -> None:
+def _all_are(objects: Sequence[Any], kind: type, place: str, name: str) -> None:
     for item in objects:
         if not isinstance(item, kind):
-            raise ConfigError(
-                f"{key} has a {type(item).__name__}; it must be a"
-                f" {kind.__module__}.{kind.__name__}."
-            )
+            raise ConfigError(of_another_class(place, item, name))

@@ -253,12 +253,12 @@ def test_weights_that_do_not_fit_the_config_leave_nothing(here: Path) -> None:
         (
             config(task=CONFIG["task"]["model"]),
             ConfigError,
-            "task has a MLP; it must be a trainkit.api.task.Task",
+            "task has a MLP; it must be a trainkit.Task",
         ),
         (
             config(data=CONFIG["task"]["model"]),
             ConfigError,
-            "data has a MLP; it must be a trainkit.api.datamodule.DataModule",
+            "data has a MLP; it must be a trainkit.DataModule",
         ),
     ],
 )

@@ -44,6 +44,12 @@ class Numbers(trainkit.DataModule):
         return DataLoader(TensorDataset(torch.ones(8, 2)), self.batch_size)
 
     val_dataloader = train_dataloader
+
+class LightningDataModule:
+    __module__ = "lightning.pytorch.core"
+
+class Theirs(LightningDataModule):
+    pass
 """
 
 
@@ -97,6 +103,10 @@ def test_the_pages_file_of_lightning_is_refused_part_by_part(said: Any) -> None:
         (("fit", "--print_config"), "In its place: --cfg job."),
         (("fit", "--model", "mine.Net"), "task._target_=my.Model"),
         (("fit", "conf=mine", "trainer._target_=lightning.Trainer"), "Leave it out: the Trainer"),
+        (
+            ("fit", "conf=mine", "~data.batch_size", "data._target_=mine.Theirs"),
+            "Make trainkit.Data",
+        ),
         (("fit", "conf=mine", "task_name=a"), "Leave it out. run_dir is the run's folder"),
     ],
 )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainkit.api.lightning_names import of_another_class
 from trainkit.api.task import Task
 from trainkit.arguments import unknown
 from trainkit.checkpoint.format import MANIFEST, TRAINING, load_training, read_manifest
@@ -95,7 +96,7 @@ def build_task(capsule: Capsule, overrides: Mapping[str, Any], trust: Sequence[s
     seed_everything(own["seed"])
     task = instantiate(own["task"], "task", own["trust"])
     if not isinstance(task, Task):
-        raise ConfigError(f"task has a {type(task).__name__}; it must be a trainkit.api.task.Task.")
+        raise ConfigError(of_another_class("task has", task, "Task"))
     if own["callbacks"]:
         make_layers(task, own)
     return task

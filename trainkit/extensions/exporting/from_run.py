@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from trainkit.api.datamodule import DataModule
+from trainkit.api.lightning_names import of_another_class
 from trainkit.api.task import Task
 from trainkit.checkpoint.format import MANIFEST, verify
 from trainkit.checkpoint.weights import load_into, read_weights
@@ -281,7 +282,7 @@ def _build(config: dict[str, Any]) -> Task:
     seed_everything(config["seed"])
     task = instantiate(config["task"], "task", config["trust"])
     if not isinstance(task, Task):
-        raise ConfigError(f"task has a {type(task).__name__}; it must be a trainkit.api.task.Task.")
+        raise ConfigError(of_another_class("task has", task, "Task"))
     task.setup("fit")
     make_layers(task, config)
     return task
