@@ -146,8 +146,8 @@ class Extension:
         names: public dotted name, or one of earlier versions -> where the object is. Configs and
             imports may use both.
         advice: where users of another framework look for its names, a module of the core,
-            "Trainer", "flags", "_target_" -> dotted name of a mapping of name -> what to use here,
-            in sentences.
+            "Trainer", "flags", "modules", "_target_" -> dotted name of a mapping of name -> what to
+            use here, in sentences.
         source: the distribution that it comes from; trainkit sets it.
     """
 

@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from trainkit import extension
 from trainkit.errors import WORKERS_ERROR
 
 FULL = "TRAINKIT_TRACEBACK"
@@ -76,6 +77,8 @@ def _advice(name: str) -> str:
     if root in sys.modules:
         file = getattr(sys.modules[root], "__file__", None) or "built in"
         return f"{root} is {file}, and has no {name}: look for another {root}, or correct the name."
+    if text := extension.advice("modules", root):
+        return f"There is no module {root}{text}"
     places = [*Path.cwd().glob(f"*/{root}.py"), *Path.cwd().glob(f"*/{root}/__init__.py")]
     if places:
         here = places[0].relative_to(Path.cwd())

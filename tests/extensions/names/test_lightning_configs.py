@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 from trainkit.__main__ import main
 from trainkit.extensions.names.lightning_configs import TARGETS
+from trainkit.safety.tracebacks import text_of
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = re.findall(
@@ -131,3 +133,12 @@ def test_lightnings_classes_have_their_names_here(target: str, words: str) -> No
     """Whether Lightning is installed or not."""
     assert words in TARGETS[target]
     assert target.replace("lightning", "mine") not in TARGETS
+
+
+def test_a_file_that_imports_lightning_where_there_is_none_says_what_to_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And does not ask to install it."""
+    monkeypatch.delitem(sys.modules, "lightning", raising=False)
+    text = text_of(ModuleNotFoundError("No module named 'lightning'", name="lightning.pytorch"))
+    assert "There is no module lightning. Import trainkit in its place: " in text

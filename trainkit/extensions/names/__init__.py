@@ -26,6 +26,7 @@ EXTENSION = Extension(
         "an object of a config": f"{_CONFIGS}.OBJECT",
         "_target_": f"{_CONFIGS}.TARGETS",
         "flags": f"{_CONFIGS}.FLAGS",
+        "modules": f"{_CONFIGS}.MODULES",
         "Trainer.fit": f"{_OTHERS}.FIT",
         "EarlyStopping": f"{_OTHERS}.EARLY_STOPPING",
         "callbacks.early_stopping": f"{_OTHERS}.EARLY_STOPPING",

@@ -59,6 +59,16 @@ FLAGS = each(
 )
 
 
+MODULES = each(
+    {
+        "lightning pytorch_lightning": (
+            "Import trainkit in its place: LightningModule is trainkit.Task, LightningDataModule is"
+            " trainkit.DataModule, and most names are the same (docs/lightning.md)."
+        )
+    }
+)
+
+
 class _Targets(Mapping[str, str]):
     """Explains each of Lightning's classes, by its full name."""
 
