@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,21 @@ def test_its_rates_are_scaled_for_several_ranks(tmp_path: Path) -> None:
         assert len(used) == ROWS // BATCH
 
 
+def falling(step: int, *, num_training_steps: int) -> float:
+    """The factor of a schedule as transformers makes it."""
+    return 1 - step / num_training_steps
+
+
+@pytest.mark.parametrize(
+    "make_schedule",
+    [
+        lambda each, n: lr_scheduler.OneCycleLR(each, 0.2, epochs=1, steps_per_epoch=n),
+        lambda each, n: lr_scheduler.LambdaLR(each, partial(falling, num_training_steps=n)),
+    ],
+    ids=["OneCycleLR", "LambdaLR"],
+)
 def test_a_schedule_of_the_whole_loaders_length_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_schedule: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A script for DDP makes it of len(loader), the batches of one rank, which are those of all
     ranks here: it would end half way.
@@ -136,7 +150,7 @@ def test_a_schedule_of_the_whole_loaders_length_is_said(
 
     def work(engine: Any) -> None:
         model, optimizer = make()
-        cycle = lr_scheduler.OneCycleLR(optimizer, 0.2, epochs=1, steps_per_epoch=len(data))
+        cycle = make_schedule(optimizer, len(data))
         with loop_of(model, optimizer, data, engine=engine, run_dir=tmp_path) as loop:
             for x, y in loop.batches():
                 loop.backward(functional.mse_loss(model(x), y))
@@ -145,7 +159,7 @@ def test_a_schedule_of_the_whole_loaders_length_is_said(
     for ranks in (1, 2):
         World(ranks).run(work)
         steps = ROWS // BATCH // ranks
-        said = f"OneCycleLR is made for {len(data)} steps, and the run has {steps} on 2 ranks"
+        said = f"LR is made for {len(data)} steps, and the run has {steps} on 2 ranks"
         assert capsys.readouterr().out.count(said) == ranks - 1
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from trainkit.api.view import RunView
 from trainkit.optim.scheduler_state import with_inner
 
 # The attributes that hold a scheduler's length.
-_LENGTHS = ("total_steps", "T_max", "total_iters")
+_LENGTHS = ("total_steps", "T_max", "total_iters", "num_training_steps")
 
 
 def schedulers_of(optimizers: Sequence[Optimizer], without: Sequence[Any]) -> list[LRScheduler]:
@@ -32,6 +32,16 @@ def schedulers_of(optimizers: Sequence[Optimizer], without: Sequence[Any]) -> li
     return [each for each in own if id(each) not in fits | inner]
 
 
+def _lengths_of(scheduler: Any) -> list[int]:
+    """Return the steps that a scheduler, or a function of transformers in it, is made for."""
+    parts = [vars(scheduler), *(getattr(f, "keywords", {}) for f in _functions_of(scheduler))]
+    return [part[name] for part in parts for name in _LENGTHS if isinstance(part.get(name), int)]
+
+
+def _functions_of(scheduler: Any) -> list[Any]:
+    return scheduler.lr_lambdas if isinstance(scheduler, LambdaLR) else []
+
+
 def report_longer(schedulers: Iterable[LRScheduler], run: RunView) -> None:
     """Say which schedulers are longer than a run on several ranks: a script that splits its data
     counts the batches of one rank, and here a loader has those of all.
@@ -40,7 +50,7 @@ def report_longer(schedulers: Iterable[LRScheduler], run: RunView) -> None:
     if run.world_size == 1 or steps is None:
         return
     for scheduler in with_inner(schedulers):
-        for length in [vars(scheduler)[name] for name in _LENGTHS if name in vars(scheduler)]:
+        for length in _lengths_of(scheduler):
             if length > steps:
                 run.say(
                     f"{type(scheduler).__name__} is made for {length} steps, and the run has"
