@@ -12,6 +12,7 @@ import torch
 from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError
 from trainkit.extensions.deepspeed.config import DeepSpeedOptions, read_config, write_config
+from trainkit.extensions.deepspeed.sections import check_optimizer
 
 SETTINGS = StepSettings(
     batch_size=4, accumulate=3, clip_val=0.5, clip_algorithm="norm", precision="32-true"
@@ -108,6 +109,14 @@ def test_auto_is_filled_and_the_rest_is_passed_on() -> None:
             r"freeze_step is 2, but the Task's AdamW has no such setting",
         ),
         (
+            {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}},
+            r"params has no weight_decay, which is 0 in DeepSpeed, .* Task's AdamW is 0\.1",
+        ),
+        (
+            {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False, "weight_decay": 0.1}}},
+            r"type is 'Adam', which DeepSpeed computes as Adam \(its adam_w_mode is false\)",
+        ),
+        (
             {"scheduler": {"type": "WarmupLR"}},
             r"scheduler is 'WarmupLR', but the rates are those of the Task's schedule",
         ),
@@ -125,6 +134,25 @@ def test_two_sources_that_differ_are_refused(user: dict[str, Any], words: str) -
     """The message names both, with their values."""
     with pytest.raises(ConfigError, match=words):
         written(user)
+
+
+def adam_beside(params: dict[str, Any], decay: float) -> None:
+    """Compare a section of type Adam with a Task's torch.optim.Adam."""
+    weights = torch.nn.Linear(2, 2).parameters()
+    check_optimizer(
+        {"type": "Adam", "params": params}, torch.optim.Adam(weights, weight_decay=decay)
+    )
+
+
+def test_adam_is_adamw_in_deepspeed() -> None:
+    """A section of type Adam with weight decay fits a Task's AdamW, and its Adam only with
+    adam_w_mode false; without decay both are the same update.
+    """
+    written({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1}}})
+    adam_beside({"adam_w_mode": False, "weight_decay": 0.1}, 0.1)
+    adam_beside({}, 0.0)
+    with pytest.raises(ConfigError, match=r"computes as AdamW .* true\), but .* is Adam with"):
+        adam_beside({"weight_decay": 0.1}, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,19 @@ Imports no DeepSpeed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from trainkit.arguments import show
 from trainkit.errors import ConfigError
+
+# Of DeepSpeed's own Adam, which both types are: "Adam" too decouples its weight decay, unless it is
+# asked not to (DeepSpeedEngine._configure_basic_optimizer).
+_ADAMS = ("adam", "adamw")
+_COUPLED = "adam_w_mode"
+_OF_TORCH = "torch_adam"
 
 
 def check_optimizer(section: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -24,10 +31,14 @@ def check_optimizer(section: Any, optimizer: torch.optim.Optimizer) -> None:
         raise ConfigError(f"engine.config's optimizer is {show(section)}; it must be a mapping.")
     name = section.get("type", "auto")
     own = type(optimizer).__name__
-    if name != "auto" and str(name).lower() != own.lower():
+    params = section.get("params") or {}
+    is_adam = str(name).lower() in _ADAMS and own.lower() in _ADAMS
+    if is_adam:
+        _check_adam(str(name), params, optimizer)
+    elif name != "auto" and str(name).lower() != own.lower():
         raise ConfigError(_differ("optimizer.type", name, f"the Task's optimizer is {own}"))
-    for key, value in (section.get("params") or {}).items():
-        if value is None or value == "auto":
+    for key, value in params.items():
+        if value is None or value == "auto" or (is_adam and key in (_COUPLED, _OF_TORCH)):
             continue
         if key not in optimizer.defaults:
             raise ConfigError(
@@ -42,6 +53,31 @@ def check_optimizer(section: Any, optimizer: torch.optim.Optimizer) -> None:
                     f"optimizer.params.{key}", value, f"{key} of the Task's {own} is {show(ours)}"
                 )
             )
+
+
+def _check_adam(name: str, params: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Compare how DeepSpeed's Adam of these settings decays weights with the Task's Adam or AdamW.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    own = type(optimizer).__name__
+    decay = optimizer.defaults["weight_decay"]
+    is_coupled = name.lower() == "adam" and params.get(_COUPLED) is False
+    if is_coupled != (own == "Adam") and decay:
+        meant = "Adam" if is_coupled else "AdamW"
+        raise ConfigError(
+            f"engine.config's optimizer.type is {show(name)}, which DeepSpeed computes as {meant}"
+            f" (its {_COUPLED} is {show(params.get(_COUPLED, True))}), but the Task's optimizer is"
+            f" {own} with a weight_decay of {show(decay)}: two sources of one value. Make the"
+            f" Task's {meant}, or set optimizer.type to 'auto' in engine.config."
+        )
+    if decay and "weight_decay" not in params and not params.get(_OF_TORCH):
+        raise ConfigError(
+            "engine.config's optimizer.params has no weight_decay, which is 0 in DeepSpeed, but"
+            f" weight_decay of the Task's {own} is {show(decay)}: two sources of one value. Make"
+            " them equal, or set it to 'auto' in engine.config."
+        )
 
 
 def check_scheduler(section: Any) -> None:
