@@ -77,6 +77,8 @@ def test_they_are_said_where_a_user_writes_them(tmp_path: Path) -> None:
         Trainer().train()
     with pytest.raises(ConfigError, match=r"^trainer\.model: In its place: Task\."):
         Trainer(model=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^trainer\.warmup_ratio: In its place: trainer\.lr_w"):
+        Trainer(warmup_ratio=0.1)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"^Trainer\.fit: epochs: In its place: Trainer\(max_ep"):
         Trainer().fit(None, epochs=3)  # type: ignore[arg-type, call-arg]
     with pytest.raises(ConfigError, match="^EarlyStopping.restore_best_weights: In its place: Tr"):

@@ -88,6 +88,15 @@ SETTINGS = TRAINING_ARGUMENTS | each(
             "In its place: Trainer.fit(task, train_dataloaders, val_dataloaders)."
         ),
         "loss metrics": "In its place: Task.training_step. It returns the loss, and logs values.",
+        # of TrainingArguments before transformers 5
+        "warmup_ratio": (
+            "In its place: trainer.lr_warmup_steps. A number of steps, or lr_warmup_epochs."
+        ),
+        "group_by_length": "In its place: DataLoader(batch_sampler=...). Your data's loader has it.",
+        "evaluation_strategy": (
+            "In its place: trainer.val_check_interval, trainer.check_val_every_n_epoch."
+        ),
+        "no_cuda": "In its place: engine.device. `engine.device=cpu`.",
         "model": f"In its place: Task. {_OF_TASK}",
         "optimizer optimizers": f"In its place: Task.configure_optimizers. {_OF_TASK}",
         "processing_class tokenizer": "It belongs to your data, as a DataModule's tokenizer.",
