@@ -245,6 +245,9 @@ class TransformersTask(trainkit.Task):
 class HFClassifier(TransformersTask):
     """Classes of texts, under the cross-entropy.
 
+    A folder's head has classes of names; texts with labels of these names, in any case of letters,
+    get its numbers.
+
     Args:
         num_classes: number of logits. A folder's head for another number is replaced.
         optimizer: see TransformersTask, as for the last two and `lr`.
@@ -269,6 +272,33 @@ class HFClassifier(TransformersTask):
         auto = transformers.AutoModelForSequenceClassification
         loaded = load_model(auto, model, model_type, config, num_labels=num_classes)
         super().__init__(loaded, optimizer, lr, no_weight_decay, save_pretrained)
+        # the head's number of each of the data's classes
+        self.register_buffer("_numbers", torch.arange(num_classes), persistent=False)
+        self._renumbers = False
+
+    def on_fit_start(self) -> None:
+        """Number the data's classes as the head does, and name them in a new head's config."""
+        super().on_fit_start()
+        self._number()
+
+    def on_validation_start(self) -> None:
+        self._number()
+
+    def on_test_start(self) -> None:
+        self._number()
+
+    def _number(self) -> None:
+        classes = getattr(self.trainer.datamodule, "classes", None)
+        if not classes or classes == (names := [*self.model.config.id2label.values()]):
+            return
+        if names == [f"LABEL_{number}" for number in range(len(names))]:
+            self.model.config.id2label = dict(enumerate(classes))
+            self.model.config.label2id = {name: number for number, name in enumerate(classes)}
+            return
+        ours, theirs = ([name.lower() for name in given] for given in (classes, names))
+        if {*ours} == {*theirs}:
+            self._renumbers = ours != theirs
+            self._numbers.copy_(torch.tensor([theirs.index(name) for name in ours]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss, _ = self._evaluated(batch)
@@ -287,8 +317,9 @@ class HFClassifier(TransformersTask):
 
     def _evaluated(self, batch: Batch) -> tuple[Tensor, Tensor]:
         logits_BK = self(batch["input_ids"], batch["attention_mask"]).float()
-        right_B = logits_BK.argmax(1) == batch["labels"]
-        return functional.cross_entropy(logits_BK, batch["labels"]), right_B.float().mean()
+        labels_B = self._numbers[batch["labels"]] if self._renumbers else batch["labels"]
+        right_B = logits_BK.argmax(1) == labels_B
+        return functional.cross_entropy(logits_BK, labels_B), right_B.float().mean()
 
 
 class HFCausalLM(TransformersTask):

@@ -141,7 +141,7 @@ class Texts(TokensInMemory):
         held_out = rows[::10] if self.val_file is None else read_texts(self.val_file, labelled)
         if self.val_file is None:
             rows = [row for i, row in enumerate(rows) if i % 10]
-        self.classes = sorted({label for _, label in [*rows, *held_out]}) if labelled else []
+        self.classes = _in_order({label for _, label in [*rows, *held_out]}) if labelled else []
         if labelled and len(self.classes) != self.num_classes:
             raise ConfigError(
                 f"data.num_classes is {self.num_classes}, but the texts have {len(self.classes)}"
@@ -215,6 +215,11 @@ def read_texts(file: str, labelled: bool) -> list[Row]:
                 )
             rows.append((str(text), str(label)))
         return _some(rows, file)
+
+
+def _in_order(labels: set[str]) -> list[str]:
+    are_numbers = all(label.isdecimal() for label in labels)
+    return sorted(labels, key=int if are_numbers else None)
 
 
 def _some(rows: list[Row], file: str) -> list[Row]:

@@ -314,6 +314,42 @@ def test_labels_are_counted() -> None:
         texts(num_classes=3).setup("fit")
 
 
+def reviews(tmp_path: Path, labels: list[str]) -> Texts:
+    """Return texts with these labels, one each, for training and for validation."""
+    file = tmp_path / "reviews.jsonl"
+    file.write_text("\n".join(json.dumps({"text": f"It is {x}", "label": x}) for x in labels))
+    return texts(file=str(file), val_file=str(file), num_classes=len(labels))
+
+
+def test_labels_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
+    """Label 10 is number 10, not 2, as in the head that was trained on such numbers."""
+    data = reviews(tmp_path, [str(number) for number in range(12)])
+    data.setup("fit")
+    assert data.classes == [str(number) for number in range(12)]
+
+
+def test_a_heads_classes_have_its_numbers(tmp_path: Path) -> None:
+    """A folder's head that names its classes in an order of its own is trained and validated by
+    it; a new head's folder has the names of the data.
+    """
+    names = ["entailment", "neutral", "contradiction"]
+    data = reviews(tmp_path, [name.upper() for name in names])
+    first = HFClassifier(3, SGD, model_type="bert", config=BERT)
+    first.model.config.id2label = dict(enumerate(names))
+    with torch.no_grad():
+        first.model.classifier.bias.copy_(torch.tensor([9.0, 0.0, 0.0]))  # says entailment
+    first.model.save_pretrained(tmp_path / "model")
+    task = HFClassifier(3, SGD, model=str(tmp_path / "model"))
+    quiet(tmp_path / "own").validate(task, datamodule=data)
+    batch = data.collate([data.val[0]])
+    assert task._evaluated(batch)[1] == 1.0
+
+    new = HFClassifier(3, SGD, model_type="bert", config=BERT)
+    quiet(tmp_path / "new", max_steps=1).fit(new, datamodule=data)
+    written = json.loads((tmp_path / "new" / "pretrained" / "config.json").read_text())
+    assert written["id2label"] == {str(n): name for n, name in enumerate(data.classes)}
+
+
 def test_weights_in_several_files_of_transformers_begin_a_run(tmp_path: Path) -> None:
     """Bit for bit; those of another depth are listed by name, and strict=false loads the rest."""
     task, other = lm(), lm()
