@@ -44,6 +44,7 @@ _NO_GROUP = (
 )
 _NO_CHOICE = "{0} has settings of '{1}', and {2} has no '{3}'.{4} There are {5}."
 _NO_MAPPING = "{0}: '{1}' is {2!r}; it must be a mapping of {3}'s settings, as {{KEY: VALUE}}."
+_NAMES = re.compile(r"[^\s,'\"\[\]]+")  # of a choice, or of several: [a, b]
 _SECTION = re.compile(r"(?:(\w+) if )?(\w+)=([\w.-]+)")
 _IN_FORCE: ContextVar[Mapping[str, Any] | None] = ContextVar("choices", default=None)
 
@@ -201,7 +202,7 @@ def _with_sections(config: DictConfig, file: Path) -> DictConfig:
             merged[-1][key] = value
             continue
         node, group, choice = _parts(key, value, file)
-        if choices.get(group) == choice:
+        if choice in _NAMES.findall(str(choices.get(group))):  # a list, too: [adamw]
             merged += [{node: value or {}}, {}]
     composed = OmegaConf.merge(*merged)
     assert isinstance(composed, DictConfig)

@@ -52,6 +52,7 @@ def test_a_section_holds_for_its_choice(conf: Path) -> None:
     assert rates("conf=own", "optimizer=adamw") == [0.004]
     assert rates("conf=own", "optimizer=lars") == [3.0]
     assert rates("conf=own", "optimizer=sgd") == [0.1]
+    assert rates("conf=own", "optimizer=[lars]") == rates("conf=own", "optimizer=['lars']") == [3.0]
     assert configs("conf=own", "lr=cosine")[0]["lr"].keys() == {"_target_", "_partial_", "end"}
 
 
