@@ -61,9 +61,9 @@ class Augment:
     Args:
         policy: randaugment (Cubuk et al. 2020), trivialaugment (TrivialAugmentWide, Mueller &
             Hutter 2021), or None.
-        magnitude: of randaugment, from 0 to 10.
+        magnitude: of randaugment, from 0 to 10, as timm's; torchvision's own is of 30.
         magnitude_std: standard deviation of an image's magnitude around it.
-        random_erasing: probability to erase a rectangle (Zhong et al. 2020).
+        random_erasing: probability to set a rectangle to zeros (Zhong et al. 2020).
         crop_and_flip: of image folders: random resized crop and horizontal flip (He et al. 2016),
             else as in validation.
         train_image_size: of image folders: the crop's pixels in training; None for data.image_size.

@@ -29,6 +29,7 @@ TABLES = {
     "Accelerate": 12,
     "Fabric": 10,
     "TrainingArguments": 12,
+    "From timm's or torchvision's train.py": 12,
     "From Keras": 10,
     "From Composer": 12,
 }
@@ -67,7 +68,7 @@ def is_here(name: str) -> bool:
     if home == "engine":
         options = [importlib.import_module("trainkit.engine.horovod.engine").HorovodEngine.__init__]
         return any(attribute in inspect.signature(option).parameters for option in options)
-    if home in ("data", "optimizer"):
+    if home.partition(".")[0] in ("data", "optimizer", "task", "lr"):
         return any(
             re.search(rf"^\s*{attribute}:", path.read_text(), re.MULTILINE)
             for path in (ROOT / "conf").rglob("*.yaml")
@@ -92,6 +93,7 @@ def test_a_name_that_is_not_here_is_noticed() -> None:
         "callbacks=nothing",
         "loop.nothing",
         "Task.nothing",
+        "task.nothing",
         "data.no",
     ]
     assert [name for name in others if is_here(name)] == []
