@@ -17,12 +17,14 @@ _NORM = re.compile(r"norm(act)?(\dd)?$", re.IGNORECASE)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 # Learned positions and tokens that torchvision, timm and transformers hold as bare parameters.
 _EMBEDDING_NAMES = (
+    "attention_biases",
     "class_token",
     "cls_token",
     "dist_token",
     "mask_token",
     "pos_embed",
     "position_embedding",
+    "relative_position_bias_table",
 )
 
 

@@ -77,6 +77,14 @@ def test_positions_and_class_tokens_are_embeddings() -> None:
     )
 
 
+def test_tables_of_relative_positions_are_embeddings() -> None:
+    """Swin's, which torchvision's and timm's own recipes leave without decay."""
+    model = torchvision.models.SwinTransformer([4, 4], 8, [2], [2], [4, 4], num_classes=3)
+    assert without_decay(model, "embedding") == {
+        f"features.1.{block}.attn.relative_position_bias_table" for block in (0, 1)
+    }
+
+
 def test_a_norm_of_several_dimensions_does_not_decay() -> None:
     """A norm is known by its class, not by its shape:
     LayerNorm over [3, 3] has a matrix of scales.
