@@ -73,6 +73,11 @@ _QUIET = (
     "hydra/job_logging=none",
 )
 _STARTED = time.localtime()
+_PARAMS = "hydra.sweeper.params"
+_NO_PARAMS = (
+    "{}: a file's hydra.sweeper.params is read. On the command line write its keys themselves, with"
+    " -m: optimizer.lr=0.1,0.2"
+)
 _FOLDERS = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir=")
 _SEVERAL = (
     "{} has several values. For one run of each add -m; for a list write key=[a,b]; for a string"
@@ -172,6 +177,9 @@ def _run(
     chosen = select_experiment(primary.overrides, primary.name, [primary.folder, *conf_dirs])
     overrides = [f"++conf={primary.conf}", *(force(override, conf_dirs) for override in chosen)]
     typed = [override for override in overrides if is_of_hydra(override)]
+    for override in typed:
+        if override.lstrip("+").startswith(_PARAMS) and not override.endswith("=null"):
+            raise ConfigError(_NO_PARAMS.format(override.lstrip("+")))
     hydra_node = plain_hydra(primary.folder, [*own, *typed])
     if start.is_multirun:
         given = [override.lstrip("+").partition("=")[0] for override in overrides]

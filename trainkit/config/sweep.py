@@ -221,7 +221,13 @@ def jobs_of(overrides: Sequence[str], is_grid: bool) -> list[list[str]]:
 def _values(text: str, override: Override, is_grid: bool) -> list[str]:
     key = override.get_key_element()
     if override.is_discrete_sweep():
-        return [f"{key}={value}" for value in override.sweep_string_iterator()]
+        held = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        if not held:
+            raise ConfigError(
+                f"{text.removeprefix('++')} matches no config, so there is no run. glob is for"
+                " names of configs, as optimizer=glob(s*); for other values give a list: key=1,2."
+            )
+        return held
     interval = override.value()
     if not isinstance(interval, IntervalSweep):
         return [text]

@@ -114,6 +114,12 @@ def test_a_signal_ends_the_sweep() -> None:
         (["hydra/launcher=joblib"], "hydra/launcher=joblib is for several runs: add -m"),
         (["optimizer.lr=interval(0.1,1)"], "-m hydra/sweeper=optuna"),
         (["-m", "optimizer.lr=interval(0.1,1)"], "has no list of values"),
+        (["-m", "data.batch_size=glob(*)"], "matches no config, so there is no run"),
+        (
+            ["-m", "hydra.sweeper.params={optimizer.lr:'0.1,0.2'}"],
+            "write its keys themselves, with -m: optimizer.lr=0.1,0.2",
+        ),
+        (["-m", "hydra.sweeper.params.optimizer.lr=choice(0.1,0.2)"], "write its keys"),
         (["-m", "--cfg", "job"], "Leave one out"),
         (
             ["-m", "hydra/sweeper=optuna", "callbacks.checkpoint.monitor=null"],
