@@ -73,6 +73,10 @@ def test_they_are_said_where_a_user_writes_them(tmp_path: Path) -> None:
         from trainkit import DistributedOptimizer  # noqa: F401
     with pytest.raises(ImportError, match=r"EarlyStoppingCallback\. In its place: EarlyStopping"):
         trainkit.callbacks.EarlyStoppingCallback  # noqa: B018
+    with pytest.raises(ImportError, match=r"^trainkit has no Compression\. In its place: engine\."):
+        from trainkit import Compression  # noqa: F401
+    with pytest.raises(ImportError, match=r"CommitStateCallback\. In its place: Elastic\."):
+        trainkit.callbacks.CommitStateCallback  # noqa: B018
     with pytest.raises(AttributeError, match=r"no attribute 'train'\. In its place: Trainer\.fit"):
         Trainer().train()
     with pytest.raises(ConfigError, match=r"^trainer\.model: In its place: Task\."):

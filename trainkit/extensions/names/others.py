@@ -25,6 +25,16 @@ PACKAGE = lightning.PACKAGE | each(
             f"In its place: Trainer.fit. {_WHOLE}"
         ),
         "allreduce allgather": f"In its place: Task.log or Task.all_gather. {_LOGGED}",
+        "Adasum Average Sum": "In its place: engine.op. average, sum or adasum.",
+        "Compression": "In its place: engine.compression. fp16 or none.",
+        "ElasticSampler TorchState": (
+            "In its place: Elastic. callbacks=elastic; samples of the epoch are shared out again."
+        ),
+        "SyncBatchNorm": "In its place: Trainer(sync_batchnorm=...). Of the plain batch norms.",
+        "alltoall reducescatter": (
+            "In its place: Task.all_gather. For others call Horovod itself, beside trainkit."
+        ),
+        "join": "In its place: Trainer.fit. A rank without samples takes part with none.",
         "DistributedDataParallel": "In its place: Trainer.fit. It takes the plain model.",
         "DistributedSampler": (
             "In its place: DataModule. shuffle=True in its loader is all: samples are split over"
@@ -43,6 +53,13 @@ PACKAGE = lightning.PACKAGE | each(
 
 CALLBACKS = lightning.CALLBACKS | each(
     {
+        "BroadcastGlobalVariablesCallback BroadcastGlobalVariables": (
+            f"In its place: Trainer.fit. {_WHOLE}"
+        ),
+        "CommitStateCallback": "In its place: Elastic. commit_every_n_steps.",
+        "LearningRateScheduleCallback": f"In its place: Task.configure_optimizers. {_SCHEDULE}",
+        "LearningRateWarmupCallback": "In its place: Trainer(lr_warmup_epochs=...). By steps.",
+        "MetricAverageCallback": f"In its place: Task.log. {_LOGGED}",
         "BackupAndRestore": 'In its place: Trainer.fit(ckpt_path="auto"). Exact, also mid-epoch.',
         "EarlyStoppingCallback": "In its place: EarlyStopping. `patience` is the number to wait.",
         "LearningRateScheduler ReduceLROnPlateau": (
