@@ -15,11 +15,13 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR
 
-from trainkit.arguments import Fraction, PositiveFloat, PositiveInt
+from trainkit.arguments import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 from trainkit.errors import ConfigError
 
 
-def cosine(optimizer: Optimizer, total_steps: int, end: Fraction = 0.0) -> LambdaLR:
+def cosine(
+    optimizer: Optimizer, total_steps: int, end: Fraction = 0.0, hold_steps: NonNegativeInt = 0
+) -> LambdaLR:
     """Decay along half a cosine from 1 to `end` times the rate (Loshchilov and Hutter 2017, without
     restarts).
 
@@ -27,11 +29,25 @@ def cosine(optimizer: Optimizer, total_steps: int, end: Fraction = 0.0) -> Lambd
         optimizer: its rates decay.
         total_steps: steps of the run.
         end: the rate at the last step, as a share of the first.
+        hold_steps: steps before the decay. As many as warm-up has, and the whole cosine follows
+            it; with 0 warm-up multiplies the first part of the cosine.
+
+    Raises:
+        ConfigError: the run has no step left for the decay.
     """
-    return LambdaLR(
-        optimizer,
-        lambda t: end + (1 - end) * 0.5 * (1 + math.cos(math.pi * min(t / total_steps, 1.0))),
-    )
+    share = _share_of_decay(total_steps, hold_steps)
+    return LambdaLR(optimizer, lambda t: end + (1 - end) * 0.5 * (1 + math.cos(math.pi * share(t))))
+
+
+def _share_of_decay(total_steps: int, hold_steps: int) -> Callable[[int], float]:
+    """Return the function from a step to the share of the decay that lies before it."""
+    if 0 < total_steps <= hold_steps:
+        raise ConfigError(
+            f"lr.hold_steps is {hold_steps}, and the run has {total_steps} steps: none is left for"
+            f" the decay. It must be below {total_steps}."
+        )
+    steps = total_steps - hold_steps
+    return lambda t: min(max(t - hold_steps, 0) / steps, 1.0)
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> ConstantLR:
@@ -45,7 +61,11 @@ def constant(optimizer: Optimizer, total_steps: int) -> ConstantLR:
 
 
 def polynomial(
-    optimizer: Optimizer, total_steps: int, power: PositiveFloat = 2.0, end: Fraction = 0.0
+    optimizer: Optimizer,
+    total_steps: int,
+    power: PositiveFloat = 2.0,
+    end: Fraction = 0.0,
+    hold_steps: NonNegativeInt = 0,
 ) -> LambdaLR:
     """Decay as (1 - t/T)^power from 1 to `end` times the rate; power 1 is a straight line.
 
@@ -54,8 +74,13 @@ def polynomial(
         total_steps: steps of the run.
         power: 2 in the record runs of ResNet-50 with LARS (You et al. 2017).
         end: the rate at the last step, as a share of the first.
+        hold_steps: steps before the decay, as in `cosine`.
+
+    Raises:
+        ConfigError: the run has no step left for the decay.
     """
-    return LambdaLR(optimizer, lambda t: end + (1 - end) * (1 - min(t / total_steps, 1.0)) ** power)
+    share = _share_of_decay(total_steps, hold_steps)
+    return LambdaLR(optimizer, lambda t: end + (1 - end) * (1 - share(t)) ** power)
 
 
 def step(

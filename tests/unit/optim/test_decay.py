@@ -43,6 +43,23 @@ def test_polynomial_falls_with_its_power() -> None:
     assert rates(polynomial, 2, power=1.0, end=0.1) == pytest.approx([2.0, 1.1, 0.2])
 
 
+def test_a_held_rate_decays_over_the_rest_of_the_run() -> None:
+    """With as many steps as warm-up has, transformers' schedules of the same names."""
+    transformers = pytest.importorskip("transformers")
+    whole = transformers.get_cosine_schedule_with_warmup
+    line = transformers.get_linear_schedule_with_warmup
+    held, falling = rates(cosine, 10, hold_steps=3), rates(polynomial, 10, power=1.0, hold_steps=3)
+    there = {"num_warmup_steps": 3, "num_training_steps": 10}
+    theirs = [rates(lambda each, _, make=make: make(each, **there), 10) for make in (whole, line)]
+    assert held[:4] == falling[:4] == [2.0] * 4
+    assert (held[3:], falling[3:]) == (
+        pytest.approx(theirs[0][3:], abs=1e-12),
+        pytest.approx(theirs[1][3:], abs=1e-12),
+    )
+    with pytest.raises(ConfigError, match=r"lr\.hold_steps is 4, and the run has 4 steps"):
+        rates(cosine, 4, hold_steps=4)
+
+
 def test_step_falls_at_the_milestones() -> None:
     """At each milestone, a share of the run, the rate falls by gamma;
     by default at epochs 30, 60 and 80 of 90.
