@@ -72,8 +72,8 @@ class Callback(FixedHooks, LogsMedia):
 
     @property
     def state_key(self) -> str:
-        """The name of its class, as Lightning's;
-        checkpoints name its state by its class and place in the list.
+        """By which a checkpoint names its state, and its place among callbacks with the same one:
+        its class, as Lightning's. Another one tells instances of a class apart.
         """
         return type(self).__qualname__
 

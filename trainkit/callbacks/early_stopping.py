@@ -138,6 +138,12 @@ class EarlyStopping(Callback):
         self.stopped_epoch = trainer.current_epoch
         trainer.request_stop(why)
 
+    @property
+    def state_key(self) -> str:
+        """As Lightning's: another value's best one is not this one's."""
+        compared = {"monitor": self.monitor, "mode": self.mode}
+        return f"{type(self).__qualname__}{compared}"
+
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "wait_count": self.wait_count}
 

@@ -7,7 +7,8 @@ validations, contract; and of each rank: metrics, random.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,38 +127,55 @@ class ScalerPart:
 
 @dataclass
 class CallbacksPart:
-    """The callbacks' states, by class name and place."""
+    """The callbacks' states, by `state_key` and, among those with the same one, place."""
 
     callbacks: Sequence[Callback]
 
     def state_dict(self) -> dict[str, Any]:
         """Return them."""
-        return {key: callback.state_dict() for key, callback in self._keyed()}
+        return {key: callback.state_dict() for key, callback in _keyed(self.callbacks, _name_of)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
         """Restore them; return states that no callback of this run took."""
         remaining = dict(state)
-        for key, callback in self._keyed():
-            if key in remaining:
-                callback.load_state_dict(remaining.pop(key))
-        return _describe(remaining)
-
-    def _keyed(self) -> list[tuple[str, Callback]]:
-        seen: dict[str, int] = {}
-        keyed = []
-        for callback in self.callbacks:
-            name = type(callback).__name__
-            seen[name] = seen.get(name, -1) + 1
-            keyed.append((f"{name}.{seen[name]}", callback))
-        return keyed
+        for name_of in (_name_of, _class_of):  # an older trainkit has named all by their classes
+            for key, callback in _keyed(self.callbacks, name_of):
+                if key in remaining:
+                    callback.load_state_dict(remaining.pop(key))
+        return _describe(remaining, {_class_of(callback) for callback in self.callbacks})
 
 
-def _describe(remaining: Mapping[str, Any]) -> list[str]:
-    """Name callbacks of unused states; a ModelCheckpoint or a logger is not needed to resume."""
+def _class_of(callback: Callback) -> str:
+    return type(callback).__name__
+
+
+def _name_of(callback: Callback) -> str:
+    own = callback.state_key
+    return _class_of(callback) if own == type(callback).__qualname__ else own
+
+
+def _keyed(
+    callbacks: Sequence[Callback], name_of: Callable[[Callback], str]
+) -> list[tuple[str, Callback]]:
+    seen = Counter[str]()
+    keyed = []
+    for callback in callbacks:
+        name = name_of(callback)
+        keyed.append((f"{name}.{seen[name]}", callback))
+        seen[name] += 1
+    return keyed
+
+
+def _describe(remaining: Mapping[str, Any], here: Collection[str]) -> list[str]:
+    """Name callbacks of unused states; a logger is not needed to resume, nor is a ModelCheckpoint,
+    unless there is one `here` (names of classes) that retains by another value.
+    """
     unused = []
     for key, state in remaining.items():
-        name = key.partition(".")[0]
-        if not state or name == "ModelCheckpoint" or name.endswith("Logger"):
+        name = key.rpartition(".")[0]
+        kind = name.partition("{")[0]
+        is_needless = kind == "ModelCheckpoint" and kind not in here
+        if not state or is_needless or kind.endswith("Logger"):
             continue
         average = state.get("average") if isinstance(state, Mapping) else None
         averages = isinstance(average, Mapping) and average.get("aside") is not None

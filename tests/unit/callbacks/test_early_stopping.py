@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import EarlyStopping
 from trainkit.errors import ConfigError
+from trainkit.run.parts import CallbacksPart
 
 
 class Scored(Line):
@@ -170,3 +171,15 @@ def test_a_monitored_step_value_has_a_name_of_its_own(tmp_path: Path) -> None:
         ConfigError, match=r"'train/loss', which was not logged for an epoch; .*on_epoch=True"
     ):
         quiet(tmp_path, callbacks=EarlyStopping("train/loss")).fit(Line(), loader(8))
+
+
+def test_a_state_of_an_older_trainkit_is_read() -> None:
+    """It named a state by class and place; another value's is not taken for this one's."""
+    saved = {"best_score": 0.5, "wait_count": 2}
+    stopping = EarlyStopping(monitor="val/score")
+    assert not CallbacksPart([stopping]).load_state_dict({"EarlyStopping.0": saved})
+    assert stopping.state_dict() == saved
+    [left] = CallbacksPart([EarlyStopping(monitor="val/other")]).load_state_dict(
+        CallbacksPart([stopping]).state_dict()
+    )
+    assert left == "the state of EarlyStopping{'monitor': 'val/score', 'mode': 'min'}"

@@ -14,6 +14,7 @@ rank-local state and an optimizer's implementation are not.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -316,7 +317,7 @@ def _by_rank(values: Sequence[Mapping[str, Any]], one: str) -> dict[str, Any]:
 def _callbacks(states: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield ("state of EarlyStopping.0, wait_count", value)."""
     for key, state in states.items():
-        skipped = _PLACES.get(key.partition(".")[0], ())
+        skipped = _PLACES.get(re.split(r"[.{]", key)[0], ())
         yield from (
             (f"state of {key}, {name}", value)
             for name, value in state.items()

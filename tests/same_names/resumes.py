@@ -1,0 +1,124 @@
+"""Behaviours of two runs: one that ends, and one that resumes from its checkpoint with something
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tests.same_names.kit import Framework, data
+from tests.same_names.table import equal
+
+
+def logged_line(kit: Framework, **members: Any) -> Any:
+    """Return a linear model that logs `a`, its loss, and `b`, -a, of each epoch."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = self.loss(batch)
+        self.log_dict({"a": loss, "b": -loss}, on_step=False, on_epoch=True)
+        return loss
+
+    return kit.line(**{"training_step": training_step} | members)
+
+
+def resumed(kit: Framework, before: Sequence[Any], after: Sequence[Any], epochs: int = 4) -> Any:
+    """Train two epochs with callbacks, resume with others, and train to the end; return the trainer
+    that resumed.
+    """
+    first = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "first"), monitor="a")
+    settings = {"enable_checkpointing": True}
+    kit.trainer(callbacks=[*before, first], **settings).fit(logged_line(kit), data())
+    trainer = kit.trainer(callbacks=list(after), max_epochs=epochs)
+    trainer.fit(logged_line(kit), data(), ckpt_path=first.best_model_path)
+    return trainer
+
+
+def stopper(kit: Framework, monitor: str, **settings: Any) -> Any:
+    """Return an EarlyStopping."""
+    return kit.callbacks.EarlyStopping(monitor=monitor, patience=5, **settings)
+
+
+def heard(stopper: Any) -> Any:
+    """Return what an EarlyStopping has counted."""
+    return round(float(stopper.best_score), 4), stopper.wait_count
+
+
+@equal
+def stopping_of_another_value(kit: Framework) -> Any:
+    """A resumed run's EarlyStopping of another value begins anew."""
+    after = stopper(kit, "a")
+    resumed(kit, [stopper(kit, "b")], [after])
+    return heard(after)
+
+
+@equal
+def stopping_of_another_mode(kit: Framework) -> Any:
+    """A resumed run's EarlyStopping of another mode begins anew."""
+    after = stopper(kit, "a", mode="max")
+    resumed(kit, [stopper(kit, "a")], [after])
+    return heard(after)
+
+
+@equal
+def stopping_in_another_order(kit: Framework) -> Any:
+    """A resumed run's two EarlyStoppings in another order."""
+    after = [stopper(kit, "b"), stopper(kit, "a")]
+    resumed(kit, [stopper(kit, "a"), stopper(kit, "b")], after)
+    return [heard(one) for one in after]
+
+
+@equal
+def one_stopping_less(kit: Framework) -> Any:
+    """A resumed run's second EarlyStopping, without the first."""
+    after = stopper(kit, "b")
+    resumed(kit, [stopper(kit, "a"), stopper(kit, "b")], [after])
+    return heard(after)
+
+
+def best_of(kit: Framework, **settings: Any) -> Any:
+    """Return the best score of a ModelCheckpoint of another run's folder, by `a` before."""
+    folder = str(kit.folder / "first")
+    first = kit.callbacks.ModelCheckpoint(dirpath=folder, monitor="a", save_last=True)
+    kit.trainer(callbacks=[first], enable_checkpointing=True).fit(logged_line(kit), data())
+    after = kit.callbacks.ModelCheckpoint(dirpath=folder, **settings)
+    trainer = kit.trainer(callbacks=[after], enable_checkpointing=True, max_epochs=4)
+    trainer.fit(logged_line(kit), data(), ckpt_path=first.best_model_path)
+    return round(float(after.best_model_score), 4)
+
+
+@equal
+def best_by_another_value(kit: Framework) -> Any:
+    """A resumed run's ModelCheckpoint of another monitor: its best score."""
+    return best_of(kit, monitor="b", mode="max")
+
+
+@equal
+def best_by_another_mode(kit: Framework) -> Any:
+    """A resumed run's ModelCheckpoint of another mode: its best score."""
+    return best_of(kit, monitor="a", mode="max")
+
+
+@equal
+def own_state_keys(kit: Framework) -> Any:
+    """Callbacks of one class that state_key tells apart, in another order."""
+
+    class Named(kit.Callback):  # type: ignore[name-defined, misc]
+        def __init__(self, name: str) -> None:
+            self.name, self.read = name, ""
+
+        @property
+        def state_key(self) -> str:
+            return f"Named of {self.name}"
+
+        def state_dict(self) -> Any:
+            return {"name": self.name}
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            self.read = state_dict["name"]
+
+    after = [Named("q"), Named("p")]
+    resumed(kit, [Named("p"), Named("q")], after)
+    return [one.read for one in after]
