@@ -44,14 +44,10 @@ def _place(stage: Stage) -> None:
 
 
 def load_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) -> None:
-    """Begin a new run: move an earlier run's files aside,
-    and load `init_weights` if each rank holds all weights.
-    """
+    """Begin a new run: load `init_weights` if each rank holds all weights."""
     if saved is not None:
         return
     stage.engine.comm.run_on_main(lambda: _refuse_anothers_checkpoints(stage.run))
-    if stage.run.is_global_zero:
-        set_aside(stage.run.run_dir)
     if not is_in_parts(stage.task):
         _load(stage, start, in_parts=False)
 
@@ -133,8 +129,8 @@ def _refuse_anothers_checkpoints(run: Run) -> None:
 
 
 def _load(stage: Stage, start: StartFrom, in_parts: bool) -> None:
-    """Fill a new run's weights: those of this rank's parts, or whole ones on rank 0,
-    which sends them later.
+    """Fill a new run's weights: those of this rank's parts, or whole ones on rank 0, which sends
+    them later. Then move an earlier run's files aside: they may be among these.
     """
     task = stage.task
     engine = stage.engine
@@ -149,3 +145,5 @@ def _load(stage: Stage, start: StartFrom, in_parts: bool) -> None:
             ", without those that do not match:\n  " + "\n  ".join(mismatches) if mismatches else ""
         )
         stage.run.say(f"Weights from {weights}{without}.")
+    if stage.run.is_global_zero:
+        set_aside(stage.run.run_dir)

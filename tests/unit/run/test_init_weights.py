@@ -21,7 +21,7 @@ from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.api.view import RunView
 from trainkit.callbacks import ModelCheckpoint
-from trainkit.errors import CheckpointError, TrainkitError
+from trainkit.errors import CheckpointError, ConfigError, TrainkitError
 
 
 class Start(Callback):
@@ -178,6 +178,27 @@ def test_no_matching_weight_is_refused_with_any_strict(tmp_path: Path) -> None:
         begin(
             tmp_path / "run", Net(), saved(tmp_path, {"other": torch.ones(2)}, "w.pt"), strict=False
         )
+
+
+def test_an_earlier_run_stays_until_the_weights_are_read(tmp_path: Path) -> None:
+    """A path that is not there moves nothing aside; weights may be of the run in the folder."""
+    first = Net()
+    quiet(tmp_path, max_steps=1, enable_checkpointing=True).fit(first, loader(8))
+    own = tmp_path / "checkpoints" / "last"
+    with pytest.raises(CheckpointError, match="is not there"):
+        quiet(tmp_path, max_steps=1).fit(Net(), loader(8), init_weights=tmp_path / "lost")
+    assert own.is_dir()
+    start = Start()
+    quiet(tmp_path, max_steps=1, callbacks=start).fit(Net(), loader(8), init_weights=own)
+    assert start.weights.equal(weights(first))
+    assert not own.exists()
+
+
+@pytest.mark.parametrize("key", ["ckpt_path", "init_weights"])
+def test_what_names_no_file_is_refused(tmp_path: Path, key: str) -> None:
+    """transformers takes resume_from_checkpoint=True."""
+    with pytest.raises(ConfigError, match=f"{key} is true; it must be .*a path"):
+        quiet(tmp_path, max_steps=1).fit(Net(), loader(8), **{key: True})
 
 
 def test_a_resumed_checkpoint_takes_precedence(tmp_path: Path) -> None:
