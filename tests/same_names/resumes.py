@@ -5,6 +5,7 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -122,3 +123,16 @@ def own_state_keys(kit: Framework) -> Any:
     after = [Named("q"), Named("p")]
     resumed(kit, [Named("p"), Named("q")], after)
     return [one.read for one in after]
+
+
+@equal
+def checkpoint_as_path(kit: Framework) -> Any:
+    """ckpt_path as a pathlib.Path, by fit and by validate."""
+    folder = kit.folder / "first"
+    saving = kit.callbacks.ModelCheckpoint(dirpath=folder)
+    kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(kit.line(), data())
+    path = Path(saving.best_model_path)
+    trainer = kit.trainer(max_epochs=3)
+    trainer.fit(kit.line(), data(), ckpt_path=path)
+    values = kit.trainer().validate(kit.line(), data(), ckpt_path=path)[0]
+    return trainer.global_step, round(float(values["val_loss"]), 4)

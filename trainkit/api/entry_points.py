@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from trainkit.arguments import check_call
+from trainkit.arguments import check_call, illegal
+from trainkit.errors import ConfigError
 
 _Class = TypeVar("_Class", bound=type)
 _OTHER_NAMES = {"model": "task"}  # Lightning's, with ours
 # Lightning's without effect here: a checkpoint is always read without running code from it.
 _IGNORED = ("weights_only",)
+_PATHS = {"ckpt_path", "init_weights"}
 
 
 def checked_calls(*methods: str) -> Callable[[_Class], _Class]:
@@ -41,6 +44,18 @@ def _checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         for ignored in _IGNORED:
             kwargs.pop(ignored, None)
         check_call(signature, args, kwargs, f"{name}: ", None)
-        return method(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        for key in _PATHS & bound.arguments.keys():
+            bound.arguments[key] = _text_of(key, bound.arguments[key])
+        return method(*bound.args, **bound.kwargs)
 
     return checked_call
+
+
+def _text_of(key: str, path: Any) -> str | None:
+    if path is None or isinstance(path, str):
+        return path
+    if isinstance(path, os.PathLike):
+        return os.fspath(path)
+    names = '"last", "best", "auto", ' * (key == "ckpt_path")
+    raise ConfigError(illegal(key, path, f"{names}a path, a URL, or None"))
