@@ -283,9 +283,14 @@ def checked(cls: _Class) -> _Class:
     def checked_init(self: object, *args: object, **kwargs: object) -> None:
         own = type(self)
         room = getattr(own, "config_key", own.__name__)
+        by: dict[str, str] = {}
         for name, take in getattr(own, "taken_arguments", {}).items():
-            if name in kwargs:
-                kwargs.update(take(kwargs.pop(name)))
+            taken = take(kwargs.pop(name)) if name in kwargs else {}
+            for key in taken:
+                if kwargs.get(key) is not None:
+                    both = f"{room}.{name} and {room}.{by.get(key, key)}"
+                    raise ConfigError(f"{both} are given, and decide the same: leave one out.")
+                by[key], kwargs[key] = name, taken[key]
         check_call(signature, args, kwargs, f"{room}.", getattr(own, "explained_arguments", None))
         given = dict(zip(parameters, args, strict=False)) | kwargs
         for name, value in given.items():

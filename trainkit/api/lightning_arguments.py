@@ -7,6 +7,7 @@ what trainkit does. One that would be wrong raises ConfigError, with what to do.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -114,8 +115,9 @@ def _accelerator(value: Any) -> dict[str, Any]:
 def _default_root_dir(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
-    now = time.strftime("%Y-%m-%d_%H-%M-%S")
-    return {"run_dir": os.path.join(os.path.expanduser(value), now)}
+    now = os.path.join(os.path.expanduser(value), time.strftime("%Y-%m-%d_%H-%M-%S"))
+    names = itertools.chain([now], (f"{now}.{number}" for number in itertools.count(2)))
+    return {"run_dir": next(name for name in names if not os.path.exists(name))}
 
 
 _of_the_launcher = only(

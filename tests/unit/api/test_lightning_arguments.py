@@ -116,6 +116,27 @@ def test_default_root_dir_holds_a_folder_for_each_run(tmp_path: Path) -> None:
     assert (run / "metrics.csv").is_file()
 
 
+def test_a_second_run_of_a_second_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moved the first one's checkpoints aside, and wrote others under their names."""
+    monkeypatch.setattr("time.strftime", lambda form: "now")
+    for _ in range(3):
+        trainer = trainkit.Trainer(max_epochs=1, default_root_dir=tmp_path)  # type: ignore[call-arg]
+        trainer.fit(Line(), loader(8))
+    assert sorted(run.name for run in tmp_path.iterdir()) == ["now", "now.2", "now.3"]
+
+
+def test_two_names_of_one_setting_are_refused(tmp_path: Path) -> None:
+    """One of them would have no effect."""
+    both = {"default_root_dir": tmp_path / "a", "run_dir": str(tmp_path / "b")}
+    with pytest.raises(ConfigError, match=r"default_root_dir and trainer\.run_dir are given"):
+        trainkit.Trainer(max_epochs=1, **both)  # type: ignore[arg-type]
+    assert trainkit.Trainer(max_epochs=1, **both | {"run_dir": None})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"strategy and trainer\.engine are given"):
+        trainkit.Trainer(max_epochs=1, strategy="fsdp", engine="single")  # type: ignore[call-arg]
+
+
 class Watching(Line):
     """Has hooks of evaluation batches with and without a loader's number,
     and callbacks of its own.
