@@ -56,6 +56,6 @@ def _text_of(key: str, path: Any) -> str | None:
     if path is None or isinstance(path, str):
         return path
     if isinstance(path, os.PathLike):
-        return os.fspath(path)
+        return str(path)
     names = '"last", "best", "auto", ' * (key == "ckpt_path")
     raise ConfigError(illegal(key, path, f"{names}a path, a URL, or None"))
