@@ -111,6 +111,12 @@ def summary(error: BaseException | None) -> str:
     return str(error) if isinstance(error, TrainkitError) else f"{type(error).__name__}: {error}"
 
 
+WEIGHTS_ALONE = (
+    "Resume with the one that wrote it, or begin a new run from the weights alone:"
+    " init_weights=CHECKPOINT."
+)
+
+
 def clause(reason: object) -> str:
     """Return an error's message, or a user's reason, for the middle of a sentence:
     without a full stop at its end.

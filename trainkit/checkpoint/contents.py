@@ -68,7 +68,7 @@ class Contents:
     # parts that rank 0 alone may know in full: the run's files
     rank_0_parts: Sequence[str] = ("callbacks",)
     # that a checkpoint of the same run may lack
-    optional_parts: Sequence[str] = ("datamodule", "communication", OWN, TRAINED)
+    optional_parts: Sequence[str] = ("datamodule", "communication", "facts", OWN, TRAINED)
 
 
 class AfterWriting(NamedTuple):

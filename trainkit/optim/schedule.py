@@ -27,11 +27,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from trainkit.arguments import not_logged
-from trainkit.errors import CheckpointError, TaskError
+from trainkit.errors import WEIGHTS_ALONE, CheckpointError, TaskError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
 from trainkit.optim.momentum import Momentum, uncorrected
-from trainkit.optim.schedule_length import restore
+from trainkit.optim.schedule_length import made, restore
 from trainkit.optim.scheduler_state import (
     GROUP_RATES,
     changed_groups,
@@ -81,7 +81,7 @@ class LearningRates:
         self._held = False  # whether the schedulers are switched off (`hold`)
         self._shares: dict[int, float] = {}  # group -> share of its rate
         self._users = UsersRates(say, [len(optimizer.param_groups) for optimizer in optimizers])
-        self._made = [storable(config.scheduler.state_dict()) for config in schedules]
+        self._made = [made(config) for config in schedules]
         self._given = [
             settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)
         ]
@@ -323,7 +323,7 @@ class LearningRates:
         if len(state["schedulers"]) != len(self._schedules):
             raise CheckpointError(
                 f"The checkpoint has {len(state['schedulers'])} learning-rate schedulers, this task"
-                f" {len(self._schedules)}: they do not fit."
+                f" {len(self._schedules)}: they do not fit. {WEIGHTS_ALONE}"
             )
         self._scheduled = list(state["scheduled"])
         self._last = state["last"]

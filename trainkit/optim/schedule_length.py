@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from trainkit.optim.forms import ScheduleConfig
-from trainkit.optim.scheduler_state import filled
+from trainkit.optim.scheduler_state import filled, storable
 
 _PROGRESS = (
     "last_epoch",
@@ -32,6 +32,13 @@ _PROGRESS = (
     "_get_lr_called_within_step",
     "_is_initial",
 )
+
+
+def made(config: ScheduleConfig) -> dict[str, Any]:
+    """Return what a scheduler was made with, its class included, and when it steps."""
+    about = storable(config.scheduler.state_dict()) | {"class": type(config.scheduler).__name__}
+    names = ("interval", "frequency", "monitor")
+    return about | {name: getattr(config, name) for name in names}
 
 
 def changed_settings(made_before: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +61,7 @@ def with_changes(
     changes = {
         name: (made_before[name], value) for name, value in new.items() if not name.startswith("_")
     }
-    state = {**saved, **new}
+    state = {**saved, **{name: value for name, value in new.items() if name in saved}}
     if "_schedulers" in state and len(state["_schedulers"]) == len(made.get("_schedulers", ())):
         inner = []
         parts = zip(

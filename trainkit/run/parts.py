@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -22,12 +22,12 @@ from trainkit.api.state import TrainState
 from trainkit.checkpoint.contents import Contents, Part
 from trainkit.checkpoint.split import fill_optimizer
 from trainkit.checkpoint.stateful import random_state, set_random_state, versions
+from trainkit.data.feed import MapFeed
 from trainkit.device.precision import Precision
 from trainkit.engine.base import Engine
-from trainkit.errors import CheckpointError, clause
+from trainkit.errors import WEIGHTS_ALONE, CheckpointError, clause
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.latest import LatestMetrics
-from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.schedule import LearningRates
 from trainkit.run.feature import Features
 from trainkit.run.run import Run
@@ -57,7 +57,7 @@ class OptimizersPart:
         if len(state) != len(self.optimizers):
             raise CheckpointError(
                 f"The checkpoint has {len(state)} optimizers, this task {len(self.optimizers)}:"
-                " they do not fit."
+                f" they do not fit. {WEIGHTS_ALONE}"
             )
         for optimizer, own in zip(self.optimizers, state, strict=True):
             _refuse_another_kind(optimizer, own["param_groups"])
@@ -69,6 +69,7 @@ class OptimizersPart:
             except ValueError as error:
                 raise CheckpointError(
                     f"The checkpoint's optimizer state does not fit this task: {clause(error)}."
+                    f" {WEIGHTS_ALONE}"
                 ) from error
 
 
@@ -88,8 +89,7 @@ def _refuse_another_kind(
     if lacks and strange:
         raise CheckpointError(
             f"The checkpoint's optimizer has {', '.join(strange)}, and no {', '.join(lacks)}: it was"
-            f" another one than this run's {type(optimizer).__name__}. Resume with that one, or begin"
-            " a new run from the weights alone: init_weights=CHECKPOINT."
+            f" another one than this run's {type(optimizer).__name__}. {WEIGHTS_ALONE}"
         )
 
 
@@ -207,14 +207,14 @@ class ValuesPart:
 
 
 @dataclass
-class PlanPart:
-    """The plan of batch and rate: saved to be compared; a run computes its own."""
+class ComparedPart:
+    """What is saved to be compared; a run computes its own."""
 
-    current: Callable[[], BatchPlan]
+    current: Callable[[], dict[str, Any]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its numbers."""
-        return self.current().to_dict()
+        """Return it."""
+        return self.current()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: see run/resume.py."""
@@ -265,6 +265,20 @@ class RandomPart:
             set_random_state(states[self.engine.ranks.data_rank])
 
 
+def facts_of(run: Run) -> dict[str, Any]:
+    """Return what is compared when a run resumes, by words for it: the optimizers' classes, and what
+    the order of an epoch's samples follows from.
+    """
+    facts: dict[str, Any] = {"optimizer": ", ".join(type(one).__name__ for one in run.optimizers)}
+    if not isinstance(run.train_feed, MapFeed):
+        return facts | {"seed": run.options.seed, "order": "that of a stream"}
+    source = run.train_feed.source
+    order = "shuffled" if source.shuffle else "the data set's"
+    if source.sampler is not None:
+        order = f"that of {type(source.sampler).__name__}"
+    return facts | {"seed": run.options.seed, "order": order, "samples": source.num_samples}
+
+
 def contents_of(run: Run, features: Features) -> Contents:
     """Return what a checkpoint of a run is made of."""
 
@@ -300,7 +314,8 @@ def contents_of(run: Run, features: Features) -> Contents:
             "scaler": ScalerPart(run.precision),
             "values": ValuesPart(run.callback_metrics),
             "validations": run.evaluator,
-            "contract": PlanPart(lambda: run.batch_plan),
+            "contract": ComparedPart(lambda: asdict(run.batch_plan)),
+            "facts": ComparedPart(lambda: facts_of(run)),
             **features.parts(run),
         },
         rank_parts={

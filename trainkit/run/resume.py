@@ -7,7 +7,7 @@ the differences printed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.api.view import with_role
@@ -20,9 +20,15 @@ from trainkit.data.seeding import seed_everything
 from trainkit.data.shares import parse_shares
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
+from trainkit.run.parts import facts_of
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
 
+_OF_ORDER = {"seed", "order", "samples"}  # of the facts
+_OTHER_ORDER = (
+    "the rest of this epoch is of another order, so that samples come twice, or not at all (resume"
+    " with the settings before, or from a checkpoint of an epoch's end)"
+)
 # a checkpoint's path and the state saved beside the weights
 Found = tuple[str, dict[str, Any]] | None
 
@@ -150,16 +156,20 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
         )
     for note in engine.approximation.notes:
         run.say(note)
-    _compare_plans(run, BatchPlan(**saved["contract"]))
+    _compare_plans(run, BatchPlan(**saved["contract"]), saved.get("facts", {}))
     run.hooks("on_load_checkpoint", saved["extra"])
 
 
-def _compare_plans(run: Run, saved: BatchPlan) -> None:
+def _compare_plans(run: Run, saved: BatchPlan, facts: Mapping[str, Any]) -> None:
     """Print the changes since the checkpoint;
     inside an epoch, find the step that its samples led to.
     """
     state = run.state
     changes = [*saved.differences(run.batch_plan), *run.rates.changes]
+    new = {name: now for name, now in facts_of(run).items() if facts.get(name, now) != now}
+    for name in new if state.step_in_epoch else new.keys() - _OF_ORDER:
+        changes.append(f"{name} was {facts[name]}, is {new[name]}")
+    changes += [_OTHER_ORDER] if state.step_in_epoch and new.keys() & _OF_ORDER else []
     before = saved.at(state.current_epoch)
     now = run.batch_plan.at(state.current_epoch)
     known = before.global_batch_size is not None and now.global_batch_size is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +257,63 @@ def test_other_settings_of_the_optimizer_hold_from_the_checkpoint_on(
     quiet(tmp_path, callbacks=same, max_epochs=3).fit(before, loader(8), ckpt_path="last")
     assert same.lrs == pytest.approx([0.025, 0.025])
     assert "Changed since" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "said"),
+    [
+        ({"shuffle": True}, {"seed": 2}, "seed was 0, is 2"),
+        ({"shuffle": False}, {}, "order was shuffled, is the data set's"),
+        ({"shuffle": True, "data": 26}, {}, "samples was 23, is 26"),
+    ],
+)
+def test_another_order_of_an_epoch_that_has_begun_is_reported(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changed: dict[str, Any],
+    settings: dict[str, Any],
+    said: str,
+) -> None:
+    """Its rest has other samples than were left; at an epoch's end the order may change."""
+    text = f"Changed since the checkpoint: {said}; the rest of this epoch is of another order"
+    for steps in (8, 6):
+        folder = tmp_path / str(steps)
+        first = quiet(folder, max_steps=steps, callbacks=ModelCheckpoint())
+        first.fit(Line(), loader(shuffle=True))
+        trainer = quiet(folder, max_steps=9, **settings)
+        trainer.fit(Line(), loader(**changed), ckpt_path="last")
+        assert (text in capsys.readouterr().out) == (steps == 8)
+
+
+class Chosen(Line):
+    """A Line with an optimizer and a schedule of one's choice."""
+
+    def __init__(self, optimizer: Any, schedule: Any, **when: Any) -> None:
+        super().__init__()
+        self.optimizer, self.schedule, self.when = optimizer, schedule, when
+
+    def configure_optimizers(self) -> Any:
+        """Return them."""
+        optimizer = self.optimizer(self.parameters(), lr=0.1)
+        config = {"scheduler": self.schedule(optimizer), **self.when}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+def test_another_class_of_optimizer_or_schedule_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rate is that of the new curve; an optimizer takes the state that it can use."""
+    step = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+    cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=4)
+    first = quiet(tmp_path, callbacks=ModelCheckpoint(), max_epochs=2)
+    first.fit(Chosen(torch.optim.Adam, step), loader(8))
+    recorder = Recorder()
+    second = quiet(tmp_path, callbacks=recorder, max_epochs=3)
+    second.fit(Chosen(torch.optim.RAdam, cosine), loader(8), ckpt_path="last")
+    assert recorder.lrs == pytest.approx([0.05, 0.05])
+    said = capsys.readouterr().out
+    assert "CosineAnnealingLR.class StepLR -> CosineAnnealingLR" in said
+    assert "optimizer was Adam, is RAdam." in said
+    third = quiet(tmp_path, max_epochs=3)
+    third.fit(Chosen(torch.optim.Adam, step, interval="step"), loader(8), ckpt_path="last")
+    assert "Changed since the checkpoint: StepLR.interval epoch -> step." in capsys.readouterr().out
