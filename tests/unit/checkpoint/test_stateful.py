@@ -89,6 +89,7 @@ def test_a_checkpoint_keeps_the_whole_run(tmp_path: Path) -> None:
         "communication_of_ranks",
         "contract",
         "extra",
+        "facts",
         "metrics",
         "optimizers",
         "random",
