@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from tests.same_names.kit import Framework, data
-from tests.same_names.table import equal
+from tests.same_names.table import differs, equal
 
 
 def logged_line(kit: Framework, **members: Any) -> Any:
@@ -136,3 +136,71 @@ def checkpoint_as_path(kit: Framework) -> Any:
     trainer.fit(kit.line(), data(), ckpt_path=path)
     values = kit.trainer().validate(kit.line(), data(), ckpt_path=path)[0]
     return trainer.global_step, round(float(values["val_loss"]), 4)
+
+
+def split_module(kit: Framework, made: list[Any]) -> Any:
+    """Return a DataModule that notes its state when it makes a loader."""
+
+    class Split(kit.DataModule):  # type: ignore[name-defined, misc]
+        part = 0
+
+        def train_dataloader(self) -> Any:
+            made.append(("train", self.part))
+            return data()
+
+        def val_dataloader(self) -> Any:
+            made.append(("val", self.part))
+            return data()
+
+        def test_dataloader(self) -> Any:
+            made.append(("test", self.part))
+            return data()
+
+        predict_dataloader = test_dataloader
+
+        def state_dict(self) -> Any:
+            return {"part": self.part}
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            self.part = state_dict["part"]
+
+    return Split()
+
+
+@equal
+def state_of_a_datamodule(kit: Framework) -> Any:
+    """A DataModule has its state back before its loaders are made: in fit, validate, test, predict."""
+    made: list[Any] = []
+    steps = {"test_step": lambda self, batch, i: None, "predict_step": lambda self, batch, i: i}
+    first = split_module(kit, made)
+    first.part = 7
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "first"))
+    kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(kit.line(), datamodule=first)
+    made.clear()
+    for name in ("fit", "validate", "test", "predict"):
+        run = getattr(kit.trainer(max_epochs=3), name)
+        given = {"datamodule": split_module(kit, made), "ckpt_path": saving.best_model_path}
+        run(kit.line(**steps), **given)
+    return sorted(made)
+
+
+@differs(
+    "There validate, test and predict call load_state_dict of callbacks; here fit alone does: it is"
+    " the state of a training. on_load_checkpoint is called by all."
+)
+def state_of_callbacks_in_an_evaluation(kit: Framework) -> Any:
+    """test(ckpt_path=...): load_state_dict of callbacks."""
+    read: list[Any] = []
+
+    class Counts(kit.Callback):  # type: ignore[name-defined, misc]
+        def state_dict(self) -> Any:
+            return {"n": 3}
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            read.append(state_dict)
+
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "first"))
+    kit.trainer(callbacks=[Counts(), saving], enable_checkpointing=True).fit(kit.line(), data())
+    task = kit.line(test_step=lambda self, batch, batch_idx: None)
+    kit.trainer(callbacks=[Counts()]).test(task, data(), ckpt_path=saving.best_model_path)
+    return read

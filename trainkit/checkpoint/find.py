@@ -61,7 +61,7 @@ def load(
             words; "" if by nothing.
 
     Returns:
-        Its path or URL, and the state saved beside the weights, if not `resume` at most "extra";
+        Its path or URL, and the state saved beside the weights, if not `resume` at most that of `load_extra`;
         None for "auto" if there is no checkpoint.
 
     Raises:

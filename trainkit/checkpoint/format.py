@@ -256,16 +256,18 @@ def load_training(folder: Path, mapped: bool = False) -> dict[str, Any]:
 
 
 def load_extra(folder: Path) -> dict[str, Any]:
-    """Return {"extra": what on_save_checkpoint left}, whole, on the CPU, without the rest of what is
-    saved beside the weights; {} of a checkpoint that holds only weights.
+    """Return {"extra": what on_save_checkpoint left} and, of a DataModule with a state, "datamodule",
+    whole, on the CPU, without the rest of what is saved beside the weights; {} of a checkpoint that
+    holds only weights.
 
     Raises:
         CheckpointError: the file would run code.
     """
     if not (folder / TRAINING).is_file():
         return {}
-    pieces, extra = open_pieces(folder), load_plain(folder / TRAINING, mapped=True)["extra"]
-    return {"extra": extra if pieces is None else resolve(extra, pieces.whole)}
+    pieces, training = open_pieces(folder), load_plain(folder / TRAINING, mapped=True)
+    left = {name: training[name] for name in ("extra", "datamodule") if name in training}
+    return left if pieces is None else {k: resolve(v, pieces.whole) for k, v in left.items()}
 
 
 def save_plain(content: Mapping[str, Any], path: Path) -> None:

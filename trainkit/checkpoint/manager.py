@@ -329,7 +329,7 @@ class CheckpointManager:
         it on all ranks.
 
         Returns:
-            What was saved beside the weights, at most "extra" if not `resume`; None for "auto" if
+            What was saved beside the weights, at most that of `load_extra` if not `resume`; None for "auto" if
             there is no checkpoint.
 
         Raises:

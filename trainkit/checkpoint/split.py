@@ -107,7 +107,7 @@ class Opened:
         resume: whether to read what was saved beside the weights.
 
     Attributes:
-        training: what was saved beside the weights, at most "extra" if not `resume`; tensors in
+        training: what was saved beside the weights, at most that of `load_extra` if not `resume`; tensors in
             pieces are read when they are needed.
 
     Raises:

@@ -1,7 +1,7 @@
 """build_run: from an entered stage to a run that the loop can train. `plan` and `replay` call it
 too.
 
-data found -> weights placed -> checkpoint found -> feeds, and the plan of batch and rate -> weights
+weights placed -> checkpoint found -> data found -> feeds, and the plan of batch and rate -> weights
 loaded, split by the engine -> optimizers -> parts of the step -> restored -> rank 0's state to all
 ranks
 
@@ -38,7 +38,13 @@ from trainkit.run.features import features_of
 from trainkit.run.feeds import make_feeds
 from trainkit.run.finite import LossWatch
 from trainkit.run.first_weights import StartFrom as StartFrom
-from trainkit.run.first_weights import load_to_evaluate, load_weights, place_weights, shard_weights
+from trainkit.run.first_weights import (
+    load_datamodule,
+    load_to_evaluate,
+    load_weights,
+    place_weights,
+    shard_weights,
+)
 from trainkit.run.parts import contents_of
 from trainkit.run.placement import check_parameters
 from trainkit.run.replicas import optimizers_of
@@ -59,9 +65,10 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     run = stage.run
     features = features_of(stage)
     features.model_made(run)
-    training = read_training_data(stage.data, stage.task, stage.engine, stage.replicas)
     place_weights(stage)
     saved = find_saved(stage, start.ckpt_path)
+    load_datamodule(stage, saved)
+    training = read_training_data(stage.data, stage.task, stage.engine, stage.replicas)
     run.train_on(*_data_of(stage, training, saved))
     features.data_read(run)
     load_weights(stage, start, saved)
@@ -190,6 +197,7 @@ def build_evaluator(stage: Stage, ckpt_path: str | None) -> tuple[Evaluator, lis
         CheckpointError: there is no such checkpoint.
     """
     features_of(stage).model_made(stage.run)
+    load_to_evaluate(stage, ckpt_path)
     kind = "val" if stage.kind == "validate" else stage.kind
     limit = getattr(stage.options.evaluation, f"limit_{kind}_batches")
     feeds = stage.feeds.of_evaluation(
@@ -205,6 +213,5 @@ def build_evaluator(stage: Stage, ckpt_path: str | None) -> tuple[Evaluator, lis
             f"There is no data to {stage.kind} on: pass dataloaders, or define {kind}_dataloader()."
         )
     stage.feeds.keep(feeds)
-    load_to_evaluate(stage, ckpt_path)
     stage.engine.prepare(stage.task, [])
     return stage.run.evaluator, feeds

@@ -7,6 +7,7 @@ shard_weights    split by the engine, and filled in what this rank holds, if it 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,15 @@ def shard_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) 
         _load(stage, start, in_parts=True)
 
 
+def load_datamodule(stage: Stage, saved: Mapping[str, Any] | None) -> None:
+    """Let a DataModule take back its state, before its loaders are made: they may follow from it."""
+    if stage.data.datamodule is not None and saved is not None and "datamodule" in saved:
+        stage.data.datamodule.load_state_dict(saved["datamodule"])
+
+
 def load_to_evaluate(stage: Stage, ckpt_path: str | None) -> None:
     """Place the weights of an evaluation: those of a checkpoint or a file, or the Task's own; then
-    the hooks take what on_save_checkpoint left in that checkpoint.
+    the DataModule and the hooks take what they left in that checkpoint.
 
     Raises:
         CheckpointError: there is no such checkpoint.
@@ -94,6 +101,7 @@ def load_to_evaluate(stage: Stage, ckpt_path: str | None) -> None:
     elif in_parts:
         fill_parts(task, engine, ckpt_path)
         checkpoints.resumed_from = ckpt_path or checkpoints.resumed_from
+    load_datamodule(stage, beside)
     if "extra" in beside:
         stage.run.hooks("on_load_checkpoint", beside["extra"])
 

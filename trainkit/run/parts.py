@@ -207,8 +207,8 @@ class ValuesPart:
 
 
 @dataclass
-class ComparedPart:
-    """What is saved to be compared; a run computes its own."""
+class SavedPart:
+    """What is restored elsewhere: compared with what a run computes, or loaded before its data."""
 
     current: Callable[[], dict[str, Any]]
 
@@ -217,7 +217,7 @@ class ComparedPart:
         return self.current()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: see run/resume.py."""
+        """Do nothing: see run/resume.py and load_datamodule."""
 
 
 @dataclass
@@ -302,7 +302,7 @@ def contents_of(run: Run, features: Features) -> Contents:
     data = run.datamodule
     of_data: dict[str, Part] = {}
     if data is not None and type(data).state_dict is not DataModule.state_dict:
-        of_data["datamodule"] = data
+        of_data["datamodule"] = SavedPart(data.state_dict)
     return Contents(
         task=run.task,
         parts={
@@ -314,8 +314,8 @@ def contents_of(run: Run, features: Features) -> Contents:
             "scaler": ScalerPart(run.precision),
             "values": ValuesPart(run.callback_metrics),
             "validations": run.evaluator,
-            "contract": ComparedPart(lambda: asdict(run.batch_plan)),
-            "facts": ComparedPart(lambda: facts_of(run)),
+            "contract": SavedPart(lambda: asdict(run.batch_plan)),
+            "facts": SavedPart(lambda: facts_of(run)),
             **features.parts(run),
         },
         rank_parts={
