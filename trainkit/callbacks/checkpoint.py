@@ -211,12 +211,6 @@ class ModelCheckpoint(RetainedPaths, Callback):
         """
         self._saved = replace(self._saved, at=_NEVER.at)
 
-    @property
-    def state_key(self) -> str:
-        """What it compares: scores of another value are not this one's."""
-        compared = {"monitor": self.monitor} | ({"mode": self.mode} if self.monitor else {})
-        return f"{type(self).__qualname__}{compared}"
-
     def state_dict(self) -> dict[str, Any]:
         """Return which are retained and which is best, by name,
         so that a run's folder can be moved.

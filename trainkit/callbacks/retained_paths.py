@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from trainkit.checkpoint.retention import Retained, Retention
 from trainkit.checkpoint.store import Store
 
@@ -10,8 +12,15 @@ class RetainedPaths:
     """Part of ModelCheckpoint; see there."""
 
     monitor: str | None
+    mode: Literal["min", "max"]
     store: Store
     _retention: Retention
+
+    @property
+    def state_key(self) -> str:
+        """What it compares: scores of another value are not this one's."""
+        compared = {"monitor": self.monitor} | ({"mode": self.mode} if self.monitor else {})
+        return f"{type(self).__qualname__}{compared}"
 
     @property
     def best_model_path(self) -> str:

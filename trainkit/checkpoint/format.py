@@ -266,8 +266,9 @@ def load_extra(folder: Path) -> dict[str, Any]:
     if not (folder / TRAINING).is_file():
         return {}
     pieces, training = open_pieces(folder), load_plain(folder / TRAINING, mapped=True)
-    left = {name: training[name] for name in ("extra", "datamodule") if name in training}
-    return left if pieces is None else {k: resolve(v, pieces.whole) for k, v in left.items()}
+    wanted = training.keys() & {"extra", "datamodule"}
+    left = {name: training[name] for name in sorted(wanted)}
+    return left if pieces is None else dict(resolve(left, pieces.whole))
 
 
 def save_plain(content: Mapping[str, Any], path: Path) -> None:
