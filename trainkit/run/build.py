@@ -31,7 +31,7 @@ from trainkit.optim.sample_weights import SampleWeights
 from trainkit.optim.schedule import LearningRates
 from trainkit.optim.scheduler_state import keep_scalars
 from trainkit.run.compile import uses_graphs
-from trainkit.run.data_sources import TrainingData, read_training_data
+from trainkit.run.data_sources import read_training_data
 from trainkit.run.evaluator import Evaluator
 from trainkit.run.feature import Features
 from trainkit.run.features import features_of
@@ -67,9 +67,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     features.model_made(run)
     place_weights(stage)
     saved = find_saved(stage, start.ckpt_path)
-    load_datamodule(stage, saved)
-    training = read_training_data(stage.data, stage.task, stage.engine, stage.replicas)
-    run.train_on(*_data_of(stage, training, saved))
+    run.train_on(*_data_of(stage, saved))
     features.data_read(run)
     load_weights(stage, start, saved)
     _check_engine(run, features)
@@ -84,10 +82,10 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     return run
 
 
-def _data_of(
-    stage: Stage, training: TrainingData, saved: dict[str, Any] | None
-) -> tuple[Feed, BatchPlan]:
+def _data_of(stage: Stage, saved: dict[str, Any] | None) -> tuple[Feed, BatchPlan]:
     """Make the feeds of a fit; return that of training, and the plan of batch and rate."""
+    load_datamodule(stage, saved)
+    training = read_training_data(stage.data, stage.task, stage.engine, stage.replicas)
     stage.feeds.declared_ranks = declared_ranks(stage, saved)
     feeds = make_feeds(stage, training, stage.feeds.declared_ranks, first_shares(stage, saved))
     communication = stage.options.communication.describe()
