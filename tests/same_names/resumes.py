@@ -49,7 +49,7 @@ def heard(stopper: Any) -> Any:
 
 @equal
 def stopping_of_another_value(kit: Framework) -> Any:
-    """A resumed run's EarlyStopping of another value begins anew."""
+    """A resumed run's EarlyStopping of another value: its best score."""
     after = stopper(kit, "a")
     resumed(kit, [stopper(kit, "b")], [after])
     return heard(after)
@@ -57,7 +57,7 @@ def stopping_of_another_value(kit: Framework) -> Any:
 
 @equal
 def stopping_of_another_mode(kit: Framework) -> Any:
-    """A resumed run's EarlyStopping of another mode begins anew."""
+    """A resumed run's EarlyStopping of another mode: its best score."""
     after = stopper(kit, "a", mode="max")
     resumed(kit, [stopper(kit, "a")], [after])
     return heard(after)
@@ -104,7 +104,7 @@ def best_by_another_mode(kit: Framework) -> Any:
 
 @equal
 def own_state_keys(kit: Framework) -> Any:
-    """Callbacks of one class that state_key tells apart, in another order."""
+    """Callbacks of one class of different state_key, in another order."""
 
     class Named(kit.Callback):  # type: ignore[name-defined, misc]
         def __init__(self, name: str) -> None:

@@ -73,7 +73,7 @@ class Callback(FixedHooks, LogsMedia):
     @property
     def state_key(self) -> str:
         """By which a checkpoint names its state, and its place among callbacks with the same one:
-        its class, as Lightning's. Another one tells instances of a class apart.
+        its class, as Lightning's. Another one separates instances of a class.
         """
         return type(self).__qualname__
 
