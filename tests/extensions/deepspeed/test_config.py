@@ -86,7 +86,10 @@ def test_auto_is_filled_and_the_rest_is_passed_on() -> None:
             {"gradient_clipping": 1.0},
             r"gradient_clipping is 1\.0, but trainer\.gradient_clip_val is 0\.5",
         ),
-        ({"bf16": {"enabled": True}}, r"bf16\.enabled is true, but trainer\.precision"),
+        (
+            {"bf16": {"enabled": True}},
+            r"bf16\.enabled is true, but trainer\.precision.*precision=bf16-mixed",
+        ),
         ({"fp16": {"enabled": True}}, r"fp16\.enabled is true, but trainer\.precision"),
         (
             {"gradient_allreduce_op": "sum"},

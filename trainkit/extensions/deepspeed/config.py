@@ -228,11 +228,19 @@ def _put(
         node = node.setdefault(name, {})
     given = theirs.get(key)
     if given is not None and given != "auto" and given != value:
+        remedy = _REMEDIES.get(place, f"Make them equal, or set {key} to 'auto' in engine.config.")
         raise ConfigError(
             f"engine.config's {place} is {show(given)}, but {source} is {show(value)}: two sources"
-            f" of one value. Make them equal, or set {key} to 'auto' in engine.config."
+            f" of one value. {remedy}"
         )
     node[key] = value
+
+
+# Where trainkit's value cannot be another one.
+_REMEDIES = dict.fromkeys(
+    ("bf16.enabled", "fp16.enabled"),
+    "Set enabled to 'auto' in engine.config; trainer.precision=bf16-mixed computes in bfloat16.",
+)
 
 
 def _section(node: Mapping[str, Any], name: str, above: str = "") -> Mapping[str, Any]:
