@@ -28,7 +28,8 @@ _PLUGINS = {
 _OF_EXTRA = ("optuna", "joblib", "submitit")  # trainkit[sweeps] brings these
 _TWICE = (
     "{0} is chosen by two defaults lists. A line adds a config; to replace the one that an earlier"
-    " list chose, say so, with the group's path from the top: `- override /{0}: {1}`."
+    " list chose, say so, with the group's path from the top: `- override /{0}: {1}`. On the"
+    " command line it is {0}={1}, without the +."
 )
 _RELATIVE = (
     "A config of {0} chooses {1} below its own group, as {0}/{1}. The path of a group at the top"

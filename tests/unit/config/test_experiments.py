@@ -42,7 +42,7 @@ def test_an_experiment_is_a_template(mine: str, conf: Path) -> None:
 MISTAKES = {
     HEAD + "defaults: [{/optimizer: adamw}]": [
         "optimizer is chosen by two defaults lists",
-        "`- override /optimizer: adamw`",
+        "`- override /optimizer: adamw`. On the command line it is optimizer=adamw, without the +.",
     ],
     HEAD + "defaults: [{optimizer: adamw}]": [
         "begins with a slash",
