@@ -125,6 +125,7 @@ def test_the_timeout_can_come_from_the_environment() -> None:
         ({"cooldown_range": [5, 2]}, "--blacklist-cooldown-range is 5 2"),
         ({"cooldown_range": [0, 2]}, "--blacklist-cooldown-range is 0 2"),
         ({"elastic_timeout": 0}, "--elastic-timeout is '0'"),
+        ({"start_timeout": 9}, "--start-timeout is 9, and an elastic job has none"),
         ({"hosts": "a:x"}, "--hosts says 'a:x'"),
         ({"command": []}, "no command"),
         ({"run_func": print}, "no elastic mode"),

@@ -63,6 +63,11 @@ def settings_of(
             " ranks change: MPI's cannot. Leave --mpi out: elastic jobs run on Gloo, also with a"
             " Horovod that has MPI."
         )
+    if getattr(args, "start_timeout", None) is not None:
+        raise ConfigError(
+            f"--start-timeout is {args.start_timeout}, and an elastic job has none. How long it"
+            " waits for ranks is --elastic-timeout."
+        )
     command = list(args.command or ())
     if command[:1] == ["--"]:
         command.pop(0)
