@@ -40,7 +40,7 @@ def cosine(
 
 
 def _share_of_decay(total_steps: int, hold_steps: int) -> Callable[[int], float]:
-    """Return the function from a step to the share of the decay that lies before it."""
+    """Return the function from a step to the share of the decay that is done by then."""
     if 0 < total_steps <= hold_steps:
         raise ConfigError(
             f"lr.hold_steps is {hold_steps}, and the run has {total_steps} steps: none is left for"
