@@ -326,6 +326,17 @@ def epochs_after_a_fit(kit: Framework) -> Any:
 
 
 @differs(
+    "There an epoch that max_steps has cut short counts as one that is over; here it does not, and"
+    " resuming trains the rest of it."
+)
+def the_epoch_of_max_steps(kit: Framework) -> Any:
+    """current_epoch after a fit that max_steps ends inside an epoch."""
+    trainer = kit.trainer(max_steps=7, max_epochs=-1)
+    trainer.fit(kit.line(), data())
+    return trainer.current_epoch, trainer.global_step
+
+
+@differs(
     "There a second fit of a Trainer at max_epochs does nothing; here each fit is a run of its own,"
     " and says so."
 )
