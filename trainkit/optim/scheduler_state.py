@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -42,6 +44,43 @@ def keep_scalars(optimizer: Optimizer) -> None:
 
     optimizer.register_load_state_dict_pre_hook(note)
     optimizer.register_load_state_dict_post_hook(put_back)
+
+
+def lacking(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
+    """Return the names that a step of this optimizer reads of a parameter's state, and that a saved
+    state lacks: another class has written it, or amsgrad was off.
+
+    Groups of the same settings are not compared, nor are classes that are not torch's.
+    """
+    names = set[str]()
+    for old, group in zip(saved["param_groups"], optimizer.param_groups, strict=False):
+        if len(old["params"]) != len(group["params"]) or settings_of(old, 0) == settings_of(
+            group, 0
+        ):
+            continue
+        pairs = zip(group["params"], old["params"], strict=True)
+        parameter, index = min(pairs, key=lambda pair: pair[0].numel())
+        if there := saved["state"].get(index):
+            names |= _state_names(optimizer, group, parameter) - there.keys()
+    return sorted(names)
+
+
+def _state_names(
+    optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter
+) -> set[str]:
+    """Return what one step of a new optimizer of the same class leaves for a parameter."""
+    kind = type(optimizer)
+    others = (torch.optim.LBFGS, torch.optim.SparseAdam)  # their steps need more than a gradient
+    if vars(torch.optim).get(kind.__name__) is not kind or kind in others:
+        return set()
+    probe = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+    probe.grad = torch.zeros_like(probe)
+    own = {name: value for name, value in group.items() if name not in _IMPLEMENTATION}
+    taken = inspect.signature(kind).parameters.keys() & optimizer.defaults.keys()
+    given = {name: optimizer.defaults[name] for name in taken - {*_IMPLEMENTATION}}
+    new = kind([{**own, "params": [probe]}], **given)
+    new.step()
+    return set(new.state[probe])
 
 
 def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:

@@ -317,3 +317,32 @@ def test_another_class_of_optimizer_or_schedule_is_reported(
     third = quiet(tmp_path, max_epochs=3)
     third.fit(Chosen(torch.optim.Adam, step, interval="step"), loader(8), ckpt_path="last")
     assert "Changed since the checkpoint: StepLR.interval epoch -> step." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        (torch.optim.Adam, torch.optim.Adamax, "has no exp_inf, which this run's Adamax needs"),
+        (
+            torch.optim.Adam,
+            partial(torch.optim.Adam, amsgrad=True),
+            "has no max_exp_avg_sq, which this run's Adam needs",
+        ),
+        (
+            partial(torch.optim.RMSprop, eps=1e-6),
+            partial(torch.optim.RMSprop, centered=True, momentum=0.9),
+            "has no grad_avg, momentum_buffer, which this run's RMSprop needs",
+        ),
+    ],
+)
+def test_a_state_that_lacks_what_the_optimizer_reads_is_refused(
+    before: Any, after: Any, named: str, tmp_path: Path
+) -> None:
+    """It was torch's KeyError of the first step; other settings of the same state are taken."""
+    step = partial(torch.optim.lr_scheduler.StepLR, step_size=1)
+    quiet(tmp_path, callbacks=ModelCheckpoint()).fit(Chosen(before, step), loader(8))
+    with pytest.raises(CheckpointError, match=rf"{named}.*init_weights=CHECKPOINT\.$"):
+        quiet(tmp_path, max_epochs=2).fit(Chosen(after, step), loader(8), ckpt_path="last")
+    trainer = quiet(tmp_path, max_epochs=2)
+    trainer.fit(Chosen(partial(before, eps=1e-7), step), loader(8), ckpt_path="last")
+    assert trainer.global_step == 4
