@@ -35,10 +35,18 @@ _PROGRESS = (
 
 
 def made(config: ScheduleConfig) -> dict[str, Any]:
-    """Return what a scheduler was made with, its class included, and when it steps."""
-    about = storable(config.scheduler.state_dict()) | {"class": type(config.scheduler).__name__}
+    """Return what a scheduler was made with, its class and those inside it included, and when it
+    steps.
+    """
+    about = _about(config.scheduler, storable(config.scheduler.state_dict()))
     names = ("interval", "frequency", "monitor")
     return about | {name: getattr(config, name) for name in names}
+
+
+def _about(scheduler: LRScheduler, state: dict[str, Any]) -> dict[str, Any]:
+    parts = zip(getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ()), strict=True)
+    inner = [_about(part, own) for part, own in parts]
+    return state | {"class": type(scheduler).__name__} | ({"_schedulers": inner} if inner else {})
 
 
 def changed_settings(made_before: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:

@@ -134,3 +134,19 @@ def test_a_run_prolonged_in_its_stable_phase_has_the_weights_of_the_longer_one(
     assert first + rest == rates_of_whole
     assert rates_of_whole[:11] == [0.05] * 11
     assert rates_of_whole[11] < 0.05
+
+
+def test_another_class_inside_a_sequence_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the class of a scheduler that is alone."""
+
+    def sequence(kind: Any) -> Make:
+        return lambda optimizer, trainer: lr_scheduler.SequentialLR(
+            optimizer, [lr_scheduler.ConstantLR(optimizer, 0.5, 1), kind(optimizer)], [1]
+        )
+
+    rates(tmp_path, sequence(lambda o: lr_scheduler.ExponentialLR(o, 0.5)), 2)
+    rates(tmp_path, sequence(lambda o: lr_scheduler.StepLR(o, 1, 0.5)), 4, ckpt_path="last")
+    said = capsys.readouterr().out
+    assert "SequentialLR.class ExponentialLR -> StepLR" in said
