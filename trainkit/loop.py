@@ -23,7 +23,7 @@ from functools import partial
 
 from trainkit.api.task import LogTarget
 from trainkit.data.feed import Step
-from trainkit.errors import TaskError
+from trainkit.errors import TaskError, clause
 from trainkit.metrics.latest import plain_name
 from trainkit.run.batches import EpochEnded, check_epoch, compute_gradients, end_last_batch
 from trainkit.run.evaluator import steps_between
@@ -36,11 +36,9 @@ from trainkit.run.run import Run
 def fit(run: Run) -> None:
     """Train until a limit is reached or a stop is requested."""
     run.hooks("on_train_start")
-    if _finished(run) and not (run.state.owes_validation or run.should_stop):
-        run.say(
-            "Nothing is left to train: the run has reached max_epochs or max_steps. Raise it to"
-            " continue."
-        )
+    if _finished(run) and not run.state.owes_validation:
+        reached = "the run has reached max_epochs or max_steps. Raise it to continue"
+        run.say(f"Nothing is left to train: {clause(run.state.stop_reason or reached)}.")
     while run.state.owes_validation or not _finished(run):
         train_epoch(run)
     if run.state.epoch_values:  # of an epoch that a limit has cut

@@ -281,6 +281,17 @@ def test_a_run_that_has_ended_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
     )
 
 
+def test_a_run_without_time_left_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Resumed with the same max_time, it trains nothing; there may be no bar that prints why."""
+    settings = {"max_epochs": 10**6, "max_time": 0.02, "enable_checkpointing": True}
+    quiet(tmp_path, **settings).fit(Line(), loader(8))
+    capsys.readouterr()
+    quiet(tmp_path, **settings).fit(Line(), loader(8), ckpt_path="last")
+    assert "Nothing is left to train: the time limit is reached" in capsys.readouterr().out
+
+
 def test_no_training_data_raises(tmp_path: Path) -> None:
     """Without training data fit raises and names the places for it."""
     with pytest.raises(
