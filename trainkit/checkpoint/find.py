@@ -30,6 +30,7 @@ from trainkit.checkpoint.store import Store
 from trainkit.errors import CheckpointError, clause
 
 OTHER = "Take another one: ckpt_path=PATH."
+_INSTEAD = "Take another run's checkpoint (ckpt_path=PATH), or begin in a new folder (run_dir=...)."
 Difference = Callable[[Any], str]
 Say = Callable[[str], None]
 
@@ -150,7 +151,7 @@ def _find(
 ) -> Iterator[tuple[str, Path] | None]:
     with ExitStack() as stack:
         if ckpt_path in ("last", "auto"):
-            yield _newest(stores, say, reader, stack, ckpt_path == "auto")
+            yield _newest(stores, say, reader, stack, ckpt_path)
             return
         store, name = _best(stores) if ckpt_path == "best" else _named(ckpt_path)
         try:
@@ -163,7 +164,7 @@ def _find(
 
 
 def _newest(
-    stores: Sequence[Store], say: Say, reader: _Finder, stack: ExitStack, or_none: bool
+    stores: Sequence[Store], say: Say, reader: _Finder, stack: ExitStack, requested: str
 ) -> tuple[str, Path] | None:
     """Return the newest complete checkpoint as (path or URL, its
     folder on this machine), or None.
@@ -175,12 +176,12 @@ def _newest(
             folder = reader.open(store, name, stack)
         except CheckpointError as error:
             say(f"{error} The one before it is taken.")
-            damaged = damaged or str(error)
+            damaged = damaged or f"{error} {_INSTEAD}"
             continue
         if folder is not None:
             return store.path_of(name), folder
         weights_alone = store.path_of(name)
-    if or_none and not damaged:
+    if requested == "auto" and not damaged:
         if weights_alone:
             say(
                 f"{weights_alone} holds only weights: there is nothing to resume from, a new run"
@@ -192,7 +193,7 @@ def _newest(
             f"{weights_alone} holds only weights: a run cannot resume from it. It can be validated"
             f" and tested, and a new run can start from its weights: init_weights={weights_alone}"
         )
-    raise CheckpointError(f"{_nothing('last', stores)} {damaged}".rstrip())
+    raise CheckpointError(f"{_nothing(requested, stores)} {damaged}".rstrip())
 
 
 def _in_order(stores: Sequence[Store]) -> Iterator[tuple[Store, str]]:
@@ -242,8 +243,9 @@ def _nothing(requested: str, stores: Sequence[Store]) -> str:
     there = sorted(name for store in stores for name in store.names())
     available = f"there are {', '.join(there)}" if there else "there are no checkpoints there"
     hint = "" if there else _newest_run_hint(Path(stores[-1].place).parent)
+    what = "checkpoint" if requested == "auto" else f"'{requested}'"
     return (
-        f"ckpt_path is '{requested}', and {stores[0].place} has no complete '{requested}';"
+        f"ckpt_path is '{requested}', and {stores[0].place} has no complete {what};"
         f" {available}.{hint}"
     )
 
