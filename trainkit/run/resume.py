@@ -137,7 +137,10 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
     if saved is None:
         return
     assert checkpoints.resumed_from is not None
-    if left := checkpoints.restore(saved):
+    left = checkpoints.restore(saved)
+    if saved.get("datamodule") and run.datamodule is None:
+        left.append("the state of a DataModule")
+    if left:
         run.say(
             f"The checkpoint holds states that this run has no place for: {', '.join(left)}. It"
             " resumes without them."

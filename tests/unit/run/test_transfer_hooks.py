@@ -87,8 +87,12 @@ def test_random_augmentation_after_the_transfer_is_repeated_by_a_resumed_run(
     assert torch.equal(fit("parts", 12, ckpt_path="last"), whole)
 
 
-def test_the_state_of_a_datamodule_is_in_the_checkpoint(tmp_path: Path) -> None:
-    """If it has one; a checkpoint without it can be resumed."""
+def test_the_state_of_a_datamodule_is_in_the_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If it has one; a checkpoint without it can be resumed, and one with it without a DataModule:
+    that is reported.
+    """
 
     class Counting(DataModule):
         def __init__(self) -> None:
@@ -115,6 +119,9 @@ def test_the_state_of_a_datamodule_is_in_the_checkpoint(tmp_path: Path) -> None:
         trainer = quiet(tmp_path, callbacks=[Count(), ModelCheckpoint()], max_epochs=epochs)
         trainer.fit(Line(), datamodule=data, ckpt_path="auto")
     assert (first.count, second.count) == (2, 4)
+    assert "no place for" not in capsys.readouterr().out
+    quiet(tmp_path, max_epochs=3).fit(Line(), loader(8), ckpt_path="last")
+    assert "no place for: the state of a DataModule." in capsys.readouterr().out
     quiet(tmp_path / "b", callbacks=[ModelCheckpoint()]).fit(Line(), loader(8))
     third = Counting()
     quiet(tmp_path / "b", callbacks=[Count(), ModelCheckpoint()], max_epochs=2).fit(
