@@ -112,6 +112,13 @@ def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> Non
     ]
 
 
+@pytest.mark.parametrize("start", STARTS)
+def test_a_state_that_an_optimizer_lacks_ends_all_ranks(start: str, results: Any) -> None:
+    """Rank 0 alone holds the optimizer's state; no rank waits for the one that has compared it."""
+    for rank in results[start]["refused_state"]:
+        assert "has no max_exp_avg_sq, which this run's Adam needs" in rank["message"]
+
+
 @pytest.mark.parametrize(
     ("start", "words"),
     [

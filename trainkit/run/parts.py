@@ -61,7 +61,14 @@ class OptimizersPart:
                 f" they do not fit. {WEIGHTS_ALONE}"
             )
         for optimizer, own in zip(self.optimizers, state, strict=True):
-            _refuse_another_kind(optimizer, own)
+            _refuse_another_kind(optimizer, own["param_groups"])
+            # the states themselves may be on rank 0 alone
+            if names := self.engine.comm.broadcast_object(lacking(optimizer, own)):
+                raise CheckpointError(
+                    f"The checkpoint's optimizer has no {', '.join(names)}, which this run's"
+                    f" {type(optimizer).__name__} needs: it was of another class, or had other"
+                    f" settings. {WEIGHTS_ALONE}"
+                )
             try:
                 if self.engine.splits_weights:
                     fill_optimizer(optimizer, own, self.engine)
@@ -74,14 +81,15 @@ class OptimizersPart:
                 ) from error
 
 
-def _refuse_another_kind(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raise CheckpointError if a state is of another class of optimizers, or lacks what this one's
-    step reads.
+def _refuse_another_kind(
+    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raise CheckpointError if the groups are of another class of optimizers.
 
     A newer torch may have settings more, so both sides must have some that the other lacks; those
     that schedulers leave do not count.
     """
-    there = {name for group in saved["param_groups"] for name in group}
+    there = {name for group in groups for name in group}
     here = {name for group in optimizer.param_groups for name in group}
     lacks = sorted(optimizer.defaults.keys() - there)
     of_schedulers = ("initial_", "base_", "max_", "min_", "param_names")
@@ -90,12 +98,6 @@ def _refuse_another_kind(optimizer: torch.optim.Optimizer, saved: Mapping[str, A
         raise CheckpointError(
             f"The checkpoint's optimizer has {', '.join(strange)}, and no {', '.join(lacks)}: it was"
             f" another one than this run's {type(optimizer).__name__}. {WEIGHTS_ALONE}"
-        )
-    if names := lacking(optimizer, saved):
-        raise CheckpointError(
-            f"The checkpoint's optimizer has no {', '.join(names)}, which this run's"
-            f" {type(optimizer).__name__} needs: it was of another class, or had other settings."
-            f" {WEIGHTS_ALONE}"
         )
 
 

@@ -205,6 +205,21 @@ def refused() -> dict[str, Any]:
     return {"messages": messages}
 
 
+def refused_state() -> dict[str, Any]:
+    """A checkpoint whose optimizer lacks a state that this one reads: rank 0 alone holds the states."""
+
+    class Adam(Line):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), **self.sgd)
+
+    trainer("refused state", max_steps=1, enable_checkpointing=True).fit(Adam(), loader(20))
+    try:
+        trainer("refused state", max_steps=2).fit(Adam(amsgrad=True), loader(20), ckpt_path="last")
+    except TrainkitError as error:
+        return {"message": str(error)}
+    return {"message": "none"}
+
+
 def wrapped() -> dict[str, Any]:
     """An optimizer that Horovod's own script would use, and a model that DDP's would."""
     is_horovod = type(ENGINE).__name__ == "HorovodEngine"
@@ -272,6 +287,7 @@ SCENARIOS = [
     stopped,
     sized_streams,
     refused,
+    refused_state,
     wrapped,
     sum_on_its_way,
     waits,
