@@ -77,12 +77,18 @@ def restore(
     """Restore the metrics; at another number of ranks rank 0 takes the states of all.
 
     Returns:
-        The logged names of metrics that are no part of the model, and so were not saved.
+        In words, the same on all ranks: metrics that are no part of the model, and so were not saved;
+        and saved ones that the model lacks, or has of another kind.
     """
+    here = {place: module for place, module in model.named_modules() if is_metric(module)}
+    saved = {place: own[0] for state in ranks for place, own in state["states"].items()}
+    gone = {place for place, states in saved.items() if not _fits(here.get(place), states)}
     own = [ranks[rank]] if len(ranks) == world_size else ranks if rank == 0 else []
-    for place in dict.fromkeys(place for state in own for place in state["states"]):
+    for place in saved.keys() - gone:
         there = [state["states"][place] for state in own if place in state["states"]]
-        metric: Any = model.get_submodule(place)
+        if not there:
+            continue
+        metric: Any = here[place]
         for i, one in enumerate(_inner(metric)):
             for name, reduction in one._reductions.items():
                 parts = [states[i][name] for states, _ in there]
@@ -100,13 +106,22 @@ def restore(
             one._computed = None
     for state in own:
         logged |= {
-            name: model.get_submodule(place)
+            name: here[place]
             for name, place in state["logged"].items()
-            if place is not None
+            if place in here.keys() - gone
         }
-    return sorted(
-        {name for state in ranks for name, place in state["logged"].items() if place is None}
-    )
+    loose = {name for state in ranks for name, place in state["logged"].items() if place is None}
+    hint = "make it an attribute of the Task, and it is saved"
+    return [
+        *(f"the metric '{name}' ({hint})" for name in sorted(loose)),
+        *(f"the state of the metric '{place}'" for place in sorted(gone)),
+    ]
+
+
+def _fits(metric: Any, states: Sequence[Mapping[str, Any]]) -> bool:
+    inner = [] if metric is None else _inner(metric)
+    names = [one._reductions.keys() for one in inner]
+    return names == [state.keys() for state in states]
 
 
 def metrics_in(model: nn.Module) -> list[Any]:

@@ -244,17 +244,13 @@ class LogPart:
         }
 
     def load_state_dicts(self, states: list[dict[str, Any]]) -> list[str]:
-        """Restore this rank's share; return metric objects that are no attribute of the Task."""
+        """Restore this rank's share; return metric objects that it does not restore."""
         rank, size = self.engine.ranks.data_rank, self.engine.ranks.data_size
         self.step.log.load_state_dict(
             [state["log"] for state in states], rank, size, self.engine.device
         )
         objects = [state["objects"] for state in states]
-        lost = metric_objects.restore(self.task, self.step.log.objects, objects, rank, size)
-        return [
-            f"the metric '{name}' (make it an attribute of the Task, and it is saved)"
-            for name in lost
-        ]
+        return metric_objects.restore(self.task, self.step.log.objects, objects, rank, size)
 
 
 @dataclass

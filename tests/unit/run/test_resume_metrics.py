@@ -309,3 +309,32 @@ def test_a_sparse_state_resumes_without_a_warning(tmp_path: Path) -> None:
 
     quiet(tmp_path, max_steps=2, enable_checkpointing=True).fit(Table(momentum=0.9), loader(24))
     quiet(tmp_path, max_steps=4).fit(Table(momentum=0.9), loader(24), ckpt_path="last")
+
+
+@pytest.mark.parametrize(
+    "now",
+    [None, torchmetrics.MaxMetric, lambda: torchmetrics.MinMaxMetric(torchmetrics.MeanMetric())],
+)
+def test_a_metric_that_the_task_lacks_is_reported(
+    now: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint of within an epoch has its state; the Task may have none there since, or another
+    kind: rank 0 alone raised.
+    """
+
+    class Own(Line):
+        def __init__(self, make: Any) -> None:
+            super().__init__()
+            self.mean = make and make()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            if isinstance(self.mean, torchmetrics.MeanMetric):
+                self.mean.update(loss.detach())
+            return loss
+
+    settings = {"enable_checkpointing": True, "max_steps": 1}
+    quiet(tmp_path, **settings).fit(Own(torchmetrics.MeanMetric), loader(8))
+    quiet(tmp_path, max_epochs=1).fit(Own(now), loader(8), ckpt_path="last")
+    said = capsys.readouterr().out
+    assert "no place for: the state of the metric 'mean'. It resumes without them." in said
