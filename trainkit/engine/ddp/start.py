@@ -35,7 +35,7 @@ def assign_ranks(ranks: Ranks, launcher: Launcher, engine: str) -> None:
     if missing := [name for name in needed if name not in os.environ]:
         raise EngineError(
             f"engine={engine} needs a launcher (not set: {', '.join(missing)}). Start with"
-            " `torchrun --nproc-per-node 2 -m trainkit fit ...`, or use engine=auto, in an"
+            " `torchrun --nproc-per-node 2 -m trainkit ...`, or use engine=auto, in an"
             " environment without a launcher's variables."
         )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
