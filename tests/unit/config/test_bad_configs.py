@@ -28,7 +28,7 @@ MISTAKES = {
     "trainer.precision=fp16": ["trainer.precision is 'fp16'", "'16-mixed'", "64 or null.\n"],
     "trainer.precision=bf17": ["trainer.precision is 'bf17'", "Did you mean 'bf16'?"],
     "optimizer.params=1": ["optimizer.params is not a setting", "nesterov, weight_decay"],
-    "lr.total=1": ["lr.total is not a setting. Known here: end."],
+    "lr.total=1": ["lr.total is not a setting. Known here: end, hold_steps."],
     "max_epochs=2": ["max_epochs is not a setting of its own. Write trainer.max_epochs=..."],
     "batch_size=2": ["batch_size is not a setting of its own. Write data.batch_size=..."],
     "--max_epochs=2": [

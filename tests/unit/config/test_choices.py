@@ -53,7 +53,8 @@ def test_a_section_holds_for_its_choice(conf: Path) -> None:
     assert rates("conf=own", "optimizer=lars") == [3.0]
     assert rates("conf=own", "optimizer=sgd") == [0.1]
     assert rates("conf=own", "optimizer=[lars]") == rates("conf=own", "optimizer=['lars']") == [3.0]
-    assert configs("conf=own", "lr=cosine")[0]["lr"].keys() == {"_target_", "_partial_", "end"}
+    names = {"_target_", "_partial_", "end", "hold_steps"}
+    assert configs("conf=own", "lr=cosine")[0]["lr"].keys() == names
 
 
 def test_another_key_may_follow_a_choice(conf: Path) -> None:
