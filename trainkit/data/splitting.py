@@ -209,16 +209,21 @@ def fingerprint(data: Any, seed: int) -> str | None:
         return None if is_read_once else _digest(list(itertools.islice(stream, count)))
 
 
-def held_by(dataset: Any) -> dict[str, str]:
+def held_by(dataset: Any, depth: int = 4) -> dict[str, str]:
     """Return a digest of what a data set has in memory, by attribute: of the first and the last
     entry of its arrays and lists. No sample is read: that may open files, which forks must not share.
+
+    Args:
+        dataset: or one that holds others, as Subset.
+        depth: of those that are looked into; they may refer to each other.
     """
     held: dict[str, str] = {}
     for name, value in getattr(dataset, "__dict__", {}).items():
         parts = value if isinstance(value, (list, tuple)) else [value]
         if any(isinstance(part, Dataset) for part in parts[:1]):  # one of Subset, ConcatDataset
-            for part in parts:
-                held |= {f"{name}.{key}": text for key, text in held_by(part).items()}
+            for part in parts if depth else ():
+                inner = held_by(part, depth - 1)
+                held |= {f"{name}.{key}": text for key, text in inner.items()}
         elif isinstance(value, (list, tuple, np.ndarray, torch.Tensor)):
             held[name] = _digest([_ends(value)])
         elif name == "_fingerprint":  # of Hugging Face's, of all that made it
@@ -230,6 +235,8 @@ def _ends(value: Any) -> Any:
     """Return the first and the last entry of an array or list; of a path its name, since folders
     may be a host's own.
     """
+    if isinstance(value, torch.Tensor) and (value.layout is not torch.strided or value.is_meta):
+        return type(value)
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return value[[0, -1]] if value.ndim and len(value) > 2 else value
     if isinstance(value, (list, tuple)):

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -270,6 +271,16 @@ class Files(Dataset[Any]):
         return torch.ones(3), torch.zeros(1)
 
 
+class Sparse(Files):
+    """Holds what has no rows to compare beside what has."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        super().__init__([0] * len(rows))
+        self.graph, self.later = torch.eye(3).to_sparse(), torch.empty(3, 3, device="meta")
+        self.names, self.rows = np.array([None, "a", "b"], dtype=object), rows
+        self.itself = self
+
+
 def shares(rank: int) -> dict[str, Any]:
     """Return data sets of which a script gives each rank a part."""
     rows = torch.arange(24.0).reshape(8, 3)[rank::2]
@@ -277,6 +288,7 @@ def shares(rank: int) -> dict[str, Any]:
     return {
         "TensorDataset.tensors": TensorDataset(rows, torch.zeros(4, 1)),
         "Files.files": Files(files),
+        "Sparse.rows": Sparse(rows),
         "ConcatDataset.datasets.files": ConcatDataset([Files(["a"]), Files(files)]),
     }
 
