@@ -62,8 +62,8 @@ def load(
             words; "" if by nothing.
 
     Returns:
-        Its path or URL, and the state saved beside the weights, if not `resume` at most that of `load_extra`;
-        None for "auto" if there is no checkpoint.
+        Its path or URL, and the state saved beside the weights, if not `resume` at most that of
+        `load_extra`; None for "auto" if there is no checkpoint.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it does not fit.

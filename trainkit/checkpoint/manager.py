@@ -329,8 +329,8 @@ class CheckpointManager:
         it on all ranks.
 
         Returns:
-            What was saved beside the weights, at most that of `load_extra` if not `resume`; None for "auto" if
-            there is no checkpoint.
+            What was saved beside the weights, at most that of `load_extra` if not `resume`; None
+            for "auto" if there is no checkpoint.
 
         Raises:
             CheckpointError: there is none, it is damaged, or a rank cannot read it.

@@ -107,8 +107,8 @@ class Opened:
         resume: whether to read what was saved beside the weights.
 
     Attributes:
-        training: what was saved beside the weights, at most that of `load_extra` if not `resume`; tensors in
-            pieces are read when they are needed.
+        training: what was saved beside the weights, at most that of `load_extra` if not `resume`;
+            tensors in pieces are read when they are needed.
 
     Raises:
         CheckpointError: a rank cannot read it; on all ranks.

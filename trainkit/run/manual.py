@@ -173,7 +173,7 @@ class ManualRun:
         run.hooks("on_before_backward", loss)
         with run.engine.no_sync():  # summed by `step`, for one optimizer at a time
             torch.autograd.backward(run.precision.scale(loss * self._share), *args, **kwargs)
-        if run.world_size > 1:
+        if run.world_size > 1 and not self._reported:
             self._gradients = _read(
                 p for each in self.optimizers for p in _parameters(each.optimizer)
             )
@@ -212,22 +212,20 @@ class ManualRun:
         Raises:
             TaskError: manual_backward wrote none of them.
         """
-        if self._reported:
+        if self._reported or _read(parameters).items() <= self._gradients.items():
             return
-        gradients = _read(parameters)
-        self._reported = not gradients.items() <= self._gradients.items()
-        if self._reported and not self._gradients:
+        self._reported = True
+        if not self._gradients:
             raise TaskError(
                 f"{type(self._run.task).__name__} calls backward() of a loss itself: its gradients"
                 " would be summed over ranks without the share of each rank's samples. Call"
                 " self.manual_backward(loss)."
             )
-        if self._reported:
-            self._run.say(
-                "Gradients were changed between manual_backward and optimizer.step(), where each"
-                " rank has its part of their sum. To clip the sum, call self.clip_gradients(optimizer,"
-                " gradient_clip_val=...); other changes belong in on_before_optimizer_step."
-            )
+        self._run.say(
+            "Gradients were changed between manual_backward and optimizer.step(), where each rank has"
+            " its part of their sum. To clip the sum, call self.clip_gradients(optimizer,"
+            " gradient_clip_val=...); other changes belong in on_before_optimizer_step."
+        )
 
     def clip(
         self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str = "norm"
