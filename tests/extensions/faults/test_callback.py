@@ -87,6 +87,9 @@ def test_a_fault_comes_during_what_it_was_asked_for(tmp_path: Path, during: str)
         fit(tmp_path, fault)
 
 
+# torch raises in its handler of SIGCHLD. If Python is in a __del__ then, the error is printed there,
+# and the loader sees a moment later that its worker has ended.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_killed_loader_worker_is_an_error(tmp_path: Path) -> None:
     """Of one process it ends the fit, in torch's words; without workers there is none to kill."""
     fault = {"do": "kill_loader", "step": 1}
