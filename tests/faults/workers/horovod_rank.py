@@ -38,13 +38,17 @@ def error_of(name: str) -> tuple[str, float]:
 
 
 def cycles(count: str) -> None:
-    """Set Horovod up and take it down again and again, with a sum in between."""
-    begun = time.monotonic()
-    for _ in range(int(count)):
+    """Set Horovod up and take it down again and again, with a sum in between;
+    say how many descriptors and threads there are after ten cycles, and after the last.
+    """
+    after: list[list[int]] = []
+    for cycle in range(int(count)):
         hvd.init()
         assert add("ranks") == hvd.size() == 2
         hvd.shutdown()
-    say(cycles=int(count), ms_each=1000 * (time.monotonic() - begun) / int(count))
+        if cycle in (9, int(count) - 1):
+            after.append([len(os.listdir(f"/proc/self/{kind}")) for kind in ("fd", "task")])
+    say(cycles=int(count), after=after)
 
 
 def halves(count: str) -> None:
