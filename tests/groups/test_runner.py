@@ -178,7 +178,7 @@ def test_a_group_that_does_not_fit_is_named(
     monkeypatch.setattr(command, "read_stamps", lambda: {"c": {"seconds": 130}})
     late = [Due(group, "0123456789", ("x", "y")) for group in groups.values()]
     monkeypatch.setattr(command, "due", lambda *_: late)
-    monkeypatch.setattr(command, "_run", lambda chosen, options: seen.extend(chosen) or 0)
+    monkeypatch.setattr(command, "_run", lambda chosen, *_, once_more: seen.extend(chosen) or 0)
     assert command.main(["due", "minutes=4"]) == 0
     printed = capsys.readouterr().out
     assert [group.name for group in seen] == ["a", "c"]
@@ -186,6 +186,47 @@ def test_a_group_that_does_not_fit_is_named(
         "b          is LEFT OUT (300 s, 140 s left): it has not run since 012345678: x, y"
         in printed
     )
+
+
+FAILED: dict[str, Any] = RECORD | {"exit": 1, "failed": 1, "failures": ["t.py::odd"]}
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "code"),
+    [
+        (FAILED, RECORD, 0),
+        (FAILED, FAILED, 1),
+        (FAILED, RECORD | {"passed": 0, "skipped": 1}, 1),
+        (FAILED | {"failures": ["t.py::odd"] * 4}, RECORD, 1),
+        (FAILED | {"exit": 2}, RECORD, 1),  # pytest was interrupted
+    ],
+)
+def test_an_odd_failure_of_a_due_group_runs_once_more(
+    first: dict[str, Any],
+    again: dict[str, Any],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Alone: if it passes it is named, and the group has no stamp; a group that was asked for fails."""
+    records, chosen = [first, again], []
+    written: list[Any] = []
+
+    def run(groups: list[Group], *_: Any, **__: Any) -> list[Ended]:
+        chosen.extend(groups)
+        return [Ended(groups[0], records[len(chosen) - 1], 1)]
+
+    monkeypatch.setattr(command, "run_groups", run)
+    monkeypatch.setattr(command, "clean_commit", lambda: None)
+    monkeypatch.setattr(command, "write_stamps", written.append)
+    monkeypatch.setattr(command, "write_record", lambda name, record: None)
+    assert command._run([commands("a")], [], once_more=True) == code
+    assert written == []
+    named = "a has no stamp: beside other tests these failed, and alone they passed:\n  t.py::odd\n"
+    assert (named in capsys.readouterr().out) == (code == 0)
+    assert [group.chosen for group in chosen[1:]] in ([], [("t.py::odd",)])
+    chosen.clear()
+    assert command._run([commands("a")], []) == 1
 
 
 @pytest.mark.parametrize("name", all_groups())
