@@ -6,6 +6,7 @@ import errno
 import multiprocessing
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,27 @@ def test_workers_share_a_small_cache(index: Index, tmp_path: Path) -> None:
     for worker in workers:
         worker.join()
     assert sum(path.stat().st_size for path in tmp_path.glob("*.tar*")) <= 3 * size
+
+
+def test_a_shard_gets_its_name_while_none_makes_room(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who lists the files to make room would else see neither the part nor the shard, and the cache
+    would grow beyond its size.
+    """
+    cache = ShardCache(tmp_path, 10**9, ShardStore())
+    is_whole, shard = threading.Event(), index.shards[0]
+    monkeypatch.setattr(os, "fsync", lambda _: is_whole.set())
+    reader = threading.Thread(target=cache.fetch, args=(shard,))
+    with cache.locked("room"):
+        part = tmp_path / f"{cache.path_of(shard).name}.{shard.size}.part"
+        monkeypatch.setattr(cache, "_reserve", lambda *_: part.touch())
+        reader.start()
+        assert is_whole.wait(60)
+        reader.join(0.3)  # an error would be here by now: the shard has its name in no time
+        assert cached(cache) == [] and part.exists()
+    reader.join(60)
+    assert cached(cache) == [shard.name]
 
 
 def test_shards_are_fetched_ahead(index: Index, tmp_path: Path) -> None:

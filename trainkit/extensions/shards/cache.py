@@ -112,7 +112,8 @@ class ShardCache:
                         raise _other_content(shard, difference)
                     # a crash of the host leaves no file with a name and without content
                     os.fsync(file.fileno())
-                part.replace(path)
+                with self.locked("room"):  # one that lists the files meanwhile would see neither
+                    part.replace(path)
                 return True
             except FileNotFoundError as error:
                 raise DataError(
