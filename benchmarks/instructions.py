@@ -32,8 +32,12 @@ def why_not() -> str:
     return "" if shutil.which("callgrind_control") else "valgrind is not installed"
 
 
-def count(names: Sequence[str]) -> dict[str, float]:
-    """Return the instructions of a step of each contender."""
+def count(names: Sequence[str], seed: int = 0) -> dict[str, float]:
+    """Return the instructions of a step of each contender.
+
+    Args:
+        seed: of the hashes of texts, else drawn anew for each process.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command = [
             "valgrind",
@@ -47,7 +51,7 @@ def count(names: Sequence[str]) -> dict[str, float]:
             capture_output=True,
             text=True,
             check=False,
-            env=os.environ | {"PYTHONHASHSEED": "0"},  # else dicts differ from run to run
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
         )
         if run.returncode:
             raise RuntimeError(run.stderr[-2000:])
