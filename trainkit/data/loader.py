@@ -26,7 +26,7 @@ from trainkit.data.collate import seeded_collate
 from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
 from trainkit.data.plan import StepPlan
 from trainkit.data.splitting import loader_like, options_of
-from trainkit.data.streams import Sharded, iterates_itself
+from trainkit.data.streams import Sharded, agreed, iterates_itself
 from trainkit.data.workers import Shielded, ended_workers, start_workers
 from trainkit.errors import ConfigError, DataError, TrainkitError
 
@@ -146,18 +146,27 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
     return type(loader.batch_sampler) is BatchSampler
 
 
+def _refuse_split(loader: DataLoader[Any], name: str) -> None:
+    """Refuse samples that are split over ranks already, also by a loader with batches of its own."""
+    batching: Any = loader.batch_sampler
+    for sampler in (loader.sampler, batching, getattr(batching, "sampler", None)):
+        if (getattr(sampler, "num_replicas", 0) or 0) > 1 or isinstance(
+            sampler, DistributedSampler
+        ):
+            raise ConfigError(
+                f"{name} has a {type(sampler).__name__}; trainkit shards the samples over ranks"
+                " itself. Pass shuffle=True (or a sampler over the whole data set) in its place."
+            )
+
+
 def _read_loader(loader: DataLoader[Any], name: str) -> Source | None:
+    _refuse_split(loader, name)
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
     if not _is_plain(loader):
         return None  # the user's own batches, of unknown sizes
     batching: Any = loader.batch_sampler  # the user's, or the DataLoader's own
     sampler: Any = batching.sampler
-    if isinstance(sampler, DistributedSampler) or (getattr(sampler, "num_replicas", 0) or 0) > 1:
-        raise ConfigError(
-            f"{name} has a {type(sampler).__name__}; trainkit shards the samples over ranks itself. Pass"
-            " shuffle=True (or a sampler over the whole data set) in its place."
-        )
     # A subclass may draw differently: only torch's own two are known, and torchdata's.
     shuffles = (
         type(sampler).__name__ == "RandomSampler"
@@ -311,13 +320,7 @@ class ShardedLoader:
                 _own_numbers_of(self.source.sampler, epoch),
             ):
                 own = [int(i) for i in self.source.sampler]  # a resumed run draws the same order
-            self._drawn = self._agree(own)
-            if own != self._drawn and 2 * len({*own}.intersection(self._drawn)) < len({*own}):
-                raise ConfigError(
-                    f"A {type(self.source.sampler).__name__} draws other samples on this rank than"
-                    " on rank 0, whose order is split over ranks: most would be left out. Give it"
-                    " the whole data set on all ranks, or declare trainkit.sharded(loader)."
-                )
+            self._drawn = agreed(own, self._agree, self.source.sampler)
         self._sampler.start(plan, epoch, start)
         if (
             self._loader.num_workers

@@ -26,6 +26,7 @@ from trainkit.data.collate import seeded_collate
 from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix
 from trainkit.data.splitting import DatasetShare, Share, loader_like
 from trainkit.data.workers import shield
+from trainkit.errors import ConfigError
 
 RandomNumbers = Callable[[], AbstractContextManager[None]]
 OnMain = Callable[[Callable[[], Any]], Any]
@@ -38,6 +39,7 @@ class Sharded:
     data: Any
 
 
+_MOST_PADDED = 2  # samples that a part takes from another, to be as long
 _ITERATORS = ("torch.utils.data.", "torchdata.stateful_dataloader.")
 
 
@@ -47,6 +49,33 @@ def iterates_itself(loader: DataLoader[Any]) -> bool:
     """
     methods = (getattr(type(loader), name) for name in ("__iter__", "_get_iterator"))
     return any(not method.__module__.startswith(_ITERATORS) for method in methods)
+
+
+def agreed(own: list[Any], agree: Callable[[list[Any]], list[Any]], sampler: Any) -> list[Any]:
+    """Return rank 0's draws of a user's own sampler, whose order is split over ranks: indices, or
+    lists of them.
+
+    Raises:
+        ConfigError: this rank's are of other samples.
+    """
+    drawn = agree(own)
+    if own != drawn:
+        mine, its = _members(own), _members(drawn)
+        shared = len(mine & its)
+        # batches may be a few that a rank has drawn by chance, but of the whole data set
+        is_apart = shared <= _MOST_PADDED or not isinstance(own[0], list)
+        if 2 * shared < len(mine) and is_apart:
+            raise ConfigError(
+                f"A {type(sampler).__name__} draws other samples on this rank than on rank 0, whose"
+                " order is split over ranks: most would be left out. Give it the whole data set on"
+                " all ranks, or declare trainkit.sharded(loader)."
+            )
+    return drawn
+
+
+def _members(draws: list[Any]) -> set[int]:
+    lists = (draw if isinstance(draw, list) else [draw] for draw in draws)
+    return set(itertools.chain.from_iterable(lists))
 
 
 def sharded(data: Any) -> Sharded:
@@ -274,9 +303,8 @@ class SplitStream(Stream):
         data = self._data
         batching = _set_epoch(data, epoch)
         with OwnRandomNumbers(mix(self._run_seed, epoch))():
-            drawn = self._agree(
-                [b if isinstance(b, int) else [int(i) for i in b] for b in batching]
-            )
+            own_draws = [b if isinstance(b, int) else [int(i) for i in b] for b in batching]
+            drawn = agreed(own_draws, self._agree, batching)
         own = [drawn[place] for place in range(len(drawn))[: share.end] if share.has(place)]
         whole = data.batch_sampler is None  # the data set makes the batches
         batches = [[(epoch, index) for index in ([batch] if whole else batch)] for batch in own]

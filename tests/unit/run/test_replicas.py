@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+)
 
 from tests.helpers.elastic_threads import ElasticThreadEngine, Job
 from tests.helpers.threads import ThreadEngine, World
@@ -356,6 +364,37 @@ def test_a_sampler_of_a_part_for_each_rank_is_refused(says_so: bool, tmp_path: P
         quiet(tmp_path, engine=engine).fit(Watched([]), data)
 
     text = "has a Halves; trainkit shards" if says_so else "A Halves draws other samples"
+    with pytest.raises(ConfigError, match=text):
+        World(2).run(work)
+
+
+class Repeating(DataLoader[Any]):
+    """A loader with an iterator of its own, as timm's MultiEpochsDataLoader."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+def in_repeating(part: Any) -> Any:
+    part.num_replicas = 2
+    return Repeating(Numbered(8), 2, sampler=part)
+
+
+def in_batches(part: Any) -> Any:
+    batches = type("Pairs", (BatchSampler,), {})(part, 2, False)
+    return DataLoader(Numbered(8), batch_sampler=batches)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(in_repeating, "has a Halves; trainkit shards"), (in_batches, "A Pairs draws other samples")],
+)
+def test_batches_of_a_part_for_each_rank_are_refused(make: Any, text: str, tmp_path: Path) -> None:
+    """Of a loader that iterates itself, and of a batch sampler: most samples were left out."""
+
+    def work(engine: Any) -> None:
+        quiet(tmp_path, engine=engine).fit(Watched([]), make(Halves(engine.place)))
+
     with pytest.raises(ConfigError, match=text):
         World(2).run(work)
 
