@@ -29,6 +29,7 @@ from trainkit.data.splitting import loader_like, options_of
 from trainkit.data.streams import Sharded, agreed, iterates_itself
 from trainkit.data.workers import Shielded, ended_workers, start_workers
 from trainkit.errors import ConfigError, DataError, TrainkitError
+from trainkit.extension import advice
 
 
 @runtime_checkable
@@ -76,13 +77,15 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
         training: whether a bare Dataset is shuffled.
 
     Raises:
-        ConfigError: it is none of these, or a DataLoader that already shards its samples over
-            ranks, or that yields batches as they come.
+        ConfigError: it is none of these, or a DataLoader or another library's that already shards
+            its samples over ranks, or that yields batches as they come.
         DataError: the data set is empty.
     """
     _refuse_several(data, name)
     if isinstance(data, Sharded):
         return None
+    if text := advice("the data's package", type(data).__module__.partition(".")[0]):
+        raise ConfigError(f"{name}: {type(data).__name__} is {text.removeprefix('. ')}")
     if isinstance(data, DataLoader):
         if not getattr(data, "in_order", True):  # torchdata's has none in some versions
             raise ConfigError(

@@ -10,6 +10,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainkit.errors import TaskError
+from trainkit.extension import advice
 
 
 @dataclass(frozen=True)
@@ -26,22 +27,27 @@ class ScheduleConfig:
     name: str | None = None
 
 
+def refuse_wrapped(optimizer: Optimizer) -> None:
+    """Refuse an optimizer in another library's, which sums gradients or counts microbatches itself.
+
+    Raises:
+        TaskError: it is one.
+    """
+    if text := advice("an optimizer's package", type(optimizer).__module__.partition(".")[0]):
+        raise TaskError(f"The optimizer is {text.removeprefix('. ')}")
+
+
 def read_optimizers(
     returned: Any, automatic: bool = True
 ) -> tuple[list[Optimizer], list[ScheduleConfig]]:
     """Read the result of `configure_optimizers`.
 
     Raises:
-        TaskError: it is none of the known forms, or an optimizer that needs a closure, or Horovod's.
+        TaskError: it is none of the known forms, or an optimizer that needs a closure, or another library's.
     """
     optimizers, schedules = _read_forms(returned)
     for optimizer in optimizers:
-        if type(optimizer).__module__.startswith("horovod."):
-            raise TaskError(
-                "The optimizer is Horovod's DistributedOptimizer, and gradients are summed over"
-                " ranks without it. Give the optimizer that it wraps; its backward_passes_per_step"
-                " is trainer.accumulate_grad_batches."
-            )
+        refuse_wrapped(optimizer)
         if isinstance(optimizer, LBFGS) and automatic:
             raise TaskError(
                 "configure_optimizers returned LBFGS, which evaluates the loss several times a"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 import trainkit
 from tests.helpers.toy import Line, loader, quiet
@@ -95,3 +98,36 @@ def test_they_are_said_where_a_user_writes_them(tmp_path: Path) -> None:
     stray = type("Stray", (Line,), {"on_train_begin": lambda self: None})()
     with pytest.raises(TaskError, match=r"never be called\. In its place: on_train_start\.$"):
         quiet(tmp_path).fit(stray, loader())
+
+
+def of(package: str, name: str, base: type, **members: object) -> type:
+    """Return a class as another library's."""
+    return type(name, (base,), {"__module__": f"{package}.inner", **members})
+
+
+@pytest.mark.parametrize("package", others.OPTIMIZERS)
+def test_another_librarys_optimizer_is_refused(package: str, tmp_path: Path) -> None:
+    """It would count microbatches and sum gradients a second time, in a Task and in a Loop."""
+    optimizer = of(package, "Wrapped", torch.optim.SGD)
+
+    class Wrapping(Line):
+        def configure_optimizers(self) -> Any:
+            return optimizer(self.parameters(), lr=0.1)
+
+    text = "^The optimizer is .* without it. Give the optimizer that .*accumulate_grad_batches.$"
+    with pytest.raises(TaskError, match=text):
+        quiet(tmp_path).fit(Wrapping(), loader())
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(TaskError, match=text):
+        trainkit.Loop(model, optimizer(model.parameters(), lr=0.1), loader())
+
+
+@pytest.mark.parametrize("package", others.DATA)
+@pytest.mark.parametrize("base", [DataLoader, list, object])
+def test_another_librarys_data_are_refused(package: str, base: type, tmp_path: Path) -> None:
+    """Parts of ranks, which were taken for a stream that all read: a half was left out on two."""
+    kind = of(package, "Shard", base)
+    data = kind(loader().dataset) if base is DataLoader else kind()
+    text = f"^train_dataloaders: Shard is {package}.*itself. Give the DataLoader that "
+    with pytest.raises(ConfigError, match=text.replace("ray", "Ray")):
+        quiet(tmp_path).fit(Line(), data)

@@ -40,7 +40,7 @@ from trainkit.extensions.by_hand.task import (
     scheduler_of,
     task_of,
 )
-from trainkit.optim.forms import ScheduleConfig
+from trainkit.optim.forms import ScheduleConfig, refuse_wrapped
 from trainkit.trainer import Trainer
 
 
@@ -69,6 +69,7 @@ class Loop:
 
     Raises:
         ConfigError: `model` is a Task, or a setting cannot work here.
+        TaskError: an optimizer is another library's around the one that it updates.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Loop:
             [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
         )
         for each in optimizers:
+            refuse_wrapped(each)
             each.register_step_pre_hook(self._refuse_step)
         self.state: dict[str, Any] = {}
         self.history: list[dict[str, float]] = []

@@ -32,6 +32,8 @@ EXTENSION = Extension(
         "callbacks.early_stopping": f"{_OTHERS}.EARLY_STOPPING",
         "Callback": f"{_OTHERS}.HOOKS",
         "Task": f"{_OTHERS}.HOOKS",
+        "an optimizer's package": f"{_OTHERS}.OPTIMIZERS",
+        "the data's package": f"{_OTHERS}.DATA",
         "ModelCheckpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "callbacks.checkpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
     },

@@ -131,6 +131,33 @@ FIT = each(
     }
 )
 
+# By the package of their class; "The optimizer is ...", "The data is ...".
+OPTIMIZERS = {
+    "horovod": (
+        "Horovod's DistributedOptimizer, and gradients are summed over ranks without it. Give the"
+        " optimizer that it wraps; its backward_passes_per_step is"
+        " trainer.accumulate_grad_batches."
+    ),
+    "accelerate": (
+        "accelerate's AcceleratedOptimizer, and gradients are summed, accumulated and unscaled"
+        " without it. Give the optimizer that accelerator.prepare was given; its"
+        " gradient_accumulation_steps is trainer.accumulate_grad_batches."
+    ),
+}
+
+DATA = {
+    "accelerate": (
+        "accelerate's, which gives each rank its own part, and trainkit splits data over ranks"
+        " itself. Give the DataLoader that accelerator.prepare was given."
+    ),
+    "ray": (
+        "Ray's, which gives each rank its own part, and trainkit splits data over ranks itself."
+        " Give the DataLoader that prepare_data_loader was given, or of Ray Data"
+        " trainkit.data.RayData(dataset, batch_size=...) with the whole Dataset. An iterable of a"
+        " rank's own part is trainkit.sharded(shard.iter_torch_batches(...))."
+    ),
+}
+
 EARLY_STOPPING = each(
     {
         "early_stopping_patience": "In its place: patience.",
