@@ -63,7 +63,7 @@ def agreed(own: list[Any], agree: Callable[[list[Any]], list[Any]], sampler: Any
         mine, its = _members(own), _members(drawn)
         shared = len(mine & its)
         # batches may be a few that a rank has drawn by chance, but of the whole data set
-        is_apart = shared <= _MOST_PADDED or not isinstance(own[0], list)
+        is_apart = shared <= _MOST_PADDED or all(isinstance(draw, int) for draw in own)
         if 2 * shared < len(mine) and is_apart:
             raise ConfigError(
                 f"A {type(sampler).__name__} draws other samples on this rank than on rank 0, whose"

@@ -376,11 +376,13 @@ class Repeating(DataLoader[Any]):
 
 
 def in_repeating(part: Any) -> Any:
+    """Return a loader that iterates itself."""
     part.num_replicas = 2
     return Repeating(Numbered(8), 2, sampler=part)
 
 
 def in_batches(part: Any) -> Any:
+    """Return a loader with a batch sampler of its own."""
     batches = type("Pairs", (BatchSampler,), {})(part, 2, False)
     return DataLoader(Numbered(8), batch_sampler=batches)
 
