@@ -148,6 +148,8 @@ class Extension:
         advice: where users of another framework look for its names, a module of the core,
             "Trainer", "flags", "modules", "_target_" -> dotted name of a mapping of name -> what to
             use here, in sentences.
+        remarks: dotted names of functions of a trainkit.api.view.RunView that yield sentences, which
+            a fit prints as it begins.
         source: the distribution that it comes from; trainkit sets it.
     """
 
@@ -167,6 +169,7 @@ class Extension:
     conf: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
     source: str = "trainkit"
 
 
@@ -300,6 +303,12 @@ def advice(place: str, name: str) -> str:
     """Return what to use for a name that another framework has there, as ". Use ..."; "" for others."""
     tables = [each.advice[place] for each in extensions() if place in each.advice]
     return next((f". {texts[name]}" for texts in map(resolve, tables) if name in texts), "")
+
+
+def remarks(run: Any) -> list[str]:
+    """Return what extensions have to say about a fit that begins, a RunView."""
+    targets = [target for each in extensions() for target in each.remarks]
+    return [text for remark in map(resolve, targets) for text in remark(run)]
 
 
 def conf_folders() -> list[Path]:

@@ -30,6 +30,7 @@ from trainkit.engine.ranks import RanksChanged
 from trainkit.engine.select import make_engine
 from trainkit.engine.signals import Signals
 from trainkit.errors import ConfigError, Dismissed, Preempted
+from trainkit.extension import remarks
 from trainkit.launch.terminal import output_of_rank
 from trainkit.metrics.objects import reset_metrics
 from trainkit.run.data_sources import DataSources
@@ -229,6 +230,9 @@ class Stage:
         self.is_set_up = True
         if self.elastic is not None:
             self.elastic.run_dir = run_dir
+        if self.kind == "fit" and not self._is_later_attempt:
+            for text in remarks(run):
+                run.say(text)
 
     def _agree_on_folder(self) -> Path:
         if _is_rehearsal(self):

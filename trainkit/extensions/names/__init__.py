@@ -3,6 +3,7 @@
 lightning.py      Lightning's, by where a user looks for them (docs/lightning.md)
 transformers.py   settings of transformers' TrainingArguments (docs/migrate.md)
 others.py         classes and calls of transformers' Trainer, Keras, Horovod and Accelerate
+surroundings.py   what other libraries have set up around a fit, and trainkit does not read
 lightning_configs.py   keys, classes and flags in configs of Lightning's users
 """
 
@@ -37,4 +38,5 @@ EXTENSION = Extension(
         "ModelCheckpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "callbacks.checkpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
     },
+    remarks=tuple(f"trainkit.extensions.names.surroundings.{name}" for name in ("unread", "alone")),
 )

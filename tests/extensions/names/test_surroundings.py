@@ -1,0 +1,60 @@
+"""What other libraries have set up around a fit is said where it begins."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.helpers.threads import World
+from tests.helpers.toy import Line, loader, quiet
+
+ASKED = {
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+    "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+    "ACCELERATE_USE_FSDP": "true",
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_accelerate_launch_asks_for_is_named(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script trained in float32 with ddp under a config with bf16 and FSDP, in silence."""
+    monkeypatch.setenv(asked, ASKED[asked])
+    quiet(tmp_path, max_steps=1).fit(Line(), loader())
+    lines = [line for line in capsys.readouterr().out.splitlines() if "accelerate's" in line]
+    (line,) = lines
+    assert "which only its Accelerator reads: " in line
+    assert ". Set " in line
+
+
+def test_what_is_set_here_too_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal settings, and those of accelerate's defaults."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
+    quiet(tmp_path, max_steps=1, precision="bf16-mixed").fit(Line(), loader())
+    assert "accelerate" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_library_that_sees_one_rank_is_named(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """hvd.init() under torchrun, and Accelerator() under horovodrun: each rank is their rank 0."""
+    horovod = SimpleNamespace(is_initialized=lambda: True, size=lambda: size)
+    state: Any = type("PartialState", (), {"_shared_state": {"_cpu": True}, "num_processes": size})
+    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
+    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(PartialState=state))
+
+    def work(engine: Any) -> None:
+        quiet(tmp_path, engine=engine, max_steps=1).fit(Line(), loader())
+
+    World(2).run(work)
+    out = capsys.readouterr().out
+    assert out.count("sees 1 rank, and this run has 2") == (2 if size == 1 else 0)

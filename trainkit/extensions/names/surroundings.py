@@ -1,0 +1,58 @@
+"""What other libraries have set up around a fit, and trainkit does not read: what `accelerate launch`
+asks for, and a Horovod or an Accelerator that sees one rank where there are several.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from trainkit.api.view import RunView
+
+_PRECISIONS = {"no": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed", "fp8": "fp8-mixed"}
+
+
+def unread(run: RunView) -> Iterator[str]:
+    """Yield what variables of `accelerate launch` ask for that this run does not have."""
+    numerics, engine = run.options.numerics, run.engine.name
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if _PRECISIONS.get(asked, numerics.precision) not in ("32-true", numerics.precision):
+        yield _unread(
+            f"mixed_precision={asked}",
+            f"trainer.precision is '{numerics.precision}'",
+            f"Set trainer.precision={_PRECISIONS[asked]}",
+        )
+    if os.environ.get("ACCELERATE_DYNAMO_BACKEND", "NO").upper() != "NO" and not numerics.compile:
+        yield _unread("dynamo_config", "trainer.compile is false", "Set trainer.compile=true")
+    for name in ("fsdp", "deepspeed"):
+        if os.environ.get(f"ACCELERATE_USE_{name.upper()}") == "true" and engine != name:
+            yield _unread(f"{name}_config", f"the engine is {engine}", f"Set engine={name}")
+
+
+def _unread(what: str, here: str, remedy: str) -> str:
+    return (
+        f"accelerate's config has {what}, which only its Accelerator reads: {here}. {remedy}, or"
+        " leave it out there."
+    )
+
+
+def alone(run: RunView) -> Iterator[str]:
+    """Yield which libraries take each rank for the only one."""
+    if run.world_size == 1:
+        return
+    horovod: Any = sys.modules.get("horovod.torch")
+    if horovod is not None and horovod.is_initialized() and horovod.size() == 1:
+        yield _alone("Horovod", "hvd.rank() is 0 on each", run)
+    state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    if state is not None and state._shared_state and state().num_processes == 1:
+        yield _alone("accelerate", "is_main_process is true on each", run)
+
+
+def _alone(library: str, consequence: str, run: RunView) -> str:
+    return (
+        f"{library} sees 1 rank, and this run has {run.world_size} (engine={run.engine.name}):"
+        f" {consequence}, and its sums and gathers have one rank's values. Use trainkit.rank(),"
+        " trainkit.world_size() and self.all_gather, or a launcher that it knows."
+    )
