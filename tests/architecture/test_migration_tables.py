@@ -27,6 +27,7 @@ TABLES = {
     "Horovod's names": 12,
     "torchrun and DistributedDataParallel": 10,
     "Accelerate": 12,
+    "Accelerate's config": 8,
     "Fabric": 10,
     "TrainingArguments": 12,
     "From timm's or torchvision's train.py": 12,
@@ -130,6 +131,13 @@ def test_the_left_column_is_accelerates() -> None:
         f"accelerator.{name}" for name in dir(accelerator)
     }
     assert [name for name in theirs("Accelerate") if name not in known] == []
+
+
+def test_the_left_column_is_accelerates_config() -> None:
+    """Keys of the file that `accelerate config` writes."""
+    written = pytest.importorskip("accelerate.commands.config.config_args").ClusterConfig
+    known = written.__dataclass_fields__
+    assert [name for name in theirs("Accelerate's config") if name not in known] == []
 
 
 def test_the_left_column_is_transformers() -> None:

@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader
 
 import trainkit
 from tests.helpers.toy import Line, loader, quiet
-from trainkit.callbacks import EarlyStopping, ModelCheckpoint
+from trainkit import callbacks
+from trainkit.callbacks import EarlyStopping, ModelCheckpoint, TuneReport
+from trainkit.data import RayData
 from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.names import EXTENSION, lightning, others
 from trainkit.trainer import Trainer
@@ -38,7 +40,7 @@ def is_here(place: str, text: str) -> bool:
     called = re.match(r"(\w+(?:\.\w+)?)(?:\((\w+)=)?", text)
     assert called is not None, text
     name, argument = called.groups()
-    if text.startswith(ELSEWHERE):
+    if text.startswith(ELSEWHERE) or (place == "trainkit.callbacks" and hasattr(callbacks, name)):
         return True
     home, _, attribute = name.rpartition(".")
     owner = {"Trainer": Trainer, "Task": trainkit.Task, "Callback": trainkit.Callback, "": trainkit}
@@ -131,3 +133,15 @@ def test_another_librarys_data_are_refused(package: str, base: type, tmp_path: P
     text = f"^train_dataloaders: Shard is {package}.*itself. Give the DataLoader that "
     with pytest.raises(ConfigError, match=text.replace("ray", "Ray")):
         quiet(tmp_path).fit(Line(), data)
+
+
+def test_settings_of_rays_callbacks_and_batches_are_named() -> None:
+    """Of its reporting callbacks and of iter_torch_batches: what to use here."""
+    with pytest.raises(ImportError, match=r"no RayTrainReportCallback\. In its place: RayReport\."):
+        trainkit.callbacks.RayTrainReportCallback  # noqa: B018
+    with pytest.raises(ImportError, match=r"prepare_model\. In its place: Trainer\.fit\."):
+        from trainkit import prepare_model  # noqa: F401
+    with pytest.raises(ConfigError, match=r"^RayData\.drop_last: Leave it out: a short last step"):
+        RayData(list, 4, drop_last=True)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"^TuneReport\.metrics: Leave it out: all logged values"):
+        TuneReport(metrics={"loss": "val/loss"})  # type: ignore[call-arg]

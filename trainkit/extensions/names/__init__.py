@@ -2,7 +2,7 @@
 
 lightning.py      Lightning's, by where a user looks for them (docs/lightning.md)
 transformers.py   settings of transformers' TrainingArguments (docs/migrate.md)
-others.py         classes and calls of transformers' Trainer, Keras, Horovod and Accelerate
+others.py         classes and calls of transformers' Trainer, Keras, Horovod, Accelerate and Ray
 surroundings.py   what other libraries have set up around a fit, and trainkit does not read
 lightning_configs.py   keys, classes and flags in configs of Lightning's users
 """
@@ -35,6 +35,9 @@ EXTENSION = Extension(
         "Task": f"{_OTHERS}.HOOKS",
         "an optimizer's package": f"{_OTHERS}.OPTIMIZERS",
         "the data's package": f"{_OTHERS}.DATA",
+        "RayData": f"{_OTHERS}.RAY_DATA",
+        "RayReport": f"{_OTHERS}.REPORT",
+        "TuneReport": f"{_OTHERS}.REPORT",
         "ModelCheckpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "callbacks.checkpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
     },

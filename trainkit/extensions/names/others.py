@@ -1,4 +1,4 @@
-"""What to use here for names of transformers' Trainer, Keras, Horovod and Accelerate in Python code
+"""What to use here for names of transformers' Trainer, Keras, Horovod, Accelerate and Ray in Python code
 (docs/migrate.md): where they would be imported, called or passed.
 """
 
@@ -45,6 +45,12 @@ PACKAGE = lightning.PACKAGE | each(
             "In its place: Trainer(...). docs/migrate.md has a table of its settings."
         ),
         "TrainerCallback": "In its place: Callback. Override its hooks.",
+        "RayDDPStrategy RayFSDPStrategy RayDeepSpeedStrategy RayLightningEnvironment": (
+            "In its place: Trainer(engine=...). auto takes the workers that Ray Train started."
+        ),
+        "prepare_trainer prepare_model prepare_data_loader": (
+            "In its place: Trainer.fit. It takes the plain model and DataLoader."
+        ),
         "Model Sequential": (
             "In its place: Task. A torch module with training_step and configure_optimizers."
         ),
@@ -72,6 +78,10 @@ CALLBACKS = lightning.CALLBACKS | each(
         "PrinterCallback ProgbarLogger ProgressCallback": "In its place: ProgressBar. One bar.",
         "TerminateOnNaN": "In its place: Trainer(stop_on_nonfinite=...). On by default.",
         "TrainerCallback": "In its place: Callback. Override its hooks.",
+        "RayTrainReportCallback": "In its place: RayReport. Values and a checkpoint, by all ranks.",
+        "TuneReportCallback TuneReportCheckpointCallback": (
+            "In its place: TuneReport. All logged values, epoch, step, and a checkpoint."
+        ),
     }
 )
 
@@ -157,6 +167,29 @@ DATA = {
         " rank's own part is trainkit.sharded(shard.iter_torch_batches(...))."
     ),
 }
+
+RAY_DATA = each(
+    {
+        "local_shuffle_buffer_size local_shuffle_seed": (
+            "In its place: RayData.shuffle=true. All samples at each epoch, by the run's seed."
+        ),
+        "collate_fn dtypes batch_format": (
+            "In its place: RayData.transform. On numpy arrays by column, in Ray's workers."
+        ),
+        "device pin_memory prefetch_batches": (
+            "Leave it out: batches are read ahead, and moved to each rank's device."
+        ),
+        "drop_last": "Leave it out: a short last step is weighted; trainer.pad_last_step fills it.",
+    }
+)
+
+REPORT = each(
+    {
+        "metrics": "Leave it out: all logged values are reported, by their own names.",
+        "on": "Leave it out: after each validation, or each epoch of a run without one.",
+        "filename save_checkpoints": "In its place: checkpoints. A folder of trainkit's format.",
+    }
+)
 
 EARLY_STOPPING = each(
     {
