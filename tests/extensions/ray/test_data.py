@@ -95,6 +95,11 @@ def test_columns_become_tensors() -> None:
     nested[:] = [np.array([np.ones(2), np.zeros(2)]), np.array([np.ones(2), np.ones(2)])]
     ragged = np.empty(2, dtype=object)
     ragged[:] = [np.ones(2), np.ones(3)]
+    lists, apart = (
+        np.empty(2, dtype=object),
+        np.empty(2, dtype=object),
+    )  # blocks of pandas have these
+    lists[:], apart[:] = [[1, 2], [3, 4]], [[1], [2, 3]]
     frozen = np.arange(2)
     frozen.flags.writeable = False
     data = RayData(Table(), 2)
@@ -103,6 +108,8 @@ def test_columns_become_tensors() -> None:
     )
     assert torch.equal(batch["id"], torch.arange(2)) and batch["nested"].shape == (2, 2, 2)
     assert [len(row) for row in batch["ragged"]] == [2, 3] and batch["text"] == ["a", "b"]
+    of_lists = data.batch_of({"lists": lists, "apart": apart})
+    assert of_lists["lists"].tolist() == [[1, 2], [3, 4]] and len(of_lists["apart"]) == 2
     with pytest.raises(ConfigError, match="RayData.columns has 'label'; the data has id"):
         RayData(Table(), 2, ["label"]).batch_of({"id": frozen})
 

@@ -14,6 +14,7 @@ one on its host, and the others join it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import pickle
@@ -294,6 +295,9 @@ def _stacked(array: Any) -> np.ndarray[Any, Any] | None:
     """Return nested arrays, as Parquet's lists of lists are read, as one;
     None if they do not fit together.
     """
+    if isinstance(array, list):  # of a block of pandas
+        with contextlib.suppress(ValueError):  # of different lengths
+            array = np.array(array)
     if not isinstance(array, np.ndarray):
         return None
     if array.dtype != object:
