@@ -84,8 +84,10 @@ def read_source(data: Any, name: str, training: bool) -> Source | None:
     _refuse_several(data, name)
     if isinstance(data, Sharded):
         return None
-    if text := advice("the data's package", type(data).__module__.partition(".")[0]):
-        raise ConfigError(f"{name}: {type(data).__name__} is {text.removeprefix('. ')}")
+    package = type(data).__module__.partition(".")[0]
+    for base in type(data).__mro__:
+        if text := advice("the data's class", f"{package} {base.__name__}"):
+            raise ConfigError(f"{name}: {type(data).__name__} is {text.removeprefix('. ')}")
     if isinstance(data, DataLoader):
         if not getattr(data, "in_order", True):  # torchdata's has none in some versions
             raise ConfigError(

@@ -124,15 +124,24 @@ def test_another_librarys_optimizer_is_refused(package: str, tmp_path: Path) -> 
         trainkit.Loop(model, optimizer(model.parameters(), lr=0.1), loader())
 
 
-@pytest.mark.parametrize("package", others.DATA)
-@pytest.mark.parametrize("base", [DataLoader, list, object])
-def test_another_librarys_data_are_refused(package: str, base: type, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", others.DATA)
+def test_another_librarys_data_are_refused(kind: str, tmp_path: Path) -> None:
     """Parts of ranks, which were taken for a stream that all read: a half was left out on two."""
-    kind = of(package, "Shard", base)
-    data = kind(loader().dataset) if base is DataLoader else kind()
-    text = f"^train_dataloaders: Shard is {package}.*itself. Give the DataLoader that "
+    package, _, name = kind.partition(" ")
+    base = DataLoader if name == "DataLoader" else type(name, (), {})
+    shard = of(package, "Shard", base)
+    data = shard(loader().dataset) if name == "DataLoader" else shard()
+    text = f"^train_dataloaders: Shard is {package}'s, which .* Give (the DataLoader|trainkit)"
     with pytest.raises(ConfigError, match=text.replace("ray", "Ray")):
         quiet(tmp_path).fit(Line(), data)
+
+
+def test_an_iterable_of_another_librarys_is_a_stream(tmp_path: Path) -> None:
+    """As ray.data's iter_torch_batches: if ranks read other batches, that is refused elsewhere."""
+    stream = of("ray", "Iterable", list)(loader())
+    trainer = quiet(tmp_path, max_steps=1)
+    trainer.fit(Line(), stream)
+    assert trainer.global_step == 1
 
 
 def test_settings_of_rays_callbacks_and_batches_are_named() -> None:

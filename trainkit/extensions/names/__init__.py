@@ -34,7 +34,7 @@ EXTENSION = Extension(
         "Callback": f"{_OTHERS}.HOOKS",
         "Task": f"{_OTHERS}.HOOKS",
         "an optimizer's package": f"{_OTHERS}.OPTIMIZERS",
-        "the data's package": f"{_OTHERS}.DATA",
+        "the data's class": f"{_OTHERS}.DATA",
         "RayData": f"{_OTHERS}.RAY_DATA",
         "RayReport": f"{_OTHERS}.REPORT",
         "TuneReport": f"{_OTHERS}.REPORT",

@@ -141,7 +141,7 @@ FIT = each(
     }
 )
 
-# By the package of their class; "The optimizer is ...", "The data is ...".
+# By package: "The optimizer is ...".
 OPTIMIZERS = {
     "horovod": (
         "Horovod's DistributedOptimizer, and gradients are summed over ranks without it. Give the"
@@ -155,16 +155,19 @@ OPTIMIZERS = {
     ),
 }
 
+_PARTS = "which has each rank's own part, and trainkit splits data over ranks itself. Give"
+_WHOLE_DATASET = "trainkit.data.RayData(dataset, batch_size=...), with the whole Dataset."
+
+# By package and class, or one that it derives from: "... is ...".
 DATA = {
-    "accelerate": (
-        "accelerate's, which gives each rank its own part, and trainkit splits data over ranks"
-        " itself. Give the DataLoader that accelerator.prepare was given."
+    "accelerate DataLoader": (
+        f"accelerate's, {_PARTS} the DataLoader that accelerator.prepare was given."
     ),
-    "ray": (
-        "Ray's, which gives each rank its own part, and trainkit splits data over ranks itself."
-        " Give the DataLoader that prepare_data_loader was given, or of Ray Data"
-        " trainkit.data.RayData(dataset, batch_size=...) with the whole Dataset. An iterable of a"
-        " rank's own part is trainkit.sharded(shard.iter_torch_batches(...))."
+    "ray DataLoader": f"Ray's, {_PARTS} the DataLoader that prepare_data_loader was given.",
+    "ray Dataset": f"Ray's, which is no iterable of batches. Give {_WHOLE_DATASET}",
+    "ray DataIterator": (
+        f"Ray's, {_PARTS} {_WHOLE_DATASET} Or say that each rank reads its own:"
+        " trainkit.sharded(shard.iter_torch_batches(batch_size=...))."
     ),
 }
 
