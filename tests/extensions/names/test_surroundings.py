@@ -58,3 +58,18 @@ def test_a_library_that_sees_one_rank_is_named(
     World(2).run(work)
     out = capsys.readouterr().out
     assert out.count("sees 1 rank, and this run has 2") == (2 if size == 1 else 0)
+
+
+@pytest.mark.parametrize(("scaling", "lines"), [("linear", 1), ("none", 0)])
+def test_a_sum_beside_scaled_rates_is_named(
+    scaling: Any, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gradient of N ranks' size and a rate times N: N squared, and the banner said each alone."""
+
+    def work(engine: Any) -> None:
+        engine.shown_options = {"op": "sum"}
+        quiet(tmp_path, engine=engine, max_steps=1, lr_scaling=scaling).fit(Line(), loader())
+
+    World(2).run(work)
+    out = capsys.readouterr().out
+    assert out.count("engine.op is 'sum', whose gradient has the size of all ranks'") == lines

@@ -11,6 +11,7 @@ from trainkit.extension import Extension
 
 _LIGHTNING = "trainkit.extensions.names.lightning"
 _OTHERS = "trainkit.extensions.names.others"
+_AROUND = "trainkit.extensions.names.surroundings"
 _CONFIGS = "trainkit.extensions.names.lightning_configs"
 
 EXTENSION = Extension(
@@ -41,5 +42,5 @@ EXTENSION = Extension(
         "ModelCheckpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "callbacks.checkpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
     },
-    remarks=tuple(f"trainkit.extensions.names.surroundings.{name}" for name in ("unread", "alone")),
+    remarks=tuple(f"{_AROUND}.{name}" for name in ("unread", "alone", "scaled_twice")),
 )

@@ -1,5 +1,6 @@
 """What other libraries have set up around a fit, and trainkit does not read: what `accelerate launch`
-asks for, and a Horovod or an Accelerator that sees one rank where there are several.
+asks for, and a Horovod or an Accelerator that sees one rank where there are several. And an
+`engine.op` of Horovod's beside rates that follow the ranks, which Horovod's scripts scale by hand.
 """
 
 from __future__ import annotations
@@ -56,3 +57,15 @@ def _alone(library: str, consequence: str, run: RunView) -> str:
         f" {consequence}, and its sums and gathers have one rank's values. Use trainkit.rank(),"
         " trainkit.world_size() and self.all_gather, or a launcher that it knows."
     )
+
+
+def scaled_twice(run: RunView) -> Iterator[str]:
+    """Yield that gradients of several ranks' size meet a rate that was scaled for them."""
+    op, scaling = run.engine.shown_options.get("op"), run.options.batch.lr_scaling
+    if run.world_size > 1 and scaling != "none" and op in ("sum", "adasum"):
+        size = "has the size of all ranks' together" if op == "sum" else "adapts its size itself"
+        yield (
+            f"engine.op is '{op}', whose gradient {size}, and rates are scaled for"
+            f" {run.world_size} ranks too (trainer.lr_scaling={scaling}). Set"
+            " trainer.lr_scaling=none, as Horovod's examples do."
+        )
