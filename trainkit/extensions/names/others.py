@@ -164,7 +164,7 @@ DATA = {
         f"accelerate's, {_PARTS} the DataLoader that accelerator.prepare was given."
     ),
     "ray DataLoader": f"Ray's, {_PARTS} the DataLoader that prepare_data_loader was given.",
-    "ray Dataset": f"Ray's, which is no iterable of batches. Give {_WHOLE_DATASET}",
+    "ray Dataset": f"Ray's, which yields no batches. Give {_WHOLE_DATASET}",
     "ray DataIterator": (
         f"Ray's, {_PARTS} {_WHOLE_DATASET} Or say that each rank reads its own:"
         " trainkit.sharded(shard.iter_torch_batches(batch_size=...))."
