@@ -154,3 +154,11 @@ def test_settings_of_rays_callbacks_and_batches_are_named() -> None:
         RayData(list, 4, drop_last=True)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"^TuneReport\.metrics: Leave it out: all logged values"):
         TuneReport(metrics={"loss": "val/loss"})  # type: ignore[call-arg]
+
+
+def test_accelerates_own_loader_is_refused(tmp_path: Path) -> None:
+    """The class that it has in the installed version."""
+    accelerate = pytest.importorskip("accelerate")
+    prepared = accelerate.Accelerator(cpu=True).prepare(loader())
+    with pytest.raises(ConfigError, match="is accelerate's, which has each rank's own part"):
+        quiet(tmp_path).fit(Line(), prepared)

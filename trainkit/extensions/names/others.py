@@ -158,11 +158,12 @@ OPTIMIZERS = {
 _PARTS = "which has each rank's own part, and trainkit splits data over ranks itself. Give"
 _WHOLE_DATASET = "trainkit.data.RayData(dataset, batch_size=...), with the whole Dataset."
 
+_PREPARED = f"accelerate's, {_PARTS} the DataLoader that accelerator.prepare was given."
+
 # By package and class, or one that it derives from: "... is ...".
 DATA = {
-    "accelerate DataLoader": (
-        f"accelerate's, {_PARTS} the DataLoader that accelerator.prepare was given."
-    ),
+    "accelerate DataLoader": _PREPARED,
+    "accelerate DataLoaderAdapter": _PREPARED,  # it passes for a DataLoader by its __class__
     "ray DataLoader": f"Ray's, {_PARTS} the DataLoader that prepare_data_loader was given.",
     "ray Dataset": f"Ray's, which yields no batches. Give {_WHOLE_DATASET}",
     "ray DataIterator": (
