@@ -160,5 +160,6 @@ def test_accelerates_own_loader_is_refused(tmp_path: Path) -> None:
     """The class that it has in the installed version."""
     accelerate = pytest.importorskip("accelerate")
     prepared = accelerate.Accelerator(cpu=True).prepare(loader())
+    accelerate.state.AcceleratorState._reset_state(True)  # other tests have ranks of their own
     with pytest.raises(ConfigError, match="is accelerate's, which has each rank's own part"):
         quiet(tmp_path).fit(Line(), prepared)
