@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.jobs import Pairs, wait_for
-from trainkit.checkpoint.find import load
+from tests.helpers.checkpoints import load
 from trainkit.checkpoint.format import verify
 from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import CheckpointError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainkit.checkpoint.format import Snapshot, find_aliases
+from trainkit.checkpoint.find import read
+from trainkit.checkpoint.format import Snapshot, find_aliases, load_weights
 from trainkit.checkpoint.store import LocalStore, Store
 
 
@@ -43,6 +44,15 @@ def written(
         name, snapshot(model, {"step": 3} if training is None else training, **about)
     )
     return store_of(tmp_path).folder / name
+
+
+def load(path: str, stores: Sequence[Store], model: nn.Module, resume: bool, **options: Any) -> Any:
+    """Load a checkpoint's weights into a model; return its path and the state beside them, or None."""
+    checkpoint = read(path, stores, resume, **options)
+    if checkpoint is None:
+        return None
+    load_weights(Path(checkpoint.path), model, checkpoint.weights)
+    return checkpoint.path, checkpoint.training
 
 
 def fill(store: Store, *names: str) -> None:

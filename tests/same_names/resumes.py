@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from tests.same_names.kit import Framework, data
-from tests.same_names.table import differs, equal
+from tests.same_names.kit import Framework, data, weights
+from tests.same_names.table import differs, equal, refused
 
 
 def logged_line(kit: Framework, **members: Any) -> Any:
@@ -204,3 +205,96 @@ def state_of_callbacks_in_an_evaluation(kit: Framework) -> Any:
     task = kit.line(test_step=lambda self, batch, batch_idx: None)
     kit.trainer(callbacks=[Counts()]).test(task, data(), ckpt_path=saving.best_model_path)
     return read
+
+
+def renamed(kit: Framework, loader: Any) -> Any:
+    """Return what fit, test and load_from_checkpoint make of a Task that saves its weights under
+    other names.
+    """
+
+    def on_save_checkpoint(self: Any, checkpoint: Any) -> None:
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {f"old.{name}": value for name, value in state.items()}
+        checkpoint["steps"] = checkpoint["global_step"]
+
+    def on_load_checkpoint(self: Any, checkpoint: Any) -> None:
+        state = checkpoint["state_dict"]
+        for name in list(state):
+            state[name.removeprefix("old.")] = state.pop(name)
+        self.read = checkpoint["steps"], checkpoint["global_step"]
+
+    hooks = {"on_save_checkpoint": on_save_checkpoint, "on_load_checkpoint": on_load_checkpoint}
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "first"))
+    task = kit.line(test_step=lambda self, batch, i: None, **hooks)
+    kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(task, loader)
+    path = saving.best_model_path
+    new = [type(task)() for _ in range(2)]
+    kit.trainer(max_epochs=4).fit(new[0], loader, ckpt_path=path)
+    kit.trainer().test(new[1], loader, ckpt_path=path)
+    loaded = type(task).load_from_checkpoint(path)
+    return [(one.read, weights(one)) for one in (*new, loaded)], weights(loaded) == weights(task)
+
+
+@equal
+def renamed_weights(kit: Framework) -> Any:
+    """A Task that renames weights in on_save_checkpoint and on_load_checkpoint: fit, test, load."""
+    return renamed(kit, data())
+
+
+@equal
+def dropped_head(kit: Framework) -> Any:
+    """on_load_checkpoint fills what on_save_checkpoint left out."""
+
+    def on_save_checkpoint(self: Any, checkpoint: Any) -> None:
+        del checkpoint["state_dict"]["layer.bias"]
+
+    def on_load_checkpoint(self: Any, checkpoint: Any) -> None:
+        checkpoint["state_dict"]["layer.bias"] = torch.full((1,), 3.0)
+
+    hooks = {"on_save_checkpoint": on_save_checkpoint, "on_load_checkpoint": on_load_checkpoint}
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "first"))
+    task = kit.line(test_step=lambda self, batch, i: None, **hooks)
+    kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(task, data())
+    kit.trainer().test(task, data(), ckpt_path=saving.best_model_path)
+    return weights(task)
+
+
+@equal
+def order_of_reading(kit: Framework) -> Any:
+    """on_load_checkpoint and load_state_dict of callbacks, after the weights: their order."""
+    heard: list[Any] = []
+
+    class Notes(kit.Callback):  # type: ignore[name-defined, misc]
+        def state_dict(self) -> Any:
+            return {"n": 3}
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            heard.append(("state", state_dict["n"]))
+
+        def on_load_checkpoint(self, trainer: Any, task: Any, checkpoint: Any) -> None:
+            heard.append(("callback", trainer.global_step, checkpoint["epoch"], weights(task)))
+
+    def on_load_checkpoint(self: Any, checkpoint: Any) -> None:
+        heard.append(("task", weights(self)))
+
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "first"))
+    kit.trainer(callbacks=[Notes(), saving], enable_checkpointing=True).fit(kit.line(), data())
+    task = kit.line(on_load_checkpoint=on_load_checkpoint)
+    kit.trainer(callbacks=[Notes()], max_epochs=3).fit(
+        task, data(), ckpt_path=saving.best_model_path
+    )
+    return heard
+
+
+@refused(r"checkpoint\['optimizer_states'\] is not there for a hook\. Optimizers and schedules")
+def optimizer_states_of_a_hook(kit: Framework) -> Any:
+    """on_load_checkpoint reads checkpoint["optimizer_states"]."""
+
+    def on_load_checkpoint(self: Any, checkpoint: Any) -> None:
+        checkpoint["optimizer_states"] = []
+
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "first"))
+    kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(kit.line(), data())
+    task = kit.line(on_load_checkpoint=on_load_checkpoint)
+    kit.trainer(max_epochs=3).fit(task, data(), ckpt_path=saving.best_model_path)
+    return weights(task)

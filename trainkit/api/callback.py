@@ -268,7 +268,7 @@ class Callback(FixedHooks, LogsMedia):
         """After a checkpoint was written or failed."""
 
     def on_load_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
-        """Read them back."""
+        """Read them back, after weights are loaded and before `load_state_dict`."""
 
     def shared_tensors(self) -> dict[str, Any]:
         """Return the tensors of this callback that are equal on all ranks;

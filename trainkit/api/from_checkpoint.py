@@ -16,6 +16,7 @@ from torch import nn
 
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.checkpoint.format import MANIFEST, load_extra, read_manifest
+from trainkit.checkpoint.handed import Handed
 from trainkit.checkpoint.mismatch import listed
 from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import compare, load_into, read_config, read_weights
@@ -81,7 +82,10 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     if make_model is not None:
         make_model()
     if extra is not None:
-        task.on_load_checkpoint(extra)  # type: ignore[operator]
+        handed = Handed(extra["extra"], extra["state"])
+        handed["state_dict"] = weights
+        task.on_load_checkpoint(handed)  # type: ignore[operator]
+        weights = handed.split()[1] or {}
     differences: Any = getattr(task, "compare_config", lambda config: [])
     lines = compare(differences, config, path, strict)
     translate: Any = getattr(task, "translate_weights", dict)
@@ -92,9 +96,9 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
 
 
 def _extra_of(cls: type[nn.Module], folder: Path) -> dict[str, Any] | None:
-    """Return what on_save_checkpoint left, if the class reads it and the folder has it."""
+    """Return what `load_extra` does, if the class reads it and the folder has it."""
     own = getattr(cls, "on_load_checkpoint", TaskHooks.on_load_checkpoint)
-    return None if own is TaskHooks.on_load_checkpoint else load_extra(folder).get("extra")
+    return None if own is TaskHooks.on_load_checkpoint else load_extra(folder) or None
 
 
 def _is_hidden(value: Any) -> bool:

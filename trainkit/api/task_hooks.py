@@ -131,10 +131,16 @@ class TaskHooks:
         """After `predict_step`, with its result."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add plain values and tensors to a checkpoint."""
+        """Add plain values and tensors to a checkpoint; rename, drop or replace weights in
+        `checkpoint["state_dict"]`. It has "epoch" and "global_step" too.
+        """
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Read them back."""
+        """Read them back, before weights are loaded: change those in `checkpoint["state_dict"]`.
+
+        Where the engine splits weights, and on all ranks but 0, they have names and shapes alone
+        (device "meta"): rename and drop them, or add others.
+        """
 
 
 TASK_HOOKS = frozenset(name for name in vars(TaskHooks) if not name.startswith(("_", "configure_")))

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+from trainkit.checkpoint.handed import Handed
+
 # what each rank has of its own in approximate communication: too large for a commit
 OWN = "communication_of_ranks"
 # of an optimizer that is evaluated at other weights than it trains
@@ -56,15 +58,14 @@ class Contents:
         parts: by name, in the order in which they are restored.
         rank_parts: the same, of each rank.
         about: returns what the manifest says of the run.
-        saving: a context within which the weights are those to save; yields what hooks add (plain
-            values and tensors).
+        saving: a context within which the weights are those to save; yields what hooks received.
     """
 
     task: nn.Module
     parts: Mapping[str, Part]
     rank_parts: Mapping[str, RankPart]
     about: Callable[[], dict[str, Any]]
-    saving: Callable[[], AbstractContextManager[dict[str, Any]]]
+    saving: Callable[[], AbstractContextManager[Handed]]
     # parts that rank 0 alone may know in full: the run's files
     rank_0_parts: Sequence[str] = ("callbacks",)
     # that a checkpoint of the same run may lack

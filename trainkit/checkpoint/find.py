@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor
 
 from trainkit.checkpoint.format import (
     MANIFEST,
@@ -20,9 +20,9 @@ from trainkit.checkpoint.format import (
     TRAINING,
     load_extra,
     load_training,
-    load_weights,
     open_weights,
     read_manifest,
+    read_state,
     verify,
 )
 from trainkit.checkpoint.places import make_store
@@ -40,21 +40,27 @@ def as_any(saved: Any) -> str:
     return ""
 
 
-def load(
+class Whole(NamedTuple):
+    """A checkpoint that was read: its path, its weights, and the state saved beside them."""
+
+    path: str
+    weights: dict[str, Tensor]
+    training: dict[str, Any]
+
+
+def read(
     ckpt_path: str,
     stores: Sequence[Store],
-    model: nn.Module,
     resume: bool,
     say: Say = print,
     difference: Difference = as_any,
-) -> tuple[str, dict[str, Any]] | None:
-    """Find a checkpoint, verify it, and load its weights into the model.
+) -> Whole | None:
+    """Find a checkpoint, verify it, and read it.
 
     Args:
         ckpt_path: "last" or "best" of the stores, "auto" (the last one, if there is any), a folder,
             or a URL.
         stores: locations of this run's checkpoints.
-        model: receives the weights.
         resume: whether a run resumes from it: skips checkpoints that hold only weights, and reads
             the state beside them.
         say: prints a sentence for each damaged checkpoint that is skipped.
@@ -62,11 +68,11 @@ def load(
             words; "" if by nothing.
 
     Returns:
-        Its path or URL, and the state saved beside the weights, if not `resume` at most that of
-        `load_extra`; None for "auto" if there is no checkpoint.
+        It, if not `resume` with at most the state of `load_extra`; None for "auto" if there is no
+        checkpoint.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it does not fit.
+        CheckpointError: there is none, or it is damaged.
     """
     with (
         _readable(ckpt_path),
@@ -76,8 +82,7 @@ def load(
             return None
         path, folder = checkpoint
         training = load_training(folder) if resume else load_extra(folder)
-        load_weights(folder, model)
-        return path, training
+        return Whole(path, read_state(folder), training)
 
 
 def locate(
@@ -87,7 +92,7 @@ def locate(
     say: Say = print,
     difference: Difference = as_any,
 ) -> str | None:
-    """Find a checkpoint and verify it; return its path or URL. See `load`."""
+    """Find a checkpoint and verify it; return its path or URL. See `read`."""
     with (
         _readable(ckpt_path),
         _find(ckpt_path, stores, say, _Finder(resume, difference)) as checkpoint,
@@ -118,7 +123,7 @@ def _readable(ckpt_path: str) -> Iterator[None]:
 
 class _Finder(NamedTuple):
     """Opens a checkpoint, and compares all that can be compared
-    before its weights are loaded; see `load`.
+    before its weights are loaded; see `read`.
     """
 
     resume: bool

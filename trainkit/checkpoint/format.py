@@ -216,13 +216,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """Load all weights into the model.
+def load_weights(folder: Path, model: nn.Module, state: Mapping[str, Tensor] | None = None) -> None:
+    """Load all weights into the model: those of `state` if it is given, which come from the folder.
 
     Raises:
         CheckpointError: they do not fit this model.
     """
-    state = read_state(folder)
+    state = read_state(folder) if state is None else state
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
@@ -256,9 +256,9 @@ def load_training(folder: Path, mapped: bool = False) -> dict[str, Any]:
 
 
 def load_extra(folder: Path) -> dict[str, Any]:
-    """Return {"extra": what on_save_checkpoint left} and, of a DataModule with a state, "datamodule",
-    whole, on the CPU, without the rest of what is saved beside the weights; {} of a checkpoint that
-    holds only weights.
+    """Return {"extra": what on_save_checkpoint left, "state": the counters} and, of a DataModule with
+    a state, "datamodule", whole, on the CPU, without the rest of what is saved beside the weights; {}
+    of a checkpoint that holds only weights.
 
     Raises:
         CheckpointError: the file would run code.
@@ -266,7 +266,7 @@ def load_extra(folder: Path) -> dict[str, Any]:
     if not (folder / TRAINING).is_file():
         return {}
     pieces, training = open_pieces(folder), load_plain(folder / TRAINING, mapped=True)
-    wanted = training.keys() & {"extra", "datamodule"}
+    wanted = training.keys() & {"extra", "state", "datamodule"}
     left = {name: training[name] for name in sorted(wanted)}
     return left if pieces is None else dict(resolve(left, pieces.whole))
 

@@ -88,10 +88,16 @@ class Memory:
 
     def load_into(self, model: nn.Module) -> dict[str, Any]:
         """Load the weights into `model`; return a copy of the state beside them."""
+        weights, training = self.read()
+        _load(model, weights)
+        return training
+
+    def read(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the weights, and a copy of the state beside them."""
         self._host.wait()
-        _load(model, self._kept["weights"])
         # A copy: an optimizer does not copy loaded tensors, and would train those of the commit.
-        return copy.deepcopy(with_ranks(self._kept["training"], self._ranks))
+        training = copy.deepcopy(with_ranks(self._kept["training"], self._ranks))
+        return self._kept["weights"], training
 
     def forget(self) -> None:
         """Release the commit."""

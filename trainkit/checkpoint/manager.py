@@ -16,15 +16,16 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainkit.checkpoint import split
 from trainkit.checkpoint.contents import NOTHING, OWN, AfterWriting, Contents, StepUndo
-from trainkit.checkpoint.find import Difference, Say, as_any, load, locate
-from trainkit.checkpoint.format import Snapshot
+from trainkit.checkpoint.find import Difference, Say, Whole, as_any, locate, read
+from trainkit.checkpoint.format import Snapshot, load_weights
 from trainkit.checkpoint.parts import RankFile, report
 from trainkit.checkpoint.stateful import require_plain
 from trainkit.checkpoint.store import LeaseLost, Store
@@ -34,6 +35,9 @@ from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
 from trainkit.errors import CheckpointError, TrainkitError, clause
 
+# Takes what was saved beside the weights, and those by name (on ranks that do not hold them, without
+# values: on the device "meta"); returns the weights to load. Call it on all ranks.
+Change = Callable[[dict[str, Any], dict[str, Tensor]], dict[str, Tensor]]
 MEMORY = "memory"  # the source of a run that resumes from host memory after its ranks changed
 
 
@@ -118,14 +122,15 @@ class CheckpointManager:
         contents, outcome = self.contents, Future[bool]()
         if not self.saves_alone:
             self._engine.send_buffers(contents.task)
-        with contents.saving() as extra:
+        with contents.saving() as handed:
+            extra, changed = handed.split()
             training = None
             if not weights_only:
                 own = self.rank_parts()
                 ranks = [own] if self.saves_alone else self._engine.data.all_gather_object(own)
                 training = self.collect(extra, ranks)
             # on all ranks: an engine may gather them
-            weights = self._engine.model_state(contents.task)
+            weights = self._engine.model_state(contents.task) if changed is None else changed
             if self._engine.splits_weights:
                 token, about = self._engine.comm.broadcast_object(time.time_ns()), contents.about()
                 snapshot = split.snapshot(
@@ -285,46 +290,48 @@ class CheckpointManager:
                 " folder (run_dir=..., or callbacks.checkpoint.dirpath=...)."
             )
 
-    def find(self, read: Callable[[], tuple[str, dict[str, Any]] | None]) -> dict[str, Any] | None:
-        """Load on rank 0 the weights that the run resumes from; return what was saved beside them,
-        on all ranks.
+    def find(
+        self, read: Callable[[], Whole | None], task: nn.Module, change: Change
+    ) -> dict[str, Any] | None:
+        """Load a checkpoint's weights into the task on rank 0; return what was saved beside them, on
+        all ranks.
 
         The optimizers' state stays on rank 0, whose `engine.prepare` sends it on; the others get
         its settings alone.
 
         Args:
-            read: on rank 0: loads weights into the task, and returns their source and what was
-                saved beside them.
+            read: on rank 0: returns the checkpoint.
+            change: see Change.
 
         Returns:
             None if there is nothing to resume from.
         """
-        states: list[dict[str, Any]] = []
+        held: list[Whole] = []
 
-        def read_on_rank_0() -> tuple[str, dict[str, Any]] | None:
-            checkpoint = read()
-            if checkpoint is None:
+        def read_on_rank_0() -> Whole | None:
+            if (checkpoint := read()) is None:
                 return None
-            path, training = checkpoint
-            states.extend(training["optimizers"])
+            held.append(checkpoint)
+            states = checkpoint.training.get("optimizers", [])
             settings = [{"state": {}, "param_groups": state["param_groups"]} for state in states]
-            return path, training | {"optimizers": settings}
+            names = {name: weight.to("meta") for name, weight in checkpoint.weights.items()}
+            training = checkpoint.training | {"optimizers": settings}
+            return checkpoint._replace(weights=names, training=training)
 
         checkpoint = self._engine.comm.run_on_main(read_on_rank_0)
         if checkpoint is None:
             return None
-        self.resumed_from, saved = checkpoint
-        return saved | {"optimizers": states} if states else saved  # type: ignore[no-any-return]
+        own: Whole = [*held, checkpoint][0]
+        weights = change(own.training, own.weights)
+        self._engine.comm.run_on_main(lambda: load_weights(Path(own.path), task, weights))
+        self.resumed_from = own.path
+        return own.training
 
-    def read(
-        self, ckpt_path: str, task: nn.Module, resume: bool = True
-    ) -> tuple[str, dict[str, Any]] | None:
-        """Rank 0: load a checkpoint's weights into the task;
-        see find.load, also for what is returned.
-        """
-        return load(ckpt_path, self.stores, task, resume, self._say, self._difference)
+    def read(self, ckpt_path: str, resume: bool = True) -> Whole | None:
+        """Rank 0: read a checkpoint; see find.read."""
+        return read(ckpt_path, self.stores, resume, self._say, self._difference)
 
-    def open(self, ckpt_path: str, resume: bool = True) -> dict[str, Any] | None:
+    def open(self, ckpt_path: str, change: Change, resume: bool = True) -> dict[str, Any] | None:
         """Find and open a checkpoint of which each rank reads its part: `opened` fills them. Call
         it on all ranks.
 
@@ -342,6 +349,7 @@ class CheckpointManager:
             return None
         self.resumed_from = path
         self.opened = split.Opened(self._engine, path, resume, self.stores)
+        self.opened.change(change)
         return self.opened.training
 
     def restore(self, saved: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ fill_optimizer  the same for an optimizer's state
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,7 @@ class Opened:
             self._folder = self._stack.enter_context(fetched(path, stores))
             read = partial(load_training, mapped=True) if resume else load_extra
             self.training = read(self._folder)
+            self._stored: dict[str, Any] = {**open_weights(self._folder).stored_weights()}
         except (CheckpointError, ConfigError, OSError) as failed:
             error = str(failed)
         failures = [
@@ -137,23 +138,44 @@ class Opened:
                 " share, or the checkpoints at a URL (ModelCheckpoint.dirpath)."
             )
 
+    def change(self, change: Callable[..., dict[str, Tensor]]) -> None:
+        """Let a hook rename, drop or replace weights before they are read; see manager.Change.
+
+        Raises:
+            CheckpointError: it computed one of those whose values are not read yet.
+        """
+        named = {
+            name: torch.empty(tuple(one.shape), dtype=one.dtype, device="meta")
+            for name, one in self._stored.items()
+        }
+        stored = {
+            named[name]: one for name, one in self._stored.items()
+        }  # tensors hash by identity
+        changed = change(self.training, named)
+        self._stored = {name: stored.get(one, one) for name, one in changed.items()}
+        if computed := [name for name, one in changed.items() if one.is_meta and one not in stored]:
+            raise CheckpointError(
+                f"on_load_checkpoint has computed the weight {computed[0]} from those of the"
+                f" checkpoint, which engine={self._engine.name} reads later, in parts: here it can"
+                " rename and drop them, and add others."
+            )
+
     def fill_weights(self, task: nn.Module) -> None:
         """Fill this rank's part of the task's weights."""
-        fill_weights(self._folder, self._engine, task)
+        fill_weights(self._folder, self._engine, task, self._stored)
 
     def close(self) -> None:
         """Remove what was downloaded."""
         self._stack.close()
 
 
-def fill_weights(folder: Path, engine: Engine, task: nn.Module) -> None:
-    """Fill this rank's part of all weights and buffers from a checkpoint.
+def fill_weights(folder: Path, engine: Engine, task: nn.Module, stored: dict[str, Any]) -> None:
+    """Fill this rank's part of all weights and buffers from those stored in a checkpoint's folder.
 
     Raises:
         CheckpointError: it does not fit this model.
     """
     state = engine.model_state(task)
-    stored = open_weights(folder).stored_weights()
     lines = mismatches(
         {name: one.shape for name, one in stored.items()},
         {name: tensor.shape for name, tensor in state.items()},
@@ -161,7 +183,7 @@ def fill_weights(folder: Path, engine: Engine, task: nn.Module) -> None:
     if lines:
         raise unfit(folder, lines)
     for name, one in stored.items():
-        one.into(engine.piece_of(state[name].detach()))
+        fill(engine.piece_of(state[name].detach()), one)
 
 
 def fill_optimizer(

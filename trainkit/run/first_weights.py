@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from trainkit.callbacks.checkpoint import checkpoint_policies
+from trainkit.checkpoint.handed import Handed
 from trainkit.errors import CheckpointError, ConfigError
 from trainkit.run.folder import set_aside
 from trainkit.run.model import fill_parts, is_in_parts, load_whole
@@ -66,6 +70,25 @@ def shard_weights(stage: Stage, start: StartFrom, saved: dict[str, Any] | None) 
         _load(stage, start, in_parts=True)
 
 
+def hand_to_task(run: Run, saved: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Call the Task's on_load_checkpoint; return the weights to load. What hooks added is in `saved`,
+    for those of callbacks.
+    """
+    if "extra" not in saved or not run.hooks.has("on_load_checkpoint"):
+        return weights
+    handed = Handed(saved["extra"], saved["state"])
+    handed["state_dict"] = weights
+    run.hooks.of_task("on_load_checkpoint", handed)
+    saved["extra"], changed = handed.split()
+    return changed or {}
+
+
+def hand_to_callbacks(run: Run, saved: dict[str, Any]) -> None:
+    """Call on_load_checkpoint of callbacks."""
+    if "extra" in saved:
+        run.hooks.of_callbacks("on_load_checkpoint", Handed(saved["extra"], saved["state"]))
+
+
 def load_datamodule(stage: Stage, saved: Mapping[str, Any] | None) -> None:
     """Let a DataModule take back its state, before its loaders are made: they may follow from it."""
     if stage.data.datamodule is not None and saved is not None and "datamodule" in saved:
@@ -86,13 +109,21 @@ def load_to_evaluate(stage: Stage, ckpt_path: str | None) -> None:
     is_file = ckpt_path is not None and Path(ckpt_path).is_file()
     in_parts, opens = is_in_parts(task), engine.splits_weights and not is_file
     beside: dict[str, Any] = {}
-    if ckpt_path is not None and not in_parts and not opens:
-        checkpoints.resumed_from, beside = engine.comm.run_on_main(
-            lambda: _read_weights(stage, ckpt_path)
-        )
+    change = partial(hand_to_task, stage.run)
+    if ckpt_path is not None and is_file and not in_parts:
+        engine.comm.run_on_main(lambda: load_whole(task, ckpt_path))
+        checkpoints.resumed_from = ckpt_path
+    elif ckpt_path is not None and not in_parts and not opens:
+        saved = checkpoints.find(lambda: checkpoints.read(ckpt_path, False), task, change)
+        if saved is None:
+            raise CheckpointError(
+                f"ckpt_path is '{ckpt_path}', and there is no checkpoint in"
+                f" {checkpoints.stores[0].place}."
+            )
+        beside = saved
     engine.shard(task)
     if ckpt_path is not None and opens:
-        checkpoints.open(ckpt_path, resume=False)
+        checkpoints.open(ckpt_path, change, resume=False)
     if checkpoints.opened is not None:
         beside = checkpoints.opened.training
         checkpoints.opened.fill_weights(task)
@@ -102,24 +133,7 @@ def load_to_evaluate(stage: Stage, ckpt_path: str | None) -> None:
         fill_parts(task, engine, ckpt_path)
         checkpoints.resumed_from = ckpt_path or checkpoints.resumed_from
     load_datamodule(stage, beside)
-    if "extra" in beside:
-        stage.run.hooks("on_load_checkpoint", beside["extra"])
-
-
-def _read_weights(stage: Stage, ckpt_path: str) -> tuple[str, dict[str, Any]]:
-    """Rank 0: load the weights of a trainkit checkpoint, or of a file of weights;
-    return its path, and what on_save_checkpoint left.
-    """
-    if Path(ckpt_path).is_file():
-        load_whole(stage.task, ckpt_path)
-        return ckpt_path, {}
-    checkpoint = stage.checkpoints.read(ckpt_path, stage.task, resume=False)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"ckpt_path is '{ckpt_path}', and there is no checkpoint in"
-            f" {stage.checkpoints.stores[0].place}."
-        )
-    return checkpoint
+    hand_to_callbacks(stage.run, beside)
 
 
 def _refuse_anothers_checkpoints(run: Run) -> None:

@@ -20,6 +20,7 @@ from trainkit.api.datamodule import DataModule
 from trainkit.api.from_checkpoint import plain
 from trainkit.api.state import TrainState
 from trainkit.checkpoint.contents import Contents, Part
+from trainkit.checkpoint.handed import Handed
 from trainkit.checkpoint.split import fill_optimizer
 from trainkit.checkpoint.stateful import random_state, set_random_state, versions
 from trainkit.data.feed import MapFeed
@@ -288,11 +289,11 @@ def contents_of(run: Run, features: Features) -> Contents:
 
     @contextlib.contextmanager
     def saving() -> Any:
-        extra: dict[str, Any] = {}
+        handed = Handed({}, run.state.state_dict(), lambda: run.engine.model_state(run.task))
         with run.step.eval_weights.shown():
             try:
-                run.hooks("on_save_checkpoint", extra)
-                yield extra
+                run.hooks("on_save_checkpoint", handed)
+                yield handed
             finally:
                 run.hooks("on_save_checkpoint_end")
 

@@ -1,17 +1,19 @@
 """How a fit resumes: from a checkpoint, or from host memory after its ranks changed.
 
-rank 0 finds and verifies a checkpoint and loads the weights -> all ranks receive the state saved
-beside them -> the run is built with the plan that applies -> states restored -> plans compared, and
-the differences printed
+rank 0 finds and verifies a checkpoint -> all ranks receive the state saved beside the weights ->
+the Task's on_load_checkpoint may change these -> they are loaded -> the run is built with the plan
+that applies -> states restored -> plans compared, and the differences printed
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from trainkit.api.view import with_role
 from trainkit.callbacks.checkpoint import checkpoint_policies
+from trainkit.checkpoint.find import Whole
 from trainkit.checkpoint.manager import MEMORY
 from trainkit.checkpoint.stateful import with_own_parts
 from trainkit.console import plural, try_to_write
@@ -20,6 +22,7 @@ from trainkit.data.seeding import seed_everything
 from trainkit.data.shares import parse_shares
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
+from trainkit.run.first_weights import hand_to_callbacks, hand_to_task
 from trainkit.run.parts import facts_of
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
@@ -29,8 +32,6 @@ _OTHER_ORDER = (
     "the rest of this epoch is of another order, so that samples come twice, or not at all (resume"
     " with the settings before, or from a checkpoint of an epoch's end)"
 )
-# a checkpoint's path and the state saved beside the weights
-Found = tuple[str, dict[str, Any]] | None
 
 
 def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
@@ -51,9 +52,10 @@ def find_saved(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
         return None
     if stage.engine.splits_weights and stage.is_elastic:
         return _find_in_parts(stage, ckpt_path)
+    change = partial(hand_to_task, stage.run)
     if stage.engine.splits_weights and ckpt_path is not None:
-        return stage.checkpoints.open(ckpt_path)
-    return stage.checkpoints.find(lambda: _read(stage, ckpt_path))
+        return stage.checkpoints.open(ckpt_path, change)
+    return stage.checkpoints.find(lambda: _read(stage, ckpt_path), stage.task, change)
 
 
 def _tidy(stage: Stage) -> None:
@@ -65,19 +67,17 @@ def _tidy(stage: Stage) -> None:
             try_to_write(store.tidy, f"{store.place} could not be tidied")
 
 
-def _read(stage: Stage, ckpt_path: str | None) -> Found:
+def _read(stage: Stage, ckpt_path: str | None) -> Whole | None:
     if stage.is_elastic and stage.elastic is not None:
         if stage.elastic.memory.step >= 0:
-            return MEMORY, stage.elastic.memory.load_into(stage.task)
+            return Whole(MEMORY, *stage.elastic.memory.read())
         # No rank holds a commit: if rank 0 joined late, all earlier workers were lost; otherwise
         # the job is new.
-        checkpoint = (
-            stage.checkpoints.read("auto", stage.task) if stage.engine.ranks.joins_late else None
-        )
+        checkpoint = stage.checkpoints.read("auto") if stage.engine.ranks.joins_late else None
         if checkpoint is not None or ckpt_path is None:
             return checkpoint
     assert ckpt_path is not None
-    return stage.checkpoints.read(ckpt_path, stage.task)
+    return stage.checkpoints.read(ckpt_path)
 
 
 def _find_in_parts(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None:
@@ -90,13 +90,16 @@ def _find_in_parts(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None
     checkpoints = stage.checkpoints
     newest, is_late = stage.engine.comm.broadcast_object((memory.step, ranks.joins_late))
     if newest < 0:  # as in _read
-        saved = checkpoints.open("auto") if is_late else None
+        change = partial(hand_to_task, stage.run)
+        saved = checkpoints.open("auto", change) if is_late else None
         if saved is None and ckpt_path is not None:
-            saved = checkpoints.open(ckpt_path)
+            saved = checkpoints.open(ckpt_path, change)
         return saved
     own = memory.load_into(stage.task) if memory.step == newest else None
     checkpoints.resumed_from = MEMORY
-    return with_own_parts(stage.engine.comm.from_living(own))  # type: ignore[no-any-return]
+    kept: dict[str, Any] = with_own_parts(stage.engine.comm.from_living(own))
+    hand_to_task(stage.run, kept, stage.task.state_dict())
+    return kept
 
 
 def declared_ranks(stage: Stage, saved: dict[str, Any] | None) -> int:
@@ -137,6 +140,7 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
     if saved is None:
         return
     assert checkpoints.resumed_from is not None
+    hand_to_callbacks(run, saved)
     left = checkpoints.restore(saved)
     if saved.get("datamodule") and run.datamodule is None:
         left.append("the state of a DataModule")
@@ -160,7 +164,6 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
     for note in engine.approximation.notes:
         run.say(note)
     _compare_plans(run, BatchPlan(**saved["contract"]), saved.get("facts", {}))
-    run.hooks("on_load_checkpoint", saved["extra"])
 
 
 def _compare_plans(run: Run, saved: BatchPlan, facts: Mapping[str, Any]) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.checkpoints import fill, line, snapshot, store_of, written
-from trainkit.checkpoint.find import load
+from tests.helpers.checkpoints import fill, line, load, snapshot, store_of, written
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import LocalStore
 from trainkit.errors import CheckpointError

@@ -13,9 +13,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.helpers.checkpoints import fill, line
+from tests.helpers.checkpoints import fill, line, load
 from tests.helpers.object_store import ObjectStore, serve, within
-from trainkit.checkpoint.find import fetched, load
+from trainkit.checkpoint.find import fetched
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import Store
 from trainkit.errors import CheckpointError

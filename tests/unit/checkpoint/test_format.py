@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.checkpoints import line, store_of, written
+from tests.helpers.checkpoints import line, load, store_of, written
 from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.files import sha256_of
-from trainkit.checkpoint.find import load
 from trainkit.errors import CheckpointError
 
 FILES = ["manifest.json", "training.pt", "weights.safetensors"]

@@ -41,6 +41,7 @@ EXTENSION = Extension(
         "TuneReport": f"{_OTHERS}.REPORT",
         "ModelCheckpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "callbacks.checkpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
+        "a checkpoint": f"{_LIGHTNING}.CHECKPOINT",
     },
     remarks=tuple(f"{_AROUND}.{name}" for name in ("unread", "alone", "scaled_twice")),
 )

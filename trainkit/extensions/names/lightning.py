@@ -118,3 +118,21 @@ PACKAGE = {
     **LOGGERS,
     **_OTHERS,
 }
+
+# Entries of the dict that hooks of a checkpoint receive.
+CHECKPOINT = each(
+    {
+        "callbacks": "Each callback's state is its own: state_dict() and load_state_dict().",
+        "hyper_parameters datamodule_hyper_parameters": (
+            "In its place: self.hparams. What save_hyperparameters() has saved."
+        ),
+        "loops": "In its place: checkpoint['epoch']. And checkpoint['global_step'].",
+        "lr_schedulers optimizer_states": (
+            "Optimizers and schedules resume as they were saved. To begin with new ones:"
+            " fit(task, init_weights=CHECKPOINT)."
+        ),
+        "state_dict": (
+            "Weights are loaded before a callback's on_load_checkpoint. The Task's can change them."
+        ),
+    }
+)
