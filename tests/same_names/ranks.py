@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from tests.same_names.kit import Framework, data, weights
+from tests.same_names.resumes import renamed
 from tests.same_names.table import ROWS_OF_RANKS, differs, equal, refused
 
 equal_on_ranks = partial(equal, table=ROWS_OF_RANKS)
@@ -378,3 +379,38 @@ def gathered_gradients(kit: Framework) -> Any:
         return total
 
     return kit.trainer(max_epochs=1).fit(kit.line(training_step=training_step), data(16, batch=4))
+
+
+@equal_on_ranks
+def renamed_on_ranks(kit: Framework) -> Any:
+    """A Task that renames weights in on_save_checkpoint and on_load_checkpoint, and resumes."""
+    return renamed(kit, in_order(kit))
+
+
+@equal_on_ranks
+def state_of_each_rank(kit: Framework) -> Any:
+    """A callback's and a DataModule's state that depends on the rank: all ranks read rank 0's."""
+    read: list[Any] = []
+    rank = int(torch.distributed.get_rank())
+
+    class Notes(kit.Callback):  # type: ignore[name-defined, misc]
+        def state_dict(self) -> Any:
+            return {"rank": rank}
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            read.append(state_dict["rank"])
+
+    class Own(kit.DataModule):  # type: ignore[name-defined, misc]
+        def train_dataloader(self) -> Any:
+            return in_order(kit)
+
+        state_dict = Notes.state_dict
+        load_state_dict = Notes.load_state_dict
+
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "first"))
+    kit.trainer(callbacks=[Notes(), saving], enable_checkpointing=True).fit(
+        kit.line(), datamodule=Own()
+    )
+    path = saving.best_model_path
+    kit.trainer(callbacks=[Notes()], max_epochs=3).fit(kit.line(), datamodule=Own(), ckpt_path=path)
+    return read

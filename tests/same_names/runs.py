@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from tests.same_names.kit import Framework, data, weights
+from tests.same_names.kit import Framework, data, line_of, weights
 from tests.same_names.table import differs, equal
 
 
@@ -687,3 +687,25 @@ def extras_of_an_evaluations_checkpoint(kit: Framework) -> Any:
     assert not heard
     kit.trainer(callbacks=[Tags()]).test(kit.line(**own), data(), ckpt_path=saving.best_model_path)
     return sorted(heard)
+
+
+@equal
+def dropped_argument(kit: Framework) -> Any:
+    """load_from_checkpoint by a class that lacks a saved argument leaves it out."""
+    base = line_of(kit.Module)
+
+    class Wide(base):  # type: ignore[misc, valid-type]
+        def __init__(self, width: int, scale: float = 1.0) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    class Narrow(base):  # type: ignore[misc, valid-type]
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+    saving = kit.callbacks.ModelCheckpoint(dirpath=str(kit.folder / "kept"))
+    task = Wide(3, scale=2.0)
+    kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(task, data())
+    loaded = Narrow.load_from_checkpoint(saving.best_model_path)
+    return loaded.hparams["width"], dict(loaded.hparams), weights(loaded) == weights(task)
