@@ -270,18 +270,25 @@ class RandomPart:
             set_random_state(states[self.engine.ranks.data_rank])
 
 
+_OF_RESULTS = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
+
+
 def facts_of(run: Run) -> dict[str, Any]:
-    """Return what is compared when a run resumes, by words for it: the optimizers' classes, and what
-    the order of an epoch's samples follows from.
+    """Return what is compared when a run resumes, by words for it: the optimizers' classes, settings
+    that change results, and what the order of an epoch's samples follows from.
     """
     facts: dict[str, Any] = {"optimizer": ", ".join(type(one).__name__ for one in run.optimizers)}
+    numerics = asdict(run.options.numerics)
+    facts |= {f"trainer.{name}": numerics[name] for name in _OF_RESULTS}
+    facts["trainer.limit_train_batches"] = run.options.batch.limit_train_batches
     if not isinstance(run.train_feed, MapFeed):
         return facts | {"seed": run.options.seed, "order": "that of a stream"}
     source = run.train_feed.source
     order = "shuffled" if source.shuffle else "the data set's"
     if source.sampler is not None:
         order = f"that of {type(source.sampler).__name__}"
-    return facts | {"seed": run.options.seed, "order": order, "samples": source.num_samples}
+    facts |= {"seed": run.options.seed, "order": order, "samples": source.num_samples}
+    return facts | {"drop_last": source.drop_last}
 
 
 def contents_of(run: Run, features: Features) -> Contents:

@@ -174,7 +174,8 @@ def _compare_plans(run: Run, saved: BatchPlan, facts: Mapping[str, Any]) -> None
     changes = [*saved.differences(run.batch_plan), *run.rates.changes]
     new = {name: now for name, now in facts_of(run).items() if facts.get(name, now) != now}
     for name in new if state.step_in_epoch else new.keys() - _OF_ORDER:
-        changes.append(f"{name} was {facts[name]}, is {new[name]}")
+        was, now = ("null" if one is None else one for one in (facts[name], new[name]))
+        changes.append(f"{name} was {was}, is {now}")
     changes += [_OTHER_ORDER] if state.step_in_epoch and new.keys() & _OF_ORDER else []
     before = saved.at(state.current_epoch)
     now = run.batch_plan.at(state.current_epoch)

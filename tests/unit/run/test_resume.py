@@ -299,6 +299,32 @@ class Chosen(Line):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
+def test_settings_that_change_results_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They hold as given from the checkpoint on, and a line names them."""
+    train(tmp_path, 5, data=loader(Noisy(), 3))
+    others = {"precision": "bf16-mixed", "gradient_clip_val": None, "limit_train_batches": 6}
+    train(tmp_path, 7, "last", loader(Noisy(), 3, drop_last=True), **others)
+    assert (
+        "Changed since the checkpoint: trainer.precision was 32-true, is bf16-mixed;"
+        " trainer.gradient_clip_val was 1.0, is null; trainer.limit_train_batches was null, is 6;"
+        " drop_last was False, is True."
+    ) in capsys.readouterr().out
+
+
+def test_the_number_of_workers_changes_no_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run with others resumes inside an epoch, and its random augmentation is the same."""
+    whole, _ = train(tmp_path / "whole", 7)
+    train(tmp_path / "parts", 3)
+    data = loader(Noisy(), 3, shuffle=True, num_workers=2)
+    resumed, _ = train(tmp_path / "parts", 7, "last", data)
+    assert all(map(torch.equal, weights(whole), weights(resumed)))
+    assert "Changed since" not in capsys.readouterr().out
+
+
 def test_another_class_of_optimizer_or_schedule_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
