@@ -53,6 +53,7 @@ from trainkit.config.sweep import (
     TrialRunner,
     is_basic,
     jobs_of,
+    refuse_another_order,
     show_as_typed,
     sweep_settings,
 )
@@ -192,7 +193,8 @@ def _run(
     job = None
     composed = DictConfig({})
     # every job, before the first one runs
-    for checked in _jobs(start, overrides, is_basic(hydra_node["sweeper"])):
+    jobs = _jobs(start, overrides, is_basic(hydra_node["sweeper"]))
+    for checked in jobs:
         composed = compose(primary.folder, primary.name, [*own, *checked])
         check_hydra(composed, primary.folder, [*own, *filter(is_of_hydra, checked)])
         if not start.flags or start.is_multirun:
@@ -205,6 +207,8 @@ def _run(
         make_job = functools.partial(_trial, start.command, overrides, primary, _STARTED)
         if job is not None and finish is not None and len(start.flags) == 1:
             sweep, more = sweep_settings(hydra_node, job.config, typed)
+            if job.config.get("resume") and not sweep.returns_metric:
+                refuse_another_order(sweep.folder, jobs)
             runner = TrialRunner(sweep, make_job, work, start.is_main, os.getpid())
             _run_sweep(start, runner, [*own, *more, *overrides], finish)
         else:

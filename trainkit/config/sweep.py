@@ -28,7 +28,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
 from trainkit.config.command_line import as_typed
-from trainkit.config.of_run import OVERRIDES, flat
+from trainkit.config.of_run import OVERRIDES, flat, read_overrides
 from trainkit.config.resources import make_importable
 from trainkit.errors import ConfigError, TrainkitError, did_you_mean, summary
 from trainkit.launch.environment import read_launcher
@@ -237,6 +237,35 @@ def _values(text: str, override: Override, is_grid: bool) -> list[str]:
             " hydra/sweeper=optuna. Or give a list: key=1,2 or key=range(1,5), with -m."
         )
     return [f"{key}={interval.start}", f"{key}={interval.end}"]
+
+
+def refuse_another_order(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
+    """Refuse to resume an earlier sweep in the folder if a run's number has other values now: it
+    would resume from another run's checkpoint.
+
+    Raises:
+        ConfigError: a run has; names both.
+    """
+    # as read_overrides has them
+    now = [dict(line.lstrip("+").partition("=")[::2] for line in job) for job in jobs]
+    # one more: what it has otherwise was swept
+    before = [read_overrides(folder / str(number)) for number in range(len(jobs) + 1)]
+    swept = {
+        key
+        for runs in (now, before)
+        for run in runs
+        for key, value in run.items()
+        if runs[0].get(key, value) != value
+    }
+    for number, (old, new) in enumerate(zip(before, now, strict=False)):
+        other = [key for key in new if key in swept and old.get(key, new[key]) != new[key]]
+        if other and (folder / str(number) / "checkpoints").is_dir():
+            was, is_now = (", ".join(f"{key}={run[key]}" for key in other) for run in (old, new))
+            raise ConfigError(
+                f"resume is 'auto', and {folder / str(number)} holds checkpoints of {was}; in this"
+                f" sweep run {number} is {is_now}, and would resume from those. Give the values in"
+                " the order of the earlier sweep, or another folder: run_dir=..."
+            )
 
 
 def sweep_settings(

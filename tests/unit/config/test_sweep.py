@@ -78,6 +78,29 @@ def test_an_earlier_sweep_in_the_folder_is_not_in_the_record() -> None:
     assert [trial.number for trial in done.trials()] == [0, 1]
 
 
+def test_a_sweep_in_another_order_resumes_no_neighbour() -> None:
+    """Where a run's number has other values now, resume=auto is refused before any run; a changed
+    setting that is not swept is not.
+    """
+    widths = ("32", "48")
+    for number, width in enumerate(widths):
+        file = Path(f"r/{number}/.hydra/overrides.yaml")
+        file.parent.mkdir(parents=True)
+        file.write_text(f"- conf=mlp\n- trainer.max_epochs=1\n- ++task.model.width={width}\n")
+        Path(f"r/{number}/checkpoints").mkdir()
+    same = ["-m", "conf=mlp", "run_dir=r", "resume=auto", "trainer.max_epochs=2"]
+    for order in (("32", "48"), ("32", "48", "64")):
+        done, _ = sweep([*same, f"task.model.width={','.join(order)}"], lambda job: {"val/acc": 1})
+        assert len(done.trials()) == len(order)
+    for order in (("48", "32"), ("48",)):
+        with pytest.raises(
+            ConfigError, match="0 holds checkpoints of task.model.width=32; in this"
+        ):
+            compose.run(
+                "fit", [*same, f"task.model.width={','.join(order)}"], True, work, lambda done: None
+            )
+
+
 def test_a_sweep_over_all_names_of_a_group() -> None:
     """`glob(*)` is Hydra's: each config of the group."""
     seen: list[str] = []
