@@ -287,15 +287,17 @@ def public(module: str, name: str) -> Any:
     """Return an object that users import from a module of the core, and that an extension brings.
 
     Raises:
-        AttributeError: none brings it.
-        ImportError: none brings it, and another framework has it: Python shows this sentence, and
-            not that of an AttributeError, where the name is imported.
+        AttributeError: none brings it; says what to use for a name of another framework.
+        ImportError: the same, of such a name in `from ... import`: there Python hides the sentence
+            of an AttributeError.
     """
     target = current_name(f"{module}.{name}")
     if target != f"{module}.{name}":
         return resolve(target)
     if sentences := advice(module, name):
-        raise ImportError(f"{module} has no {name}{sentences}")
+        asks = sys._getframe(2).f_code.co_name  # of the module's __getattr__
+        kind = ImportError if asks == "_handle_fromlist" else AttributeError
+        raise kind(f"{module} has no {name}{sentences}")
     raise AttributeError(f"module '{module}' has no attribute '{name}'")
 
 

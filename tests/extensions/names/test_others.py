@@ -76,12 +76,18 @@ def test_they_are_said_where_a_user_writes_them(tmp_path: Path) -> None:
     """Where a name is imported, called, and passed to a Trainer, to fit or to a callback."""
     with pytest.raises(ImportError, match=r"^trainkit has no DistributedOptimizer\. In its place:"):
         from trainkit import DistributedOptimizer  # noqa: F401
-    with pytest.raises(ImportError, match=r"EarlyStoppingCallback\. In its place: EarlyStopping"):
+    with pytest.raises(
+        AttributeError, match=r"EarlyStoppingCallback\. In its place: EarlyStopping"
+    ):
         trainkit.callbacks.EarlyStoppingCallback  # noqa: B018
     with pytest.raises(ImportError, match=r"^trainkit has no Compression\. In its place: engine\."):
         from trainkit import Compression  # noqa: F401
-    with pytest.raises(ImportError, match=r"CommitStateCallback\. In its place: Elastic\."):
+    with pytest.raises(AttributeError, match=r"CommitStateCallback\. In its place: Elastic\."):
         trainkit.callbacks.CommitStateCallback  # noqa: B018
+    with pytest.raises(ImportError, match=r"no CommitStateCallback\. In its place: Elastic\."):
+        from trainkit.callbacks import CommitStateCallback  # noqa: F401
+    assert not hasattr(trainkit, "size") and getattr(trainkit, "size", 3) == 3
+    assert not hasattr(trainkit.callbacks, "CommitStateCallback")
     with pytest.raises(AttributeError, match=r"no attribute 'train'\. In its place: Trainer\.fit"):
         Trainer().train()
     with pytest.raises(ConfigError, match=r"^trainer\.model: In its place: Task\."):
