@@ -525,3 +525,74 @@ def results_of_a_test(kit: Framework) -> Any:
     results = kit.trainer().test(task, data(), verbose=False)
     assert results[0]["x"] == 2.0
     return len(results), type(next(iter(results)))
+
+
+@equal
+def hidden_values(kit: Framework) -> Any:
+    """logged_metrics has no values of log(..., logger=False), callback_metrics has them."""
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("hidden", loss, logger=False, on_step=False, on_epoch=True)
+        self.log("shown", loss, on_step=False, on_epoch=True)
+        return loss
+
+    trainer = kit.trainer()
+    trainer.fit(kit.line(training_step=training_step), data(), data())
+    return sorted(trainer.logged_metrics), sorted(trainer.callback_metrics)
+
+
+@equal
+def value_of_a_validations_end(kit: Framework) -> Any:
+    """A value of on_validation_epoch_end in callback_metrics, in the hooks after it."""
+    seen: list[Any] = []
+
+    def on_validation_epoch_end(self: Any) -> None:
+        self.log("own", 1.0 + self.current_epoch)
+
+    def note(self: Any, trainer: Any, task: Any) -> None:
+        seen.append(float(trainer.callback_metrics.get("own", -1.0)))
+
+    hooks = ("on_validation_epoch_end", "on_validation_end", "on_train_epoch_end")
+    callback = type("Notes", (kit.Callback,), dict.fromkeys(hooks, note))()
+    task = kit.line(on_validation_epoch_end=on_validation_epoch_end)
+    kit.trainer(callbacks=[callback]).fit(task, data(), data())
+    return seen
+
+
+@differs(
+    "There a hook reads its own rank's value at once; here the value of all ranks is there after the"
+    " callbacks' and the Task's hooks of that name."
+)
+def value_of_the_hook_itself(kit: Framework) -> Any:
+    """A value of on_train_epoch_end in callback_metrics, in that hook."""
+    seen: list[Any] = []
+
+    def on_train_epoch_end(self: Any) -> None:
+        self.log("own", 1.0 + self.current_epoch)
+        seen.append(float(self.trainer.callback_metrics.get("own", -1.0)))
+
+    kit.trainer().fit(kit.line(on_train_epoch_end=on_train_epoch_end), data())
+    return seen
+
+
+@differs(
+    "There a metric object that is not logged is the Task's to reset; here fit, validate, test and"
+    " predict begin with all of them reset: counts of an interrupted run do not belong to the next."
+)
+def metric_after_a_test(kit: Framework) -> Any:
+    """A torchmetrics object that training_step updates and nothing logs, after fit and test."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.mean.update(loss.detach())
+        return loss
+
+    task = kit.line(training_step=training_step, test_step=lambda self, batch, batch_idx: None)
+    task.mean = torchmetrics.MeanMetric()
+    trainer = kit.trainer()
+    trainer.fit(task, data())
+    after_fit = task.mean.update_count
+    trainer.test(task, data())
+    return after_fit, task.mean.update_count

@@ -110,6 +110,16 @@ class HookLog:
         if combined:
             self._put(combined)
 
+    def shown(self, values: dict[str, float]) -> dict[str, float]:
+        """Return values without those that were logged with `logger=False`."""
+        if not self.hidden:
+            return values
+        return {
+            name: value
+            for name, value in values.items()
+            if name.partition("/dataloader_idx_")[0] not in self.hidden
+        }
+
     def of_step(self) -> dict[str, float]:
         """Return this rank's values, logged within a step. Waits for the device."""
         return {name: float(value) for name, (value, _) in self.values.items()}

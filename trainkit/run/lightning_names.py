@@ -8,6 +8,7 @@ from typing import Any
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
+from trainkit.api.dispatch import Hooks
 from trainkit.api.options import (
     BatchOptions,
     EvaluationOptions,
@@ -113,6 +114,7 @@ class _Parts:
     task: Task
     callbacks: list[Callback]
     engine: Engine
+    hooks: Hooks
     evaluator: Evaluator
     state: TrainState
     step: StepParts
@@ -246,8 +248,8 @@ class LightningNames(_Parts, Limits):
 
     @property
     def logged_metrics(self) -> dict[str, float]:
-        """The latest values, as callback_metrics."""
-        return dict(self.callback_metrics)
+        """The latest values, as callback_metrics, without those of `logger=False`."""
+        return self.hooks.log.shown(dict(self.callback_metrics))
 
     def print(self, *values: Any, **options: Any) -> None:
         """Print on rank 0 only."""

@@ -252,13 +252,7 @@ class Run(LightningNames):
         """Hand values of this step to the loggers,
         without those that were logged with `logger=False`.
         """
-        if hidden := self.hooks.log.hidden:
-            values = {
-                name: value
-                for name, value in values.items()
-                if name.partition("/dataloader_idx_")[0] not in hidden
-            }
-        self.hooks("on_metrics", values, self.global_step)
+        self.hooks("on_metrics", self.hooks.log.shown(values), self.global_step)
 
     def save_checkpoint(self, filepath: str | Path, weights_only: bool = False) -> None:
         """Write a checkpoint folder (or fsspec URL), and wait for it. Call it on all ranks."""
