@@ -235,7 +235,9 @@ def illegal(key: str, value: object, legal: str) -> str:
         )
     # 'bf17' is a typing error; 'fp16' is none of 'bf16', although it is as near.
     names = re.findall(f"'({re.escape(value[:1])}[^']*)'", legal) if isinstance(value, str) else []
-    return f"{key} is {show(value)}; it must be {legal}.{did_you_mean(str(value), names)}"
+    in_quotes = isinstance(value, str) and "number" in legal and value.lstrip("-").isdigit()
+    hint = f" Without quotes: {value}" if in_quotes else did_you_mean(str(value), names)
+    return f"{key} is {show(value)}; it must be {legal}.{hint}"
 
 
 def unknown(key: str, name: str, known: list[str], explained: dict[str, str] | None = None) -> str:

@@ -111,6 +111,12 @@ def test_a_missing_folder_has_its_own_message() -> None:
     )
 
 
+def test_a_number_in_quotes_is_shown_without_them() -> None:
+    """Not where the value is none of the legal ones anyway."""
+    assert illegal("a", "2", "a whole number, 1 or more").endswith("or more. Without quotes: 2")
+    assert illegal("a", "2", "'x' or 'y'").endswith("'x' or 'y'.")
+
+
 def test_checked_classes_take_legal_arguments() -> None:
     """A checked constructor works as before, by place and by keyword."""
     assert Oven(3, fan=True).fan

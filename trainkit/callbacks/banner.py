@@ -107,6 +107,7 @@ class Banner(Callback):
             rows.append(("gradients", approximation))
         rows.append(("run", _plan(trainer)))
         rows += [("schedule", text) for text in _rising(trainer)]
+        rows += [("advice", text) for text in _unreached(trainer)]
         if counted := _counted(trainer):
             rows.append(("counted", counted))
         if checkpoints.resumed_from is not None:
@@ -268,6 +269,21 @@ def _rising(trainer: RunView) -> list[str]:
                 " again"
             )
     return lines
+
+
+def _unreached(trainer: RunView) -> list[str]:
+    """Say which settings of steps lie beyond the run's last one."""
+    saves = [
+        one.every_n_train_steps for one in trainer.callbacks if isinstance(one, ModelCheckpoint)
+    ]
+    steps = [("ModelCheckpoint.every_n_train_steps", every) for every in saves if every]
+    if (exact := trainer.options.communication.start_after_steps) > 0:
+        steps.append(("communication.start_after_steps", exact + 1))
+    return [
+        f"{name} is not reached: the run has {plural(total, 'step')}"
+        for name, first in steps
+        if (total := trainer.total_steps) and first > total
+    ]
 
 
 def _counted(trainer: RunView) -> str:

@@ -65,7 +65,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
         what = (
             f"a folder without a {MANIFEST} or a {_OF_TRANSFORMERS}"
             if place.is_dir()
-            else "not there"
+            else "no regular file" * place.exists() or "not there"
         )
         raise CheckpointError(f"{path} is {what}; it must be {_LEGAL}.")
     state = (

@@ -31,6 +31,7 @@ _NO_FOLDER = (
     " ones. Select one: conf=NAME"
 )
 _NO_NAME = "{0} is {1}, and {0} {2}. A single value is set as {3}{4}"
+_LEFT_OUT = "; ~{0} leaves it out, if nothing in the config refers to it as ${{{0}}}"
 _NO_DELETION = (
     "{0}={1} takes back a choice; give it alone, {0}, or with the name that was chosen, {0}=NAME."
 )
@@ -174,7 +175,7 @@ def force(override: str, folders: Sequence[Path]) -> str:
     if is_group and sign and not _are_names(override):
         if key.startswith("~"):
             raise ConfigError(_NO_DELETION.format(key, value))
-        no_choice = f"; ~{group} leaves it out" if value == "null" else ""
+        no_choice = _LEFT_OUT.format(group) if value == "null" else ""
         options = options_of(group.partition("@")[0], folders)
         names = f"names a config{': ' * bool(options)}{', '.join(options)}"
         raise ConfigError(

@@ -42,9 +42,11 @@ class Communication(ABC):
 
     Attributes:
         name: as `communication=` names them.
+        start_after_steps: exact steps first.
     """
 
     name: str
+    start_after_steps = 0
     config_key = "communication"
 
     @abstractmethod

@@ -75,10 +75,10 @@ def with_changes(
         parts = zip(
             state["_schedulers"], made_before["_schedulers"], made["_schedulers"], strict=True
         )
-        for saved_part, before_part, made_part in parts:
+        for place, (saved_part, before_part, made_part) in enumerate(parts):
             part, more = with_changes(saved_part, before_part, made_part)
             inner.append(part)
-            changes |= more
+            changes |= {f"schedulers[{place}].{name}": change for name, change in more.items()}
         state["_schedulers"] = inner
     return state, changes
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tests.helpers.toy import Line, Net, loader, quiet
-from trainkit.callbacks import EarlyStopping
+from trainkit.callbacks import EarlyStopping, ModelCheckpoint
 from trainkit.callbacks.banner import waits_for_copies
 from trainkit.data.feed import MapFeed
 from trainkit.engine.options import changed
 from trainkit.errors import ConfigError
+from trainkit.extensions.communication.settings import PowerSGD
 from trainkit.extensions.plan.simulated import SimulatedEngine
 
 
@@ -233,6 +234,22 @@ def test_a_cosine_that_is_shorter_than_the_run_is_said(
     assert (
         banner(tmp_path, capsys, Scheduled(length, **options), max_epochs=3).get("schedule") == said
     )
+
+
+@pytest.mark.parametrize("every", [12, 13])
+def test_steps_that_a_run_does_not_reach_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int
+) -> None:
+    """Of checkpoints, and of exact steps before an approximation."""
+    settings: dict[str, Any] = {
+        "callbacks": ModelCheckpoint(every_n_train_steps=every),
+        "communication": PowerSGD(start_after_steps=every - 1),
+        "enable_model_summary": True,
+    }
+    quiet(tmp_path, max_steps=12, **settings).fit(Line(), loader())
+    said = " ".join(capsys.readouterr().out.split())
+    for name in ("ModelCheckpoint.every_n_train_steps", "communication.start_after_steps"):
+        assert (f"{name} is not reached: the run has 12 steps" in said) == (every == 13)
 
 
 def test_what_counts_steps_and_what_is_left_out_is_said(

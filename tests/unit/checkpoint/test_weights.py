@@ -219,6 +219,12 @@ def test_an_unreadable_file_is_reported(how: str, words: str, tmp_path: Path) ->
     assert len(str(said.value).replace(str(tmp_path), "").splitlines()) == 1
 
 
+def test_a_device_is_no_file_of_weights() -> None:
+    """The error does not say that it is absent."""
+    with pytest.raises(CheckpointError, match="^/dev/null is no regular file; it must be"):
+        read_weights("/dev/null")
+
+
 @pytest.mark.parametrize(
     "aliases", ["no json", "[1]", '{"b": "absent"}', '{"b": ["a"]}', '{"b": 3}']
 )

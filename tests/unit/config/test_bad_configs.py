@@ -110,7 +110,11 @@ MISTAKES = {
         "every_n_train_steps is 0",
         "1 or more",
     ],
-    "engine=null": ["engine is null", "auto, ddp", "~engine leaves it out"],
+    "engine=null": [
+        "engine is null",
+        "auto, ddp",
+        "~engine leaves it out, if nothing in the config refers to it as ${engine}",
+    ],
     "augment=[1,2]": ["augment is [1,2]", "randaugment"],
     "augment={}": ["augment is {}", "randaugment"],
     "+augment=-1": ["augment is -1", "randaugment"],

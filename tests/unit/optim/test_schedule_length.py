@@ -149,4 +149,23 @@ def test_another_class_inside_a_sequence_is_reported(
     rates(tmp_path, sequence(lambda o: lr_scheduler.ExponentialLR(o, 0.5)), 2)
     rates(tmp_path, sequence(lambda o: lr_scheduler.StepLR(o, 1, 0.5)), 4, ckpt_path="last")
     said = capsys.readouterr().out
-    assert "SequentialLR.class ExponentialLR -> StepLR" in said
+    assert "SequentialLR.schedulers[1].class ExponentialLR -> StepLR" in said
+
+
+def test_each_scheduler_of_a_sequence_has_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of one class that were both changed."""
+
+    def sequence(first: float, second: float) -> Make:
+        return lambda optimizer, trainer: lr_scheduler.SequentialLR(
+            optimizer,
+            [lr_scheduler.ConstantLR(optimizer, factor, 1) for factor in (first, second)],
+            [1],
+        )
+
+    rates(tmp_path, sequence(0.5, 0.25), 2)
+    rates(tmp_path, sequence(0.4, 0.2), 4, ckpt_path="last")
+    said = capsys.readouterr().out
+    assert "SequentialLR.schedulers[0].factor 0.5 -> 0.4" in said
+    assert "SequentialLR.schedulers[1].factor 0.25 -> 0.2" in said
