@@ -40,7 +40,7 @@ def as_any(saved: Any) -> str:
     return ""
 
 
-class Whole(NamedTuple):
+class Loaded(NamedTuple):
     """A checkpoint that was read: its path, its weights, and the state saved beside them."""
 
     path: str
@@ -54,7 +54,7 @@ def read(
     resume: bool,
     say: Say = print,
     difference: Difference = as_any,
-) -> Whole | None:
+) -> Loaded | None:
     """Find a checkpoint, verify it, and read it.
 
     Args:
@@ -82,7 +82,7 @@ def read(
             return None
         path, folder = checkpoint
         training = load_training(folder) if resume else load_extra(folder)
-        return Whole(path, read_state(folder), training)
+        return Loaded(path, read_state(folder), training)
 
 
 def locate(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from trainkit.checkpoint import split
 from trainkit.checkpoint.contents import NOTHING, OWN, AfterWriting, Contents, StepUndo
-from trainkit.checkpoint.find import Difference, Say, Whole, as_any, locate, read
+from trainkit.checkpoint.find import Difference, Loaded, Say, as_any, locate, read
 from trainkit.checkpoint.format import Snapshot, load_weights
 from trainkit.checkpoint.parts import RankFile, report
 from trainkit.checkpoint.stateful import require_plain
@@ -291,7 +291,7 @@ class CheckpointManager:
             )
 
     def find(
-        self, read: Callable[[], Whole | None], task: nn.Module, change: Change
+        self, read: Callable[[], Loaded | None], task: nn.Module, change: Change
     ) -> dict[str, Any] | None:
         """Load a checkpoint's weights into the task on rank 0; return what was saved beside them, on
         all ranks.
@@ -301,33 +301,31 @@ class CheckpointManager:
 
         Args:
             read: on rank 0: returns the checkpoint.
-            change: see Change.
 
         Returns:
             None if there is nothing to resume from.
         """
-        held: list[Whole] = []
+        held: list[Loaded] = []
 
-        def read_on_rank_0() -> Whole | None:
+        def read_on_rank_0() -> Loaded | None:
             if (checkpoint := read()) is None:
                 return None
             held.append(checkpoint)
             states = checkpoint.training.get("optimizers", [])
             settings = [{"state": {}, "param_groups": state["param_groups"]} for state in states]
             names = {name: weight.to("meta") for name, weight in checkpoint.weights.items()}
-            training = checkpoint.training | {"optimizers": settings}
-            return checkpoint._replace(weights=names, training=training)
+            return Loaded(checkpoint.path, names, checkpoint.training | {"optimizers": settings})
 
         checkpoint = self._engine.comm.run_on_main(read_on_rank_0)
         if checkpoint is None:
             return None
-        own: Whole = [*held, checkpoint][0]
+        own: Loaded = [*held, checkpoint][0]
         weights = change(own.training, own.weights)
         self._engine.comm.run_on_main(lambda: load_weights(Path(own.path), task, weights))
         self.resumed_from = own.path
         return own.training
 
-    def read(self, ckpt_path: str, resume: bool = True) -> Whole | None:
+    def read(self, ckpt_path: str, resume: bool = True) -> Loaded | None:
         """Rank 0: read a checkpoint; see find.read."""
         return read(ckpt_path, self.stores, resume, self._say, self._difference)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainkit.api.view import with_role
 from trainkit.callbacks.checkpoint import checkpoint_policies
-from trainkit.checkpoint.find import Whole
+from trainkit.checkpoint.find import Loaded
 from trainkit.checkpoint.manager import MEMORY
 from trainkit.checkpoint.stateful import with_own_parts
 from trainkit.console import plural, try_to_write
@@ -67,10 +67,10 @@ def _tidy(stage: Stage) -> None:
             try_to_write(store.tidy, f"{store.place} could not be tidied")
 
 
-def _read(stage: Stage, ckpt_path: str | None) -> Whole | None:
+def _read(stage: Stage, ckpt_path: str | None) -> Loaded | None:
     if stage.is_elastic and stage.elastic is not None:
         if stage.elastic.memory.step >= 0:
-            return Whole(MEMORY, *stage.elastic.memory.read())
+            return Loaded(MEMORY, *stage.elastic.memory.read())
         # No rank holds a commit: if rank 0 joined late, all earlier workers were lost; otherwise
         # the job is new.
         checkpoint = stage.checkpoints.read("auto") if stage.engine.ranks.joins_late else None
@@ -97,9 +97,9 @@ def _find_in_parts(stage: Stage, ckpt_path: str | None) -> dict[str, Any] | None
         return saved
     own = memory.load_into(stage.task) if memory.step == newest else None
     checkpoints.resumed_from = MEMORY
-    kept: dict[str, Any] = with_own_parts(stage.engine.comm.from_living(own))
-    hand_to_task(stage.run, kept, stage.task.state_dict())
-    return kept
+    beside: dict[str, Any] = with_own_parts(stage.engine.comm.from_living(own))
+    hand_to_task(stage.run, beside, stage.task.state_dict())
+    return beside
 
 
 def declared_ranks(stage: Stage, saved: dict[str, Any] | None) -> int:
