@@ -41,6 +41,8 @@ def main() -> int:
 
 
 def _main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("help", "explain") or {"-h", "--help"} & {*arguments}:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # into `head` it ends in silence
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if arguments else 2
@@ -58,8 +60,6 @@ def _main(arguments: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    if "-h" in arguments or "--help" in arguments:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # help into `head` ends in silence
     usage = find_usage(name)
     if usage is not None and usage.takes_run:
         rest = with_plain_run(rest)

@@ -13,11 +13,6 @@ COMMANDS = {
     "validate": Command("evaluate a checkpoint on the validation data", "trainkit.cli.run.main"),
     "test": Command("evaluate a checkpoint on the test data", "trainkit.cli.run.main"),
     "predict": Command("write a checkpoint's predictions", "trainkit.cli.run.main"),
-    "data": Command(
-        "list samples that cannot be loaded (data check conf=NAME); write texts or images (data"
-        " tokens, data pack)",
-        "trainkit.cli.data.main",
-    ),
     "explain": Command(
         "explain an error that a message names, with an example and what to do (explain NAME)",
         "trainkit.cli.explain.main",

@@ -81,11 +81,6 @@ USAGES = {
         ("run_dir=runs/mine", "run_dir=runs/mine table=parquet"),
         takes_config=True,
     ),
-    "data": Usage(
-        "PART [key=value ...]",
-        "Look at data, or write it in another form; the parts and what they take follow.",
-        examples=("check --help",),
-    ),
     "explain": Usage(
         "[NAME] [--json]",
         "Explain an error that a message names, with an example and what to do. Without a name:"

@@ -7,6 +7,7 @@ all the same.
 
 # In the order of `python -m trainkit extensions`.
 NAMES = (
+    "data",
     "reports",
     "doctor",
     "by_hand",

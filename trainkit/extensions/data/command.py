@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from trainkit.cli.commands import command_of, find_usage, parts_of
 from trainkit.cli.guard import fail
-from trainkit.cli.usage import help_text, usage_of
+from trainkit.cli.usage import help_text
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extension import resolve
+from trainkit.extensions.data.usage import USAGE
 from trainkit.launch.environment import read_launcher
 
 
@@ -17,7 +19,7 @@ def _help(command: str) -> str:
     parts = {f"{command} {part}": find_usage(f"{command} {part}") for part in parts_of(command)}
     return "\n".join(
         (
-            usage_of(command),
+            help_text(command, USAGE),
             *(help_text(name, usage) for name, usage in parts.items() if usage is not None),
         )
     )
@@ -30,6 +32,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         return 0
     part = arguments[0] if arguments else "--help"
     if part in ("-h", "--help"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # into `head` it ends in silence
         print(_help(command))
         return 0 if arguments else 2
     brought = command_of(f"{command} {part}")
