@@ -36,7 +36,7 @@ def count(names: Sequence[str], seed: int = 0) -> dict[str, float]:
     """Return the instructions of a step of each contender.
 
     Args:
-        seed: of the hashes of texts, else drawn anew for each process.
+        seed: of the hashes of texts, which are else drawn for each process.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [
