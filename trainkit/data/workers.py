@@ -125,7 +125,10 @@ def start_workers(loader: DataLoader[Any]) -> Iterator[Any]:
 def ended_workers(batches: Any) -> str:
     """Return the process ids of an iterator's workers that have ended, or are just ending."""
     workers = getattr(batches, "_workers", [])
-    multiprocessing.connection.wait([worker.sentinel for worker in workers], _ENDING_S)
+    ending = multiprocessing.connection.wait([worker.sentinel for worker in workers], _ENDING_S)
+    for worker in workers:
+        if worker.sentinel in ending:
+            worker.join(_ENDING_S)  # a process's files are closed a moment before it has ended
     return ", ".join(str(worker.pid) for worker in workers if not worker.is_alive())
 
 

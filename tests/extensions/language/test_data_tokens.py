@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tokenizers import TEXT, train_tokenizer
-from trainkit.cli import data
+from trainkit.extensions.data import command as data
 
 
 @pytest.fixture

@@ -152,7 +152,9 @@ def test_an_iterable_of_another_librarys_is_a_stream(tmp_path: Path) -> None:
 
 def test_settings_of_rays_callbacks_and_batches_are_named() -> None:
     """Of its reporting callbacks and of iter_torch_batches: what to use here."""
-    with pytest.raises(ImportError, match=r"no RayTrainReportCallback\. In its place: RayReport\."):
+    with pytest.raises(
+        AttributeError, match=r"no RayTrainReportCallback\. In its place: RayReport\."
+    ):
         trainkit.callbacks.RayTrainReportCallback  # noqa: B018
     with pytest.raises(ImportError, match=r"prepare_model\. In its place: Trainer\.fit\."):
         from trainkit import prepare_model  # noqa: F401

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from torchvision.io import write_jpeg
 
 from tests.helpers.toy import Numbered
-from trainkit.cli import data
+from trainkit.extensions.data import command as data
 from trainkit.extensions.reports.reading import readings
 
 

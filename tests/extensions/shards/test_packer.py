@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.pictures import write_pictures
-from trainkit.cli import data
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.data import command as data
 from trainkit.extensions.shards.cache import ShardCache
 from trainkit.extensions.shards.dataset import Sample, ShardDataset
 from trainkit.extensions.shards.index import find_index

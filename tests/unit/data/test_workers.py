@@ -5,6 +5,7 @@ with their rank, not by a signal.
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import resource
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +113,18 @@ def test_a_worker_outlives_the_schedulers_signal(
     monkeypatch.setattr(workers, "LOOK_S", 0.05)
     loader = shield(DataLoader(_Signalled(), num_workers=1, multiprocessing_context=start))
     assert [int(batch) for batch in loader] == [0]
+
+
+def _close_files() -> None:
+    os.closerange(3, 1024)
+    time.sleep(0.3)
+
+
+def test_a_worker_whose_files_are_closed_is_just_ending() -> None:
+    """The kernel closes a killed process's files before it has ended."""
+    process = multiprocessing.get_context("fork").Process(target=_close_files)
+    process.start()
+    assert workers.ended_workers(SimpleNamespace(_workers=[process])) == str(process.pid)
 
 
 LEFT = """

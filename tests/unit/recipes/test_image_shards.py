@@ -13,8 +13,8 @@ import torch
 from recipes.augment import Augment
 from recipes.image_shards import ImageShards, RepeatedShards
 from tests.helpers.pictures import write_pictures
-from trainkit.cli import data
 from trainkit.errors import ConfigError, DataError
+from trainkit.extensions.data import command as data
 from trainkit.extensions.shards.index import Index, Shard
 from trainkit.extensions.shards.order import ShardOrder
 from trainkit.extensions.shards.packer import pack, plan_of

@@ -114,7 +114,7 @@ class FaultInjection(Callback):
         self._inject("saving", trainer, task)
 
     def on_load_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
-        self._inject("recovery", trainer, task)
+        self._inject("recovery", trainer, task, checkpoint["global_step"])
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
         """Name the faults that did not come: a run that met none of them proves nothing."""
@@ -129,7 +129,8 @@ class FaultInjection(Callback):
                     " has."
                 )
 
-    def _inject(self, during: str, trainer: RunView, task: Task) -> None:
+    def _inject(self, during: str, trainer: RunView, task: Task, step: int | None = None) -> None:
+        step = trainer.global_step if step is None else step
         for i, fault in enumerate(self.faults):
             here = (
                 fault["during"] == during
@@ -138,12 +139,11 @@ class FaultInjection(Callback):
             )
             if (
                 here
-                and trainer.global_step >= fault["step"]
+                and step >= fault["step"]
                 and self._is_first(trainer.run_dir / "faults" / str(i))
             ):
                 text = (
-                    f"FaultInjection: {fault['do']} on rank {trainer.global_rank} after step"
-                    f" {trainer.global_step}"
+                    f"FaultInjection: {fault['do']} on rank {trainer.global_rank} after step {step}"
                 )
                 info(text if during == "step" else f"{text}, during {during}")
                 self._actions[fault["do"]](fault, trainer, task)
