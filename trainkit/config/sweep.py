@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
 from trainkit.config.command_line import as_typed
-from trainkit.config.of_run import OVERRIDES, flat, read_overrides
+from trainkit.config.of_run import OVERRIDES, flat, read_config, read_overrides
 from trainkit.config.resources import make_importable
 from trainkit.errors import ConfigError, TrainkitError, did_you_mean, summary
 from trainkit.launch.environment import read_launcher
@@ -246,18 +246,18 @@ def refuse_another_order(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
     Raises:
         ConfigError: a run has; names both.
     """
-    # as read_overrides has them
-    now = [dict(line.lstrip("+").partition("=")[::2] for line in job) for job in jobs]
-    # one more: what it has otherwise was swept
-    before = [read_overrides(folder / str(number)) for number in range(len(jobs) + 1)]
+    notes = folder / FOLDER / "multirun.yaml"  # Hydra's
+    typed = read_config(notes)["hydra"]["overrides"]["task"] if notes.is_file() else []
+    now, earlier = ([_settings(job) for job in each] for each in (jobs, jobs_of(typed, False)))
     swept = {
         key
-        for runs in (now, before)
+        for runs in (now, earlier)
         for run in runs
         for key, value in run.items()
         if runs[0].get(key, value) != value
     }
-    for number, (old, new) in enumerate(zip(before, now, strict=False)):
+    for number, new in enumerate(now):
+        old = _settings("=".join(one) for one in read_overrides(folder / str(number)).items())
         other = [key for key in new if key in swept and old.get(key, new[key]) != new[key]]
         if other and (folder / str(number) / "checkpoints").is_dir():
             was, is_now = (", ".join(f"{key}={run[key]}" for key in other) for run in (old, new))
@@ -266,6 +266,12 @@ def refuse_another_order(folder: Path, jobs: Sequence[Sequence[str]]) -> None:
                 f" sweep run {number} is {is_now}, and would resume from those. Give the values in"
                 " the order of the earlier sweep, or another folder: run_dir=..."
             )
+
+
+def _settings(lines: Iterable[str]) -> dict[str, str]:
+    """Return key -> text, without quotes, secrets masked as in a run's folder."""
+    parts = (line.lstrip("+").partition("=") for line in masked_arguments([*lines]))
+    return {key: value.strip("'\"") for key, _, value in parts}
 
 
 def sweep_settings(

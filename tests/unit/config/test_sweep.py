@@ -14,6 +14,7 @@ import pytest
 from trainkit.cli.run import main
 from trainkit.config import compose
 from trainkit.config.compose import ComposedJob
+from trainkit.config.of_run import OVERRIDES
 from trainkit.config.sweep import Sweep, jobs_of
 from trainkit.errors import ConfigError, Preempted, TrainkitError
 from trainkit.extensions.reports.show.files import read_goal
@@ -99,6 +100,31 @@ def test_a_sweep_in_another_order_resumes_no_neighbour() -> None:
             compose.run(
                 "fit", [*same, f"task.model.width={','.join(order)}"], True, work, lambda done: None
             )
+
+
+def test_a_sweep_that_was_killed_resumes_once_more() -> None:
+    """A setting that is not swept has two values in its runs then; quotes are no other value."""
+    kept: list[str] = []
+
+    def killed_in_run_0(job: ComposedJob) -> dict[str, float]:
+        folder = Path(job.config["run_dir"])
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder / OVERRIDES).parent.mkdir(exist_ok=True)
+        (folder / OVERRIDES).write_text(job.of_hydra[OVERRIDES])
+        kept.append(folder.name)
+        if job.config["trainer"]["max_epochs"] == 2:
+            raise Preempted("killed")
+        return {"val/acc": 1}
+
+    def start(epochs: int, names: str) -> None:
+        given = f"callbacks.checkpoint.filename={names}", f"trainer.max_epochs={epochs}"
+        sweep(["-m", "conf=mlp", "run_dir=r", "resume=auto", *given], killed_in_run_0)
+
+    start(1, "'a','b'")
+    start(2, "'a','b'")
+    assert kept == ["0", "1", "0"]
+    start(3, "a,'b'")
+    assert kept == ["0", "1", "0", "0", "1"]
 
 
 def test_a_sweep_over_all_names_of_a_group() -> None:
