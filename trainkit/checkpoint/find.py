@@ -74,10 +74,7 @@ def read(
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    with (
-        _readable(ckpt_path),
-        _find(ckpt_path, stores, say, _Finder(resume, difference)) as checkpoint,
-    ):
+    with _find(ckpt_path, stores, say, _Finder(resume, difference)) as checkpoint:
         if checkpoint is None:
             return None
         path, folder = checkpoint
@@ -93,10 +90,7 @@ def locate(
     difference: Difference = as_any,
 ) -> str | None:
     """Find a checkpoint and verify it; return its path or URL. See `read`."""
-    with (
-        _readable(ckpt_path),
-        _find(ckpt_path, stores, say, _Finder(resume, difference)) as checkpoint,
-    ):
+    with _find(ckpt_path, stores, say, _Finder(resume, difference)) as checkpoint:
         return None if checkpoint is None else checkpoint[0]
 
 
@@ -154,7 +148,7 @@ class _Finder(NamedTuple):
 def _find(
     ckpt_path: str, stores: Sequence[Store], say: Say, reader: _Finder
 ) -> Iterator[tuple[str, Path] | None]:
-    with ExitStack() as stack:
+    with _readable(ckpt_path), ExitStack() as stack:
         if ckpt_path in ("last", "auto"):
             yield _newest(stores, say, reader, stack, ckpt_path)
             return
@@ -256,13 +250,8 @@ def _nothing(requested: str, stores: Sequence[Store]) -> str:
 
 
 def _newest_run_hint(run_dir: Path) -> str:
-    runs = (
-        [p.parent.parent for p in run_dir.parent.glob("*/checkpoints/last")]
-        if run_dir.parent.is_dir()
-        else []
-    )
+    runs = [p.parent.parent for p in run_dir.parent.glob("*/checkpoints/last")]
     if not runs:
         return " Give the run's folder: run_dir=..."
-    return (
-        f" The newest run with checkpoints is run_dir={max(runs, key=lambda p: p.stat().st_mtime)}"
-    )
+    newest = max(runs, key=lambda p: p.stat().st_mtime)
+    return f" The newest run with checkpoints is run_dir={newest}"

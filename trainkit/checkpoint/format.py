@@ -207,12 +207,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
             aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
         return state | {alias: state[name] for alias, name in aliases.items()}
     except (OSError, SafetensorError, ValueError, LookupError, AttributeError, TypeError) as error:
-        reason = (
-            f"{type(error).__name__}:"
-            f" {str(error).splitlines()[0] if str(error) else 'no reason given'}"
-        )
+        reason = next(iter(str(error).splitlines()), "no reason given")
         raise CheckpointError(
-            f"{path} is no safetensors file, or a damaged one ({reason})."
+            f"{path} is no safetensors file, or a damaged one ({type(error).__name__}: {reason})."
         ) from error
 
 

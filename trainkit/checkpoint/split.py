@@ -148,9 +148,8 @@ class Opened:
             name: torch.empty(tuple(one.shape), dtype=one.dtype, device="meta")
             for name, one in self._stored.items()
         }
-        stored = {
-            named[name]: one for name, one in self._stored.items()
-        }  # tensors hash by identity
+        # tensors hash by identity
+        stored = {named[name]: one for name, one in self._stored.items()}
         changed = change(self.training, named)
         self._stored = {name: stored.get(one, one) for name, one in changed.items()}
         if computed := [name for name, one in changed.items() if one.is_meta and one not in stored]:
