@@ -242,6 +242,30 @@ def renamed_weights(kit: Framework) -> Any:
 
 
 @equal
+def renamed_weights_alone(kit: Framework) -> Any:
+    """Hooks that rename weights, and save_weights_only=True: test and load_from_checkpoint."""
+
+    def on_save_checkpoint(self: Any, checkpoint: Any) -> None:
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {f"old.{name}": value for name, value in state.items()}
+
+    def on_load_checkpoint(self: Any, checkpoint: Any) -> None:
+        state = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {name[len("old.") :]: value for name, value in state.items()}
+
+    hooks = {"on_save_checkpoint": on_save_checkpoint, "on_load_checkpoint": on_load_checkpoint}
+    saving = kit.callbacks.ModelCheckpoint(
+        dirpath=str(kit.folder / "first"), save_weights_only=True
+    )
+    task = kit.line(test_step=lambda self, batch, i: None, **hooks)
+    kit.trainer(callbacks=[saving], enable_checkpointing=True).fit(task, data())
+    new = type(task)()
+    kit.trainer().test(new, data(), ckpt_path=saving.best_model_path)
+    loaded = type(task).load_from_checkpoint(saving.best_model_path)
+    return weights(new), weights(loaded), weights(new) == weights(task)
+
+
+@equal
 def dropped_head(kit: Framework) -> Any:
     """on_load_checkpoint fills what on_save_checkpoint left out."""
 

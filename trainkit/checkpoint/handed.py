@@ -50,13 +50,38 @@ class Handed(dict[str, Any]):
             raise KeyError(name)
         return self.setdefault(name, dict(self._weights()))
 
+    def __contains__(self, name: object) -> bool:
+        """Return whether it has the entry; weights that no hook has read yet too."""
+        return super().__contains__(name) or (name == "state_dict" and self._weights is not None)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the entry, or `default` if there is none."""
+        if name not in self:
+            return default
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """Remove the entry and return it, or `default` if there is none."""
+        self.get(name)
+        return super().pop(name, *default)
+
     def split(self) -> tuple[dict[str, Any], dict[str, Tensor] | None]:
-        """Return what hooks added, and the weights if a hook has read or set them."""
+        """Return what hooks added, and the weights if a hook has read or set them.
+
+        Raises:
+            TaskError: one of these is no tensor; names it.
+        """
         given = self._given.items()
         own = {name: value for name, value in self.items() if (name, value) not in given}
         weights = own.pop("state_dict", None)
         for name in own.keys() - self._added:
             _refuse(name)
+        for name, weight in (weights or {}).items():
+            if not isinstance(weight, Tensor):
+                raise TaskError(
+                    f"checkpoint['state_dict']['{name}'] is of class {type(weight).__name__}; it must"
+                    f" be a tensor. Keep other things beside the weights: checkpoint['{name}'] = ..."
+                )
         return own, weights
 
 

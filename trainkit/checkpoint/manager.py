@@ -129,6 +129,8 @@ class CheckpointManager:
                 own = self.rank_parts()
                 ranks = [own] if self.saves_alone else self._engine.data.all_gather_object(own)
                 training = self.collect(extra, ranks)
+            if weights_only:
+                changed = None  # no hook will read it
             # on all ranks: an engine may gather them
             weights = self._engine.model_state(contents.task) if changed is None else changed
             if self._engine.splits_weights:
@@ -166,11 +168,8 @@ class CheckpointManager:
 
         Waits for the device. Call it on all ranks.
         """
-        weights = [
-            p
-            for p in self._engine.weights_here(self.contents.task)
-            if p.is_floating_point() and p.numel()
-        ]
+        held = self._engine.weights_here(self.contents.task)
+        weights = [p for p in held if p.is_floating_point() and p.numel()]
         bad = int(
             bool(weights) and not torch.isfinite(torch.nn.utils.get_total_norm(weights, math.inf))
         )
@@ -393,8 +392,6 @@ class CheckpointManager:
 
 
 def _describe(error: Exception) -> str:
-    return (
-        str(error)
-        if isinstance(error, (OSError, TrainkitError))
-        else f"{type(error).__name__}: {error}"
-    )
+    if isinstance(error, (OSError, TrainkitError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
