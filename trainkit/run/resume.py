@@ -125,9 +125,8 @@ def first_shares(stage: Stage, saved: dict[str, Any] | None) -> Sequence[int] | 
         or saved["contract"]["world_size"] != ranks
     ):
         return given
-    return parse_shares(
-        saved["contract"].get("rank_shares", "even")
-    )  # an older checkpoint has none
+    # an older checkpoint has none
+    return parse_shares(saved["contract"].get("rank_shares", "even"))
 
 
 def restore(run: Run, saved: dict[str, Any] | None) -> None:
@@ -173,7 +172,7 @@ def _compare_plans(run: Run, saved: BatchPlan, facts: Mapping[str, Any]) -> None
     state = run.state
     changes = [*saved.differences(run.batch_plan), *run.rates.changes]
     new = {name: now for name, now in facts_of(run).items() if facts.get(name, now) != now}
-    for name in new if state.step_in_epoch else new.keys() - _OF_ORDER:
+    for name in (one for one in new if state.step_in_epoch or one not in _OF_ORDER):
         was, now = ("null" if one is None else one for one in (facts[name], new[name]))
         changes.append(f"{name} was {was}, is {now}")
     changes += [_OTHER_ORDER] if state.step_in_epoch and new.keys() & _OF_ORDER else []

@@ -299,11 +299,12 @@ class Chosen(Line):
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
+@pytest.mark.parametrize("stop_at", [4, 5], ids=["at an epoch's end", "inside one"])
 def test_settings_that_change_results_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stop_at: int
 ) -> None:
-    """They hold as given from the checkpoint on, and a line names them."""
-    train(tmp_path, 5, data=loader(Noisy(), 3))
+    """They hold as given from the checkpoint on, and a line names them, in one order."""
+    train(tmp_path, stop_at, data=loader(Noisy(), 3))
     others = {"precision": "bf16-mixed", "gradient_clip_val": None, "limit_train_batches": 6}
     train(tmp_path, 7, "last", loader(Noisy(), 3, drop_last=True), **others)
     assert (
