@@ -280,7 +280,8 @@ def facts_of(run: Run) -> dict[str, Any]:
     facts: dict[str, Any] = {"optimizer": ", ".join(type(one).__name__ for one in run.optimizers)}
     numerics = asdict(run.options.numerics)
     facts |= {f"trainer.{name}": numerics[name] for name in _OF_RESULTS}
-    facts["trainer.limit_train_batches"] = run.options.batch.limit_train_batches
+    limit = run.options.batch.limit_train_batches  # 1.0 is all, 1 is one batch
+    facts["trainer.limit_train_batches"] = limit if limit != 1 or isinstance(limit, int) else None
     if not isinstance(run.train_feed, MapFeed):
         return facts | {"seed": run.options.seed, "order": "that of a stream"}
     source = run.train_feed.source

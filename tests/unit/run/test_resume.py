@@ -314,6 +314,22 @@ def test_settings_that_change_results_are_reported(
     ) in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "limits, line",
+    [((None, 1.0), ""), ((1, 1.0), "trainer.limit_train_batches was 1, is null")],
+    ids=["all batches", "one batch, then all"],
+)
+def test_a_limit_of_all_batches_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limits: Any, line: str
+) -> None:
+    """1.0 is every batch, as null is; 1 is one batch."""
+    for start, limit in enumerate(limits):
+        whole = {"limit_train_batches": limit, "accumulate_grad_batches": 1}
+        train(tmp_path, start + 1, "last" if start else None, **whole)
+    printed = capsys.readouterr().out
+    assert line in printed and ("limit_train_batches was" in printed) == bool(line)
+
+
 def test_the_number_of_workers_changes_no_bit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
