@@ -132,7 +132,8 @@ class TaskHooks:
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add plain values and tensors to a checkpoint; rename, drop or replace weights in
-        `checkpoint["state_dict"]`. It has "epoch" and "global_step" too.
+        `checkpoint["state_dict"]`. It has "epoch" and "global_step" too. A commit of an elastic job
+        keeps all weights under their own names, whatever this changes.
 
         A checkpoint of only weights (`save_weights_only`) has none of this: no hook reads it.
         """

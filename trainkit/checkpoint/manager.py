@@ -319,7 +319,8 @@ class CheckpointManager:
         if checkpoint is None:
             return None
         own: Loaded = [*held, checkpoint][0]
-        weights = change(own.training, own.weights)
+        changed = change(own.training, dict(own.weights))
+        weights = own.weights if own.path == MEMORY else changed  # a commit has all, as they are
         self._engine.comm.run_on_main(lambda: load_weights(Path(own.path), task, weights))
         self.resumed_from = own.path
         return own.training

@@ -122,7 +122,7 @@ class ElasticState:
         checkpoints, engine = self._run.checkpoints, self._run.engine
         contents = checkpoints.contents
         with contents.saving() as handed:
-            extra, changed = handed.split()
+            extra, _ = handed.split()  # weights stay as they are: they do not leave the job
             training = checkpoints.collect(extra, [])
             of_rank_0 = {name: training[name] for name in (*contents.rank_0_parts, "extra")}
             of_rank_0 = own_parts(of_rank_0)
@@ -131,7 +131,7 @@ class ElasticState:
                     checkpoints.committed_rank_parts(), of_rank_0 if engine.ranks.is_main else None
                 )
             )
-            weights = engine.model_state(contents.task) if changed is None else changed
+            weights = engine.model_state(contents.task)
             # before the copy: if a rank is lost here, the last commit is still whole
             ranks = engine.comm.all_or_none(wait)[:: engine.ranks.model_size]
             keep(self._run.global_step, weights, training, ranks)

@@ -199,6 +199,31 @@ class Free(Numbers):
         return schedule_free(self.parameters(), 0.02)
 
 
+class Drops(Numbers):
+    """Its checkpoints lack a weight, as those of a frozen part of a model do."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Drop it."""
+        del checkpoint["state_dict"][next(iter(self.state_dict()))]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Spoil what is handed over: a commit is loaded whole, and may be needed again."""
+        checkpoint["state_dict"].clear()
+
+
+def test_a_commit_has_the_weights_that_hooks_keep_out_of_checkpoints(
+    tmp_path: Path, undisturbed: tuple[Tensor, list[str]]
+) -> None:
+    """Two deaths, and each time the run continues from memory, as it does without hooks."""
+    events: dict[tuple[str, int], Callable[[Job], None]] = {
+        ("a", 3): lambda job: kill(),
+        ("b", 7): lambda job: kill(),
+    }
+    job, _, weights, _ = run(tmp_path, "abc", events, make_task=Drops)
+    assert job.sizes == [3, 2, 1]
+    torch.testing.assert_close(weights["c"], undisturbed[0], rtol=1e-5, atol=1e-6)
+
+
 def test_weights_that_a_commit_set_aside_are_trained_on(tmp_path: Path) -> None:
     """After a death and an arrival, an optimizer with train() and eval() ends where it would."""
     pytest.importorskip("schedulefree")
