@@ -36,6 +36,9 @@ _TORCHRUN = {
     "WORLD_SIZE": "1",
     "LOCAL_RANK": "0",
     "LOCAL_WORLD_SIZE": "1",
+    # asked for by engine=ddp, and not used: the process group is there already
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
 }
 
 
