@@ -35,6 +35,7 @@ OUT, NAME, OPTIONS, FROM = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3
 WIDTH = 63  # which no number of ranks divides
 # of an epoch and of a step; steps before the checkpoint, and in all
 SAMPLES, STEP, BEFORE, AFTER = 49, 24, 4, 7
+MICROBATCHES = 2  # of a step, on any number of ranks
 VALIDATED = 13  # samples of a batch: four batches, the last one smaller
 TASKS: list[trainkit.Task] = []  # which live until the process ends, as the globals of a script do
 # The last step of an epoch has one sample: all ranks but those of one tensor group borrow one.
@@ -118,6 +119,21 @@ def mixed(make: Callable[[Any], Any]) -> Mixed:
     return Mixed(make, WIDTH, 3 + ENGINE.ranks.rank, skips)
 
 
+def several(task: Any) -> list[torch.optim.Optimizer]:
+    """An optimizer of each kind that looks at whole weights, and one that does not, each for a
+    part of the layers: one of each kind of split. Some stages of a pipeline have none of it.
+    """
+    a, b, c, d = task.blocks
+    rest = [*task.first.parameters(), *a.norm.parameters(), *b.norm.parameters()]
+    return [
+        LARS([*a.up.parameters(), *b.down.parameters()], lr=0.5, momentum=0.9),
+        LAMB([*a.down.parameters(), *b.up.parameters()], lr=0.01),
+        Adafactor(c.parameters(), lr=0.02, weight_decay=0.1),
+        Muon(decay_groups(d), lr=0.01, adamw=[]),
+        AdEMAMix(rest, lr=0.01, t_alpha_beta3=9),
+    ]
+
+
 def note_threads() -> None:
     """Write the names of the threads with which this process ends."""
     names = [
@@ -164,7 +180,7 @@ def train(
     )
     task = kind(make)
     TASKS.append(task)
-    loader = DataLoader(data, 2, shuffle=True)
+    loader = DataLoader(data, STEP // MICROBATCHES // ENGINE.ranks.data_size, shuffle=True)
     validated = DataLoader(data, VALIDATED)
     trainer.fit(task, loader, validated, ckpt_path=None if FROM == "-" else "last")
     # a weight without memory is another pipeline stage's
@@ -198,23 +214,13 @@ SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
         gradient_clip_val=0.05,
         activation_checkpointing=True,
     ),
-    "ema": lambda: train(
-        "ema",
+    "late": lambda: train(
+        "late",
         lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
+        kind=Late,
         callbacks=[EMA(0.5)],
     ),
-    "late": lambda: train(
-        "late", lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9), kind=Late
-    ),
-    "lars": lambda: train("lars", lambda parameters: LARS(parameters, lr=0.5, momentum=0.9)),
-    "lamb": lambda: train("lamb", lambda parameters: LAMB(parameters, lr=0.01)),
-    "muon": lambda: train("muon", lambda _: Muon(decay_groups(TASKS[-1]), lr=0.01)),
-    "adafactor": lambda: train(
-        "adafactor", lambda parameters: Adafactor(parameters, lr=0.02, weight_decay=0.1)
-    ),
-    "ademamix": lambda: train(
-        "ademamix", lambda parameters: AdEMAMix(parameters, lr=0.01, t_alpha_beta3=9)
-    ),
+    "several": lambda: train("several", lambda _: several(TASKS[-1])),
     "experts": lambda: train(
         "experts",
         # without momentum: an expert that a whole step leaves out has no gradient in one process,
