@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _main(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("help", "explain") or {"-h", "--help"} & {*arguments}:
+    if not arguments or arguments[0] == "help" or {"-h", "--help"} & {*arguments}:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # into `head` it ends in silence
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())

@@ -13,10 +13,6 @@ COMMANDS = {
     "validate": Command("evaluate a checkpoint on the validation data", "trainkit.cli.run.main"),
     "test": Command("evaluate a checkpoint on the test data", "trainkit.cli.run.main"),
     "predict": Command("write a checkpoint's predictions", "trainkit.cli.run.main"),
-    "explain": Command(
-        "explain an error that a message names, with an example and what to do (explain NAME)",
-        "trainkit.cli.explain.main",
-    ),
     "extensions": Command(
         "list what is beside the core: what each extension brings, and how far it is proven",
         "trainkit.cli.extensions.main",

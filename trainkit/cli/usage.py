@@ -81,13 +81,6 @@ USAGES = {
         ("run_dir=runs/mine", "run_dir=runs/mine table=parquet"),
         takes_config=True,
     ),
-    "explain": Usage(
-        "[NAME] [--json]",
-        "Explain an error that a message names, with an example and what to do. Without a name:"
-        " list all of them.",
-        (OPTION,),
-        examples=("", "no-checkpoint"),
-    ),
     "extensions": Usage(
         "[--json]",
         "List the extensions: trainkit's own and those of installed packages, what each brings, and"

@@ -8,6 +8,7 @@ all the same.
 # In the order of `python -m trainkit extensions`.
 NAMES = (
     "data",
+    "explain",
     "reports",
     "doctor",
     "by_hand",

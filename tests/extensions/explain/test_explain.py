@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.cli.explain import first_sentence, main
+from trainkit.extensions.explain.command import first_sentence, main
 from trainkit.cli.explained import explained, name_of
 from trainkit.cli.guard import fail
 from trainkit.errors import ConfigError
