@@ -46,6 +46,24 @@ def keep_scalars(optimizer: Optimizer) -> None:
     optimizer.register_load_state_dict_post_hook(put_back)
 
 
+def in_order(saved: Mapping[str, Any], names: Sequence[str | None]) -> dict[str, Any]:
+    """Return a saved state without the names in `param_names` (torch's key), each weight's part of
+    it at the place that the weight of this name has now: torch goes by places alone. If it has
+    other names, all stay at their places.
+
+    Args:
+        names: the optimizer's weights, in its order; None for one that is not the task's.
+    """
+    groups = [dict(group) for group in saved["param_groups"]]
+    there = [name for group in groups for name in group.pop("param_names", ())]
+    places = {name: place for place, name in enumerate(names)}
+    moved: dict[Any, int] = {}
+    if places.keys() == {*there} and len(places) == len(there) == len(names):
+        moved = {place: places[name] for place, name in enumerate(there)}
+    state = {moved.get(place, place): value for place, value in saved["state"].items()}
+    return {**saved, "state": state, "param_groups": groups}
+
+
 def lacking(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
     """Return the names that a step of this optimizer reads of a parameter's state, and that a saved
     state lacks: another class has written it, or amsgrad was off.

@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from trainkit.errors import WEIGHTS_ALONE, CheckpointError, clause
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.schedule import LearningRates
-from trainkit.optim.scheduler_state import lacking
+from trainkit.optim.scheduler_state import in_order, lacking
 from trainkit.run.feature import Features
 from trainkit.run.run import Run
 from trainkit.run.step_parts import StepParts
@@ -45,10 +46,23 @@ class OptimizersPart:
 
     engine: Engine
     optimizers: Sequence[torch.optim.Optimizer]
+    task: nn.Module
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return one state for each optimizer."""
-        return self.engine.optimizer_state(self.optimizers)
+        """Return one state for each optimizer, with the names of its weights."""
+        states = self.engine.optimizer_state(self.optimizers)
+        for groups, state in zip(self._names(), states, strict=True):
+            for names, group in zip(groups, state["param_groups"], strict=True):
+                group["param_names"] = names
+        return states
+
+    def _names(self) -> list[list[list[str | None]]]:
+        """Return the names of the weights in each group of each optimizer."""
+        names = {id(parameter): name for name, parameter in self.task.named_parameters()}
+        return [
+            [[names.get(id(weight)) for weight in group["params"]] for group in one.param_groups]
+            for one in self.optimizers
+        ]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Restore them.
@@ -61,12 +75,13 @@ class OptimizersPart:
                 f"The checkpoint has {len(state)} optimizers, this task {len(self.optimizers)}:"
                 f" they do not fit. {WEIGHTS_ALONE}"
             )
-        for optimizer, own in zip(self.optimizers, state, strict=True):
+        for optimizer, names, saved in zip(self.optimizers, self._names(), state, strict=True):
+            own = in_order(saved, [*chain.from_iterable(names)])
             _refuse_another_kind(optimizer, own["param_groups"])
             # the states themselves may be on rank 0 alone
-            if names := self.engine.comm.broadcast_object(lacking(optimizer, own)):
+            if absent := self.engine.comm.broadcast_object(lacking(optimizer, own)):
                 raise CheckpointError(
-                    f"The checkpoint's optimizer has no {', '.join(names)}, which this run's"
+                    f"The checkpoint's optimizer has no {', '.join(absent)}, which this run's"
                     f" {type(optimizer).__name__} needs: it was of another class, or had other"
                     f" settings. {WEIGHTS_ALONE}"
                 )
@@ -322,7 +337,7 @@ def contents_of(run: Run, features: Features) -> Contents:
             **of_data,
             "state": run.state,
             "callbacks": CallbacksPart(run.callbacks),  # first: one may add groups to an optimizer
-            "optimizers": OptimizersPart(run.engine, run.optimizers),
+            "optimizers": OptimizersPart(run.engine, run.optimizers, run.task),
             "rates": RatesPart(run.rates, run.state),
             "scaler": ScalerPart(run.precision),
             "values": ValuesPart(run.callback_metrics),

@@ -23,6 +23,7 @@ from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.store import LocalStore, Take, nothing_left
 from trainkit.checkpoint.writer import HostCopy, Writer
 from trainkit.errors import CheckpointError
+from trainkit.optim.scheduler_state import in_order
 
 PATIENCE_S = 20
 
@@ -151,7 +152,7 @@ def test_what_is_written_is_the_state_of_its_step(tmp_path: Path, channels_last:
     folder = tmp_path / "checkpoints" / "epoch=0-step=2"
     training = ckpt.load_training(folder)
     assert same(ckpt.read_state(folder), keeper.expected)
-    assert same(training["optimizers"][0], keeper.optimizer)
+    assert same(in_order(training["optimizers"][0], []), keeper.optimizer)
     assert same(training["callbacks"]["EMA.0"], keeper.others["EMA"])
     assert not same(keeper.expected, task.state_dict())
     assert int(keeper.expected["calls"]) == 2
@@ -175,7 +176,7 @@ def test_a_sparse_state_is_that_of_its_step(tmp_path: Path) -> None:
     assert keeper.store.taken.training is not None
     kept = keeper.store.taken.training["optimizers"][0]
     assert kept["state"][0]["momentum_buffer"].is_sparse
-    assert same(kept, keeper.optimizer)
+    assert same(in_order(kept, []), keeper.optimizer)
 
 
 def test_a_sparse_copy_has_memory_of_its_own() -> None:

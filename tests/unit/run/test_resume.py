@@ -115,6 +115,41 @@ def test_adam_resumes(tmp_path: Path) -> None:
     assert torch.equal(weights(tasks[2]), weights(tasks[0]))
 
 
+class Deep(Line):
+    """Three layers, two of which are alike; the order is that of its optimizer's weights."""
+
+    def __init__(self, order: list[int], *groups: int) -> None:
+        super().__init__()
+        self.order, self.groups = order, groups or (6,)
+
+    def make_model(self) -> torch.nn.Module:
+        """Return the layers."""
+        return torch.nn.Sequential(*(torch.nn.Linear(3, n) for n in (3, 3, 1)))
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW with the weights in an order of the test's."""
+        own = list(self.parameters())
+        chosen = [own[place] for place in self.order]
+        ends = np.cumsum(self.groups)
+        groups = [chosen[end - n : end] for end, n in zip(ends, self.groups, strict=True)]
+        return torch.optim.AdamW([{"params": group} for group in groups], lr=0.02)
+
+
+@pytest.mark.parametrize("groups", [(6,), (2, 4)])
+def test_moments_are_their_own_weights_in_any_order(tmp_path: Path, groups: Any) -> None:
+    """The resumed optimizer has alike weights in another order, as after layers changed places in
+    the code: torch would give each the moments of the weight that was there before.
+    """
+    order, changed = [0, 1, 2, 3, 4, 5], [2, 3, 0, 1, 4, 5]
+    whole, task = Deep(order, *groups), Deep(changed, *groups)
+    quiet(tmp_path / "whole", max_steps=6, enable_checkpointing=True).fit(whole, loader())
+    parts = {"run_dir": tmp_path / "parts", "enable_checkpointing": True}
+    quiet(**parts, max_steps=3).fit(Deep(order, *groups), loader())
+    quiet(**parts, max_steps=6).fit(task, loader(), ckpt_path="last")
+    assert torch.equal(weights(task), weights(whole))
+    assert "param_names" not in task.trainer.optimizers[0].param_groups[0]
+
+
 @pytest.mark.parametrize("stop_at", [5, 6, 12])
 def test_a_schedule_of_epochs_resumes(tmp_path: Path, stop_at: int) -> None:
     """A schedule that moves at the ends of epochs moves once an epoch,
