@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.extensions.explain.command import first_sentence, main
 from trainkit.cli.explained import explained, name_of
 from trainkit.cli.guard import fail
 from trainkit.errors import ConfigError
+from trainkit.extensions.explain.command import first_sentence, main
 from trainkit.launch.environment import read_launcher
 
 
