@@ -39,7 +39,7 @@ def test_two_scripts_are_compared_seed_by_seed(command: Command, tmp_path: Path)
         "Each seed: the same samples in the same order, bit for bit; the same first weights."
     )
     assert json.loads((tmp_path / "runs/x/reports/experiment.json").read_text()) == facts
-    short = command(f"{line}4 budget=1s")
+    short = command(f"{line}4 budget=0.1s")
     assert json.loads(short.out)["left_out"] == [2, 3], short.text
     assert [row["seed"] for row in json.loads(short.out)["seeds"]] == [0, 1]
 
