@@ -240,11 +240,12 @@ def test_the_bar_ends_where_the_run_does(tmp_path: Path, terminal: io.StringIO) 
     assert "2/2" in plain(terminal) and "/6" not in plain(terminal)
 
 
-def test_other_ranks_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_ranks_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two ranks only one prints."""
     settings: dict[str, Any] = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_model_summary"), False
     )
+    settings["run_dir"] = str(tmp_path)
     World(2).run(
         lambda engine: Trainer(engine=engine, max_epochs=1, **settings).fit(Line(), loader(8, 2))
     )
