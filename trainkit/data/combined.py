@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset
 
 from trainkit.data.loader import items_of, read_source
+from trainkit.data.order import set_epoch
 from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError
 
@@ -181,14 +182,15 @@ class _Batches:
     def set_epoch(self, epoch: int) -> None:
         """Pass it to the samplers that draw by epoch."""
         for batching in self._batching:
-            for sampler in (batching, getattr(batching, "sampler", None)):
-                set_epoch = getattr(sampler, "set_epoch", None)
-                if set_epoch is not None:
-                    set_epoch(epoch)
+            set_epoch(epoch, batching, getattr(batching, "sampler", None))
 
 
 class _Samples(ConcatDataset[Any]):
     """The samples of all data sets, each with the number of its data set."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass it to the data sets."""
+        set_epoch(epoch, *self.datasets)
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
         return bisect.bisect_right(self.cumulative_sizes, index), super().__getitem__(index)  # type: ignore[no-untyped-call]

@@ -23,7 +23,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.collate import seeded_collate
-from trainkit.data.order import SeededDataset, epoch_order, indices_at, mix, random_numbers_of
+from trainkit.data.order import (
+    SeededDataset,
+    epoch_order,
+    indices_at,
+    mix,
+    random_numbers_of,
+    set_epoch,
+)
 from trainkit.data.plan import StepPlan
 from trainkit.data.splitting import loader_like, options_of
 from trainkit.data.streams import Sharded, agreed, iterates_itself
@@ -318,8 +325,7 @@ class ShardedLoader:
         if self.source.sampler is not None and not isinstance(self.source.sampler, SeededOrder):
             # Here, not in the sampler: all ranks run this at the same time, and `agree` is a
             # collective.
-            if hasattr(self.source.sampler, "set_epoch"):
-                self.source.sampler.set_epoch(epoch)
+            set_epoch(epoch, self.source.sampler)
             with (
                 random_numbers_of(self._seed, epoch, -1),
                 _own_numbers_of(self.source.sampler, epoch),

@@ -176,6 +176,14 @@ class OwnRandomNumbers:
             before.put_back()
 
 
+def set_epoch(epoch: int, *parts: Any) -> None:
+    """Call `set_epoch` of the parts that have it: samplers and data sets, as accelerate does."""
+    for part in parts:
+        own = getattr(part, "set_epoch", None)
+        if own is not None:
+            own(epoch)
+
+
 def may_draw(dataset: Any) -> bool:
     """Return whether a sample may be random.
     torch's in-memory data sets are not, and need no seed for each sample.
@@ -204,6 +212,7 @@ class SeededDataset(Dataset[Any]):
         self._may_draw, self._draws = may_draw(dataset), False
         self._witness: Witness | None = None  # made where the samples are read: it is not pickled
         self.first = 0, 0
+        self._epoch: int | None = None  # that the data set knows
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         return self.__getitems__([key])[0]
@@ -217,6 +226,9 @@ class SeededDataset(Dataset[Any]):
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples of a batch; a DataLoader calls this."""
         self.first = next(iter(keys), self.first)
+        if self.first[0] != self._epoch:
+            self._epoch = self.first[0]
+            set_epoch(self._epoch, self.dataset)
         if not self._may_draw:
             return self._read(keys)
         if not self._draws:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainkit.data.bad_samples import GuardedCollate, GuardedDataset
 from trainkit.data.collate import seeded_collate
-from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix
+from trainkit.data.order import OwnRandomNumbers, SeededDataset, mix, set_epoch
 from trainkit.data.splitting import DatasetShare, Share, loader_like
 from trainkit.data.workers import shield
 from trainkit.errors import ConfigError
@@ -212,6 +212,7 @@ class OwnStream(Stream):
         return None if self._length is None else -(-self._length // self.per_step(accumulate))
 
     def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:
+        _set_epoch(self._data, epoch)
         batches = itertools.islice(iter(self._data), self._limit)
         for _ in itertools.islice(batches, int(start * accumulate * self._share)):
             pass
@@ -278,6 +279,7 @@ class SplitStream(Stream):
     def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:
         per_step = accumulate * self._declared
         share, data = Share(start * per_step, self._end, per_step, *self._ranks), self._data
+        _set_epoch(data, epoch)
         if type(data) in (list, tuple):
             return (
                 data[place]
@@ -289,8 +291,6 @@ class SplitStream(Stream):
         if self._loader is not None:
             self._own_samples.start(share, mix(self._run_seed, epoch))
             return iter(self._loader)
-        if isinstance(data, DataLoader):
-            _set_epoch(data, epoch)
         # pulled under the same random numbers on all ranks
         return (
             batch
@@ -301,7 +301,7 @@ class SplitStream(Stream):
     def _drawn(self, share: Share, epoch: int) -> Iterator[Any]:
         """Return this rank's batches of the indices that rank 0 draws."""
         data = self._data
-        batching = _set_epoch(data, epoch)
+        batching = data.sampler if data.batch_sampler is None else data.batch_sampler
         with OwnRandomNumbers(mix(self._run_seed, epoch))():
             own_draws = [b if isinstance(b, int) else [int(i) for i in b] for b in batching]
             drawn = agreed(own_draws, self._agree, batching)
@@ -332,13 +332,9 @@ class SplitStream(Stream):
         return super()._numbers(epoch)
 
 
-def _set_epoch(loader: DataLoader[Any], epoch: int) -> Any:
-    """Tell a loader's samplers the epoch, as a plain loop does;
-    return the one that draws its batches.
+def _set_epoch(data: Any, epoch: int) -> None:
+    """Pass the epoch to a loader's samplers, as a plain loop does, and to its data set; or to what
+    yields the batches.
     """
-    batching: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
-    for sampler in (batching, getattr(batching, "sampler", None)):
-        set_epoch = getattr(sampler, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
-    return batching
+    parts = [getattr(data, name, None) for name in ("batch_sampler", "sampler", "dataset")]
+    set_epoch(epoch, data, getattr(parts[0], "sampler", None), *parts)

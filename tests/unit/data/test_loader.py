@@ -196,6 +196,27 @@ def test_a_sampler_receives_the_epoch() -> None:
     assert indices(loader, epoch=7) == [[7, 7, 7, 7]]
 
 
+class ByEpoch(Numbers):
+    """Samples by the epoch that set_epoch gives."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the epoch."""
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([100 * self.epoch + index])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_receives_the_epoch(workers: int) -> None:
+    """Also where its samples are read: persistent workers have copies of it."""
+    more: dict[str, Any] = {"persistent_workers": True} if workers else {}
+    loader = sharded(DataLoader(ByEpoch(), 10, num_workers=workers, **more))
+    for epoch in (0, 2):
+        (batch,) = loader.iterate(loader.plan, epoch, 0)
+        assert batch.flatten().tolist() == [100 * epoch + i for i in range(10)]
+
+
 def test_a_sampler_without_length_is_refused() -> None:
     """A sampler must have a length: the number of samples in an epoch must be known."""
     data = DataLoader(Numbers(), 4, sampler=(i for i in range(3)))

@@ -146,6 +146,34 @@ def test_epochs_differ_and_repeat() -> None:
     assert first == again != other
 
 
+class Reshuffled(IterableDataset[Any]):
+    """Numbers by the epoch that set_epoch gives, as a streamed data set of Hugging Face's."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(LENGTH) + 100.0 * self.epoch
+
+
+@pytest.mark.parametrize("kind", ["in this process", "in workers", "by itself", "sharded"])
+def test_a_data_set_with_set_epoch_has_each_epoch(kind: str) -> None:
+    """Before its workers begin, as accelerate calls it; also of what yields batches itself."""
+    data: Any = Reshuffled()
+    if kind != "by itself":
+        more = {"num_workers": 2, "persistent_workers": True} if kind == "in workers" else {}
+        data = DataLoader(data, 4, **more)  # type: ignore[arg-type]
+    for epoch in (0, 3):
+        if kind == "sharded":
+            (first,) = next(OwnStream(data, None, None, 7).steps(epoch, 0, 1))
+        else:
+            ((first, *_), *_) = steps_of(data, 0, 1, epoch)
+        assert first.reshape(-1)[0] == 100.0 * epoch
+
+
 def test_a_collate_function_may_draw() -> None:
     """Random numbers of a rank's collate function do not change which samples the ranks take."""
     alone, shared = (
