@@ -4,11 +4,12 @@ finds the command in cli/commands.py, and passes the rest of the line to it.
 
 from __future__ import annotations
 
-import signal
+import contextlib
 import sys
 
 from trainkit.cli.commands import all_commands, command_of, find_usage
 from trainkit.cli.options import with_plain_run
+from trainkit.cli.usage import read_in_part
 from trainkit.collector import collect_rarely
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extension import broken_note, resolve
@@ -33,16 +34,17 @@ def main() -> int:
     """Run the command of the command line and return the exit code."""
     hold_signals()
     collect_rarely()
+    arguments = sys.argv[1:]
+    asks = not arguments or arguments[0] == "help" or {"-h", "--help"} & {*arguments}
     try:
-        return _main(sys.argv[1:])
+        with read_in_part() if asks else contextlib.nullcontext():
+            return _main(arguments)
     except ConfigError as error:  # of the table of commands; each command reports its own
         print(f"Error: {error}", file=sys.stderr)
         return error.exit_code
 
 
 def _main(arguments: list[str]) -> int:
-    if not arguments or arguments[0] == "help" or {"-h", "--help"} & {*arguments}:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # into `head` it ends in silence
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if arguments else 2

@@ -4,7 +4,11 @@ Imports nothing heavy, for both must answer at once.
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 import textwrap
+from collections.abc import Iterator
 
 from trainkit.cli.as_json import OPTION
 from trainkit.extension import Usage
@@ -89,6 +93,19 @@ USAGES = {
         ("", "--json"),
     ),
 }
+
+
+@contextlib.contextmanager
+def read_in_part() -> Iterator[None]:
+    """Print lists and help within it: if their reader ends before, as `| head` does, this process
+    ends in silence too. It must hold no connection then.
+    """
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
+        sys.stdout.flush()
+    finally:
+        signal.signal(signal.SIGPIPE, before)
 
 
 def usage_of(command: str) -> str:

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from trainkit.__main__ import _main as command_line
+from trainkit.__main__ import main as program
 from trainkit.cli.commands import all_commands, find_usage, parts_of
 from trainkit.cli.run import main
 from trainkit.config.documentation import arguments_of
@@ -94,6 +96,17 @@ def test_a_list_into_a_pipe_that_is_closed_ends_in_silence(words: str) -> None:
     line = f"{shlex.quote(sys.executable)} -m trainkit {words} | true"
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("words", ["explain", "data --help", "fit --help"])
+def test_lists_leave_the_signals_of_this_process(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program that calls a command has connections, whose ends are errors and no end of it."""
+    monkeypatch.setattr(sys, "argv", ["trainkit", *words.split()])
+    assert program() == 0
+    assert capsys.readouterr().out
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
 
 
 def test_what_may_be_left_out_is_not_called_required() -> None:

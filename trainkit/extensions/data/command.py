@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 
 from trainkit.cli.commands import command_of, find_usage, parts_of
 from trainkit.cli.guard import fail
-from trainkit.cli.usage import help_text
+from trainkit.cli.usage import help_text, read_in_part
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extension import resolve
 from trainkit.extensions.data.usage import USAGE
@@ -32,8 +31,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
         return 0
     part = arguments[0] if arguments else "--help"
     if part in ("-h", "--help"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # into `head` it ends in silence
-        print(_help(command))
+        with read_in_part():
+            print(_help(command))
         return 0 if arguments else 2
     brought = command_of(f"{command} {part}")
     if brought is None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Sequence
 
 from trainkit.cli.as_json import print_json, split_json
 from trainkit.cli.explained import explained
-from trainkit.cli.usage import help_text
+from trainkit.cli.usage import help_text, read_in_part
 from trainkit.errors import did_you_mean
 from trainkit.extensions.explain.usage import USAGE
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command and return the exit code."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # into `head` it ends in silence
+    with read_in_part():
+        return _print(command, arguments)
+
+
+def _print(command: str, arguments: Sequence[str]) -> int:
     if any(word in ("-h", "--help") for word in arguments):
         print(help_text(command, USAGE))
         return 0
