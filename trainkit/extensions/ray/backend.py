@@ -160,14 +160,9 @@ class RayBackend:
             if strategy is None:
                 raise OSError(f"{host} has no slot {slot} any more")
             options = self._slots.options
-            own = (
-                {"runtime_env": dict(options.runtime_env)}
-                if options.runtime_env and self._slots.is_inside
-                else {}
-            )
             text = Path(reaper.__file__).read_text()
             actor = ray.remote(keeper_module.Keeper).options(
-                **options.actor, **own, max_concurrency=4, scheduling_strategy=strategy
+                **options.actor, max_concurrency=4, scheduling_strategy=strategy
             )
             keeper = self._keepers[host, slot] = actor.remote(
                 text, self._work.folder, self._slots.address_of(host)

@@ -5,37 +5,87 @@ or one that is started here.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
+from ray.runtime_env import RuntimeEnv
 
-from trainkit.errors import ConfigError
+from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.ray.connection import connect_ray
 from trainkit.extensions.ray.free import Node, free_on, plain
 from trainkit.extensions.ray.options import RayOptions, shown
 
+_PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
+
 
 @contextlib.contextmanager
-def connected(options: RayOptions) -> Iterator[None]:
-    """Connect to the cluster, unless this process is connected already, and disconnect at the end.
+def connected(options: RayOptions, key: str = "launcher.") -> Iterator[RayOptions]:
+    """Connect to the cluster, unless this process is connected already, and disconnect at the end;
+    yield the options for ranks on this connection.
+
+    Args:
+        options: of the ranks.
+        key: begins the names of settings in messages.
 
     Raises:
-        ConfigError: the address is of another kind, no cluster answers, or a cluster started here
-            is too small.
+        ConfigError: the address is of another kind, no cluster answers, a cluster started here is
+            too small, or the runtime_env is not one of Ray's.
     """
+    is_joined = ray.is_initialized()
+    refuse_bad_environment(f"{key}runtime_env", options.runtime_env or {}, is_joined=is_joined)
+    options = dataclasses.replace(options, is_joined=is_joined)
     # a Tune trial, or a script with its own ray.init: they disconnect themselves
-    if ray.is_initialized():
-        yield
+    if is_joined:
+        yield options
         return
     connect_ray("launcher=ray", runtime_env=options.runtime_env)
     try:
         if not os.environ.get("RAY_ADDRESS"):
             _refuse_too_small(options)
-        yield
+        yield options
     finally:
         ray.shutdown()
+
+
+def refuse_bad_environment(key: str, environment: Mapping[str, Any], *, is_joined: bool) -> None:
+    """Refuse what Ray would leave out, with a warning of its log, or would fail on in an actor.
+
+    Args:
+        key: of the setting, for messages.
+        environment: of the ranks.
+        is_joined: whether it is that of actors alone.
+
+    Raises:
+        ConfigError: it has a part that Ray does not know, or a folder that only `ray.init` takes.
+    """
+    # plugins bring parts of their own
+    known = set(RuntimeEnv.known_fields) | set(environment if os.environ.get(_PLUGINS) else ())
+    for name in environment:
+        if name not in known:
+            public = sorted(field for field in known if not field.startswith("_"))
+            raise ConfigError(
+                f"{key} has '{name}', which Ray would ignore.{did_you_mean(name, public)} Ray's"
+                f" parts are {', '.join(public)}."
+            )
+    if not is_joined:
+        return
+    for name in ("working_dir", "py_modules"):
+        given = environment.get(name) or ()
+        folders = [str(at) for at in ((given,) if isinstance(given, str) else given)]
+        if local := [folder for folder in folders if "://" not in folder]:
+            raise ConfigError(
+                f"{key}.{name} is '{local[0]}', and this process is connected to Ray already: a"
+                " folder of this machine is sent with the connection alone. Give it to ray.init("
+                f"runtime_env={{'{name}': ...}}), or as an address (s3://..., https://...)."
+            )
+    try:
+        RuntimeEnv(**environment)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key} is not as Ray takes it: {error}") from None
 
 
 def free_and_total(options: RayOptions) -> str:

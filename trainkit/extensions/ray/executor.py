@@ -78,7 +78,7 @@ class RayExecutor:
         """
         refuse_shared_gpus("RayExecutor.", self.options)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(connected(self.options))
+            self.options = stack.enter_context(connected(self.options, "RayExecutor."))
             if not self.options.is_elastic:
                 self._actors = Actors(self.options)
                 stack.callback(self._actors.close)

@@ -130,9 +130,7 @@ class RayLauncher(JobLauncher):
         folder = os.getcwd()
         job = importlib.import_module("trainkit.extensions.ray.job")  # ray
         cluster = importlib.import_module("trainkit.extensions.ray.cluster")
-        with cluster.connected(self.options):
+        with cluster.connected(self.options) as options:
             code: int
-            code, _ = job.run_job(
-                self.options, command, folder, run_dir, needs_horovod=needs_horovod
-            )
+            code, _ = job.run_job(options, command, folder, run_dir, needs_horovod=needs_horovod)
         return code

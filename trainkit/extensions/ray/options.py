@@ -30,6 +30,8 @@ class RayOptions:
         max_failures: generations that may end by a crash; None: any number.
         start_timeout_s: how long too few workers may be there.
         runtime_env: Ray's, or None.
+        is_joined: whether the connection to Ray is the caller's own, which knows no runtime_env of
+            ours: then each actor has it.
     """
 
     least: int
@@ -40,6 +42,7 @@ class RayOptions:
     max_failures: int | None = None
     start_timeout_s: float = 600.0
     runtime_env: Mapping[str, Any] | None = None
+    is_joined: bool = False
 
     @property
     def is_elastic(self) -> bool:
@@ -53,20 +56,22 @@ class RayOptions:
 
     @property
     def actor(self) -> dict[str, Any]:
-        """The resources of one worker, as an actor's options."""
+        """The resources of one worker, and its environment, as an actor's options."""
         named = {
             name: amount
             for name, amount in self.resources.items()
             if name not in ("CPU", "GPU", "memory")
         }
-        options = {
+        options: dict[str, Any] = {
             "num_cpus": self.resources.get("CPU", 0),
             "num_gpus": self.resources.get("GPU", 0),
             "resources": named,
         }
-        return options | (
-            {"memory": self.resources["memory"]} if "memory" in self.resources else {}
-        )
+        if "memory" in self.resources:
+            options["memory"] = self.resources["memory"]
+        if self.is_joined and self.runtime_env:
+            options["runtime_env"] = dict(self.runtime_env)
+        return options
 
     @property
     def asked(self) -> str:
