@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.extensions.ray.options import ELASTIC, options_of, refuse_shared_gpus
+from trainkit.extensions.ray.tuning.link import is_trial
 from trainkit.launch.job_launcher import FitConfig, JobLauncher
 from trainkit.launch.overrides import override
 
@@ -89,6 +90,12 @@ class RayLauncher(JobLauncher):
         if importlib.util.find_spec("ray") is None:
             return (
                 "launcher is ray, and ray is not installed. Install it: pip install 'trainkit[ray]'"
+            )
+        if is_trial():
+            return (
+                "launcher is ray, in a trial of a search: its ranks would wait for what the trials"
+                " hold. Leave it out (launcher=none), and give search.num_workers=N, or"
+                " trial(num_workers=N) in a Tuner of your own."
             )
         return super().refuses(fit)
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from trainkit.errors import ConfigError, EngineError
+from trainkit.extensions.ray.launcher import RayLauncher
 from trainkit.extensions.ray.tuning import link as wire
 from trainkit.extensions.ray.tuning.job import TrialJob, run_job
 from trainkit.extensions.ray.tuning.trainable import error_in, number_of, trial
+from trainkit.launch.job_launcher import FitConfig
 
 WORKER = """
 import sys
@@ -91,6 +93,28 @@ def test_a_trial_has_a_fixed_number_of_ranks(num_workers: Any) -> None:
     """Another number is refused before anything starts."""
     with pytest.raises(ConfigError, match="num_workers is"):
         trial(["conf=mlp"], num_workers=num_workers)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("run_dir=/mine", r"run_dir is given, and a trial's run has a folder .*, folder=\.\.\."),
+        ("launcher=ray", r"launcher is given, .* Leave it out, and give trial\(num_workers=N\)"),
+        ("+launcher.num_workers=2", r"launcher\.num_workers is given"),
+    ],
+)
+def test_overrides_that_a_trial_sets_itself_are_refused(word: str, message: str) -> None:
+    """A run_dir had no effect; ranks of a launcher would wait for what the trials hold."""
+    with pytest.raises(ConfigError, match=message):
+        trial(["conf=mlp", word])
+
+
+def test_a_launcher_in_the_config_of_a_trial_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks are asked for beside the trials', which hold all CPUs: all wait."""
+    fit = FitConfig({"trainer": {}, "launcher": {}}, "auto", frozenset())
+    assert RayLauncher.refuses(fit) is None
+    monkeypatch.setenv("TRAINKIT_TRIAL_ADDRESS", "127.0.0.1:1")
+    assert "give search.num_workers=N" in str(RayLauncher.refuses(fit))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.ray.tuning.command import ranks_of
+from trainkit.extensions.ray.tuning.command import ranks_of, refuse_launcher
+from trainkit.extensions.ray.tuning.search import grace_of, ranks_in
 from trainkit.extensions.ray.tuning.words import Drawn, read_search
 from trainkit.extensions.reports.show.best import command_of
 from trainkit.extensions.reports.show.files import read_any
@@ -70,6 +71,42 @@ def test_mistakes_are_named(word: str, message: str) -> None:
         read_search([LR, word] if "given twice" in message or "searched by" in message else [word])
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["search.scheduler=none", "search.grace_period=3"],
+            "search.grace_period is 3, and search.scheduler is none: it has no effect there.",
+        ),
+        (["search.scheduler=pbt", "search.reduction_factor=2"], "It is a setting of asha"),
+        (["search.interval=2"], "search.interval is 2, and search.scheduler is asha: "),
+    ],
+)
+def test_a_setting_of_another_scheduler_is_refused(words: list[str], message: str) -> None:
+    """It would have no effect."""
+    with pytest.raises(ConfigError, match=message):
+        read_search([LR, *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "trials"),
+    [
+        (["search.optimizer.lr=grid(0.1,0.2)"], 1),
+        (["search.optimizer.lr=grid(0.1,0.2)", "search.num_samples=3"], 3),
+        (["search.optimizer.lr=grid(0.1,0.2)", "search.seed=choice(1,2)"], None),
+        (["search.optimizer.lr=grid(0.1,0.2)", "search.data.batch_size=choice(8,16)"], 8),
+        ([LR], 8),
+    ],
+)
+def test_a_grid_alone_runs_once(words: list[str], trials: int | None) -> None:
+    """As with Tune: each combination again would be the same run, of the same seed."""
+    if trials is None:  # the search's own seed
+        with pytest.raises(ConfigError, match=r"search\.seed"):
+            read_search(words)
+    else:
+        assert read_search(words)[0].num_samples == trials
+
+
 def test_a_search_needs_a_key() -> None:
     """Without a key there is nothing to search."""
     with pytest.raises(ConfigError, match="There is nothing to search"):
@@ -106,3 +143,34 @@ def test_the_best_trial_is_repeated_on_its_ranks(
     ranks = f"launcher=ray launcher.num_workers=2{typed}"
     command = command_of(read_any(tmp_path / "0", "0"))
     assert command == f"python -m trainkit fit conf=mlp optimizer.lr=0.1 {ranks}"
+
+
+def test_a_config_with_a_launcher_is_refused() -> None:
+    """Each trial would hold a CPU, and wait for its ranks'."""
+    target = "trainkit.extensions.ray.launcher.RayLauncher"
+    refuse_launcher({"launcher": {}})
+    with pytest.raises(ConfigError, match=r"launcher is ray, .*: search\.num_workers=N"):
+        refuse_launcher({"launcher": {"_target_": target}})
+
+
+@pytest.mark.parametrize(
+    ("given", "max_epochs", "expected"),
+    [(None, 5, 1), (None, None, 10), (5, 5, 5), (6, 5, "asha would end no"), (2, None, "a tenth")],
+)
+def test_the_grace_of_asha_has_an_effect(
+    given: int | None, max_epochs: int | None, expected: int | str
+) -> None:
+    """A number that ends no trial early, and one of epochs for a run of steps, are refused."""
+    most = 100 if max_epochs is None else max_epochs
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            grace_of(given, max_epochs, most)
+    else:
+        assert grace_of(given, max_epochs, most) == expected
+
+
+def test_room_is_counted_in_whole_ranks() -> None:
+    """A rank is on one node; a tenth of a GPU ten times is one."""
+    nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 1.0}]
+    assert ranks_in(nodes, {"CPU": 2}) == 1 and ranks_in(nodes, {"CPU": 1}) == 4
+    assert ranks_in(nodes, {"GPU": 0.1}) == 10 and ranks_in(nodes, {"TPU": 1}) == 0

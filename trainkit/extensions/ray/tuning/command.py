@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.cli.guard import main_alone
 from trainkit.cli.usage import help_text
+from trainkit.config.launchers import launcher_of
 from trainkit.config.of_run import flat
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, TrainkitError
@@ -42,6 +43,7 @@ def _work(arguments: Sequence[str]) -> None:
         raise ConfigError("tune starts its trials itself. Start it without horovodrun or torchrun.")
     settings, space, others = read_search(arguments)
     job = _composed([*others, *(override(key, drawn.example()) for key, drawn in space.items())])
+    refuse_launcher(job.config)
     settings = _with_goal(settings, job.config)
     goal = Goal(settings.metric, settings.mode, ranks_of(settings))
     folder = Path(job.config["run_dir"]).absolute()
@@ -68,6 +70,11 @@ def _work(arguments: Sequence[str]) -> None:
         f" {short(folder)}",
         soft_wrap=True,
     )
+    if settings.num_samples > 1 and all(drawn.function == "grid" for drawn in space.values()):
+        console.print(
+            f"grid    each combination trains {settings.num_samples} times with the same seed"
+            " (search.num_samples)"
+        )
     num_trials = search(request, lambda line: print(line, flush=True))
     runs = [read_any(folder / str(place), str(place)) for place in range(num_trials)]
     _show(runs, request)
@@ -83,6 +90,21 @@ def _composed(arguments: Sequence[str]) -> ComposedJob:
             "tune takes no flags of Hydra; a search is written search.KEY=FUNCTION(...)."
         )
     return jobs[0]
+
+
+def refuse_launcher(config: Mapping[str, Any]) -> None:
+    """Refuse a config whose trials would ask for ranks of their own, beside the search.
+
+    Raises:
+        ConfigError: it has a launcher.
+    """
+    if given := config.get("launcher"):
+        name = launcher_of({"launcher": given}).name
+        raise ConfigError(
+            f"launcher is {name}, and a search starts its trials on Ray itself: ranks that each"
+            " trial asked for would wait for what the trials hold. Leave it out (launcher=none);"
+            " trials of several ranks: search.num_workers=N, with search.resources of each."
+        )
 
 
 def _with_goal(settings: SearchSettings, config: dict[str, Any]) -> SearchSettings:

@@ -82,6 +82,11 @@ def connect() -> TrialLink | None:
         raise EngineError(f"The trial at {address} cannot be reached: {error}.") from error
 
 
+def is_trial() -> bool:
+    """Return whether this process is the job of a trial."""
+    return bool(os.environ.get(_ADDRESS))
+
+
 class TrialServer:
     """The trial's end.
 

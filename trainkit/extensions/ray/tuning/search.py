@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainkit.console import plural
 from trainkit.errors import ConfigError
 from trainkit.extensions.ray.connection import connect_ray
+from trainkit.extensions.ray.options import shown
 from trainkit.extensions.ray.tuning.trainable import load_tune, number_of
 from trainkit.extensions.ray.tuning.trainable import trial as make_trial
 from trainkit.extensions.ray.tuning.words import Drawn, SearchSettings
@@ -63,14 +65,16 @@ def search(request: Search, say: Callable[[str], None]) -> int:
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # without Tune's tables
     tune = load_tune()
     settings = request.settings
-    start_ray(settings)
+    # before Ray starts: it refuses settings
+    space = {key: _domain(tune, drawn) for key, drawn in request.space.items()}
+    scheduler = _scheduler(request, space)
+    start_ray(settings, say)
     write_goal(request.folder, request.goal)
     resources = settings.resources
     trainable = make_trial(
         request.arguments, settings.num_workers, resources, settings.metric, request.folder
     )
     basic = importlib.import_module("ray.tune.search.basic_variant").BasicVariantGenerator
-    space = {key: _domain(tune, drawn) for key, drawn in request.space.items()}
     tuner = tune.Tuner(
         trainable,
         param_space=space,
@@ -81,7 +85,7 @@ def search(request: Search, say: Callable[[str], None]) -> int:
             search_alg=basic(
                 random_state=settings.seed, max_concurrent=settings.max_concurrent or 0
             ),
-            scheduler=_scheduler(request, space),
+            scheduler=scheduler,
         ),
         run_config=tune.RunConfig(
             name=STORAGE,
@@ -94,12 +98,13 @@ def search(request: Search, say: Callable[[str], None]) -> int:
     return len(tuner.fit())
 
 
-def start_ray(settings: SearchSettings) -> None:
+def start_ray(settings: SearchSettings, say: Callable[[str], None]) -> None:
     """Connect to the cluster of RAY_ADDRESS, or start one on this host; refuse trials that it has
-    no room for.
+    no room for. A cluster that may grow is waited for, with a line.
 
     Raises:
-        ConfigError: the cluster cannot be reached, or no node has the resources of a rank.
+        ConfigError: the cluster cannot be reached, no node has the resources of a rank, or a
+            cluster of this host not those of a trial.
     """
     ray = connect_ray("A search")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -116,6 +121,22 @@ def start_ray(settings: SearchSettings) -> None:
             f"search.resources is {dict(settings.resources)}, and no node of the cluster has so"
             f" much: {there}. Ask for less, or add nodes."
         )
+    if (room := ranks_in(nodes, settings.resources)) < settings.num_workers:
+        text = (
+            f"search.num_workers is {settings.num_workers}, each with"
+            f" {shown(settings.resources)}, and the cluster has room for {plural(room, 'rank')}"
+        )
+        if not os.environ.get("RAY_ADDRESS"):
+            raise ConfigError(f"{text}. Ask for less, or set RAY_ADDRESS to a larger one's.")
+        say(f"{text}: no trial starts before nodes come")
+
+
+def ranks_in(nodes: Sequence[Mapping[str, float]], resources: Mapping[str, float]) -> int:
+    """Return how many ranks nodes with these resources hold at a time."""
+    return sum(
+        min(int(node.get(name, 0) / amount + 1e-9) for name, amount in resources.items())
+        for node in nodes
+    )
 
 
 def _domain(tune: Any, drawn: Drawn) -> Any:
@@ -144,7 +165,7 @@ def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
         return module.ASHAScheduler(
             time_attr="epoch" if by_epochs else "step",
             max_t=most,
-            grace_period=min(settings.grace_period, most) if by_epochs else max(1, most // 10),
+            grace_period=grace_of(settings.grace_period, request.max_epochs, most),
             reduction_factor=settings.reduction_factor,
         )
     if grid := [key for key, drawn in request.space.items() if drawn.function == "grid"]:
@@ -158,6 +179,28 @@ def _scheduler(request: Search, space: Mapping[str, Any]) -> Any:
         hyperparam_mutations=dict(space),
         synch=True,  # short runs would end before the others have reported
     )
+
+
+def grace_of(given: int | None, max_epochs: int | None, most: int) -> int:
+    """Return how long asha leaves each trial, in epochs, or in steps of a run that they limit.
+
+    Raises:
+        ConfigError: the given number, of epochs, has no effect.
+    """
+    if given is None:
+        return 1 if max_epochs is not None else max(1, most // 10)
+    if max_epochs is None:
+        raise ConfigError(
+            f"search.grace_period is {given}, of epochs, and trainer.max_steps={most} limits the"
+            " run: asha looks at steps there, and leaves each trial a tenth of them. Leave it out,"
+            " or set trainer.max_epochs."
+        )
+    if given > most:
+        raise ConfigError(
+            f"search.grace_period is {given}, and trainer.max_epochs is {most}: asha would end no"
+            f" trial early. It must be {most} or less; search.scheduler=none lets all end."
+        )
+    return given
 
 
 def _printer(tune: Any, settings: SearchSettings, say: Callable[[str], None]) -> Any:

@@ -59,7 +59,8 @@ def trial(
             each run is in Tune's folder of the trial.
 
     Raises:
-        ConfigError: Ray is not installed, or an argument is not legal.
+        ConfigError: Ray is not installed, an argument is not legal, or an override is of what a
+            trial sets itself: run_dir, launcher.
     """
     tune = load_tune()
     resources = dict(options_of("", num_workers, resources_per_worker).resources)
@@ -69,6 +70,7 @@ def trial(
         )
     if not any(word.startswith("conf=") for word in overrides):
         raise ConfigError("trial: conf=NAME is missing in the overrides; as trial(['conf=mlp']).")
+    _refuse_own(overrides)
     report = ["_target_: trainkit.callbacks.TuneReport", *([f"metric: {metric}"] if metric else [])]
     arguments = [*overrides, f"callbacks.tune={{{', '.join(report)}}}"]
     place = None if folder is None else str(Path(folder).absolute())
@@ -86,6 +88,28 @@ def trial(
     # the first one is the trial's own
     bundles = [resources] if num_workers == 1 else [{}, *[resources] * num_workers]
     return tune.with_resources(trainable, tune.PlacementGroupFactory(bundles))
+
+
+def _refuse_own(overrides: Sequence[str]) -> None:
+    """Refuse overrides of what a trial sets itself.
+
+    Raises:
+        ConfigError: the run's folder or a launcher is given.
+    """
+    for word in overrides:
+        key = word.lstrip("+").partition("=")[0]
+        if key == "run_dir":
+            raise ConfigError(
+                "trial: run_dir is given, and a trial's run has a folder of its own, of which"
+                " several would be one. Leave it out, or give the folder of all trials:"
+                " trial(..., folder=...)."
+            )
+        if key.partition(".")[0] == "launcher" and word != "launcher=none":
+            raise ConfigError(
+                f"trial: {key} is given, and Tune starts the trials: ranks of a launcher would"
+                " wait for what the trials hold. Leave it out, and give trial(num_workers=N) for"
+                " trials of several ranks."
+            )
 
 
 def _with_patience(start: Any) -> Any:

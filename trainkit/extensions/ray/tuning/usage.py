@@ -11,7 +11,7 @@ USAGE = Usage(
         (
             "search.num_samples",
             "int",
-            "8",
+            "8; 1 if all keys are grids",
             "trials; with grid(...) so many for each of its combinations",
         ),
         (

@@ -50,7 +50,8 @@ class SearchSettings:
     on Ray.
 
     Attributes:
-        num_samples: trials; with grid(...) so many for each of its combinations.
+        num_samples: trials; with grid(...) so many for each of its combinations. By default 8, and
+            1 if all keys have a grid, of which a second run would be the same.
         metric: the logged value that compares trials; by default what a callback of the config
             monitors.
         mode: "min" or "max".
@@ -60,7 +61,8 @@ class SearchSettings:
         num_workers: ranks of a trial.
         resources: of each rank, as {"CPU": 1, "GPU": 1}.
         seed: of the draws.
-        grace_period: epochs that asha leaves each trial.
+        grace_period: epochs that asha leaves each trial; 1 by default, or of a run that is limited
+            by steps a tenth of them.
         reduction_factor: asha continues one of so many trials at each of its looks.
         interval: epochs between two exchanges of pbt.
     """
@@ -73,13 +75,14 @@ class SearchSettings:
     num_workers: int = 1
     resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1})
     seed: int = 0
-    grace_period: int = 1
+    grace_period: int | None = None
     reduction_factor: int = 3
     interval: int = 1
 
 
 _COUNTS = ("num_samples", "max_concurrent", "num_workers", "grace_period", "interval")
 _NAMES = tuple(SearchSettings.__dataclass_fields__)
+_OF_SCHEDULERS = {"grace_period": "asha", "reduction_factor": "asha", "interval": "pbt"}
 
 
 def read_search(arguments: Sequence[str]) -> tuple[SearchSettings, dict[str, Drawn], list[str]]:
@@ -117,7 +120,17 @@ def read_search(arguments: Sequence[str]) -> tuple[SearchSettings, dict[str, Dra
             raise ConfigError(
                 f"{key} is searched by search.{key}, and set by {key}=... too. Leave one out."
             )
-    return SearchSettings(**settings), space, others
+    if all(drawn.function == "grid" for drawn in space.values()):
+        settings.setdefault("num_samples", 1)
+    read = SearchSettings(**settings)
+    for name, scheduler in _OF_SCHEDULERS.items():
+        if name in settings and read.scheduler != scheduler:
+            raise ConfigError(
+                f"search.{name} is {settings[name]}, and search.scheduler is {read.scheduler}: it"
+                f" has no effect there. It is a setting of {scheduler}: leave it out, or set"
+                f" search.scheduler={scheduler}."
+            )
+    return read, space, others
 
 
 def _setting(key: str, value: str) -> Any:
