@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.extensions.ray.free import Node, free_on
+from trainkit.extensions.ray.free import Node, free_on, ranks_in
 from trainkit.extensions.ray.options import RayOptions
 
 NODES = [
@@ -58,3 +58,10 @@ def test_of_one_node_the_sum_is_all() -> None:
         free_on(NODES[:1], RayOptions(4, 4, {"CPU": 1}, "STRICT_PACK"))
         == "free now: {CPU: 2} of {CPU: 2} on 1 nodes"
     )
+
+
+def test_room_is_counted_in_whole_ranks() -> None:
+    """A rank is on one node; a tenth of a GPU ten times is one."""
+    nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 1.0}]
+    assert ranks_in(nodes, {"CPU": 2}) == 1 and ranks_in(nodes, {"CPU": 1}) == 4
+    assert ranks_in(nodes, {"GPU": 0.1}) == 10 and ranks_in(nodes, {"TPU": 1}) == 0

@@ -69,3 +69,11 @@ def plain(resources: Mapping[str, float]) -> dict[str, float]:
 def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = dict.fromkeys(name for part in parts for name in plain(part))
     return {name: sum(part.get(name, 0) for part in parts) for name in names}
+
+
+def ranks_in(nodes: Sequence[Mapping[str, float]], resources: Mapping[str, float]) -> int:
+    """Return how many ranks nodes with these resources hold at a time."""
+    return sum(
+        min(int(node.get(name, 0) / amount + 1e-9) for name, amount in resources.items())
+        for node in nodes
+    )

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from trainkit.collector import collect_as_usual
 from trainkit.errors import ConfigError
 from trainkit.extensions.exporting.from_run import export_run
 from trainkit.extensions.ray.connection import connect_ray
+from trainkit.extensions.ray.free import ranks_in
 from trainkit.extensions.serving.app import Service, ServiceOptions
 from trainkit.extensions.serving.openai_app import TextService
 from trainkit.extensions.serving.slow_clients import punctual
@@ -72,7 +74,23 @@ def find_export(given: str, trust: list[str]) -> Path:
         print(f"{given} has no export yet:", flush=True)
         export_run(best, given, "torch_export", None, trust)
         files = sorted((path / "export").glob("*.pt2"))
+    _say_if_older(files[-1], path)
     return files[-1]
+
+
+def _say_if_older(file: Path, run_dir: Path) -> None:
+    """Print a line if the run has trained on since its export."""
+    saved = run_dir / "checkpoints" / "best"
+    if not saved.exists():
+        saved = run_dir / "checkpoints" / "last"
+    manifest = saved / "manifest.json"
+    if manifest.is_file() and manifest.stat().st_mtime > file.stat().st_mtime:
+        print(
+            f"older    {file} was written before checkpoints/{saved.name} ({saved.resolve().name});"
+            f" to serve that: python -m trainkit export ckpt_path={saved.name} run_dir={run_dir}"
+            " format=torch_export",
+            flush=True,
+        )
 
 
 def serve(path: Path, options: ServiceOptions, where: Where) -> None:
@@ -93,11 +111,12 @@ def serve(path: Path, options: ServiceOptions, where: Where) -> None:
     if where.backend == "ray" or (where.backend == "auto" and has_ray):
         _on_ray(path, options, where)
         return
-    if where.replicas > 1:
-        raise ConfigError(
-            f"replicas is {where.replicas}, which needs Ray. Install: pip install 'trainkit[ray]';"
-            " or leave it out."
-        )
+    for name, value in (("replicas", where.replicas), ("cpus", where.cpus)):
+        if value != 1:
+            how = "use backend=ray" if has_ray else "install Ray: pip install 'trainkit[ray]'"
+            raise ConfigError(
+                f"{name} is {value:g}, and one process answers without Ray. Leave it out, or {how}."
+            )
     _announce(path, where, "one process")
     _run_here(service.app(), options, where)
 
@@ -155,9 +174,48 @@ def deployment(path: Path, options: ServiceOptions, where: Where) -> Any:
     return made.bind()
 
 
+def refuse_running(applications: Collection[str], proxies: Collection[str]) -> None:
+    """Refuse a cluster on which Ray Serve runs: it has one HTTP port, which stays as it is, and one
+    application at the route of this one, which would end.
+
+    Raises:
+        ConfigError: it runs.
+    """
+    if applications or proxies:
+        names = ", ".join(sorted(applications)) or "none"
+        raise ConfigError(
+            f"backend=ray: Ray Serve runs on this cluster already (applications: {names}), with its"
+            " own port, and a route that serve would take from them. Use backend=local, or unset"
+            " RAY_ADDRESS to serve on a cluster of this machine's own; `serve shutdown` ends what"
+            " runs there."
+        )
+
+
+def check_room(nodes: Sequence[Mapping[str, float]], where: Where) -> None:
+    """Refuse replicas for which a cluster of this host has no room; of one that may grow,
+    print a line.
+
+    Raises:
+        ConfigError: there is no room.
+    """
+    room = where.replicas if where.cpus == 0 else ranks_in(nodes, {"CPU": where.cpus})
+    if room >= where.replicas:
+        return
+    text = (
+        f"replicas is {where.replicas}, each with cpus={where.cpus:g}, and the cluster has room"
+        f" for {room}"
+    )
+    if not os.environ.get("RAY_ADDRESS"):
+        raise ConfigError(f"{text}. Give fewer, or smaller cpus: cpus=0.5 puts two on a core.")
+    print(f"waiting  {text}, until nodes come", flush=True)
+
+
 def _on_ray(path: Path, options: ServiceOptions, where: Where) -> None:
-    connect_ray("backend=ray")
+    ray = connect_ray("backend=ray")
     ray_serve = importlib.import_module("ray.serve")
+    status = ray_serve.status()
+    refuse_running(status.applications, status.proxies)
+    check_room([node["Resources"] for node in ray.nodes() if node["Alive"]], where)
     ended = threading.Event()
     before = [
         (number, signal.signal(number, _setter(ended)))
@@ -169,9 +227,19 @@ def _on_ray(path: Path, options: ServiceOptions, where: Where) -> None:
         _announce(path, where, f"Ray Serve, {where.replicas} replica{'s' * (where.replicas > 1)}")
         ended.wait()
     finally:
-        ray_serve.shutdown()
+        end(ray_serve)
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def end(ray_serve: Any) -> None:
+    """End the service; Ray Serve with it, unless others have put applications there."""
+    others = sorted(set(ray_serve.status().applications) - {_NAME})
+    if not others:
+        ray_serve.shutdown()
+        return
+    ray_serve.delete(_NAME)
+    print(f"ended    Ray Serve stays, with other applications: {', '.join(others)}", flush=True)
 
 
 def _setter(ended: threading.Event) -> Callable[..., None]:

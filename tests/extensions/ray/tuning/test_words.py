@@ -11,7 +11,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.ray.tuning.command import ranks_of, refuse_launcher
-from trainkit.extensions.ray.tuning.search import grace_of, ranks_in
+from trainkit.extensions.ray.tuning.search import grace_of
 from trainkit.extensions.ray.tuning.words import Drawn, read_search
 from trainkit.extensions.reports.show.best import command_of
 from trainkit.extensions.reports.show.files import read_any
@@ -167,10 +167,3 @@ def test_the_grace_of_asha_has_an_effect(
             grace_of(given, max_epochs, most)
     else:
         assert grace_of(given, max_epochs, most) == expected
-
-
-def test_room_is_counted_in_whole_ranks() -> None:
-    """A rank is on one node; a tenth of a GPU ten times is one."""
-    nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 1.0}]
-    assert ranks_in(nodes, {"CPU": 2}) == 1 and ranks_in(nodes, {"CPU": 1}) == 4
-    assert ranks_in(nodes, {"GPU": 0.1}) == 10 and ranks_in(nodes, {"TPU": 1}) == 0

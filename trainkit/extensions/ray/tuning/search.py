@@ -17,6 +17,7 @@ from typing import Any
 from trainkit.console import plural
 from trainkit.errors import ConfigError
 from trainkit.extensions.ray.connection import connect_ray
+from trainkit.extensions.ray.free import ranks_in
 from trainkit.extensions.ray.options import shown
 from trainkit.extensions.ray.tuning.trainable import load_tune, number_of
 from trainkit.extensions.ray.tuning.trainable import trial as make_trial
@@ -129,14 +130,6 @@ def start_ray(settings: SearchSettings, say: Callable[[str], None]) -> None:
         if not os.environ.get("RAY_ADDRESS"):
             raise ConfigError(f"{text}. Ask for less, or set RAY_ADDRESS to a larger one's.")
         say(f"{text}: no trial starts before nodes come")
-
-
-def ranks_in(nodes: Sequence[Mapping[str, float]], resources: Mapping[str, float]) -> int:
-    """Return how many ranks nodes with these resources hold at a time."""
-    return sum(
-        min(int(node.get(name, 0) / amount + 1e-9) for name, amount in resources.items())
-        for node in nodes
-    )
 
 
 def _domain(tune: Any, drawn: Drawn) -> Any:
