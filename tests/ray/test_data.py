@@ -5,6 +5,7 @@ each sample once, in an order that resumes, on any number of ranks.
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from pyarrow import parquet
 from recipes.digits import Digits
 from tests.helpers.launching import Command
 from tests.ray.data_job import NUM_SAMPLES
+from trainkit.extensions.ray.data import unseeded_step
 
 Steps = dict[tuple[int, int], list[int]]  # (epoch, step) -> the samples of all ranks, sorted
 
@@ -128,3 +130,12 @@ def test_a_cluster_of_rank_0s_own_asks_for_its_token(
     done = command(f"{line} trainer.max_steps=2 run_dir=run")
     assert done.code == 0, done.text
     assert (tmp_path / "home" / ".ray" / "auth_token").is_file()
+
+
+def test_a_shuffle_without_a_seed_is_seen_in_rays_own_steps(cluster: str) -> None:
+    """The names of a data set's steps are Ray's private ones."""
+    ray_data = importlib.import_module("ray.data")
+    rows = ray_data.range(8)
+    assert unseeded_step(rows.random_shuffle().map(dict)) == "RandomShuffle"
+    assert unseeded_step(rows.randomize_block_order()) == "RandomizeBlockOrder"
+    assert unseeded_step(rows.random_shuffle(seed=3)) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -142,3 +143,25 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"Ray Data needs Ray .* pip install 'trainkit\[ray\]'"):
         RayData(Table, 4).num_samples  # noqa: B018
+
+
+def _shuffle(seed: int | None) -> SimpleNamespace:
+    """Return a step as Ray's random_shuffle adds it."""
+    return SimpleNamespace(name="RandomShuffle", seed_config=SimpleNamespace(seed=seed))
+
+
+@pytest.mark.parametrize(("seed", "warns"), [(None, True), (3, False)])
+def test_an_order_without_a_seed_is_reported(
+    seed: int | None, warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that resumes within an epoch would read other samples: random_shuffle() of the user's
+    has another order each time.
+    """
+    table = Table()
+    steps = [SimpleNamespace(name="Read"), _shuffle(seed)]
+    dag = SimpleNamespace(post_order_iter=lambda: iter(steps))
+    table._logical_plan = SimpleNamespace(dag=dag)  # type: ignore[attr-defined]
+    data = RayData(table, 4)
+    RayStream(data, None, 1, (0, 1), 1, lambda function: function())
+    text = capsys.readouterr().out
+    assert ("own RandomShuffle has no seed" in text) is warns

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from trainkit.arguments import PositiveInt, checked
+from trainkit.console import warning
 from trainkit.data.order import mix
 from trainkit.data.streams import OnMain, Stream, StreamSource
 from trainkit.errors import ConfigError, DataError, TrainkitError
@@ -164,7 +165,7 @@ class RayStream(Stream):
         self._on_main = on_main
         self._end = None if limit is None else limit * declared
         self._share: Any = None  # of the present epoch: rank 0's keeps the split alive
-        samples = on_main(lambda: _named(lambda: data.num_samples))
+        samples = on_main(lambda: _named(lambda: _counted(data)))
         if samples == 0:
             raise DataError("Ray Data: the data set has no samples.")
         batches = -(-int(samples) // data.batch_size)
@@ -246,6 +247,32 @@ def connect(address: str | None = None) -> Any:
         context.enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)  # it lists its plan at each epoch
     return ray
+
+
+def _counted(data: RayData) -> int:
+    """Return the rows, on rank 0; warn once of an order that no run repeats."""
+    if step := unseeded_step(data.dataset):
+        warning(
+            f"RayData: the data set's own {step} has no seed, so its order differs each time that it"
+            " is read: a run that resumes within an epoch reads other samples than it had left."
+            " Leave it out, and give RayData(..., shuffle=True); or give it a seed."
+        )
+    return data.num_samples
+
+
+def unseeded_step(dataset: Any) -> str:
+    """Return the name of a step of a data set that shuffles without a seed, or "".
+
+    Ray has no public name for a data set's steps.
+    """
+    plan = getattr(dataset, "_logical_plan", None)
+    if not hasattr(getattr(plan, "dag", None), "post_order_iter"):
+        return ""
+    for step in plan.dag.post_order_iter():
+        chosen = getattr(step, "seed_config", None)
+        if chosen is not None and getattr(chosen, "seed", 0) is None:
+            return str(step.name)
+    return ""
 
 
 def _check(dataset: Any) -> Any:
