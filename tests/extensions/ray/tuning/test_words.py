@@ -10,8 +10,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from trainkit.errors import ConfigError
-from trainkit.extensions.ray.tuning.command import ranks_of, refuse_launcher
-from trainkit.extensions.ray.tuning.search import grace_of
+from trainkit.extensions.ray.tuning.command import (
+    SearchStopped,
+    ranks_of,
+    refuse_launcher,
+    refuse_unfinished,
+)
+from trainkit.extensions.ray.tuning.search import SearchEnd, grace_of
 from trainkit.extensions.ray.tuning.words import Drawn, read_search
 from trainkit.extensions.reports.show.best import command_of
 from trainkit.extensions.reports.show.files import read_any
@@ -167,3 +172,11 @@ def test_the_grace_of_asha_has_an_effect(
             grace_of(given, max_epochs, most)
     else:
         assert grace_of(given, max_epochs, most) == expected
+
+
+def test_a_search_that_was_stopped_says_so(tmp_path: Path) -> None:
+    """Trials that a signal ended have not failed; the exit code is that of Ctrl-C."""
+    refuse_unfinished(SearchEnd(4, 4, 4), tmp_path)
+    with pytest.raises(SearchStopped, match=r"2 of 30 trials ended, .* another run_dir") as caught:
+        refuse_unfinished(SearchEnd(4, 2, 30), tmp_path)
+    assert caught.value.exit_code == 130

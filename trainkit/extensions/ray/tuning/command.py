@@ -17,7 +17,7 @@ from trainkit.config.of_run import flat
 from trainkit.console import console_of, plural, short
 from trainkit.errors import ConfigError, TrainkitError
 from trainkit.extensions.ray.options import shown
-from trainkit.extensions.ray.tuning.search import Search, search
+from trainkit.extensions.ray.tuning.search import Search, SearchEnd, search
 from trainkit.extensions.ray.tuning.usage import USAGE
 from trainkit.extensions.ray.tuning.words import SearchSettings, read_search
 from trainkit.extensions.reports.show.best import print_best
@@ -29,6 +29,12 @@ from trainkit.run.goal import Goal, goal_of_config
 
 if TYPE_CHECKING:
     from trainkit.config.compose import ComposedJob
+
+
+class SearchStopped(TrainkitError):
+    """A signal ended a search before its trials."""
+
+    exit_code = 130
 
 
 def main(command: str, arguments: Sequence[str]) -> int:
@@ -75,9 +81,9 @@ def _work(arguments: Sequence[str]) -> None:
             f"grid    each combination trains {settings.num_samples} times with the same seed"
             " (search.num_samples)"
         )
-    num_trials = search(request, lambda line: print(line, flush=True))
-    runs = [read_any(folder / str(place), str(place)) for place in range(num_trials)]
-    _show(runs, request)
+    end = search(request, lambda line: print(line, flush=True))
+    runs = [read_any(folder / str(place), str(place)) for place in range(end.num_trials)]
+    _show(runs, request, end)
 
 
 def _composed(arguments: Sequence[str]) -> ComposedJob:
@@ -140,11 +146,26 @@ def ranks_of(settings: SearchSettings) -> tuple[str, ...]:
     return tuple(ranks)
 
 
-def _show(runs: Sequence[FinishedRun], request: Search) -> None:
+def refuse_unfinished(end: SearchEnd, folder: Path) -> None:
+    """Raise the end of a search that a signal cut off.
+
+    Raises:
+        SearchStopped: not all trials have ended.
+    """
+    if end.num_ended < end.num_asked:
+        raise SearchStopped(
+            f"The search was stopped (SIGINT): {end.num_ended} of {plural(end.num_asked, 'trial')}"
+            " ended, and the table has what there is. It cannot be resumed: start it again with"
+            f" another run_dir; {short(folder)} holds this one's runs."
+        )
+
+
+def _show(runs: Sequence[FinishedRun], request: Search, end: SearchEnd) -> None:
     console = console_of()
     print_table(runs, request.goal, console, request.space)
     console.print(f"folder  {short(request.folder)}", soft_wrap=True)
     print_best(runs, request.goal, console, ["runs", short(request.folder)])
+    refuse_unfinished(end, request.folder)
     failed = [run for run in runs if run.state.name != "done"]
     if failed:
         text = failed[0].state.error.strip().partition("\n")[0]

@@ -8,6 +8,7 @@ search -> Tuner.fit -> trial, trial, ... -> the number of trials; the runs' fold
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,8 +52,23 @@ class Search:
     goal: Goal
 
 
-def search(request: Search, say: Callable[[str], None]) -> int:
-    """Run the trials; return their number. A trial that fails ends alone.
+@dataclass(frozen=True)
+class SearchEnd:
+    """What a search came to.
+
+    Attributes:
+        num_trials: that were started; their folders have these numbers.
+        num_ended: of them, those that ended, by themselves, by the scheduler or by an error.
+        num_asked: trials that the search asked for.
+    """
+
+    num_trials: int
+    num_ended: int
+    num_asked: int
+
+
+def search(request: Search, say: Callable[[str], None]) -> SearchEnd:
+    """Run the trials. A trial that fails ends alone; a SIGINT ends all, as Tune does.
 
     Args:
         request: the search.
@@ -76,6 +92,7 @@ def search(request: Search, say: Callable[[str], None]) -> int:
         request.arguments, settings.num_workers, resources, settings.metric, request.folder
     )
     basic = importlib.import_module("ray.tune.search.basic_variant").BasicVariantGenerator
+    ended: set[str] = set()
     tuner = tune.Tuner(
         trainable,
         param_space=space,
@@ -92,11 +109,13 @@ def search(request: Search, say: Callable[[str], None]) -> int:
             name=STORAGE,
             storage_path=str(request.folder),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=_KEPT),
-            callbacks=[_printer(tune, settings, say)],
+            callbacks=[_printer(tune, settings, say, ended)],
             verbose=0,
         ),
     )
-    return len(tuner.fit())
+    num_trials = len(tuner.fit())
+    grids = [len(d.arguments) for d in request.space.values() if d.function == "grid"]
+    return SearchEnd(num_trials, len(ended), settings.num_samples * math.prod(grids))
 
 
 def start_ray(settings: SearchSettings, say: Callable[[str], None]) -> None:
@@ -196,8 +215,10 @@ def grace_of(given: int | None, max_epochs: int | None, most: int) -> int:
     return given
 
 
-def _printer(tune: Any, settings: SearchSettings, say: Callable[[str], None]) -> Any:
-    """Return a callback of Tune's that prints a line for each trial that ends."""
+def _printer(
+    tune: Any, settings: SearchSettings, say: Callable[[str], None], ended: set[str]
+) -> Any:
+    """Return a callback of Tune's that prints a line for each trial that ends, and notes it."""
 
     def value(trial_value: Any) -> str:
         last = (trial_value.last_result or {}).get(settings.metric)
@@ -209,12 +230,14 @@ def _printer(tune: Any, settings: SearchSettings, say: Callable[[str], None]) ->
         def on_trial_complete(
             self, iteration: int, trials: list[Any], trial: Any, **info: Any
         ) -> None:
+            ended.add(trial.trial_id)
             epoch = (trial.last_result or {}).get("epoch")
             say(f"trial {number_of(trial.trial_id)} ended after epoch {epoch}{value(trial)}")
 
         def on_trial_error(
             self, iteration: int, trials: list[Any], trial: Any, **info: Any
         ) -> None:
+            ended.add(trial.trial_id)
             say(f"trial {number_of(trial.trial_id)} failed")
 
     return Printer()
