@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from trainkit.errors import ConfigError
 from trainkit.extensions.serving import serve as module
+from trainkit.extensions.serving.app import ServiceOptions
 from trainkit.extensions.serving.serve import Where, find_export, refuse_running
 
 
@@ -21,9 +23,9 @@ def test_one_process_takes_no_replicas_and_cpus(
     """They are of Ray's replicas; where Ray is installed, the advice is not to install it."""
     monkeypatch.setattr(module, "Service", lambda *_: None)
     monkeypatch.setattr(module, "_check_port", lambda _: None)
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     with pytest.raises(ConfigError, match=r"(replicas is 2|cpus is 0\.5), .* or use backend=ray"):
-        module.serve(Path("x.pt2"), module.ServiceOptions(), where)
+        module.serve(Path("x.pt2"), ServiceOptions(), where)
 
 
 def test_a_cluster_that_serves_already_is_refused() -> None:

@@ -265,10 +265,10 @@ def unseeded_step(dataset: Any) -> str:
 
     Ray has no public name for a data set's steps.
     """
-    plan = getattr(dataset, "_logical_plan", None)
-    if not hasattr(getattr(plan, "dag", None), "post_order_iter"):
+    last_step: Any = getattr(getattr(dataset, "_logical_plan", None), "dag", None)
+    if not hasattr(last_step, "post_order_iter"):
         return ""
-    for step in plan.dag.post_order_iter():
+    for step in last_step.post_order_iter():
         chosen = getattr(step, "seed_config", None)
         if chosen is not None and getattr(chosen, "seed", 0) is None:
             return str(step.name)
