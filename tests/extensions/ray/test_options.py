@@ -116,3 +116,14 @@ def test_whole_gpus_and_single_ranks_need_no_question(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "_SHARES", "print(False)")
     refuse_shared_gpus("launcher.", options(resources_per_worker={"GPU": 1}))
     refuse_shared_gpus("launcher.", options(num_workers=1, resources_per_worker={"GPU": 0.5}))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("use_gpu", "resources_per_worker="), ("min_workers", r"num_workers=\[least, most\]")],
+)
+def test_names_of_ray_and_horovod_are_explained(name: str, text: str) -> None:
+    """use_gpu is that of ScalingConfig, min_workers of Horovod's ElasticRayExecutor."""
+    executor = pytest.importorskip("trainkit.extensions.ray.executor", reason="ray is missing")
+    with pytest.raises(ConfigError, match=rf"RayExecutor\.{name}: .*{text}"):
+        executor.RayExecutor(**{name: True})

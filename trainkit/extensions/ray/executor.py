@@ -12,16 +12,18 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from trainkit.arguments import checked
 from trainkit.errors import ConfigError, EngineError
 from trainkit.extensions.elastic.driver import Driver
 from trainkit.extensions.ray.actors import Actors
 from trainkit.extensions.ray.cluster import connected
 from trainkit.extensions.ray.job import run_job
-from trainkit.extensions.ray.options import options_of, refuse_shared_gpus
+from trainkit.extensions.ray.options import EXPLAINED, options_of, refuse_shared_gpus
 
 _COMMAND = ("python", "-m", "trainkit.extensions.ray.call")
 
 
+@checked
 class RayExecutor:
     """Ranks for functions that call hvd.init(), or build a Trainer.
 
@@ -45,6 +47,8 @@ class RayExecutor:
     Raises:
         ConfigError: a setting is not legal.
     """
+
+    explained_arguments = EXPLAINED
 
     def __init__(
         self,

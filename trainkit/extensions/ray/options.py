@@ -15,6 +15,24 @@ from trainkit.errors import ConfigError
 # of the command of ranks under the elastic driver
 ELASTIC = "callbacks.elastic._target_=trainkit.callbacks.Elastic"
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_RESOURCES = "resources_per_worker={CPU: 2, GPU: 1} says what each rank takes"
+# names of Ray's ScalingConfig and of Horovod's RayExecutor -> what to use here
+EXPLAINED = {
+    "use_gpu": _RESOURCES,
+    "num_cpus": _RESOURCES,
+    "num_gpus": _RESOURCES,
+    "cpus_per_worker": _RESOURCES,
+    "gpus_per_worker": _RESOURCES,
+    "num_hosts": "num_workers is that of all hosts, with placement_strategy=STRICT_SPREAD and"
+    " workers_per_bundle as many as on each host",
+    "num_workers_per_host": "workers_per_bundle is so many, with placement_strategy=STRICT_SPREAD",
+    "min_workers": "num_workers=[least, most] is elastic",
+    "max_workers": "num_workers=[least, most] is elastic",
+    "reset_limit": "max_failures is the number of ranks that may be lost",
+    "elastic_timeout": "start_timeout_s is how long too few ranks are waited for",
+    "extra_env_vars": "runtime_env={env_vars: {NAME: value}} sets variables of the ranks",
+    "address": "the variable RAY_ADDRESS names the cluster",
+}
 _SHARES = "import horovod.torch as hvd; print(hvd.cuda_built() and not hvd.nccl_built())"
 
 
