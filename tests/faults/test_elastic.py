@@ -216,17 +216,20 @@ def test_ranks_that_step_alone_continue_from_the_last_outer_step(
     run: Run, rank: int, tmp_path: Path
 ) -> None:
     """A lost rank costs the steps since then (8 here, of an outer step each 4):
-    they are taken again, and counted as such.
+    they are taken again, and counted as such. The survivor meets the loss at its next outer step;
+    on a busy machine the replacement is there by then.
     """
     ended = run({"do": "kill", "rank": rank, "step": 10}, every_n_steps=4)
     check_samples(ended)
-    assert ended.sizes == [2, 1, 2] and len(survivors(ended)) == 1
+    assert ended.sizes in ([2, 1, 2], [2, 2]) and len(survivors(ended)) == 1
     (survivor,) = survivors(ended)
     steps = [(line["generation"], line["step"]) for line in ended.lines[survivor]]
-    assert min(step for generation, step in steps if generation == 2) == 8, steps
+    assert min(step for generation, step in steps if generation > 1) == 8, steps
     assert max(step for generation, step in steps if generation == 1) >= 9, steps
     goodput = json.loads((tmp_path / "run" / "goodput.json").read_text())
-    assert goodput["ranks"][:2] == [[0, 2], [8, 1]]
+    assert goodput["ranks"][0] == [0, 2]
+    if ended.sizes[1] == 1:
+        assert goodput["ranks"][1] == [8, 1]
     # a rank 0 that is killed has not written its last steps
     assert goodput["seconds"]["repeating"] > 0 or rank == 0
 
