@@ -69,7 +69,7 @@ class Texts(trainkit.DataModule):
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return them in order."""
-        return DataLoader(self.rows, 2)
+        return DataLoader(self.rows, 6)
 
     predict_dataloader = val_dataloader
 
