@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset
 
 from trainkit.data.loader import items_of, read_source
 from trainkit.data.order import set_epoch
+from trainkit.data.streams import pass_epoch
 from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError
 
@@ -63,6 +64,11 @@ class CombinedLoader:
 
     def __len__(self) -> int:
         return _length([len(part) for part in self._parts], self.mode)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Pass it to the loaders' samplers and data sets."""
+        for part in self._parts:
+            pass_epoch(part, epoch)
 
     def joined(self, name: str) -> Any:
         """Return one DataLoader of all samples, or this iterable if one of the loaders is a stream.

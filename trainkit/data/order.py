@@ -11,7 +11,7 @@ import ctypes
 import errno
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -180,7 +180,7 @@ def set_epoch(epoch: int, *parts: Any) -> None:
     """Call `set_epoch` of the parts that have it: samplers and data sets, as accelerate does."""
     for part in parts:
         own = getattr(part, "set_epoch", None)
-        if own is not None:
+        if callable(own):
             own(epoch)
 
 
@@ -206,6 +206,8 @@ class SeededDataset(Dataset[Any]):
         first: the key of the first sample of the batch that was read last.
     """
 
+    _latest: ClassVar[int] = 0  # id of the last that called set_epoch: two may share a data set
+
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
@@ -226,9 +228,10 @@ class SeededDataset(Dataset[Any]):
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[Any]:
         """Return the samples of a batch; a DataLoader calls this."""
         self.first = next(iter(keys), self.first)
-        if self.first[0] != self._epoch:
+        if self.first[0] != self._epoch or SeededDataset._latest != id(self):
+            set_epoch(self.first[0], self.dataset)
             self._epoch = self.first[0]
-            set_epoch(self._epoch, self.dataset)
+            SeededDataset._latest = id(self)
         if not self._may_draw:
             return self._read(keys)
         if not self._draws:

@@ -212,7 +212,7 @@ class OwnStream(Stream):
         return None if self._length is None else -(-self._length // self.per_step(accumulate))
 
     def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:
-        _set_epoch(self._data, epoch)
+        pass_epoch(self._data, epoch)
         batches = itertools.islice(iter(self._data), self._limit)
         for _ in itertools.islice(batches, int(start * accumulate * self._share)):
             pass
@@ -279,7 +279,7 @@ class SplitStream(Stream):
     def _open(self, epoch: int, start: int, accumulate: int) -> Iterator[Any]:
         per_step = accumulate * self._declared
         share, data = Share(start * per_step, self._end, per_step, *self._ranks), self._data
-        _set_epoch(data, epoch)
+        pass_epoch(data, epoch)
         if type(data) in (list, tuple):
             return (
                 data[place]
@@ -332,7 +332,7 @@ class SplitStream(Stream):
         return super()._numbers(epoch)
 
 
-def _set_epoch(data: Any, epoch: int) -> None:
+def pass_epoch(data: Any, epoch: int) -> None:
     """Pass the epoch to a loader's samplers, as a plain loop does, and to its data set; or to what
     yields the batches.
     """

@@ -217,6 +217,40 @@ def test_a_data_set_receives_the_epoch(workers: int) -> None:
         assert batch.flatten().tolist() == [100 * epoch + i for i in range(10)]
 
 
+def test_two_loaders_of_one_data_set_have_their_own_epochs() -> None:
+    """A validation inside an epoch reads the training data as epoch 0; the rest of the training's
+    epoch keeps its own.
+    """
+    data = ByEpoch()
+    training, validation = sharded(DataLoader(data, 5)), sharded(DataLoader(data, 5))
+    batches = training.iterate(training.plan, 3, 0)
+    assert next(batches)[0] == 300
+    assert next(validation.iterate(validation.plan, 0, 0))[0] == 0
+    assert next(batches)[0] == 305
+
+
+class Strict(ByEpoch):
+    """A data set with a set_epoch of other arguments."""
+
+    def set_epoch(self, epoch: int, rank: int) -> None:  # type: ignore[override]
+        """Take both."""
+
+
+def test_a_set_epoch_that_fails_is_an_error_each_time() -> None:
+    """Read sample by sample, as after bad ones, the data would have no epoch in silence."""
+    loader = sharded(DataLoader(Strict(), 5))
+    for _ in range(2):
+        with pytest.raises(TypeError, match="set_epoch"):
+            next(loader.iterate(loader.plan, 0, 0))
+
+
+def test_a_set_epoch_that_is_no_method_is_left_alone() -> None:
+    """It is a value of the user's own."""
+    data: Any = Numbers()
+    data.set_epoch = 3
+    assert indices(sharded(DataLoader(data, 5)))
+
+
 def test_a_sampler_without_length_is_refused() -> None:
     """A sampler must have a length: the number of samples in an epoch must be known."""
     data = DataLoader(Numbers(), 4, sampler=(i for i in range(3)))

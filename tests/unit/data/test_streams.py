@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.helpers.threads import ThreadEngine, World
+from trainkit.data.combined import CombinedLoader
 from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
 from trainkit.data.streams import OwnStream, SplitStream
 
@@ -159,7 +160,9 @@ class Reshuffled(IterableDataset[Any]):
         yield from torch.arange(LENGTH) + 100.0 * self.epoch
 
 
-@pytest.mark.parametrize("kind", ["in this process", "in workers", "by itself", "sharded"])
+@pytest.mark.parametrize(
+    "kind", ["in this process", "in workers", "by itself", "sharded", "combined"]
+)
 def test_a_data_set_with_set_epoch_has_each_epoch(kind: str) -> None:
     """Before its workers begin, as accelerate calls it; also of what yields batches itself."""
     data: Any = Reshuffled()
@@ -169,6 +172,8 @@ def test_a_data_set_with_set_epoch_has_each_epoch(kind: str) -> None:
     for epoch in (0, 3):
         if kind == "sharded":
             (first,) = next(OwnStream(data, None, None, 7).steps(epoch, 0, 1))
+        elif kind == "combined":
+            (((first,), *_), *_) = steps_of(CombinedLoader([data]), 0, 1, epoch)
         else:
             ((first, *_), *_) = steps_of(data, 0, 1, epoch)
         assert first.reshape(-1)[0] == 100.0 * epoch
