@@ -34,11 +34,8 @@ def main() -> int:
     """Run the command of the command line and return the exit code."""
     hold_signals()
     collect_rarely()
-    arguments = sys.argv[1:]
-    asks = not arguments or arguments[0] == "help" or {"-h", "--help"} & {*arguments}
     try:
-        with read_in_part() if asks else contextlib.nullcontext():
-            return _main(arguments)
+        return _main(sys.argv[1:])
     except ConfigError as error:  # of the table of commands; each command reports its own
         print(f"Error: {error}", file=sys.stderr)
         return error.exit_code
@@ -46,7 +43,8 @@ def main() -> int:
 
 def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_usage())
+        with read_in_part():
+            print(_usage())
         return 0 if arguments else 2
     name, rest = arguments[0], arguments[1:]
     if name in ("-V", "--version"):
@@ -65,7 +63,10 @@ def _main(arguments: list[str]) -> int:
     usage = find_usage(name)
     if usage is not None and usage.takes_run:
         rest = with_plain_run(rest)
-    code: int = resolve(command.main)(name, rest)
+    # without a usage the words may be those of another program, as launch's
+    asks = usage is not None and {"-h", "--help"} & {*rest}
+    with read_in_part() if asks else contextlib.nullcontext():
+        code: int = resolve(command.main)(name, rest)
     return code
 
 

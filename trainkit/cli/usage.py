@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 
 from trainkit.cli.as_json import OPTION
@@ -98,13 +98,16 @@ USAGES = {
 @contextlib.contextmanager
 def read_in_part() -> Iterator[None]:
     """Print lists and help within it: if their reader ends before, as `| head` does, this process
-    ends in silence too. It must hold no connection then.
+    ends in silence too. It must hold no connection then. Another thread cannot change signals.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         yield
-        sys.stdout.flush()
     finally:
+        print(end="", flush=True)  # also without a sys.stdout
         signal.signal(signal.SIGPIPE, before)
 
 

@@ -9,6 +9,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
+from typing import Any
 
 import pytest
 
@@ -107,6 +109,38 @@ def test_lists_leave_the_signals_of_this_process(
     assert program() == 0
     assert capsys.readouterr().out
     assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
+
+
+def test_help_is_printed_in_any_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the main thread may change signals."""
+    monkeypatch.setattr(sys, "argv", ["trainkit", "fit", "--help"])
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(program()))
+    thread.start()
+    thread.join()
+    assert codes == [0] and capsys.readouterr().out
+
+
+def test_help_without_an_output_ends_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has no sys.stdout if the program that starts it has closed it."""
+    monkeypatch.setattr(sys, "argv", ["trainkit", "--help"])
+    monkeypatch.setattr(sys, "stdout", None)
+    assert program() == 0
+
+
+@pytest.mark.parametrize("words", ["launch -np 2 -- python train.py -h", "launch -np 2 x --help"])
+def test_help_of_a_program_that_is_launched_is_its_own(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher has connections: by SIGPIPE it would end in silence before its ranks."""
+    handlers: list[Any] = []
+    monkeypatch.setattr(sys, "argv", ["trainkit", *words.split()])
+    note = lambda *_: handlers.append(signal.getsignal(signal.SIGPIPE)) or 0  # noqa: E731
+    monkeypatch.setattr("trainkit.extensions.elastic.launch.main", note)
+    assert program() == 0
+    assert handlers == [signal.SIG_IGN]
 
 
 def test_what_may_be_left_out_is_not_called_required() -> None:

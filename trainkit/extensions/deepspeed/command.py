@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.as_json import facts_printed
+from trainkit.cli.usage import read_in_part
 from trainkit.errors import EngineError
 from trainkit.extensions.deepspeed.extensions import PARTS, building, choose_folder, is_built
 from trainkit.extensions.programs.commands import cache_folder, ended_cleanly, run
@@ -43,7 +44,8 @@ _say = functools.partial(print, flush=True)  # in order with stderr, also into a
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 illegal request."""
-    given = _parser().parse_args(arguments)
+    with read_in_part():
+        given = _parser().parse_args(arguments)
     return ended_cleanly(lambda: _check(given))
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainkit.cli.commands import command_of
+from trainkit.cli.usage import read_in_part
 from trainkit.errors import ConfigError
 from trainkit.extensions.elastic.driver import run
 from trainkit.extensions.elastic.options import settings_of
@@ -40,7 +41,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
     Raises:
         ConfigError: an option is missing, or out of range; the command is not a program.
     """
-    given = _parser().parse_args(list(arguments))
+    with read_in_part():
+        given = _parser().parse_args(list(arguments))
     if given.hostfile is not None:
         given.hosts = _hosts_in(Path(given.hostfile))
     environ = without_launcher(os.environ) | {LAUNCHED: "1"}

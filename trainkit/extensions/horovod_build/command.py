@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.cli.as_json import facts_printed
+from trainkit.cli.usage import read_in_part
 from trainkit.errors import EngineError
 from trainkit.extensions.horovod_build import check as build_check
 from trainkit.extensions.horovod_build import patches, pip, wheelhouse
@@ -51,7 +52,8 @@ _NO_TORCH = "torch cannot be imported in this environment. Install it first: pip
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command and return its exit code: 0 done, 1 failed, 2 illegal request."""
-    given = parser().parse_args(arguments)
+    with read_in_part():
+        given = parser().parse_args(arguments)
     work = {"install": _install, "wheel": wheels.make, "check": _check}[given.command]
     return ended_cleanly(lambda: work(given))
 
