@@ -154,7 +154,7 @@ def changed_groups(
     factors = [1.0] * len(given)
     for i, (old, new, group) in enumerate(zip(before, given, groups, strict=False)):
         for name, value in new.items():
-            if name not in old or old[name] == value:
+            if name not in old or old[name] == value or name == "param_names":
                 continue
             changes[f"{name} {old[name]} -> {value}"] = None
             if name != "lr":

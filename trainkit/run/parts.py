@@ -52,7 +52,8 @@ class OptimizersPart:
         """Return one state for each optimizer, with the names of its weights."""
         states = self.engine.optimizer_state(self.optimizers)
         for groups, state in zip(self._names(), states, strict=True):
-            for names, group in zip(groups, state["param_groups"], strict=True):
+            # an optimizer's own form of state may have none
+            for names, group in zip(groups, state.get("param_groups", ()), strict=False):
                 group["param_names"] = names
         return states
 

@@ -150,6 +150,43 @@ def test_moments_are_their_own_weights_in_any_order(tmp_path: Path, groups: Any)
     assert "param_names" not in task.trainer.optimizers[0].param_groups[0]
 
 
+def test_names_of_weights_are_no_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An optimizer of named weights has them in another order: no setting has changed."""
+
+    class Named(Line):
+        def configure_optimizers(self) -> Any:
+            own = list(self.model.named_parameters())
+            return torch.optim.AdamW(own[:: -1 if backwards else 1], lr=0.02)
+
+    parts = {"run_dir": tmp_path, "enable_checkpointing": True}
+    for backwards in (False, True):
+        task = Named()
+        quiet(**parts, max_steps=3 + 3 * backwards).fit(
+            task, loader(), ckpt_path="last" if backwards else None
+        )
+    assert "Changed" not in capsys.readouterr().out
+    assert task.trainer.optimizers[0].param_groups[0]["param_names"] == ["bias", "weight"]
+
+
+class Wrapped(torch.optim.SGD):
+    """An optimizer whose state has a form of its own."""
+
+    def state_dict(self) -> Any:
+        """Return it."""
+        return {"inner": super().state_dict()}
+
+
+def test_an_optimizer_with_a_state_of_its_own_form_trains(tmp_path: Path) -> None:
+    """It cannot be resumed, as a resume says; its checkpoints have the weights."""
+    task = Line()
+    task.configure_optimizers = lambda: Wrapped(task.parameters(), lr=0.1)  # type: ignore[method-assign]
+    quiet(tmp_path, max_steps=3, enable_checkpointing=True).fit(task, loader())
+    with pytest.raises(CheckpointError, match="cannot be resumed from"):
+        quiet(tmp_path, max_steps=6).fit(Line(), loader(), ckpt_path="last")
+
+
 @pytest.mark.parametrize("stop_at", [5, 6, 12])
 def test_a_schedule_of_epochs_resumes(tmp_path: Path, stop_at: int) -> None:
     """A schedule that moves at the ends of epochs moves once an epoch,
