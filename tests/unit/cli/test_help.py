@@ -137,7 +137,11 @@ def test_help_of_a_program_that_is_launched_is_its_own(
     """The launcher has connections: by SIGPIPE it would end in silence before its ranks."""
     handlers: list[Any] = []
     monkeypatch.setattr(sys, "argv", ["trainkit", *words.split()])
-    note = lambda *_: handlers.append(signal.getsignal(signal.SIGPIPE)) or 0  # noqa: E731
+
+    def note(*words: Any) -> int:
+        handlers.append(signal.getsignal(signal.SIGPIPE))
+        return 0
+
     monkeypatch.setattr("trainkit.extensions.elastic.launch.main", note)
     assert program() == 0
     assert handlers == [signal.SIG_IGN]

@@ -160,7 +160,7 @@ def test_names_of_weights_are_no_settings(
             own = list(self.model.named_parameters())
             return torch.optim.AdamW(own[:: -1 if backwards else 1], lr=0.02)
 
-    parts = {"run_dir": tmp_path, "enable_checkpointing": True}
+    parts: dict[str, Any] = {"run_dir": tmp_path, "enable_checkpointing": True}
     for backwards in (False, True):
         task = Named()
         quiet(**parts, max_steps=3 + 3 * backwards).fit(
