@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset
 
 from trainkit.data.loader import items_of, read_source
 from trainkit.data.order import set_epoch
-from trainkit.data.streams import pass_epoch
+from trainkit.data.streams import end_workers, pass_epoch
 from trainkit.data.workers import Shielded
 from trainkit.errors import ConfigError, DataError
 
@@ -66,9 +66,13 @@ class CombinedLoader:
         return _length([len(part) for part in self._parts], self.mode)
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass it to the loaders' samplers and data sets."""
+        """Pass it to the loaders' samplers and data sets. Persistent workers end: they would have
+        the epoch before, and continue its random numbers.
+        """
         for part in self._parts:
             pass_epoch(part, epoch)
+            if isinstance(part, DataLoader):
+                end_workers(part)
 
     def joined(self, name: str) -> Any:
         """Return one DataLoader of all samples, or this iterable if one of the loaders is a stream.

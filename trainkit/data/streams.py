@@ -131,11 +131,8 @@ class Stream(ABC):
         """End the loader's workers. Otherwise the interpreter would
         wait at its end for persistent ones.
         """
-        if self._loader is not None and self._loader._iterator is not None:
-            end = getattr(self._loader._iterator, "_shutdown_workers", None)
-            if end is not None:
-                end()
-            self._loader._iterator = None
+        if self._loader is not None:
+            end_workers(self._loader)
 
     @abstractmethod
     def per_step(self, accumulate: int) -> int:
@@ -330,6 +327,14 @@ class SplitStream(Stream):
         if self._loader is None and not self._draws_batches:
             return OwnRandomNumbers(mix(self._run_seed, epoch))  # the stream itself is pulled here
         return super()._numbers(epoch)
+
+
+def end_workers(loader: DataLoader[Any]) -> None:
+    """End a loader's persistent workers."""
+    end = getattr(loader._iterator, "_shutdown_workers", None)
+    if end is not None:
+        end()
+    loader._iterator = None
 
 
 def pass_epoch(data: Any, epoch: int) -> None:

@@ -5,6 +5,7 @@ each batch once, the same batches in the same steps however many there are.
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tests.helpers.threads import ThreadEngine, World
 from trainkit.data.combined import CombinedLoader
 from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
-from trainkit.data.streams import OwnStream, SplitStream
+from trainkit.data.streams import OwnStream, SplitStream, end_workers
 
 LENGTH = 23
 
@@ -177,6 +178,19 @@ def test_a_data_set_with_set_epoch_has_each_epoch(kind: str) -> None:
         else:
             ((first, *_), *_) = steps_of(data, 0, 1, epoch)
         assert first.reshape(-1)[0] == 100.0 * epoch
+
+
+def test_workers_that_a_combined_stream_keeps_are_seeded_by_epoch() -> None:
+    """A run that resumes at epoch 1 reads what one reads that had an epoch before."""
+    read = []
+    for epochs in ((0, 1), (1,)):
+        part = DataLoader(Shuffled(), 4, num_workers=1, persistent_workers=True)
+        stream = SplitStream(CombinedLoader([part]), None, None, 7, (0, 1), 6, lambda drawn: drawn)
+        for epoch in epochs:
+            (((first,), *_), *_) = itertools.islice(stream.steps(epoch, 0, 1), 8)
+        read.append(first.tolist())
+        end_workers(part)
+    assert read[0] == read[1]
 
 
 def test_a_collate_function_may_draw() -> None:
