@@ -53,6 +53,14 @@ class Off:
         """Call the remaining hooks."""
         (self.left if name in OF_A_STEP else self.on)(name, *args)
 
+    def ends_epoch(self, name: str, *args: Any) -> bool:
+        """Call the remaining ones; return whether one ends the epoch."""
+        return (self.left if name in OF_A_STEP else self.on).ends_epoch(name, *args)
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer as all hooks do."""
+        return getattr(self.on, name)
+
 
 class TakesTurns(Callback):
     """Takes all other hooks out of the loop, and puts them back, block by block;
