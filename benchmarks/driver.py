@@ -280,7 +280,8 @@ def measure(short: bool) -> Findings:
         Target(f"{what}: share of a core", of_many[3], 0.1, ""),
     ]
     ranks, seconds = found.tables[-1].rows[-1][:2]
-    found.targets.append(Target(f"{ranks} ranks meet over Gloo, s", seconds, 20.0, "s"))
+    if not short:  # the target is that of 256 ranks
+        found.targets.append(Target(f"{ranks} ranks meet over Gloo, s", seconds, 20.0, "s"))
     return found
 
 
