@@ -11,8 +11,9 @@ from trainkit.data.feed import Feed, StreamFeed
 from trainkit.data.streams import OwnStream
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import derive_accumulation
-from trainkit.run.data_sources import TrainingData, train_feed
+from trainkit.run.data_sources import TrainingData
 from trainkit.run.evaluator import ValidationData, steps_between
+from trainkit.run.feed_maker import train_feed
 from trainkit.run.setup import Stage
 from trainkit.run.stage_feeds import Feeds
 

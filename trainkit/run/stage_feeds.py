@@ -13,7 +13,8 @@ from trainkit.data.bad_samples import BadSamples
 from trainkit.data.feed import Feed
 from trainkit.device.transfer import Mover
 from trainkit.optim.batch_plan import Accumulation
-from trainkit.run.data_sources import DataSources, eval_feeds
+from trainkit.run.data_sources import DataSources
+from trainkit.run.feed_maker import eval_feeds
 from trainkit.run.run import Run
 from trainkit.run.transfer_hooks import HookedMover, with_hooks
 

@@ -105,7 +105,7 @@ def fitted(
             return super().__call__(batch)
 
     monkeypatch.setattr("trainkit.run.stage_feeds.Mover", Noting)
-    monkeypatch.setattr("trainkit.run.data_sources.Mover", Noting)
+    monkeypatch.setattr("trainkit.run.feed_maker.Mover", Noting)
     monkeypatch.setattr(Collectives, "waits_for_device", waits)
     data = loader(16, shuffle=True, num_workers=num_workers)
     quiet(folder, max_epochs=2, seed=3, **settings).fit(task, data)

@@ -14,7 +14,7 @@ from trainkit.data.loader import read_source
 from trainkit.data.streams import OwnStream, sharded
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
-from trainkit.run.feeds import train_feed
+from trainkit.run.feed_maker import train_feed
 
 
 class Stream(IterableDataset[Any]):
