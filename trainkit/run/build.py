@@ -87,7 +87,7 @@ def _data_of(stage: Stage, saved: dict[str, Any] | None) -> tuple[Feed, BatchPla
     load_datamodule(stage, saved)
     training = read_training_data(stage.data, stage.task, stage.engine, stage.replicas)
     stage.feeds.declared_ranks = declared_ranks(stage, saved)
-    feeds = make_feeds(stage, training, stage.feeds.declared_ranks, first_shares(stage, saved))
+    feeds = make_feeds(stage, training, first_shares(stage, saved))
     communication = stage.options.communication.describe()
     return feeds.train, plan_batches(stage.options.batch, feeds, communication)
 

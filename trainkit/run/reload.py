@@ -56,7 +56,7 @@ class Reload(Feature):
         stage, run, old = self._stage, self._stage.run, self._stage.feeds.of_fit
         stage.feeds.drop([old.train, *old.val])
         data = read_training_data(stage.data, stage.task, stage.engine, Replicas(stage.engine.comm))
-        new = make_feeds(stage, data, old.declared_ranks, parse_shares(run.batch_plan.rank_shares))
+        new = make_feeds(stage, data, parse_shares(run.batch_plan.rank_shares))
         if (new.batch_size, new.accumulation) != (old.batch_size, old.accumulation):
             raise ConfigError(
                 f"trainer.reload_dataloaders_every_n_epochs is {self._every}, and in epoch {epoch}"

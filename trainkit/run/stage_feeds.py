@@ -14,7 +14,7 @@ from trainkit.data.feed import Feed
 from trainkit.device.transfer import Mover
 from trainkit.optim.batch_plan import Accumulation
 from trainkit.run.data_sources import DataSources
-from trainkit.run.feed_maker import eval_feeds
+from trainkit.run.feed_maker import FeedMaker
 from trainkit.run.run import Run
 from trainkit.run.transfer_hooks import HookedMover, with_hooks
 
@@ -61,6 +61,12 @@ class StageFeeds:
         self.declared_ranks: int | None = None
         self.bad_samples: BadSamples | None = None
 
+    @property
+    def maker(self) -> FeedMaker:
+        """What makes this stage's feeds."""
+        run = self._run
+        return FeedMaker(run.engine, run.options.seed, self.declared_ranks, self.bad_samples)
+
     def mover(self) -> Mover | HookedMover:
         """Return what puts a batch on this rank's device."""
         run, device = self._run, self._run.engine.device
@@ -73,11 +79,7 @@ class StageFeeds:
         """Return a feed for each loader of evaluation data; none for no data, or a limit of 0."""
         if data is None or limit == 0:
             return []
-        seed, ranks = self._run.options.seed, self.declared_ranks
-        mover_of = self.mover().for_loader
-        return eval_feeds(
-            data, name, limit, seed, self._run.engine, mover_of, ranks, self.bad_samples
-        )
+        return self.maker.for_evaluation(data, name, limit, self.mover().for_loader)
 
     def skip(self, bad: BadSamples) -> None:
         """Let all feeds that are made from here on leave out bad samples."""

@@ -14,7 +14,7 @@ from trainkit.data.loader import read_source
 from trainkit.data.streams import OwnStream, sharded
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
-from trainkit.run.feed_maker import train_feed
+from trainkit.run.feed_maker import FeedMaker
 
 
 class Stream(IterableDataset[Any]):
@@ -44,11 +44,19 @@ def stream_feed(
     )
 
 
+def train_feed(
+    data: Any, source: Any, changes: Any, limit: Any = None, engine: Any = None, pad: bool = False
+) -> Feed:
+    """Return the feed of training data; on an engine of one process if none is given."""
+    maker = FeedMaker(engine or SingleEngine("cpu"), seed=0)
+    return maker.for_training(data, source, changes, limit, keep, pad)
+
+
 def map_feed(num_samples: int, accumulate: int = 1, **options: Any) -> Feed:
     """Return the feed of a data set in microbatches of 4."""
     data = DataLoader(TensorDataset(torch.arange(num_samples)), 4, **options)
     source = read_source(data, "data", training=True)
-    return train_feed(data, source, [(0, accumulate)], None, 0, SingleEngine("cpu"), keep)
+    return train_feed(data, source, [(0, accumulate)])
 
 
 def pull(feed: Feed, epoch: int = 0, start: int = 0) -> list[tuple[int, list[tuple[int, bool]]]]:
@@ -92,7 +100,7 @@ def test_accumulation_changes_by_epoch() -> None:
     """
     data = DataLoader(TensorDataset(torch.arange(24)), 4, shuffle=True)
     source = read_source(data, "data", training=True)
-    feed = train_feed(data, source, [(0, 3), (2, 1)], None, 0, SingleEngine("cpu"), keep)
+    feed = train_feed(data, source, [(0, 3), (2, 1)])
     plain = map_feed(24, shuffle=True)
     assert [feed.num_steps_in(epoch) for epoch in range(4)] == [2, 2, 6, 6]
     for epoch, microbatches in enumerate([3, 3, 1]):
@@ -129,9 +137,7 @@ def test_drop_last_is_of_the_whole_data() -> None:
     for an accumulated step (fast_dev_run).
     """
     data = DataLoader(TensorDataset(torch.arange(40)), 4, drop_last=True)
-    feed = train_feed(
-        data, read_source(data, "data", True), [(0, 4)], 1, 0, SingleEngine("cpu"), keep
-    )
+    feed = train_feed(data, read_source(data, "data", True), [(0, 4)], 1)
     assert pull(feed) == [(4, [(4, True)])]
 
 
@@ -145,7 +151,7 @@ def test_a_short_last_step_is_filled_where_asked(ranks: int, samples: int) -> No
     for rank in range(ranks):
         engine = SingleEngine("cpu")
         engine.ranks.rank, engine.ranks.world_size = rank, ranks
-        feed = train_feed(data, source, [(0, 2)], None, 0, engine, keep, pad=True)
+        feed = train_feed(data, source, [(0, 2)], engine=engine, pad=True)
         assert all(step.num_samples == 8 * ranks for step in feed.steps(0))
         micros = [m for step in feed.steps(0) for m in step.microbatches]
         assert [feed.indices(0, m) for m in micros] == [m.batch[0].tolist() for m in micros]
@@ -161,21 +167,12 @@ def test_what_cannot_be_filled_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"pad_last_step is true, but the last step of a stream is unknown"
     ):
-        train_feed([torch.zeros(2)], None, [(0, 1)], None, 0, SingleEngine("cpu"), keep, pad=True)
+        train_feed([torch.zeros(2)], None, [(0, 1)], pad=True)
     data = DataLoader(TensorDataset(torch.arange(9)), 4, drop_last=True)
     with pytest.raises(
         ConfigError, match=r"pad_last_step is true, but drop_last=True leaves out the last step"
     ):
-        train_feed(
-            data,
-            read_source(data, "data", True),
-            [(0, 1)],
-            None,
-            0,
-            SingleEngine("cpu"),
-            keep,
-            pad=True,
-        )
+        train_feed(data, read_source(data, "data", True), [(0, 1)], pad=True)
 
 
 def test_drop_last_must_leave_something() -> None:
@@ -194,16 +191,14 @@ def test_no_training_data_by_limit(limit: float) -> None:
     with pytest.raises(
         ConfigError, match=r"trainer\.limit_train_batches is 0(\.0)?; it must be above 0"
     ):
-        train_feed(data, source, [(0, 1)], limit, 0, SingleEngine("cpu"), keep)
+        train_feed(data, source, [(0, 1)], limit)
 
 
 @pytest.mark.parametrize(("limit", "samples"), [(2, 8), (0.5, 11), (99, 23), (1.0, 23), (0.05, 1)])
 def test_limits_are_counts_or_shares(limit: float, samples: int) -> None:
     """A whole number limits the microbatches of a rank, a fraction the share of the data."""
     data = DataLoader(TensorDataset(torch.arange(23)), 4)
-    feed = train_feed(
-        data, read_source(data, "data", True), [(0, 1)], limit, 0, SingleEngine("cpu"), keep
-    )
+    feed = train_feed(data, read_source(data, "data", True), [(0, 1)], limit)
     assert isinstance(feed, MapFeed)
     assert feed.plan_of(0).num_samples == samples
 
@@ -213,7 +208,7 @@ def test_a_share_that_leaves_no_sample_is_refused() -> None:
     data = DataLoader(TensorDataset(torch.arange(23)), 4)
     source = read_source(data, "data", True)
     with pytest.raises(ConfigError, match=r"A limit of 0\.04 of 23 samples leaves none"):
-        train_feed(data, source, [(0, 1)], 0.04, 0, SingleEngine("cpu"), keep)
+        train_feed(data, source, [(0, 1)], 0.04)
 
 
 def test_a_stream_gives_its_steps() -> None:
@@ -256,21 +251,13 @@ def test_streams_of_different_lengths_count_the_same_steps(
 
     engine = SingleEngine("cpu")
     engine.comm.all_gather_object = lambda value: [value, other]  # type: ignore[method-assign]
-    feed = train_feed(sharded([torch.zeros(2)] * 3), None, [(0, 2)], None, 0, engine, keep)
+    feed = train_feed(sharded([torch.zeros(2)] * 3), None, [(0, 2)], engine=engine)
     assert feed.num_steps_in(0) == steps
 
 
 def test_a_loader_over_a_stream_has_no_length() -> None:
     """A DataLoader over an iterable data set without a length is a stream without a length."""
-    feed = train_feed(
-        DataLoader(Stream([3, 2]), batch_size=None),
-        None,
-        [(0, 1)],
-        None,
-        0,
-        SingleEngine("cpu"),
-        keep,
-    )
+    feed = train_feed(DataLoader(Stream([3, 2]), batch_size=None), None, [(0, 1)])
     assert feed.num_steps_in(0) is None
     assert len(pull(feed)) == 2
 
@@ -278,7 +265,7 @@ def test_a_loader_over_a_stream_has_no_length() -> None:
 def test_a_share_of_a_stream_is_refused() -> None:
     """A stream has no length of which to take a share."""
     with pytest.raises(ConfigError, match=r"A limit of 0\.5 is a share, but the data is a stream"):
-        train_feed(Stream([2]), None, [(0, 1)], 0.5, 0, SingleEngine("cpu"), keep)
+        train_feed(Stream([2]), None, [(0, 1)], 0.5)
 
 
 def test_a_streams_batch_must_be_countable() -> None:
