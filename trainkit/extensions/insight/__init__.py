@@ -1,11 +1,12 @@
-"""Insight: callbacks that say where time goes, which rank is slow or hangs, and what gradients and
-devices do.
+"""Insight: callbacks that say where time goes, which rank is slow or hangs, and what gradients,
+rates and devices do.
 
 watchdog/                 names a rank that hangs, and ends the job
 goodput.py                the share of the time that trained (docs/elastic.md)
 stragglers.py             names ranks that are slower than the others
 throughput.py             samples a second, FLOPs, share of the device's peak (peak_flops.py)
 gradient_monitor.py       norms and zeros of gradients
+learning_rate_monitor.py  the rate of each group of weights, under Lightning's names
 device_stats_monitor.py   memory, use and power of devices (device_stats.py)
 """
 
@@ -18,14 +19,15 @@ _HOMES = {
     "Stragglers": "stragglers",
     "ThroughputMonitor": "throughput",
     "GradientMonitor": "gradient_monitor",
+    "LearningRateMonitor": "learning_rate_monitor",
     "DeviceStatsMonitor": "device_stats_monitor",
 }
 
 EXTENSION = Extension(
     name="insight",
     summary=(
-        "callbacks=watchdog, goodput, stragglers, throughput, gradients, device_stats: where time"
-        " goes, and who is slow"
+        "callbacks=watchdog, goodput, stragglers, throughput, gradients, learning_rate, device_stats:"
+        " where time goes, and who is slow"
     ),
     proven="each commit; figures of a GPU not yet",
     targets=tuple(f"{_ROOM}.{home}.{name}" for name, home in _HOMES.items()),
