@@ -240,7 +240,12 @@ class FeedMaker:
                 after one.
         """
         comm, ranks = self.engine.comm, self.engine.ranks
-        self._check_stream(data, name, limit)
+        self._check_stream(data, name)
+        if isinstance(limit, float):
+            raise ConfigError(
+                f"A limit of {limit} is a share, but the data is a stream without length. Give a"
+                " number of batches."
+            )
         rank = ranks.data_rank
         world_size = ranks.data_size
         if isinstance(data, StreamSource):
@@ -277,7 +282,7 @@ class FeedMaker:
             self.bad is not None,
         )
 
-    def _check_stream(self, data: Any, name: str, limit: Limit) -> None:
+    def _check_stream(self, data: Any, name: str) -> None:
         ranks = self.engine.ranks
         is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
         has_indices = is_loader and not isinstance(data.dataset, IterableDataset)
@@ -286,11 +291,6 @@ class FeedMaker:
             raise ConfigError(
                 f"on_bad_sample is 'skip', but {name} is a stream ({kind}), which cannot be read on"
                 " after an error. Catch the error in its own iteration, and set on_bad_sample=raise."
-            )
-        if isinstance(limit, float):
-            raise ConfigError(
-                f"A limit of {limit} is a share, but the data is a stream without length. Give a"
-                " number of batches."
             )
         if ranks.model_size > 1 and isinstance(data, (Sharded, StreamSource)):
             kind = "trainkit.sharded(...)" if isinstance(data, Sharded) else data.kind
