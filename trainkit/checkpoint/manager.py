@@ -311,7 +311,10 @@ class CheckpointManager:
                 return None
             held.append(checkpoint)
             states = checkpoint.training.get("optimizers", [])
-            settings = [{"state": {}, "param_groups": state["param_groups"]} for state in states]
+            # an optimizer's own form of state is for all ranks
+            settings = [
+                state | ({"state": {}} if "param_groups" in state else {}) for state in states
+            ]
             names = {name: weight.to("meta") for name, weight in checkpoint.weights.items()}
             return Loaded(checkpoint.path, names, checkpoint.training | {"optimizers": settings})
 

@@ -34,6 +34,7 @@ from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.base import Engine
 from trainkit.engine.pieces import OwnPart, Piece, fill
 from trainkit.errors import CheckpointError, ConfigError
+from trainkit.optim.scheduler_state import load_state
 
 
 def snapshot(
@@ -207,7 +208,7 @@ def fill_optimizer(
             name: _like(parameters[index].detach(), value, engine)
             for name, value in entries.items()
         }
-    optimizer.load_state_dict({"state": filled, "param_groups": saved["param_groups"]})
+    load_state(optimizer, {"state": filled, "param_groups": saved["param_groups"]})
 
 
 def _like(parameter: Tensor, value: Any, engine: Engine) -> Any:

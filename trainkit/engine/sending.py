@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from trainkit.device.transfer import to_device
 from trainkit.engine.collectives import Collectives
+from trainkit.optim.scheduler_state import load_state
 
 _LARGE = 1024  # numbers of a tensor that is sent by itself
 
@@ -85,7 +86,7 @@ def send_optimizer_state(
     states = _of_rank_0(comm, own, device)
     if not comm.ranks.is_main:
         for optimizer, state in zip(optimizers, states, strict=True):
-            optimizer.load_state_dict(state)
+            load_state(optimizer, state)
 
 
 @dataclass(frozen=True)

@@ -26,24 +26,25 @@ def settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
     return settings | {"lr": lr}
 
 
-def keep_scalars(optimizer: Optimizer) -> None:
-    """Let scalars of a loaded state (NAdam's mu_product, ASGD's eta) have the dtype they were saved
-    in. torch casts them to the weights', and the run would round otherwise from there on.
+def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state.
+
+    Scalars of it (NAdam's mu_product, ASGD's eta) have the dtype they were saved in: torch casts
+    them to the weights', and the run would round otherwise from there on. A rate that is a tensor
+    stays this tensor, with the saved value.
     """
-    saved: list[Mapping[str, Any]] = []
-
-    def note(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        saved[:] = state["state"].values()
-
-    def put_back(optimizer: Optimizer) -> None:
-        for (parameter, own), before in zip(optimizer.state.items(), saved, strict=True):
-            for name, value in before.items():
-                if isinstance(value, Tensor) and value.dim() == 0 < parameter.dim():
-                    own[name] = value.to(own[name].device, copy=True)
-        saved.clear()
-
-    optimizer.register_load_state_dict_pre_hook(note)
-    optimizer.register_load_state_dict_post_hook(put_back)
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    places = [place for group in state.get("param_groups", ()) for place in group["params"]]
+    for place, weight in zip(places, weights, strict=False):
+        for name, value in state["state"].get(place, {}).items():
+            if isinstance(value, Tensor) and value.dim() == 0 < weight.dim():
+                own = optimizer.state[weight]
+                own[name] = value.to(own[name].device, copy=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+        if isinstance(rate, Tensor):
+            group["lr"] = rate.fill_(float(group["lr"]))
 
 
 def in_order(saved: Mapping[str, Any], names: Sequence[str | None]) -> dict[str, Any]:
@@ -54,6 +55,8 @@ def in_order(saved: Mapping[str, Any], names: Sequence[str | None]) -> dict[str,
     Args:
         names: the optimizer's weights, in its order; None for one that is not the task's.
     """
+    if "param_groups" not in saved:  # an optimizer's own form of state
+        return dict(saved)
     groups = [dict(group) for group in saved["param_groups"]]
     there = [name for group in groups for name in group.pop("param_names", ())]
     places = {name: place for place, name in enumerate(names)}
@@ -71,7 +74,7 @@ def lacking(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
     Groups of the same settings are not compared, nor are classes that are not torch's.
     """
     names = set[str]()
-    for old, group in zip(saved["param_groups"], optimizer.param_groups, strict=False):
+    for old, group in zip(saved.get("param_groups", ()), optimizer.param_groups, strict=False):
         if len(old["params"]) != len(group["params"]) or settings_of(old, 0) == settings_of(
             group, 0
         ):

@@ -29,7 +29,6 @@ from trainkit.optim.forms import ScheduleConfig, read_optimizers
 from trainkit.optim.fused import use_fused
 from trainkit.optim.sample_weights import SampleWeights
 from trainkit.optim.schedule import LearningRates
-from trainkit.optim.scheduler_state import keep_scalars
 from trainkit.run.compile import uses_graphs
 from trainkit.run.data_sources import read_training_data
 from trainkit.run.evaluator import Evaluator
@@ -130,8 +129,6 @@ def _make_optimizers(task: Task) -> Made:
         task.configure_optimizers(), task.automatic_optimization
     )
     use_fused(optimizers)
-    for optimizer in optimizers:
-        keep_scalars(optimizer)
     return optimizers, schedules
 
 

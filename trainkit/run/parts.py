@@ -31,7 +31,7 @@ from trainkit.errors import WEIGHTS_ALONE, CheckpointError, clause
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.latest import LatestMetrics
 from trainkit.optim.schedule import LearningRates
-from trainkit.optim.scheduler_state import in_order, lacking
+from trainkit.optim.scheduler_state import in_order, lacking, load_state
 from trainkit.run.feature import Features
 from trainkit.run.run import Run
 from trainkit.run.step_parts import StepParts
@@ -78,7 +78,7 @@ class OptimizersPart:
             )
         for optimizer, names, saved in zip(self.optimizers, self._names(), state, strict=True):
             own = in_order(saved, [*chain.from_iterable(names)])
-            _refuse_another_kind(optimizer, own["param_groups"])
+            _refuse_another_kind(optimizer, own)
             # the states themselves may be on rank 0 alone
             if absent := self.engine.comm.broadcast_object(lacking(optimizer, own)):
                 raise CheckpointError(
@@ -90,7 +90,7 @@ class OptimizersPart:
                 if self.engine.splits_weights:
                     fill_optimizer(optimizer, own, self.engine)
                 else:
-                    optimizer.load_state_dict(own)
+                    load_state(optimizer, own)
             except ValueError as error:
                 raise CheckpointError(
                     f"The checkpoint's optimizer state does not fit this task: {clause(error)}."
@@ -98,19 +98,20 @@ class OptimizersPart:
                 ) from error
 
 
-def _refuse_another_kind(
-    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
-) -> None:
-    """Raise CheckpointError if the groups are of another class of optimizers.
+def _refuse_another_kind(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a state is of another class of optimizers.
 
     A newer torch may have settings more, so both sides must have some that the other lacks; those
     that schedulers leave do not count.
     """
-    there = {name for group in groups for name in group}
+    there = {name for group in saved.get("param_groups", ()) for name in group}
     here = {name for group in optimizer.param_groups for name in group}
     lacks = sorted(optimizer.defaults.keys() - there)
     of_schedulers = ("initial_", "base_", "max_", "min_", "param_names")
     strange = sorted(name for name in there - here if not name.startswith(of_schedulers))
+    form = optimizer.state_dict().keys()
+    if ("param_groups" in saved) != ("param_groups" in form):
+        lacks, strange = sorted(form - saved.keys()), sorted(saved.keys() - form)
     if lacks and strange:
         raise CheckpointError(
             f"The checkpoint's optimizer has {', '.join(strange)}, and no {', '.join(lacks)}: it was"

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from trainkit.api.task import Task
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
+from trainkit.optim.scheduler_state import load_state
 
 Made = tuple[list[Optimizer], list[ScheduleConfig]]
 
@@ -58,7 +59,7 @@ class ReusedParts:
             ]
         else:
             for optimizer, state in zip(self._made[0], self._optimizers, strict=True):
-                optimizer.load_state_dict(copy.deepcopy(state))  # it may take over the tensors
+                load_state(optimizer, copy.deepcopy(state))  # it may take over the tensors
             for config, settings in zip(self._made[1], self._schedulers, strict=True):
                 config.scheduler.load_state_dict(copy.deepcopy(settings))
         return self._made

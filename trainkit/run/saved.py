@@ -26,7 +26,7 @@ _LOG = {"log": {"epoch": {}, "prog_bar": [object]}, "objects": {"states": {}, "l
 _SHAPE: dict[str, Any] = {
     "state": _COUNTERS,
     "callbacks": {},
-    "optimizers": [{"state": {}, "param_groups": [{"params": [object]}]}],
+    "optimizers": [{}],
     "rates": {"schedulers": [object], "scheduled": [object], "last": object},
     "scaler": {},
     "values": {"metrics": {}, "at": {}},
@@ -36,6 +36,7 @@ _SHAPE: dict[str, Any] = {
     "random": [{}],
     "extra": {},
 }
+_OPTIMIZER = {"state": {}, "param_groups": [{"params": [object]}]}
 _STRANGE = (
     ConfigError,
     ValueError,
@@ -57,6 +58,9 @@ def difference(saved: Any) -> str:
 def _differences(saved: Any) -> Iterator[str]:
     yield from _of_shape(saved, _SHAPE, "")
     yield from (f"'{name}' is empty" for name in ("metrics", "random") if not saved[name])
+    for place, state in enumerate(saved["optimizers"]):
+        if _OPTIMIZER.keys() & state.keys():  # else it is an optimizer's own form
+            yield from _of_shape(state, _OPTIMIZER, f"optimizers/{place}")
     for rank, state in enumerate(saved["random"]):
         try:
             check_random_state(state)

@@ -170,23 +170,6 @@ def test_names_of_weights_are_no_settings(
     assert task.trainer.optimizers[0].param_groups[0]["param_names"] == ["bias", "weight"]
 
 
-class Wrapped(torch.optim.SGD):
-    """An optimizer whose state has a form of its own."""
-
-    def state_dict(self) -> Any:
-        """Return it."""
-        return {"inner": super().state_dict()}
-
-
-def test_an_optimizer_with_a_state_of_its_own_form_trains(tmp_path: Path) -> None:
-    """It cannot be resumed, as a resume says; its checkpoints have the weights."""
-    task = Line()
-    task.configure_optimizers = lambda: Wrapped(task.parameters(), lr=0.1)  # type: ignore[method-assign]
-    quiet(tmp_path, max_steps=3, enable_checkpointing=True).fit(task, loader())
-    with pytest.raises(CheckpointError, match="cannot be resumed from"):
-        quiet(tmp_path, max_steps=6).fit(Line(), loader(), ckpt_path="last")
-
-
 @pytest.mark.parametrize("stop_at", [5, 6, 12])
 def test_a_schedule_of_epochs_resumes(tmp_path: Path, stop_at: int) -> None:
     """A schedule that moves at the ends of epochs moves once an epoch,

@@ -294,7 +294,13 @@ def _optimizers(
     values: dict[str, Any] = {}
     for i, saved in enumerate(states):
         called = names.optimizers[i] if names is not None and i < len(names.optimizers) else []
+        if "param_groups" not in saved:  # an optimizer's own form of state
+            values |= {f"optimizer {i}, {key}": value for key, value in saved.items()}
+            continue
         for number, state in saved["state"].items():
+            if not isinstance(state, Mapping):  # beside the weights'
+                values[f"optimizer {i}, {number}"] = state
+                continue
             name = called[number] if number < len(called) else f"parameter {number}"
             values |= {f"optimizer {i}, {key} of {name}": value for key, value in state.items()}
         for number, group in enumerate(saved["param_groups"]):

@@ -31,6 +31,7 @@ from trainkit.engine.collectives import Collectives
 from trainkit.engine.reduce.buckets import NamedParameter, split_frozen
 from trainkit.errors import ConfigError
 from trainkit.extensions.communication.settings import Alone
+from trainkit.optim.scheduler_state import load_state
 
 
 class Rounds(Approximation):
@@ -269,7 +270,7 @@ class Rounds(Approximation):
                 p.copy_(mean_of(weights_of_ranks, shares).to(p.device))
         for i, optimizer in enumerate(self._optimizers):
             own = mean_of([state["optimizers"][i] for state in states], [1.0] * len(states))
-            optimizer.load_state_dict(optimizer.state_dict() | {"state": own})
+            load_state(optimizer, optimizer.state_dict() | {"state": own})
         if len(states[0]["shares"]) == len(self._shares):
             each = [
                 sum(state["shares"][i] for state in states) / len(states)
