@@ -22,7 +22,7 @@ class Momentum:
         if group["momentum"] != self._written:
             self._value = group["momentum"]
         group["momentum"] = self._written = (
-            self._value * last / group["lr"] if group["lr"] else self._value
+            self._value * last / rate if (rate := float(group["lr"])) else self._value
         )
 
     def restore(self, group: dict[str, Any]) -> None:

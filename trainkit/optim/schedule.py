@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
@@ -45,7 +44,6 @@ from trainkit.optim.users_rates import UsersRates
 _SCHEDULER_RATES = ("base_lrs", "min_lrs", "max_lrs")
 _SCHEDULER_RATE = "eta_min"
 _ABSOLUTE = "{} computes rates itself: lr_scaling's factor of {:g} reaches no rate of its own."
-_TENSOR = "An optimizer's lr is a tensor, read once: to change the rate, set group['lr']."
 
 
 class LearningRates:
@@ -89,8 +87,6 @@ class LearningRates:
         for kind in {type(config.scheduler) for config in schedules}:
             if self.factor != 1.0 and not kind.get_lr.__module__.startswith("torch.optim."):
                 say(_ABSOLUTE.format(kind.__name__, self.factor))
-        if any(isinstance(group["lr"], Tensor) for group in self.groups):
-            say(_TENSOR)
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
         self._last: list[float] | None = None  # the rates of the last update
         self.apply(0)
@@ -139,10 +135,7 @@ class LearningRates:
         ]
         if self._shares:
             rates = [rate * self._shares.get(place, 1.0) for place, rate in enumerate(rates)]
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
-        self._users.written = rates
-        self._users.multiplier = multiplier
+        self._users.write(groups, rates, multiplier)
         if self._momenta is not None and self._last is not None:
             for momentum, group, last in zip(self._momenta, groups, self._last, strict=True):
                 momentum.apply(group, last)
@@ -165,7 +158,7 @@ class LearningRates:
             for group in optimizer.param_groups[self._users.sizes[number] :]:
                 rate = float(group["lr"])
                 self._scheduled.insert(place, rate)
-                self._users.written.insert(place, group["lr"])
+                self._users.written.insert(place, rate)
                 self.user_lrs.insert(place, rate / self.factor)
                 self._given.insert(place, settings_of(group, rate / self.factor))
                 if self._last is not None:
@@ -226,7 +219,7 @@ class LearningRates:
 
     def current(self) -> list[float]:
         """Return the rate of each group."""
-        return [float(group["lr"]) for group in self.groups]
+        return self._users.read(self.groups)
 
     def record_update(self) -> None:
         """Note that an update uses the present rates."""
@@ -283,8 +276,7 @@ class LearningRates:
     def _move(self, due: Sequence[ScheduleConfig], metrics: Mapping[str, float]) -> None:
         if not due or self._held or self.moves_by_hand:
             return
-        for group, lr in zip(self.groups, self._scheduled, strict=True):
-            group["lr"] = lr
+        self._users.write(self.groups, self._scheduled, 1.0)
         for config in due:
             if isinstance(config.scheduler, ReduceLROnPlateau):
                 assert config.monitor is not None  # checked by _read_schedule
@@ -297,7 +289,7 @@ class LearningRates:
                 config.scheduler.step(metrics[config.monitor])
             else:
                 config.scheduler.step()
-        self._scheduled = [group["lr"] for group in self.groups]
+        self._scheduled = self._users.read(self.groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedulers' states and the scheduled rates."""

@@ -1,10 +1,13 @@
-"""The rates that a user sets by hand, or by a scheduler of one's own."""
+"""Rates as they are written into groups, and those that a user sets by hand, or by a scheduler of
+one's own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from trainkit.optim.batch_plan import BatchPlan
@@ -27,6 +30,41 @@ class UsersRates:
         self.places: set[int] = set()
         self.written: list[Any] = []
         self.multiplier = 1.0
+        # by place: a rate that is a tensor, and its version when it was written
+        self._tensors: dict[int, tuple[Tensor, int]] = {}
+
+    def write(
+        self, groups: Sequence[dict[str, Any]], rates: Sequence[float], multiplier: float
+    ) -> None:
+        """Set the groups' rates. One that is a tensor gets the value, as torch's schedulers set it:
+        optimizers that are compiled or captured read it there.
+        """
+        tensors = {}
+        for place, (group, rate) in enumerate(zip(groups, rates, strict=True)):
+            if not isinstance(tensor := group["lr"], Tensor):
+                group["lr"] = rate
+                continue
+            if not self._stands(place, group) or rate != self.written[place]:
+                tensor.fill_(rate)
+            tensors[place] = tensor
+        # groups may share one
+        self._tensors = {place: (tensor, tensor._version) for place, tensor in tensors.items()}
+        self.written = list(rates)
+        self.multiplier = multiplier
+
+    def read(self, groups: Sequence[dict[str, Any]]) -> list[float]:
+        """Return the groups' rates, without waiting for a device that has one as it was written."""
+        if not self._tensors:
+            return [float(group["lr"]) for group in groups]
+        return [
+            self.written[place] if self._stands(place, group) else float(group["lr"])
+            for place, group in enumerate(groups)
+        ]
+
+    def _stands(self, place: int, group: dict[str, Any]) -> bool:
+        """Whether a rate is a tensor that has what was written into it."""
+        tensor, version = self._tensors.get(place, (None, None))
+        return tensor is not None and tensor is group["lr"] and tensor._version == version
 
     def stand(self, optimizers: Sequence[Optimizer], multiplier: float) -> bool:
         """Return whether all groups have what was written last, and would again: the common case of
@@ -51,8 +89,8 @@ class UsersRates:
         """Yield the place and the rate of each group whose rate was set since."""
         for place, (group, written) in enumerate(zip(groups, self.written, strict=True)):
             rate = group["lr"]
-            # the first costs nothing where a rate is on the device
-            if rate is written or float(rate) == written:
+            # the first two cost nothing where a rate is on the device
+            if rate is written or self._stands(place, group) or float(rate) == written:
                 continue
             if not self.places:
                 self._say_so(place, float(rate), contract, schedules)

@@ -420,12 +420,39 @@ def test_a_schedule_with_rates_of_its_own_is_named(kind: Any, factor: int, count
     assert [line.startswith("Absolute computes rates itself: ") for line in said] == [True] * count
 
 
-def test_a_rate_in_a_tensor_is_named() -> None:
-    """Writing into the tensor, as with torch alone, changes nothing after the start."""
-    optimizer, said = SGD([nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1)), list[str]()
-    LearningRates([optimizer], [], contract(1), say=said.append)
-    assert said == [
-        "An optimizer's lr is a tensor, read once: to change the rate, set group['lr']."
-    ]
-    LearningRates([sgd()], [], contract(1), say=said.append)
-    assert len(said) == 1
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_rate_in_a_tensor_stays_there(name: str) -> None:
+    """It is written into the tensor, as by torch's schedulers: compiled steps read it there."""
+
+    def make() -> tuple[SGD, Any, list[Any]]:
+        tensors = [torch.tensor(lr) for lr in (0.1, 0.02)]
+        groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in tensors]
+        optimizer = SGD(groups, lr=1.0)
+        return optimizer, MAKERS[name](optimizer), tensors
+
+    (plain, of_torch, _), (optimizer, scheduler, tensors) = make(), make()
+    rates = LearningRates([optimizer], [ScheduleConfig(scheduler, "step")], contract(1))
+    for step in range(7):
+        assert [group["lr"] for group in optimizer.param_groups] == [
+            float(group["lr"]) for group in plain.param_groups
+        ]
+        assert all(g["lr"] is t for g, t in zip(optimizer.param_groups, tensors, strict=True))
+        plain.step(), optimizer.step()
+        of_torch.step(), rates.after_step(step + 1)
+
+
+def test_a_rate_that_groups_share_in_a_tensor_can_be_set() -> None:
+    """What the user writes into it holds from then on; else it is scaled and warmed up."""
+    shared, said = torch.tensor(0.1), list[str]()
+    optimizer = SGD([{"params": [nn.Parameter(torch.zeros(1))]} for _ in range(2)], lr=shared)
+    rates = LearningRates([optimizer], [], contract(3, warmup_steps=4), say=said.append)
+    seen = [float(shared)]
+    for step in range(4):
+        rates.record_update()
+        if step == 2:
+            shared.fill_(0.7)
+        rates.after_step(step + 1)
+        seen.append(float(shared))
+    assert seen == pytest.approx([0.15, 0.2, 0.25, 0.7, 0.7])
+    assert len(said) == 1 and "group 0 was set to 0.7 by your own code" in said[0]
+    assert all(group["lr"] is shared for group in optimizer.param_groups)
