@@ -327,10 +327,6 @@ def test_core_imports_at_the_top() -> None:
         if i.late
     }
     assert late == {
-        (
-            "callbacks.model_summary.layers",
-            "torch.utils.flop_counter",
-        ),  # of every install, but slow to import: a start need not wait
         ("engine.ddp", "trainkit.engine.ddp.engine"),  # the engine that a run uses, and no other
         ("engine.horovod", "trainkit.engine.horovod.engine"),
         ("run.compile", "torch._dynamo"),  # slow as well

@@ -24,10 +24,10 @@ from recipes.tokens import TokenFiles
 from tests.helpers.threads import ThreadEngine, World
 from tests.helpers.toy import quiet
 from trainkit.callbacks import ModelCheckpoint
-from trainkit.callbacks.model_summary.layers import flop_counter
 from trainkit.checkpoint.weights import load_into, read_weights
 from trainkit.data.order import shuffled
 from trainkit.errors import ConfigError
+from trainkit.extensions.insight.model_summary.layers import flop_counter
 
 SGD = partial(torch.optim.SGD, lr=0.5)
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}

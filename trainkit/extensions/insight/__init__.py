@@ -1,10 +1,11 @@
-"""Insight: callbacks that say where time goes, which rank is slow or hangs, and what gradients,
-rates and devices do.
+"""Insight: callbacks that say what a model is made of, where time goes, which rank is slow or
+hangs, and what gradients, rates and devices do.
 
 watchdog/                 names a rank that hangs, and ends the job
 goodput.py                the share of the time that trained (docs/elastic.md)
 stragglers.py             names ranks that are slower than the others
 throughput.py             samples a second, FLOPs, share of the device's peak (peak_flops.py)
+model_summary/            the layers, their parameters, output shapes and FLOPs
 gradient_monitor.py       norms and zeros of gradients
 learning_rate_monitor.py  the rate of each group of weights, under Lightning's names
 device_stats_monitor.py   memory, use and power of devices (device_stats.py)
@@ -21,6 +22,7 @@ _HOMES = {
     "GradientMonitor": "gradient_monitor",
     "LearningRateMonitor": "learning_rate_monitor",
     "DeviceStatsMonitor": "device_stats_monitor",
+    "ModelSummary": "model_summary.model_summary",
 }
 
 EXTENSION = Extension(

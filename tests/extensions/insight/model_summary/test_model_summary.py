@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import ModelSummary
-from trainkit.callbacks.model_summary.model_summary import short_number
 from trainkit.errors import ConfigError
+from trainkit.extensions.insight.model_summary.model_summary import short_number
 
 
 def run(tmp_path: Path, task: Any, summary: ModelSummary, **settings: Any) -> None:
