@@ -312,9 +312,7 @@ class CheckpointManager:
             held.append(checkpoint)
             states = checkpoint.training.get("optimizers", [])
             # an optimizer's own form of state is for all ranks
-            settings = [
-                state | ({"state": {}} if "param_groups" in state else {}) for state in states
-            ]
+            settings = [s | {"state": {}} if "param_groups" in s else s for s in states]
             names = {name: weight.to("meta") for name, weight in checkpoint.weights.items()}
             return Loaded(checkpoint.path, names, checkpoint.training | {"optimizers": settings})
 
