@@ -34,7 +34,7 @@ from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.base import Engine
 from trainkit.engine.pieces import OwnPart, Piece, fill
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.optim.scheduler_state import load_state
+from trainkit.optim.optimizer_state import load_state
 
 
 def snapshot(

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from trainkit.device.transfer import to_device
 from trainkit.engine.collectives import Collectives
-from trainkit.optim.scheduler_state import load_state
+from trainkit.optim.optimizer_state import load_state
 
 _LARGE = 1024  # numbers of a tensor that is sent by itself
 

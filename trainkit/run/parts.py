@@ -30,8 +30,8 @@ from trainkit.engine.base import Engine
 from trainkit.errors import WEIGHTS_ALONE, CheckpointError, clause
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.latest import LatestMetrics
+from trainkit.optim.optimizer_state import in_order, lacking, load_state
 from trainkit.optim.schedule import LearningRates
-from trainkit.optim.scheduler_state import in_order, lacking, load_state
 from trainkit.run.feature import Features
 from trainkit.run.run import Run
 from trainkit.run.step_parts import StepParts

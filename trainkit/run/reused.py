@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from trainkit.api.task import Task
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig
-from trainkit.optim.scheduler_state import load_state
+from trainkit.optim.optimizer_state import load_state
 
 Made = tuple[list[Optimizer], list[ScheduleConfig]]
 

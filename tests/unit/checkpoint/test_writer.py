@@ -23,7 +23,7 @@ from trainkit.checkpoint import format as ckpt
 from trainkit.checkpoint.store import LocalStore, Take, nothing_left
 from trainkit.checkpoint.writer import HostCopy, Writer
 from trainkit.errors import CheckpointError
-from trainkit.optim.scheduler_state import in_order
+from trainkit.optim.optimizer_state import in_order
 
 PATIENCE_S = 20
 

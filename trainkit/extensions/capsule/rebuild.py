@@ -30,7 +30,7 @@ from trainkit.extensions.capsule.folder import Capsule
 from trainkit.extensions.capsule.watch import Watch
 from trainkit.extensions.exporting.layers import make_layers, replacing_layers
 from trainkit.extensions.exporting.of_manifest import from_manifest
-from trainkit.optim.scheduler_state import load_state
+from trainkit.optim.optimizer_state import load_state
 from trainkit.run.build import StartFrom, build_run
 from trainkit.run.data_sources import DataSources
 from trainkit.run.run import Run

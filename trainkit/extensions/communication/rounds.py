@@ -31,7 +31,7 @@ from trainkit.engine.collectives import Collectives
 from trainkit.engine.reduce.buckets import NamedParameter, split_frozen
 from trainkit.errors import ConfigError
 from trainkit.extensions.communication.settings import Alone
-from trainkit.optim.scheduler_state import load_state
+from trainkit.optim.optimizer_state import load_state
 
 
 class Rounds(Approximation):

@@ -1,4 +1,4 @@
-"""What checkpoints hold of optimizers' settings and of schedulers."""
+"""What checkpoints hold of optimizers: scalars keep their dtype."""
 
 from __future__ import annotations
 

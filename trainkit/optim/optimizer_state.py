@@ -1,0 +1,91 @@
+"""What checkpoints hold of optimizers: their states, each weight's found by its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainkit.optim.scheduler_state import NO_SETTINGS, settings_of
+
+
+def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state.
+
+    Scalars of it (NAdam's mu_product, ASGD's eta) have the dtype they were saved in: torch casts
+    them to the weights', and the run would round otherwise from there on. A rate that is a tensor
+    stays this tensor, with the saved value.
+    """
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    places = [place for group in state.get("param_groups", ()) for place in group["params"]]
+    for place, weight in zip(places, weights, strict=False):
+        for name, value in state["state"].get(place, {}).items():
+            if isinstance(value, Tensor) and value.dim() == 0 < weight.dim():
+                own = optimizer.state[weight]
+                own[name] = value.to(own[name].device, copy=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=False):
+        if isinstance(rate, Tensor):
+            group["lr"] = rate.fill_(float(group["lr"]))
+
+
+def in_order(saved: Mapping[str, Any], names: Sequence[str | None]) -> dict[str, Any]:
+    """Return a saved state without the names in `param_names` (torch's key), each weight's part of
+    it at the place that the weight of this name has now: torch goes by places alone. If it has
+    other names, all stay at their places.
+
+    Args:
+        names: the optimizer's weights, in its order; None for one that is not the task's.
+    """
+    if "param_groups" not in saved:  # an optimizer's own form of state
+        return dict(saved)
+    groups = [dict(group) for group in saved["param_groups"]]
+    there = [name for group in groups for name in group.pop("param_names", ())]
+    places = {name: place for place, name in enumerate(names)}
+    moved: dict[Any, int] = {}
+    if places.keys() == {*there} and len(places) == len(there) == len(names):
+        moved = {place: places[name] for place, name in enumerate(there)}
+    state = {moved.get(place, place): value for place, value in saved["state"].items()}
+    return {**saved, "state": state, "param_groups": groups}
+
+
+def lacking(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
+    """Return the names that a step of this optimizer reads of a parameter's state, and that a saved
+    state lacks: another class has written it, or amsgrad was off.
+
+    Groups of the same settings are not compared, nor are classes that are not torch's.
+    """
+    names = set[str]()
+    for old, group in zip(saved.get("param_groups", ()), optimizer.param_groups, strict=False):
+        if len(old["params"]) != len(group["params"]) or settings_of(old, 0) == settings_of(
+            group, 0
+        ):
+            continue
+        pairs = zip(group["params"], old["params"], strict=True)
+        parameter, index = min(pairs, key=lambda pair: pair[0].numel())
+        if there := saved["state"].get(index):
+            names |= _state_names(optimizer, group, parameter) - there.keys()
+    return sorted(names)
+
+
+def _state_names(
+    optimizer: Optimizer, group: Mapping[str, Any], parameter: nn.Parameter
+) -> set[str]:
+    """Return what one step of a new optimizer of the same class leaves for a parameter."""
+    kind = type(optimizer)
+    others = (torch.optim.LBFGS, torch.optim.SparseAdam)  # their steps need more than a gradient
+    if vars(torch.optim).get(kind.__name__) is not kind or kind in others:
+        return set()
+    probe = nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype))
+    probe.grad = torch.zeros_like(probe)
+    own = {name: value for name, value in group.items() if name not in NO_SETTINGS}
+    taken = inspect.signature(kind).parameters.keys() & optimizer.defaults.keys()
+    given = {name: optimizer.defaults[name] for name in taken - {*NO_SETTINGS}}
+    new = kind([{**own, "params": [probe]}], **given)
+    new.step()
+    return set(new.state[probe])
