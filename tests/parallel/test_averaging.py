@@ -12,7 +12,8 @@ import torch
 from tests.parallel.starts import Starts, line_of
 
 STARTS = ["single", "horovod", "ddp"]
-GOES_ON = ["ema", "swa", "finetuning", "muon", "adafactor", "ademamix", "soap", "averaged"]
+OTHERS = ["wrapper", "in_bytes"]
+GOES_ON = ["ema", "swa", "finetuning", "muon", "adafactor", "ademamix", "soap", "averaged", *OTHERS]
 STATISTICS = ("model.1.running_mean", "model.1.running_var", "model.1.num_batches_tracked")
 
 pytestmark = pytest.mark.parallel

@@ -49,6 +49,7 @@ from trainkit.engine.step_settings import StepSettings
 from trainkit.errors import ConfigError, TaskError
 from trainkit.launch.environment import Launcher, read_launcher
 from trainkit.optim.clipping import clear_gradients, clip, multiply, with_gradients
+from trainkit.optim.optimizer_state import state_of
 
 Microbatch = TypeVar("Microbatch")
 Forwarded = TypeVar("Forwarded")
@@ -332,7 +333,7 @@ class Engine(ABC):
         """Return the state_dict of each optimizer, whole; tensors share the optimizer's memory.
         See model_state.
         """
-        return [optimizer.state_dict() for optimizer in optimizers]
+        return [state_of(optimizer) for optimizer in optimizers]
 
     def weights_here(self, task: nn.Module) -> list[Tensor]:
         """Return the weights, or the parts of them, that this rank holds."""

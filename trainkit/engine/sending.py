@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from trainkit.device.transfer import to_device
 from trainkit.engine.collectives import Collectives
-from trainkit.optim.optimizer_state import load_state
+from trainkit.optim.optimizer_state import load_state, state_of
 
 _LARGE = 1024  # numbers of a tensor that is sent by itself
 
@@ -82,7 +82,7 @@ def send_optimizer_state(
     held = comm.broadcast_object([bool(opt.state) for opt in optimizers])
     if not any(held):
         return
-    own = [opt.state_dict() for opt in optimizers] if comm.ranks.is_main else None
+    own = [state_of(opt) for opt in optimizers] if comm.ranks.is_main else None
     states = _of_rank_0(comm, own, device)
     if not comm.ranks.is_main:
         for optimizer, state in zip(optimizers, states, strict=True):

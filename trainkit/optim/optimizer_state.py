@@ -3,23 +3,72 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map
 
+from trainkit.device.shards import is_spread
 from trainkit.optim.scheduler_state import NO_SETTINGS, settings_of
+
+_CLASS = "__tensor_class__"  # a key of a mapping that stands for a tensor of a class of its own
+
+
+def state_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Return an optimizer's state; tensors share its memory. One of a class of its own (torchao's
+    of 8 bits) is given as the plain tensors it is made of: a checkpoint is read without running
+    others' code.
+    """
+    state: dict[str, Any] = tree_map(_in_plain, optimizer.state_dict())
+    return state
+
+
+def _in_plain(value: Any) -> Any:
+    if not isinstance(value, Tensor) or type(value) is Tensor or is_spread(value):
+        return value
+    if not is_traceable_wrapper_subclass(value):
+        return value
+    names, context = value.__tensor_flatten__()
+    return {
+        _CLASS: f"{type(value).__module__}.{type(value).__qualname__}",
+        "tensors": {name: _in_plain(getattr(value, name)) for name in names},
+        "context": context,
+        "sizes": (value.size(), value.stride()),
+    }
+
+
+def _is_in_plain(value: Any) -> bool:
+    return isinstance(value, dict) and _CLASS in value
+
+
+def _rebuilt(value: Any) -> Any:
+    """Return the tensor of a class of its own. Only a class that is imported is called."""
+    if not _is_in_plain(value):
+        return value
+    module, _, name = value[_CLASS].rpartition(".")
+    kind = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Tensor)):
+        raise ValueError(f"it has tensors of {value[_CLASS]}, which is not imported here")
+    tensors = {name: _rebuilt(tensor) for name, tensor in value["tensors"].items()}
+    return kind.__tensor_unflatten__(tensors, value["context"], *value["sizes"])  # type: ignore[attr-defined]
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state.
+    """Load an optimizer's state, of `state_of`.
 
     Scalars of it (NAdam's mu_product, ASGD's eta) have the dtype they were saved in: torch casts
     them to the weights', and the run would round otherwise from there on. A rate that is a tensor
     stays this tensor, with the saved value.
+
+    Raises:
+        ValueError: it does not fit the optimizer.
     """
+    state = tree_map(_rebuilt, state, is_leaf=_is_in_plain)
     rates = [group.get("lr") for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.third_party_optimizers import InBytes, Lookahead
 from tests.helpers.toy import Line, fill, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, BackboneFinetuning, ModelCheckpoint, StochasticWeightAveraging
@@ -158,7 +159,34 @@ def averaged() -> dict[str, Any]:
     return scenario("averaged", optimizer=lambda groups: schedule_free(groups, 0.05))
 
 
-SCENARIOS = [ema, swa, finetuning, lars, lamb, muon, adafactor, ademamix, soap, averaged]
+def wrapper() -> dict[str, Any]:
+    """An optimizer around another, whose state has a form of its own."""
+
+    def make(groups: Any) -> Lookahead:
+        return Lookahead(torch.optim.SGD(groups, lr=0.05, momentum=0.9), own_form=True)
+
+    return scenario("wrapper", optimizer=make)
+
+
+def in_bytes() -> dict[str, Any]:
+    """Momenta in tensors of a class of their own."""
+    return scenario("in_bytes", optimizer=InBytes)
+
+
+SCENARIOS = [
+    ema,
+    swa,
+    finetuning,
+    lars,
+    lamb,
+    muon,
+    adafactor,
+    ademamix,
+    soap,
+    averaged,
+    wrapper,
+    in_bytes,
+]
 
 if __name__ == "__main__":
     results = {}
