@@ -27,8 +27,10 @@ from trainkit.callbacks.retained_paths import RetainedPaths
 from trainkit.checkpoint.contents import AfterWriting
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.retention import Retained, Retention
+from trainkit.checkpoint.stateful import require_plain
 from trainkit.checkpoint.store import LINKS, Store
 from trainkit.errors import ConfigError
+from trainkit.optim.optimizer_state import state_of
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,13 @@ class _Saved:
         at: the step, the epoch that comes next, and whether a validation is still due.
         score: of the checkpoint.
         when: by rank 0's clock.
+        is_possible: whether the optimizers' states are known to be such as can be saved.
     """
 
     at: tuple[int, int, int]
     score: float
     when: float
+    is_possible: bool = False
 
 
 _FILENAME = "epoch={epoch}-step={step}"
@@ -177,6 +181,10 @@ class ModelCheckpoint(RetainedPaths, Callback):
             trainer.checkpoints.remember_step()
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
+        if not self._saved.is_possible:
+            self._saved = replace(self._saved, is_possible=True)
+            if not self.save_weights_only:
+                _require_plain(trainer)
         due = (
             self._interval_s is not None
             and trainer.coordinator.now - self._saved.when >= self._interval_s
@@ -251,7 +259,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
             self.monitor, trainer
         )
         before = retention.plan(name, score, again, is_finite)
-        self._saved = _Saved(here, score, trainer.coordinator.now)
+        self._saved = _Saved(here, score, trainer.coordinator.now, is_possible=True)
         is_retained = name in retention.names.scores
         is_wanted = self.save_last or always
         if not is_wanted and not trainer.engine.comm.broadcast_object(is_retained):
@@ -304,6 +312,13 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
             return math.nan  # the value is of other weights: this checkpoint ranks last
         return float(trainer.callback_metrics[self.monitor])
+
+
+def _require_plain(trainer: RunView) -> None:
+    """Refuse an optimizer's state that cannot be saved: now, and not at the first checkpoint."""
+    if not trainer.engine.splits_weights:
+        for place, optimizer in enumerate(trainer.optimizers):
+            require_plain(state_of(optimizer), f"optimizers[{place}]")
 
 
 def _is_nth(every: int | None, count: int) -> bool:

@@ -26,6 +26,11 @@ from trainkit.version import __version__
 # Types that a reader can rebuild without running code. By exact type: numpy.float64 is a float, and
 # is refused when read.
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
+_OF_OPTIMIZERS = (
+    "Take another optimizer, or give a subclass of it a state_dict() and a load_state_dict() of"
+    " such values; trainer.enable_checkpointing=false trains without checkpoints."
+)
+_OF_OTHERS = "Save float(x), x.tolist() or str(x)."
 
 
 def packed_part(own: dict[str, Any], of_rank_0: dict[str, Any] | None) -> bytes:
@@ -195,8 +200,8 @@ def require_plain(value: Any, place: str = "") -> None:
         raise TaskError(
             f"The checkpoint's {place} is of type"
             f" {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds only tensors"
-            " and plain values, since it is read without running code. Save float(x), x.tolist()"
-            " or str(x)."
+            " and plain values, since it is read without running code."
+            f" {_OF_OPTIMIZERS if place.startswith('optimizers') else _OF_OTHERS}"
         )
 
 

@@ -48,6 +48,12 @@ def read_optimizers(
     optimizers, schedules = _read_forms(returned)
     for optimizer in optimizers:
         refuse_wrapped(optimizer)
+        if any("lr" not in group for group in optimizer.param_groups):
+            raise TaskError(
+                f"configure_optimizers returned a {type(optimizer).__name__}, whose parameter groups"
+                " have no 'lr', which the Trainer scales, schedules and logs. If it computes its"
+                " own, give each group one that it does not read: group['lr'] = 1.0."
+            )
         if isinstance(optimizer, LBFGS) and automatic:
             raise TaskError(
                 "configure_optimizers returned LBFGS, which evaluates the loss several times a"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch.nn import functional
 
 from tests.helpers.third_party_optimizers import Counting, InBytes, Lookahead
 from tests.helpers.toy import Line, loader, quiet, weights
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, TaskError
+from trainkit.optim.forms import read_optimizers
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,44 @@ def test_they_train_as_by_hand_and_resume(make: Any, tmp_path: Path) -> None:
     assert torch.equal(whole, weights(by_hand))
     fit("parts", 5)
     assert torch.equal(fit("parts", 9, ckpt_path="last"), whole)
+
+
+class Queue(torch.optim.SGD):
+    """An optimizer with a state that no reader would take."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        """Remember the last gradients."""
+        for weight in self.param_groups[0]["params"]:
+            self.state[weight]["last"] = deque([weight.grad], maxlen=2)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_state_that_cannot_be_saved_is_refused_after_one_step(
+    saves: bool, tmp_path: Path
+) -> None:
+    """Not at the end of the first epoch, hours later."""
+    task = Line()
+    task.configure_optimizers = lambda: Queue(task.parameters(), lr=0.05)  # type: ignore[method-assign]
+    trainer = quiet(tmp_path, max_epochs=2, enable_checkpointing=saves)
+    if not saves:
+        trainer.fit(task, loader(23))
+        return
+    with pytest.raises(
+        TaskError,
+        match=r"The checkpoint's optimizers\[0\]\.state\.0\.last is of type collections\.deque; .*"
+        r"Take another optimizer, or give a subclass of it a state_dict\(\) and a load_state_dict\(\)",
+    ):
+        trainer.fit(task, loader(23))
+    assert trainer.global_step == 1
+
+
+def test_an_optimizer_without_a_rate_is_refused() -> None:
+    """The Trainer scales, schedules and logs it."""
+    optimizer = torch.optim.SGD(Line().parameters())
+    del optimizer.param_groups[0]["lr"]
+    with pytest.raises(TaskError, match=r"SGD, whose parameter groups have no 'lr'.*group\['lr'\]"):
+        read_optimizers(optimizer)
 
 
 @pytest.mark.parametrize("wrapped_first", [True, False])
