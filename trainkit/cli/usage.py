@@ -5,15 +5,16 @@ Imports nothing heavy, for both must answer at once.
 from __future__ import annotations
 
 import contextlib
-import signal
+import os
+import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 
 from trainkit.cli.as_json import OPTION
 from trainkit.extension import Usage
 
 _WIDTH = 110
+_UNREAD = 141  # as a shell shows the end by SIGPIPE
 CKPT = "best | last | FOLDER"
 TRUST = (
     "trust",
@@ -98,17 +99,17 @@ USAGES = {
 @contextlib.contextmanager
 def read_in_part() -> Iterator[None]:
     """Print lists and help within it: if their reader ends before, as `| head` does, this process
-    ends in silence too. It must hold no connection then. Another thread cannot change signals.
+    ends in silence too. Signals stay as they are: other threads may have connections.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        yield
-    finally:
-        print(end="", flush=True)  # also without a sys.stdout
-        signal.signal(signal.SIGPIPE, before)
+        try:
+            yield
+        finally:
+            print(end="", flush=True)  # also without a sys.stdout
+    except BrokenPipeError:
+        if sys.stdout is sys.__stdout__:  # else the end of Python would write again, and say so
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(_UNREAD) from None
 
 
 def usage_of(command: str) -> str:

@@ -18,6 +18,7 @@ from trainkit.__main__ import _main as command_line
 from trainkit.__main__ import main as program
 from trainkit.cli.commands import all_commands, find_usage, parts_of
 from trainkit.cli.run import main
+from trainkit.cli.usage import read_in_part
 from trainkit.config.documentation import arguments_of
 from trainkit.config.resources import shipped_root
 from trainkit.extensions.check_engine import command as check_engine
@@ -111,10 +112,16 @@ def test_lists_leave_the_signals_of_this_process(
     assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
 
 
+def test_a_list_leaves_the_signals_of_other_threads() -> None:
+    """One may write to a connection whose other end is closed: an error, and no end of all."""
+    with read_in_part():
+        assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
+
+
 def test_help_is_printed_in_any_thread(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only the main thread may change signals."""
+    """A program of the user's may ask for it anywhere."""
     monkeypatch.setattr(sys, "argv", ["trainkit", "fit", "--help"])
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(program()))
