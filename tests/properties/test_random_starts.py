@@ -67,7 +67,7 @@ def starts(draw: Any) -> list[Start]:
     return sequence
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=6)
 @given(starts())
 @example([dataclasses.replace(PLAIN, engine="fsdp", ranks=3, accumulate=2, dies=(2, 5))])
 @example([dataclasses.replace(PLAIN, engine="horovod", ranks=2, workers=2, dies=(0, 6)), PLAIN])

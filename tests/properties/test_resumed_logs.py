@@ -116,7 +116,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return read_weights(str(folder / "checkpoints" / "last"))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(
     deaths=st.lists(
         st.tuples(st.sampled_from(MOMENTS), st.integers(1, STEPS * EPOCHS - 1), st.integers(1, 2)),
