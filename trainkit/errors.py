@@ -74,6 +74,12 @@ class CheckpointError(TrainkitError):
     """A checkpoint is missing, damaged, or belongs to another model."""
 
 
+class NoCheckpointError(CheckpointError, ConfigError):
+    """A request names a checkpoint that is not there."""
+
+    exit_code = 2
+
+
 class _Ended(SystemExit):
     exit_code: int
 

@@ -27,7 +27,7 @@ from trainkit.checkpoint.format import (
 )
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import Store
-from trainkit.errors import CheckpointError, clause
+from trainkit.errors import CheckpointError, NoCheckpointError, clause
 
 OTHER = "Take another one: ckpt_path=PATH."
 _INSTEAD = "Take another run's checkpoint (ckpt_path=PATH), or begin in a new folder (run_dir=...)."
@@ -192,7 +192,9 @@ def _newest(
             f"{weights_alone} holds only weights: a run cannot resume from it. It can be validated"
             f" and tested, and a new run can start from its weights: init_weights={weights_alone}"
         )
-    raise CheckpointError(f"{_nothing(requested, stores)} {damaged}".rstrip())
+    if not damaged:
+        raise NoCheckpointError(_nothing(requested, stores))
+    raise CheckpointError(f"{_nothing(requested, stores)} {damaged}")
 
 
 def _in_order(stores: Sequence[Store]) -> Iterator[tuple[Store, str]]:
@@ -220,7 +222,7 @@ def _best(stores: Sequence[Store]) -> tuple[Store, str]:
         name = store.target("best")
         if name is not None:
             return store, name
-    raise CheckpointError(_nothing("best", stores))
+    raise NoCheckpointError(_nothing("best", stores))
 
 
 def _named(ckpt_path: str) -> tuple[Store, str]:
@@ -230,9 +232,10 @@ def _named(ckpt_path: str) -> tuple[Store, str]:
         return store, store.target(name) or name if name in ("last", "best") else name
     path = Path(ckpt_path)
     if not (path / MANIFEST).is_file():
-        raise CheckpointError(
+        held = (path.parent / MANIFEST).is_file()
+        raise NoCheckpointError(
             f"ckpt_path is '{ckpt_path}'; it must be 'last', 'best', or the folder of a checkpoint"
-            f" (it holds a {MANIFEST})."
+            f" (it holds a {MANIFEST})." + f" This is a file of one: ckpt_path={path.parent}." * held
         )
     path = Path(os.path.realpath(path))
     return make_store(path.parent), path.name

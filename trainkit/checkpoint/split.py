@@ -196,8 +196,11 @@ def fill_optimizer(
         ValueError: it is the state of other parameters.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    filled: dict[int, dict[str, Any]] = {}
+    filled: dict[Any, Any] = {}
     for index, entries in saved["state"].items():
+        if not isinstance(index, int):  # beside the weights'
+            filled[index] = entries if isinstance(entries, (int, Tensor)) else entries.whole()
+            continue
         if index >= len(parameters):
             raise ValueError(
                 f"it has a state for parameter {index}, and there are {len(parameters)}"

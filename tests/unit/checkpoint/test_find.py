@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.checkpoints import fill, line, load, snapshot, store_of, written
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.store import LocalStore
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, NoCheckpointError
 
 
 def test_last_is_the_newest(tmp_path: Path) -> None:
@@ -168,6 +168,16 @@ def test_a_path_that_is_no_checkpoint_raises_with_the_legal_ones(tmp_path: Path)
         match=r"must be 'last', 'best', or the folder of a checkpoint \(.*manifest\.json",
     ):
         load(str(tmp_path), [], line(), resume=True)
+
+
+def test_a_file_of_a_checkpoint_names_its_folder(tmp_path: Path) -> None:
+    """It is what plain loops load."""
+    store_of(tmp_path).write("one", snapshot())
+    file = next(tmp_path.rglob("manifest.json"))
+    with pytest.raises(
+        NoCheckpointError, match=f"file of one: ckpt_path={re.escape(str(file.parent))}"
+    ):
+        load(str(file), [], line(), resume=True)
 
 
 def test_auto_starts_a_new_run_if_there_are_only_weights(tmp_path: Path) -> None:

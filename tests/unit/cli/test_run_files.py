@@ -82,12 +82,17 @@ def test_a_start_that_fails_leaves_its_config(
 def test_an_illegal_request_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that is seen only once the run's folder is there; a folder that was there stays."""
+    """One that is seen only once the run's folder is there, or of a checkpoint that is not there;
+    a folder that was there stays.
+    """
     monkeypatch.chdir(tmp_path)
     words = [*FIT, "trainer.max_steps=1", "trainer.rank_shares=[1,2]"]
     assert main("fit", words) == 2
     assert "trainer.rank_shares is [1, 2]" in capsys.readouterr().err
     assert main("fit", [*words[:-1], "run_dir=runs/new/one", words[-1]]) == 2
+    for missing in ("nowhere", "last", "best"):
+        assert main("fit", [*words[:-1], f"ckpt_path={missing}"]) == 2
+        assert f"ckpt_path is '{missing}'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").touch()

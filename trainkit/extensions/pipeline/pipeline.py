@@ -334,13 +334,16 @@ class Pipeline:
             {
                 index: entries
                 for index, entries in state["state"].items()
-                if _parameter(optimizer, index) not in self.elsewhere
+                if isinstance(index, str)  # beside the weights'
+                or _parameter(optimizer, index) not in self.elsewhere
             }
             for optimizer, state in zip(optimizers, states, strict=True)
         ]
         seen = [
             {
-                index: _without_memory(entries, _parameter(optimizer, index))
+                index: entries
+                if isinstance(index, str)
+                else _without_memory(entries, _parameter(optimizer, index))
                 for index, entries in of_one.items()
             }
             for optimizer, of_one in zip(optimizers, own, strict=True)
@@ -352,7 +355,7 @@ class Pipeline:
             for of_rank in everyone:
                 merged |= of_rank[place]
             merged |= own[place]
-            state["state"] = {index: merged[index] for index in sorted(merged)}
+            state["state"] = {index: merged[index] for index in sorted(merged, key=str)}
         return states
 
     def _parameters(self) -> dict[str, nn.Parameter]:
