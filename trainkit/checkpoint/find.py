@@ -232,10 +232,16 @@ def _named(ckpt_path: str) -> tuple[Store, str]:
         return store, store.target(name) or name if name in ("last", "best") else name
     path = Path(ckpt_path)
     if not (path / MANIFEST).is_file():
-        held = (path.parent / MANIFEST).is_file()
+        hint = ""
+        if path.is_file():
+            hint = (
+                f" This is a file of one: ckpt_path={path.parent}."
+                if (path.parent / MANIFEST).is_file()
+                else f" A new run can begin with the weights of a file: init_weights={ckpt_path}."
+            )
         raise NoCheckpointError(
             f"ckpt_path is '{ckpt_path}'; it must be 'last', 'best', or the folder of a checkpoint"
-            f" (it holds a {MANIFEST})." + f" This is a file of one: ckpt_path={path.parent}." * held
+            f" (it holds a {MANIFEST}).{hint}"
         )
     path = Path(os.path.realpath(path))
     return make_store(path.parent), path.name

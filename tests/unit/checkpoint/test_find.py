@@ -171,13 +171,16 @@ def test_a_path_that_is_no_checkpoint_raises_with_the_legal_ones(tmp_path: Path)
 
 
 def test_a_file_of_a_checkpoint_names_its_folder(tmp_path: Path) -> None:
-    """It is what plain loops load."""
+    """It is what plain loops load; another file has weights at most."""
     store_of(tmp_path).write("one", snapshot())
     file = next(tmp_path.rglob("manifest.json"))
     with pytest.raises(
         NoCheckpointError, match=f"file of one: ckpt_path={re.escape(str(file.parent))}"
     ):
         load(str(file), [], line(), resume=True)
+    (other := tmp_path / "model.ckpt").write_bytes(b"weights")
+    with pytest.raises(NoCheckpointError, match=f"init_weights={re.escape(str(other))}"):
+        load(str(other), [], line(), resume=True)
 
 
 def test_auto_starts_a_new_run_if_there_are_only_weights(tmp_path: Path) -> None:
