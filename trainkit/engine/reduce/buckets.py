@@ -46,9 +46,11 @@ def find_sparse(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
     """
     sparse: set[Tensor] = set()
     for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if getattr(module, "sparse", None) is True and isinstance(weight, nn.Parameter):
-            sparse.add(weight)
+        if getattr(module, "sparse", None) is True:
+            # not by its name alone: to read a parametrized weight may compute, and draw it again
+            sparse.update(
+                w for name, w in module.named_parameters(recurse=False) if name == "weight"
+            )
     for optimizer in optimizers:
         if isinstance(optimizer, torch.optim.SparseAdam):
             sparse.update(

@@ -100,3 +100,11 @@ def test_sparse_gradients_are_known_before_the_first_step() -> None:
     a, b, _, d = model.parameters()
     assert find_sparse(model, []) == {a, b}
     assert find_sparse(model, [torch.optim.SparseAdam([d])]) == {a, b, d}
+
+
+def test_to_look_for_sparse_weights_computes_none() -> None:
+    """A layer under spectral_norm moves its vectors each time that its weight is read."""
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)))
+    before = [buffer.clone() for buffer in model.buffers()]
+    assert before and find_sparse(model, []) == set()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
