@@ -127,6 +127,18 @@ class SplitDataset(IterableDataset[Any]):
             yield chunk[0]
 
 
+def parts_by_variables(data: Any) -> set[tuple[int, int]]:
+    """Return (rank, number of ranks) of the parts that LitData's sets of a loader read: taken from
+    WORLD_SIZE and GLOBAL_RANK when they were made. Empty for other data.
+    """
+    dataset = getattr(data, "dataset", data)
+    several = [dataset, *getattr(dataset, "_datasets", ())]
+    if type(dataset).__module__.partition(".")[0] != "litdata":
+        return set()
+    found = [one.distributed_env for one in several if hasattr(one, "distributed_env")]
+    return {(env.global_rank, env.world_size) for env in found}
+
+
 @contextmanager
 def _as_only_rank() -> Iterator[None]:
     """Within the context the variables of torchrun, which WebDataset reads,

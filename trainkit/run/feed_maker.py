@@ -17,7 +17,12 @@ from trainkit.data.feed import Feed, MapFeed, Skips, StreamFeed
 from trainkit.data.loader import ShardedLoader, Source, items_of, read_source
 from trainkit.data.order import mix
 from trainkit.data.plan import StepPlan
-from trainkit.data.splitting import fingerprint, split_over_ranks, splits_itself
+from trainkit.data.splitting import (
+    fingerprint,
+    parts_by_variables,
+    split_over_ranks,
+    splits_itself,
+)
 from trainkit.data.streams import (
     OwnStream,
     Sharded,
@@ -282,8 +287,28 @@ class FeedMaker:
             self.bad is not None,
         )
 
+    def _check_parts(self, data: Any, name: str) -> None:
+        """Refuse LitData that would read another part than this rank should."""
+        is_own = isinstance(data, Sharded)
+        parts = parts_by_variables(data.data if is_own else data)
+        if not parts:
+            return
+        ranks = self.engine.ranks
+        right = {(ranks.data_rank, ranks.data_size) if is_own else (0, 1)}
+        wrong = self.engine.comm.all_gather_object(sorted(parts - right))
+        if any(wrong):
+            rank, size = next(part for of_rank in wrong for part in of_rank)
+            raise ConfigError(
+                f"{name}: LitData took a rank for rank {rank} of {size}, by WORLD_SIZE and"
+                " GLOBAL_RANK: samples would be left out, or come several times. Before its data"
+                " set is made, on each rank: os.environ.update(WORLD_SIZE=str(trainkit.world_size()),"
+                " GLOBAL_RANK=str(trainkit.rank())). Then each reads its own part: pass"
+                " trainkit.sharded(loader)."
+            )
+
     def _check_stream(self, data: Any, name: str) -> None:
         ranks = self.engine.ranks
+        self._check_parts(data, name)
         is_loader = isinstance(data, DataLoader) and not iterates_itself(data)
         has_indices = is_loader and not isinstance(data.dataset, IterableDataset)
         if self.bad is not None and not has_indices and not isinstance(data, (list, tuple)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -273,3 +274,39 @@ def test_a_streams_batch_must_be_countable() -> None:
     feed = StreamFeed(OwnStream([["a", "b"]], None, None, 0), lambda epoch: 1, int, keep)
     with pytest.raises(TaskError, match="no tensor"):
         pull(feed)
+
+
+class FromLitData(Stream):
+    """A data set that has taken its part when it was made."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        super().__init__([2])
+        self.distributed_env = SimpleNamespace(global_rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize(
+    ("is_sharded", "part", "is_right"),
+    [
+        (False, (0, 1), True),  # all of it, whose batches are split
+        (False, (0, 2), False),
+        (True, (1, 2), True),
+        (True, (0, 2), False),
+        (True, (0, 1), False),
+    ],
+)
+def test_litdatas_part_is_this_ranks(
+    is_sharded: bool, part: tuple[int, int], is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is rank 0 on all ranks of torchrun, and of one rank under others: samples would be left
+    out.
+    """
+    monkeypatch.setattr(FromLitData, "__module__", "litdata.streaming.dataset")
+    engine = SingleEngine("cpu")
+    engine.ranks.rank, engine.ranks.world_size = 1, 2
+    loader = DataLoader(FromLitData(*part), batch_size=None)
+    data = sharded(loader) if is_sharded else loader
+    if is_right:
+        train_feed(data, None, [(0, 1)], engine=engine)
+        return
+    with pytest.raises(ConfigError, match=f"took a rank for rank {part[0]} of {part[1]}, by"):
+        train_feed(data, None, [(0, 1)], engine=engine)
