@@ -107,8 +107,9 @@ def read_in_part() -> Iterator[None]:
         finally:
             print(end="", flush=True)  # also without a sys.stdout
     except BrokenPipeError:
-        if sys.stdout is sys.__stdout__:  # else the end of Python would write again, and say so
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        out = sys.__stdout__
+        if out is not None and out is sys.stdout:  # Python's end would write again, and say so
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         raise SystemExit(_UNREAD) from None
 
 

@@ -135,8 +135,8 @@ def parts_by_variables(data: Any) -> set[tuple[int, int]]:
     several = [dataset, *getattr(dataset, "_datasets", ())]
     if type(dataset).__module__.partition(".")[0] != "litdata":
         return set()
-    found = [one.distributed_env for one in several if hasattr(one, "distributed_env")]
-    return {(env.global_rank, env.world_size) for env in found}
+    seen = [one.distributed_env for one in several if hasattr(one, "distributed_env")]
+    return {(env.global_rank, env.world_size) for env in seen}
 
 
 @contextmanager
