@@ -1,14 +1,18 @@
-"""Errors within FSDP2's forwards and backwards: which of them another rank is to blame for."""
+"""Units of FSDP2: dtypes, and errors within their forwards and backwards: which of them another
+rank is to blame for.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import Ranks
-from trainkit.extensions.fsdp.units import reporting_peers
+from trainkit.errors import ConfigError
+from trainkit.extensions.fsdp.units import refuse_dtypes, reporting_peers
 from trainkit.launch.environment import read_launcher
 
 
@@ -43,3 +47,15 @@ def test_an_error_of_a_connection_ends_the_replica() -> None:
     with pytest.raises(PeerError, match="Another rank ended"):
         reporting_peers(fail, ranks)(error)
     assert ranks.is_lost
+
+
+def test_weights_of_a_unit_have_one_dtype() -> None:
+    """Of several units each its own; frozen ones, and those of other stages, do not count."""
+    block, frozen = nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2).half().requires_grad_(False)
+    model = nn.Sequential(block, nn.Linear(2, 2), frozen)
+    refuse_dtypes(model, [block, model], set())
+    refuse_dtypes(model, [model], set(block.parameters()))
+    with pytest.raises(
+        ConfigError, match=r"'0\.bias' is torch\.bfloat16, '1\.bias' is torch\.float32: weights"
+    ):
+        refuse_dtypes(model, [model], set())

@@ -23,6 +23,7 @@ from trainkit.engine.collectives import Collectives, PeerError
 from trainkit.engine.ddp.collectives import blames_peer
 from trainkit.engine.pieces import Piece
 from trainkit.engine.ranks import Ranks
+from trainkit.errors import ConfigError
 from trainkit.extensions.fsdp.layouts import STAGE
 
 
@@ -68,9 +69,37 @@ def split_units(
         options: of fully_shard.
     """
     own = [block for block in blocks if elsewhere.isdisjoint(block.parameters())]
-    for module in [*without_shared(task, own), task]:
+    modules = [*without_shared(task, own), task]
+    refuse_dtypes(task, modules, elsewhere)
+    for module in modules:
         fully_shard(module, ignored_params=elsewhere, **options)
     _set_up_units(task)
+
+
+def refuse_dtypes(
+    task: nn.Module, modules: Sequence[nn.Module], elsewhere: set[nn.Parameter]
+) -> None:
+    """Refuse a unit whose weights have several dtypes: FSDP2 gathers them as one tensor.
+
+    Args:
+        modules: of the units, inner ones first.
+
+    Raises:
+        ConfigError: names a weight of each dtype.
+    """
+    taken = set(elsewhere)
+    names = {weight: name for name, weight in task.named_parameters()}
+    for module in modules:
+        own = [weight for weight in module.parameters() if weight not in taken]
+        taken.update(own)
+        dtypes = {weight.dtype: names[weight] for weight in own if weight.requires_grad}
+        if len(dtypes) > 1:
+            (one, name), (other, another) = list(dtypes.items())[:2]
+            raise ConfigError(
+                f"engine is fsdp, and '{name}' is {one}, '{another}' is {other}: weights that are"
+                " gathered at a time must have one dtype. Convert the model, as model.float() with"
+                " trainer.precision=bf16-mixed, or use engine=ddp."
+            )
 
 
 def _set_up_units(task: nn.Module) -> None:
