@@ -48,7 +48,7 @@ def read_optimizers(
     optimizers, schedules = _read_forms(returned)
     for optimizer in optimizers:
         refuse_wrapped(optimizer)
-        if any("lr" not in group for group in optimizer.param_groups):
+        if any(group.get("lr") is None for group in optimizer.param_groups):
             raise TaskError(
                 f"configure_optimizers returned a {type(optimizer).__name__}, whose parameter groups"
                 " have no 'lr', which the Trainer scales, schedules and logs. If it computes its"

@@ -80,10 +80,14 @@ def test_a_state_that_cannot_be_saved_is_refused_after_one_step(
     assert trainer.global_step == 1
 
 
-def test_an_optimizer_without_a_rate_is_refused() -> None:
-    """The Trainer scales, schedules and logs it."""
+@pytest.mark.parametrize("rate", [{}, {"lr": None}])
+def test_an_optimizer_without_a_rate_is_refused(rate: dict[str, None]) -> None:
+    """The Trainer scales, schedules and logs it; transformers' Adafactor with relative_step has
+    None.
+    """
     optimizer = torch.optim.SGD(Line().parameters())
     del optimizer.param_groups[0]["lr"]
+    optimizer.param_groups[0].update(rate)
     with pytest.raises(TaskError, match=r"SGD, whose parameter groups have no 'lr'.*group\['lr'\]"):
         read_optimizers(optimizer)
 
