@@ -63,7 +63,7 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
     Scalars of it (NAdam's mu_product, ASGD's eta) have the dtype they were saved in: torch casts
     them to the weights', and the run would round otherwise from there on. A rate that is a tensor
-    stays this tensor, with the saved value.
+    stays this tensor, with the saved value; one that is a number stays one.
 
     Raises:
         ValueError: it does not fit the optimizer.
@@ -80,7 +80,10 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
                 own[name] = value.to(own[name].device, copy=True)
     for group, rate in zip(optimizer.param_groups, rates, strict=False):
         if isinstance(rate, Tensor):
-            group["lr"] = rate.fill_(float(group["lr"]))
+            rate.detach().fill_(float(group["lr"]))
+            group["lr"] = rate
+        elif isinstance(group.get("lr"), Tensor):
+            group["lr"] = float(group["lr"])
 
 
 def in_order(saved: Mapping[str, Any], names: Sequence[str | None]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
@@ -157,8 +158,10 @@ class LearningRates:
             place += self._users.sizes[number]
             for group in optimizer.param_groups[self._users.sizes[number] :]:
                 rate = float(group["lr"])
+                if isinstance(group["lr"], Tensor):  # the first group may have this one too
+                    group["lr"] = group["lr"].clone()
                 self._scheduled.insert(place, rate)
-                self._users.written.insert(place, rate)
+                self._users.insert(place, rate)
                 self.user_lrs.insert(place, rate / self.factor)
                 self._given.insert(place, settings_of(group, rate / self.factor))
                 if self._last is not None:

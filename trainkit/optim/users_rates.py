@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -45,7 +46,7 @@ class UsersRates:
                 group["lr"] = rate
                 continue
             if not self._stands(place, group) or rate != self.written[place]:
-                tensor.fill_(rate)
+                tensor.detach().fill_(rate)  # it may have a gradient
             tensors[place] = tensor
         # groups may share one
         self._tensors = {place: (tensor, tensor._version) for place, tensor in tensors.items()}
@@ -65,6 +66,12 @@ class UsersRates:
         """Whether a rate is a tensor that has what was written into it."""
         tensor, version = self._tensors.get(place, (None, None))
         return tensor is not None and tensor is group["lr"] and tensor._version == version
+
+    def insert(self, place: int, rate: float) -> None:
+        """Take the rate of a group that was added; those behind it have other places."""
+        self.written.insert(place, rate)
+        self.places = {p + (p >= place) for p in self.places}
+        self._tensors = {p + (p >= place): one for p, one in self._tensors.items()}
 
     def stand(self, optimizers: Sequence[Optimizer], multiplier: float) -> bool:
         """Return whether all groups have what was written last, and would again: the common case of
@@ -90,7 +97,7 @@ class UsersRates:
         for place, (group, written) in enumerate(zip(groups, self.written, strict=True)):
             rate = group["lr"]
             # the first two cost nothing where a rate is on the device
-            if rate is written or self._stands(place, group) or float(rate) == written:
+            if rate is written or self._stands(place, group) or _equal(rate, written):
                 continue
             if not self.places:
                 self._say_so(place, float(rate), contract, schedules)
@@ -111,3 +118,10 @@ class UsersRates:
                 f"The learning rate of group {place} was set to {rate:g} by your own code, and"
                 f" holds as it is: {' and '.join(parts)}."
             )
+
+
+def _equal(rate: Any, written: float) -> bool:
+    """Whether a rate is what was written, which a tensor has rounded."""
+    if isinstance(rate, Tensor):
+        written = float(torch.tensor(written, dtype=rate.dtype))
+    return float(rate) == written

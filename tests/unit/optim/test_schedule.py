@@ -19,6 +19,7 @@ from tests.helpers.toy import Line, loader, quiet, weights
 from trainkit.errors import CheckpointError, TaskError
 from trainkit.optim.batch_plan import BatchPlan
 from trainkit.optim.forms import ScheduleConfig, read_optimizers
+from trainkit.optim.optimizer_state import load_state, state_of
 from trainkit.optim.schedule import LearningRates
 
 MAKERS: dict[str, Callable[[Optimizer], Any]] = {
@@ -456,3 +457,59 @@ def test_a_rate_that_groups_share_in_a_tensor_can_be_set() -> None:
     assert seen == pytest.approx([0.15, 0.2, 0.25, 0.7, 0.7])
     assert len(said) == 1 and "group 0 was set to 0.7 by your own code" in said[0]
     assert all(group["lr"] is shared for group in optimizer.param_groups)
+
+
+def test_a_rate_in_a_tensor_that_a_loaded_state_wrote_again_is_not_the_users() -> None:
+    """Rank 0 sends its optimizers' states to the others after the rates are set: 0.15 of float32 is
+    not Python's.
+    """
+    optimizer, said = SGD([nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1)), list[str]()
+    rates = LearningRates([optimizer], [], contract(3, warmup_steps=4), say=said.append)
+    seen = []
+    for step in range(4):
+        load_state(optimizer, state_of(optimizer))
+        seen += rates.current()
+        rates.after_step(step + 1)
+    assert seen == pytest.approx([0.15, 0.2, 0.25, 0.3])
+    assert said == []
+
+
+def test_a_group_added_to_one_optimizer_leaves_the_rates_of_the_next() -> None:
+    """Those in tensors, and those that the user has set: they have other places from then on."""
+    optimizers = [
+        SGD([nn.Parameter(torch.zeros(1))], lr=lr) for lr in (0.1, torch.tensor(0.1), 0.1)
+    ]
+    rates = LearningRates(optimizers, [], contract(3, warmup_steps=4))
+    optimizers[2].param_groups[0]["lr"] = 0.7
+    rates.after_step(1)
+    optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": 0.05})
+    rates.after_step(2)
+    assert rates.current() == pytest.approx([0.25, 0.05 * 0.25 / 0.3, 0.25, 0.7])
+
+
+def test_a_group_added_at_the_optimizers_own_rate_in_a_tensor_leaves_that_of_the_first() -> None:
+    """torch gives it the same tensor, which has the first group's rate in warm-up."""
+    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1))
+    rates = LearningRates([optimizer], [], contract(3, warmup_steps=4))
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    rates.after_step(1)
+    written = [float(group["lr"]) for group in optimizer.param_groups]
+    assert written == pytest.approx([0.2, 0.15 * 0.2 / 0.3])
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+def test_a_rate_in_a_tensor_with_a_gradient_can_be_scaled() -> None:
+    """Tasks that learn their rates have one."""
+    rate = torch.tensor(0.1, requires_grad=True)
+    LearningRates([SGD([nn.Parameter(torch.zeros(1))], lr=rate)], [], contract(3))
+    assert rate.item() == pytest.approx(0.3) and rate.requires_grad
+
+
+def test_a_rate_stays_a_number_if_the_saved_one_is_a_tensor() -> None:
+    """torch's optimizers take no tensor with foreach=True."""
+    weight = nn.Parameter(torch.zeros(1))
+    saved = state_of(torch.optim.Adam([weight], lr=torch.tensor(0.5)))
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    load_state(optimizer, saved)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert type(optimizer.param_groups[0]["lr"]) is float
