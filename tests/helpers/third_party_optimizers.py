@@ -25,8 +25,10 @@ class Lookahead(torch.optim.Optimizer):
     timm's and pytorch_optimizer's, without torch's __init__.
     """
 
-    def __init__(self, base: torch.optim.Optimizer, own_form: bool) -> None:
-        self.base, self.own_form = base, own_form
+    def __init__(
+        self, base: torch.optim.Optimizer, own_form: bool, with_groups: bool = False
+    ) -> None:
+        self.base, self.own_form, self.with_groups = base, own_form, with_groups
         self.param_groups, self.defaults = base.param_groups, base.defaults
         self.slow = [w.detach().clone() for group in self.param_groups for w in group["params"]]
         self.count = 0
@@ -50,12 +52,16 @@ class Lookahead(torch.optim.Optimizer):
         """Return both optimizers' states, in a form of its own or as torch's."""
         own = {"count": self.count, "slow": self.slow}
         base = self.base.state_dict()
+        if self.with_groups:  # as torch_optimizer's
+            return {"own": own, "fast": base["state"], "param_groups": base["param_groups"]}
         return {"own": own, "base": base} if self.own_form else {**base, **own}
 
     def load_state_dict(self, state: Any) -> None:
         """Restore them."""
         own = state["own"] if self.own_form else state
         self.count, self.slow = own["count"], [tensor.clone() for tensor in own["slow"]]
+        if self.with_groups:
+            state = {"base": {"state": state["fast"], "param_groups": state["param_groups"]}}
         self.base.load_state_dict(state["base"] if self.own_form else state)
         self.param_groups = self.base.param_groups
 

@@ -34,6 +34,7 @@ from trainkit.console import warning
 from trainkit.engine.base import Engine
 from trainkit.engine.collectives import PeerError
 from trainkit.errors import CheckpointError, TrainkitError, clause
+from trainkit.optim.optimizer_state import is_torchs
 
 # Takes what was saved beside the weights, and those by name (on ranks that do not hold them, without
 # values: on the device "meta"); returns the weights to load. Call it on all ranks.
@@ -312,7 +313,7 @@ class CheckpointManager:
             held.append(checkpoint)
             states = checkpoint.training.get("optimizers", [])
             # an optimizer's own form of state is for all ranks
-            settings = [s | {"state": {}} if "param_groups" in s else s for s in states]
+            settings = [s | {"state": {}} if is_torchs(s) else s for s in states]
             names = {name: weight.to("meta") for name, weight in checkpoint.weights.items()}
             return Loaded(checkpoint.path, names, checkpoint.training | {"optimizers": settings})
 

@@ -28,6 +28,11 @@ def state_of(optimizer: Optimizer) -> dict[str, Any]:
     return state
 
 
+def is_torchs(state: Mapping[str, Any]) -> bool:
+    """Return whether a state has torch's form, and none of its optimizer's own."""
+    return "state" in state and "param_groups" in state
+
+
 def _in_plain(value: Any) -> Any:
     if not isinstance(value, Tensor) or type(value) is Tensor or is_spread(value):
         return value
@@ -72,7 +77,8 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     rates = [group.get("lr") for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    places = [place for group in state.get("param_groups", ()) for place in group["params"]]
+    groups = state["param_groups"] if is_torchs(state) else ()
+    places = [place for group in groups for place in group["params"]]
     for place, weight in zip(places, weights, strict=False):
         for name, value in state["state"].get(place, {}).items():
             if isinstance(value, Tensor) and value.dim() == 0 < weight.dim():
@@ -94,7 +100,7 @@ def in_order(saved: Mapping[str, Any], names: Sequence[str | None]) -> dict[str,
     Args:
         names: the optimizer's weights, in its order; None for one that is not the task's.
     """
-    if "param_groups" not in saved:  # an optimizer's own form of state
+    if not is_torchs(saved):
         return dict(saved)
     groups = [dict(group) for group in saved["param_groups"]]
     there = [name for group in groups for name in group.pop("param_names", ())]
@@ -113,7 +119,8 @@ def lacking(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
     Groups of the same settings are not compared, nor are classes that are not torch's.
     """
     names = set[str]()
-    for old, group in zip(saved.get("param_groups", ()), optimizer.param_groups, strict=False):
+    groups = saved["param_groups"] if is_torchs(saved) else ()
+    for old, group in zip(groups, optimizer.param_groups, strict=False):
         if len(old["params"]) != len(group["params"]) or settings_of(old, 0) == settings_of(
             group, 0
         ):

@@ -30,7 +30,7 @@ from trainkit.engine.base import Engine
 from trainkit.errors import WEIGHTS_ALONE, CheckpointError, clause
 from trainkit.metrics import objects as metric_objects
 from trainkit.metrics.latest import LatestMetrics
-from trainkit.optim.optimizer_state import in_order, lacking, load_state
+from trainkit.optim.optimizer_state import in_order, is_torchs, lacking, load_state
 from trainkit.optim.schedule import LearningRates
 from trainkit.run.feature import Features
 from trainkit.run.run import Run
@@ -52,8 +52,8 @@ class OptimizersPart:
         """Return one state for each optimizer, with the names of its weights."""
         states = self.engine.optimizer_state(self.optimizers)
         for groups, state in zip(self._names(), states, strict=True):
-            # an optimizer's own form of state may have none
-            for names, group in zip(groups, state.get("param_groups", ()), strict=False):
+            own = state["param_groups"] if is_torchs(state) else ()
+            for names, group in zip(groups, own, strict=False):
                 group["param_names"] = names
         return states
 
@@ -109,10 +109,11 @@ def _refuse_another_kind(optimizer: torch.optim.Optimizer, saved: Mapping[str, A
     lacks = sorted(optimizer.defaults.keys() - there)
     of_schedulers = ("initial_", "base_", "max_", "min_", "param_names")
     strange = sorted(name for name in there - here if not name.startswith(of_schedulers))
-    form = optimizer.state_dict().keys()
-    if ("param_groups" in saved) != ("param_groups" in form):
-        lacks, strange = sorted(form - saved.keys()), sorted(saved.keys() - form)
-    if lacks and strange:
+    form = optimizer.state_dict()
+    differs = is_torchs(saved) != is_torchs(form)
+    if differs or not is_torchs(form):
+        lacks, strange = sorted(form.keys() - saved.keys()), sorted(saved.keys() - form.keys())
+    if differs or (lacks and strange):
         raise CheckpointError(
             f"The checkpoint's optimizer has {', '.join(strange)}, and no {', '.join(lacks)}: it was"
             f" another one than this run's {type(optimizer).__name__}. {WEIGHTS_ALONE}"

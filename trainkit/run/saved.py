@@ -15,6 +15,7 @@ from trainkit.checkpoint.stateful import check_random_state
 from trainkit.data.shares import parse_shares
 from trainkit.errors import ConfigError
 from trainkit.optim.batch_plan import BatchPlan
+from trainkit.optim.optimizer_state import is_torchs
 
 # A type: of this type. A dict: a mapping with these keys at least. A list: of values like its
 # entry.
@@ -59,7 +60,8 @@ def _differences(saved: Any) -> Iterator[str]:
     yield from _of_shape(saved, _SHAPE, "")
     yield from (f"'{name}' is empty" for name in ("metrics", "random") if not saved[name])
     for place, state in enumerate(saved["optimizers"]):
-        if _OPTIMIZER.keys() & state.keys():  # else it is an optimizer's own form
+        # else it is an optimizer's own form
+        if is_torchs(state) or 0 < len(state) == len(_OPTIMIZER.keys() & state.keys()):
             yield from _of_shape(state, _OPTIMIZER, f"optimizers/{place}")
     for rank, state in enumerate(saved["random"]):
         try:

@@ -22,10 +22,18 @@ from trainkit.optim.forms import read_optimizers
         lambda weights: Counting(weights, lr=0.05),
         lambda weights: Lookahead(torch.optim.SGD(weights, lr=0.05, momentum=0.9), True),
         lambda weights: Lookahead(torch.optim.SGD(weights, lr=0.05, momentum=0.9), False),
+        lambda weights: Lookahead(torch.optim.SGD(weights, lr=0.05, momentum=0.9), True, True),
         lambda weights: torch.optim.SGD(weights, lr=torch.tensor(0.05), momentum=0.9),
         InBytes,
     ],
-    ids=["state_of_its_own", "wrapper", "wrapper_in_torchs_form", "rate_in_a_tensor", "in_bytes"],
+    ids=[
+        "state_of_its_own",
+        "wrapper",
+        "wrapper_in_torchs_form",
+        "wrapper_with_groups",
+        "rate_in_a_tensor",
+        "in_bytes",
+    ],
 )
 def test_they_train_as_by_hand_and_resume(make: Any, tmp_path: Path) -> None:
     """A run in two parts has the weights of one, and one those of a loop by hand."""
@@ -92,13 +100,16 @@ def test_an_optimizer_without_a_rate_is_refused(rate: dict[str, None]) -> None:
         read_optimizers(optimizer)
 
 
+@pytest.mark.parametrize("with_groups", [True, False])
 @pytest.mark.parametrize("wrapped_first", [True, False])
-def test_a_state_of_another_form_is_refused(wrapped_first: bool, tmp_path: Path) -> None:
+def test_a_state_of_another_form_is_refused(
+    wrapped_first: bool, with_groups: bool, tmp_path: Path
+) -> None:
     """A wrapper's own form of state says nothing to torch's optimizers, nor theirs to it."""
     for is_wrapped in (wrapped_first, not wrapped_first):
         task = Line()
         base = torch.optim.SGD(task.parameters(), lr=0.05)
-        optimizer = Lookahead(base, own_form=True) if is_wrapped else base
+        optimizer = Lookahead(base, True, with_groups) if is_wrapped else base
         task.configure_optimizers = lambda made=optimizer: made  # type: ignore[method-assign, misc]
         trainer = quiet(tmp_path, max_steps=3, enable_checkpointing=True)
         if is_wrapped == wrapped_first:

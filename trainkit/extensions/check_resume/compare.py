@@ -26,6 +26,7 @@ from torch import Tensor
 
 from trainkit.checkpoint.contents import OWN, TRAINED
 from trainkit.checkpoint.format import load_training, read_state
+from trainkit.optim.optimizer_state import is_torchs
 
 # The largest difference allowed at another number of ranks, as a share of the tensor's largest
 # element: the effect of a few steps of sums in another order, and some digits to spare. State lost
@@ -294,11 +295,11 @@ def _optimizers(
     values: dict[str, Any] = {}
     for i, saved in enumerate(states):
         called = names.optimizers[i] if names is not None and i < len(names.optimizers) else []
-        if "param_groups" not in saved:  # an optimizer's own form of state
+        if not is_torchs(saved):
             values |= {f"optimizer {i}, {key}": value for key, value in saved.items()}
             continue
         for number, state in saved["state"].items():
-            if not isinstance(state, Mapping):  # beside the weights'
+            if not isinstance(number, int) or not isinstance(state, Mapping):  # beside the weights'
                 values[f"optimizer {i}, {number}"] = state
                 continue
             name = called[number] if number < len(called) else f"parameter {number}"
