@@ -29,8 +29,8 @@ from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.retention import Retained, Retention
 from trainkit.checkpoint.stateful import require_plain
 from trainkit.checkpoint.store import LINKS, Store
-from trainkit.errors import ConfigError
-from trainkit.optim.optimizer_state import state_of
+from trainkit.errors import ConfigError, TaskError
+from trainkit.optim.optimizer_state import parts_beside, state_of
 
 
 @dataclass(frozen=True)
@@ -316,9 +316,16 @@ class ModelCheckpoint(RetainedPaths, Callback):
 
 def _require_plain(trainer: RunView) -> None:
     """Refuse an optimizer's state that cannot be saved: now, and not at the first checkpoint."""
-    if not trainer.engine.splits_weights:
-        for place, optimizer in enumerate(trainer.optimizers):
+    for place, optimizer in enumerate(trainer.optimizers):
+        if not trainer.engine.splits_weights:
             require_plain(state_of(optimizer), f"optimizers[{place}]")
+        elif names := parts_beside(optimizer.state_dict(), trainer.engine.ranks.pipeline_size > 1):
+            raise TaskError(
+                f"The state of {type(optimizer).__name__} has tensors in '{names[0]}', beside its"
+                f" weights' own, and each rank of engine={trainer.engine.name} holds a part of them:"
+                " no run could resume from a checkpoint. Take engine=ddp or horovod, or another"
+                " optimizer; trainer.enable_checkpointing=false trains without checkpoints."
+            )
 
 
 def _is_nth(every: int | None, count: int) -> bool:

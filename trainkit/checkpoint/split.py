@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from trainkit.checkpoint.find import fetched
 from trainkit.checkpoint.format import (
@@ -34,7 +35,7 @@ from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.base import Engine
 from trainkit.engine.pieces import OwnPart, Piece, fill
 from trainkit.errors import CheckpointError, ConfigError
-from trainkit.optim.optimizer_state import load_state
+from trainkit.optim.optimizer_state import is_torchs, load_state
 
 
 def snapshot(
@@ -197,9 +198,9 @@ def fill_optimizer(
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     filled: dict[Any, Any] = {}
-    for index, entries in saved["state"].items():
+    for index, entries in saved["state"].items() if is_torchs(saved) else ():
         if not isinstance(index, int):  # beside the weights'
-            filled[index] = entries if isinstance(entries, (int, Tensor)) else entries.whole()
+            filled[index] = entries
             continue
         if index >= len(parameters):
             raise ValueError(
@@ -211,7 +212,8 @@ def fill_optimizer(
             name: _like(parameters[index].detach(), value, engine)
             for name, value in entries.items()
         }
-    load_state(optimizer, {"state": filled, "param_groups": saved["param_groups"]})
+    whole = tree_map(_whole, {**saved, "state": filled} if is_torchs(saved) else {**saved})
+    load_state(optimizer, whole)
 
 
 def _like(parameter: Tensor, value: Any, engine: Engine) -> Any:
@@ -221,10 +223,14 @@ def _like(parameter: Tensor, value: Any, engine: Engine) -> Any:
     if not isinstance(value, (Tensor, StoredPieces, OwnPart)):
         return value
     if not value.shape or tuple(value.shape) != tuple(parameter.shape):
-        return value if isinstance(value, Tensor) else value.whole()
+        return _whole(value)
     tensor = torch.zeros_like(parameter, dtype=value.dtype)
     fill(engine.piece_of(tensor), value)
     return tensor
+
+
+def _whole(value: Any) -> Any:
+    return value.whole() if isinstance(value, (StoredPieces, OwnPart)) else value
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from trainkit.device.shards import is_spread
 from trainkit.optim.scheduler_state import NO_SETTINGS, settings_of
@@ -31,6 +31,27 @@ def state_of(optimizer: Optimizer) -> dict[str, Any]:
 def is_torchs(state: Mapping[str, Any]) -> bool:
     """Return whether a state has torch's form, and none of its optimizer's own."""
     return "state" in state and "param_groups" in state
+
+
+def parts_beside(state: Mapping[str, Any], are_stages: bool = False) -> list[str]:
+    """Return the entries with tensors of which ranks hold parts, beside the weights' own states:
+    a run that resumes could fill none.
+
+    Args:
+        are_stages: of a model, of whose weights each rank has some.
+    """
+    if are_stages and (own := sorted(state.keys() - {"state", "param_groups"})):
+        return own
+    entries = dict(state)
+    if is_torchs(state):
+        entries |= {
+            "state": {key: v for key, v in state["state"].items() if not isinstance(key, int)}
+        }
+    return [key for key, value in entries.items() if any(map(_is_part, tree_leaves(value)))]
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, Tensor) and is_spread(value)
 
 
 def _in_plain(value: Any) -> Any:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 from tests.helpers.third_party_optimizers import Counting, InBytes, Lookahead
 from tests.helpers.toy import Line, loader, quiet, weights
+from trainkit.checkpoint.split import fill_optimizer
 from trainkit.errors import CheckpointError, TaskError
 from trainkit.optim.forms import read_optimizers
+from trainkit.optim.optimizer_state import parts_beside
 
 
 @pytest.mark.parametrize(
@@ -98,6 +101,49 @@ def test_an_optimizer_without_a_rate_is_refused(rate: dict[str, None]) -> None:
     optimizer.param_groups[0].update(rate)
     with pytest.raises(TaskError, match=r"SGD, whose parameter groups have no 'lr'.*group\['lr'\]"):
         read_optimizers(optimizer)
+
+
+class Part(torch.Tensor):
+    """A tensor that is spread over ranks, as DTensor."""
+
+    def to_local(self) -> torch.Tensor:
+        """Return this rank's part."""
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        ({"own": {"slow": ["part"]}, "base": {}}, "own"),
+        ({"state": {}, "param_groups": [], "slow": ["part"]}, "slow"),
+        ({"state": {"last": "part"}, "param_groups": []}, "state"),
+        ({"state": {0: {"momentum": "part"}, "k": 1}, "param_groups": [{"lr": 1.0}]}, None),
+    ],
+)
+def test_parts_beside_the_weights_states_are_named(
+    state: dict[str, Any], place: str | None
+) -> None:
+    """A resumed rank could not fill them; those of the weights have their weights' layout."""
+    part = torch.ones(2).as_subclass(Part)
+    made = tree_map(lambda value: part if value == "part" else value, state)
+    assert parts_beside(made) == [place] * (place is not None)
+    plain = {key: value for key, value in state.items() if key in ("state", "param_groups")}
+    assert parts_beside(plain | {"slow": 1}, are_stages=True) == ["slow"]
+
+
+@pytest.mark.parametrize("own_form", [True, False])
+def test_ranks_with_parts_restore_what_is_beside_the_weights_states(own_form: bool) -> None:
+    """Forms of their own, and values of any kind; the state of weights alone is in parts."""
+
+    def make() -> Any:
+        return Lookahead(torch.optim.SGD(Line().parameters(), lr=0.05), own_form)
+
+    optimizer, other = make(), make()
+    optimizer.count = 3
+    optimizer.state["share"], optimizer.state["of"] = 0.5, {"steps": [1, 2]}
+    fill_optimizer(other, optimizer.state_dict(), cast("Any", None))
+    assert other.count == 3
+    assert (other.state["share"], other.state["of"]) == (0.5, {"steps": [1, 2]})
 
 
 @pytest.mark.parametrize("with_groups", [True, False])
