@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers.third_party_optimizers import Lookahead
 from tests.helpers.toy import Line, loader, quiet
 from trainkit.callbacks import EMA
 from trainkit.engine.ddp.engine import DDPEngine
@@ -257,3 +258,12 @@ def test_the_contract_compares_it(tmp_path: Path, capsys: Any) -> None:
         " alone (DiLoCo), is exact" in text
     )
     assert "the state of another communication" in text
+
+
+def test_an_optimizer_whose_state_has_a_form_of_its_own_is_refused(tmp_path: Path) -> None:
+    """At the start, and not at the first checkpoint: each rank saves its own part."""
+    task = Line()
+    optimizer = Lookahead(torch.optim.SGD(task.parameters(), lr=0.05), own_form=True)
+    task.configure_optimizers = lambda: optimizer  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=r"communication is rounds.* of Lookahead has a form of"):
+        fit(tmp_path, task, LocalSGD(every_n_steps=2))

@@ -31,7 +31,7 @@ from trainkit.engine.collectives import Collectives
 from trainkit.engine.reduce.buckets import NamedParameter, split_frozen
 from trainkit.errors import ConfigError
 from trainkit.extensions.communication.settings import Alone
-from trainkit.optim.optimizer_state import load_state
+from trainkit.optim.optimizer_state import is_torchs, load_state, state_of
 
 
 class Rounds(Approximation):
@@ -90,10 +90,18 @@ class Rounds(Approximation):
         was restored of this rank's own.
 
         Raises:
-            ConfigError: there are fewer parameters than fragments.
+            ConfigError: there are fewer parameters than fragments, or an optimizer's state has a
+                form of its own.
         """
         if not optimizers:
             return
+        for optimizer in optimizers:
+            if not is_torchs(optimizer.state_dict()):
+                raise ConfigError(
+                    f"communication is {self.kind}, where each rank saves the state of its own"
+                    f" optimizer, and that of {type(optimizer).__name__} has a form of its own, not"
+                    " torch's. Use another optimizer, or leave communication out."
+                )
         trained, _ = split_frozen(task.named_parameters())
         if len(trained) < self._settings.fragments:
             raise ConfigError(
@@ -226,7 +234,7 @@ class Rounds(Approximation):
             "kind": self.kind,
             "shares": shares,
             "weights": weights,
-            "optimizers": [opt.state_dict()["state"] for opt in self._optimizers],
+            "optimizers": [state_of(opt)["state"] for opt in self._optimizers],
         }
 
     def load_shared(self, state: dict[str, Any]) -> list[str]:
