@@ -27,10 +27,9 @@ from trainkit.callbacks.retained_paths import RetainedPaths
 from trainkit.checkpoint.contents import AfterWriting
 from trainkit.checkpoint.places import make_store
 from trainkit.checkpoint.retention import Retained, Retention
-from trainkit.checkpoint.stateful import require_plain
+from trainkit.checkpoint.split import require_saveable
 from trainkit.checkpoint.store import LINKS, Store
-from trainkit.errors import ConfigError, TaskError
-from trainkit.optim.optimizer_state import parts_beside, state_of
+from trainkit.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if not self._saved.is_possible:
             self._saved = replace(self._saved, is_possible=True)
             if not self.save_weights_only:
-                _require_plain(trainer)
+                require_saveable(trainer.optimizers, trainer.engine)
         due = (
             self._interval_s is not None
             and trainer.coordinator.now - self._saved.when >= self._interval_s
@@ -312,20 +311,6 @@ class ModelCheckpoint(RetainedPaths, Callback):
         if trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
             return math.nan  # the value is of other weights: this checkpoint ranks last
         return float(trainer.callback_metrics[self.monitor])
-
-
-def _require_plain(trainer: RunView) -> None:
-    """Refuse an optimizer's state that cannot be saved: now, and not at the first checkpoint."""
-    for place, optimizer in enumerate(trainer.optimizers):
-        if not trainer.engine.splits_weights:
-            require_plain(state_of(optimizer), f"optimizers[{place}]")
-        elif names := parts_beside(optimizer.state_dict(), trainer.engine.ranks.pipeline_size > 1):
-            raise TaskError(
-                f"The state of {type(optimizer).__name__} has tensors in '{names[0]}', beside its"
-                f" weights' own, and each rank of engine={trainer.engine.name} holds a part of them:"
-                " no run could resume from a checkpoint. Take engine=ddp or horovod, or another"
-                " optimizer; trainer.enable_checkpointing=false trains without checkpoints."
-            )
 
 
 def _is_nth(every: int | None, count: int) -> bool:

@@ -29,13 +29,14 @@ from trainkit.checkpoint.format import (
 from trainkit.checkpoint.mismatch import mismatches, unfit
 from trainkit.checkpoint.parts import RankFile
 from trainkit.checkpoint.pieces import MODEL, StoredPieces, split_tree
+from trainkit.checkpoint.stateful import require_plain
 from trainkit.checkpoint.store import Store
 from trainkit.checkpoint.writer import Writer
 from trainkit.device.shards import is_spread, local_of
 from trainkit.engine.base import Engine
 from trainkit.engine.pieces import OwnPart, Piece, fill
-from trainkit.errors import CheckpointError, ConfigError
-from trainkit.optim.optimizer_state import is_torchs, load_state
+from trainkit.errors import CheckpointError, ConfigError, TaskError
+from trainkit.optim.optimizer_state import is_torchs, load_state, parts_beside, state_of
 
 
 def snapshot(
@@ -214,6 +215,25 @@ def fill_optimizer(
         }
     whole = tree_map(_whole, {**saved, "state": filled} if is_torchs(saved) else {**saved})
     load_state(optimizer, whole)
+
+
+def require_saveable(optimizers: Sequence[torch.optim.Optimizer], engine: Engine) -> None:
+    """Refuse optimizers with a state that cannot be saved, or that `fill_optimizer` could not
+    restore: after the first step, and not at the first checkpoint.
+
+    Raises:
+        TaskError: there is one.
+    """
+    for place, optimizer in enumerate(optimizers):
+        if not engine.splits_weights:
+            require_plain(state_of(optimizer), f"optimizers[{place}]")
+        elif names := parts_beside(optimizer.state_dict(), engine.ranks.pipeline_size > 1):
+            raise TaskError(
+                f"The state of {type(optimizer).__name__} has tensors in '{names[0]}', beside its"
+                f" weights' own, and each rank of engine={engine.name} holds a part of them: no run"
+                " could resume from a checkpoint. Take engine=ddp or horovod, or another optimizer;"
+                " trainer.enable_checkpointing=false trains without checkpoints."
+            )
 
 
 def _like(parameter: Tensor, value: Any, engine: Engine) -> Any:
