@@ -79,7 +79,8 @@ TASK_METHODS: dict[str, str] = {
     "configure_gradient_clipping": f"Set trainer.gradient_clip_val. {_OWN_UPDATE}",
     "lr_scheduler_step": (
         'Return {"scheduler": ..., "interval": "step" | "epoch", "frequency": n} from'
-        " configure_optimizers."
+        " configure_optimizers. Step one that is not torch's yourself, in on_train_epoch_end or"
+        " on_train_batch_end."
     ),
 }
 

@@ -137,7 +137,9 @@ def _read_schedule(item: Any, monitor: str | None = None) -> ScheduleConfig:
     if not isinstance(config.scheduler, LRScheduler):
         raise TaskError(
             f"lr_scheduler is of type {type(config.scheduler).__name__}; it must be a torch"
-            " scheduler."
+            " scheduler. Step another yourself: make it an attribute of the Task, and call its"
+            " step(...) in on_train_epoch_end or on_train_batch_end. Its rates hold as it sets them;"
+            " its state, if it has one, is for on_save_checkpoint."
         )
     if config.interval not in ("epoch", "step"):
         raise TaskError(

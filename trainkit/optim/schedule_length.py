@@ -93,7 +93,8 @@ def rates_now(scheduler: LRScheduler) -> list[float] | None:
         )
     if isinstance(scheduler, LambdaLR):
         pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        return [float(base) * factor(scheduler.last_epoch) for base, factor in pairs]
+        # a base that is a tensor is multiplied in its precision, as by torch
+        return [float(base * factor(scheduler.last_epoch)) for base, factor in pairs]
     if isinstance(scheduler, (OneCycleLR, CosineAnnealingWarmRestarts)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # get_lr is called outside of step

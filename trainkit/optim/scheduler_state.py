@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_map
 
 # Absolute rates beside `lr` in a parameter group, which are scaled as it is.
 GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
@@ -35,8 +37,14 @@ def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
 
 
 def storable(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's state, and those of inner ones, without the user's functions."""
-    plain = {name: value for name, value in state.items() if name != "lr_lambdas" or _plain(value)}
+    """Return a scheduler's state, and those of inner ones, without the user's functions;
+    numbers of numpy, which a function may return, are plain ones.
+    """
+    plain = {
+        name: tree_map(lambda part: part.item() if isinstance(part, np.generic) else part, value)
+        for name, value in state.items()
+        if name != "lr_lambdas" or _plain(value)
+    }
     if "_schedulers" in plain:
         plain["_schedulers"] = [storable(inner) for inner in plain["_schedulers"]]
     return plain

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -220,6 +221,13 @@ STEP = sched.StepLR(ONE, 1)
 PLATEAU = sched.ReduceLROnPlateau(ONE)
 
 
+class GreedyLR:
+    """A scheduler of a package, of a class of its own: transformers', timm's."""
+
+    def step(self, metric: float) -> None:
+        """Move by a value."""
+
+
 @pytest.mark.parametrize(
     ("returned", "optimizers", "schedules"),
     [
@@ -267,6 +275,10 @@ def test_all_forms_of_lightning_are_read(
         (
             {"optimizer": ONE, "lr_scheduler": 3},
             "lr_scheduler is of type int; it must be a torch scheduler",
+        ),
+        (
+            {"optimizer": ONE, "lr_scheduler": GreedyLR()},
+            "GreedyLR; it must be a torch scheduler. Step another yourself: .* on_train_epoch_end",
         ),
         (
             {"optimizer": ONE, "lr_scheduler": {"sched": STEP}},
@@ -440,6 +452,39 @@ def test_a_rate_in_a_tensor_stays_there(name: str) -> None:
         assert all(g["lr"] is t for g, t in zip(optimizer.param_groups, tensors, strict=True))
         plain.step(), optimizer.step()
         of_torch.step(), rates.after_step(step + 1)
+
+
+@pytest.mark.parametrize("in_tensor", [False, True])
+def test_a_lambda_resumes_to_the_bit(in_tensor: bool, tmp_path: Path) -> None:
+    """A rate in a tensor is multiplied in its precision, as torch does; and a factor computed by
+    numpy is saved as the plain number that it is.
+    """
+
+    def make() -> tuple[SGD, LearningRates]:
+        groups = [
+            {"params": [nn.Parameter(torch.zeros(1))], "lr": torch.tensor(lr) if in_tensor else lr}
+            for lr in (0.01, 0.02)
+        ]
+        optimizer = SGD(groups, lr=1.0)
+        scheduler = LambdaLR(optimizer, [lambda t: 1 / (1 + t), lambda t: np.exp(-0.1 * t)])
+        return optimizer, LearningRates(
+            [optimizer], [ScheduleConfig(scheduler, "step")], contract(1)
+        )
+
+    def resumed(step: int) -> list[float]:
+        optimizer, rates = make()
+        for number in range(step):
+            optimizer.step(), rates.after_step(number + 1)
+        new, others = make()
+        new.load_state_dict(optimizer.state_dict())
+        torch.save(rates.state_dict(), tmp_path / "rates")
+        others.load_state_dict(torch.load(tmp_path / "rates", weights_only=True), step)
+        torch.save(others.state_dict(), tmp_path / "rates")
+        assert torch.load(tmp_path / "rates", weights_only=True)["factor"] == 1
+        assert others.current() == rates.current()
+        return others.current()
+
+    assert len({tuple(resumed(step)) for step in range(6)}) == 6
 
 
 def test_a_rate_that_groups_share_in_a_tensor_can_be_set() -> None:
