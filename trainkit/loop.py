@@ -75,7 +75,7 @@ def train_epoch(run: Run) -> None:
         due = stopped or (validates and not run.evaluator.interval)
         state.end_open = due and state.validated_at != state.global_step
     if state.end_open:
-        validate(run)
+        validate(run, state.epoch_done and validates and not run.evaluator.interval)
         state.end_open = False
     if state.epoch_done:
         complete = not run.evaluator.has_data or state.validated_at >= 0
@@ -194,10 +194,10 @@ def finish_gradients(run: Run, step: Step) -> None:
     run.task._log_to(None)
 
 
-def validate(run: Run) -> None:
+def validate(run: Run, is_due: bool = True) -> None:
     """Evaluate on the validation data of all ranks, if there are any."""
     with run.step.eval_weights.shown():
-        keep_values(run, run.evaluator.validate())
+        keep_values(run, run.evaluator.validate(is_due))
     run.state.validated_at = run.state.global_step
 
 

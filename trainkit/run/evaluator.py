@@ -26,6 +26,7 @@ from trainkit.api.dispatch import Hooks
 from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, Task
 from trainkit.api.view import RunView
+from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.data.feed import Feed, MapFeed, Microbatch
 from trainkit.device.transfer import to_device
 from trainkit.errors import ConfigError, TaskError
@@ -163,13 +164,19 @@ class Evaluator:
         state.stage = "fit"
         self._hooks("on_sanity_check_end")
 
-    def validate(self) -> Mapping[str, float]:
-        """Validate inside a fit and return the logged values; empty without validation data."""
+    def validate(self, is_due: bool = True) -> Mapping[str, float]:
+        """Validate inside a fit and return the logged values; empty without validation data.
+
+        Args:
+            is_due: whether a longer run has this validation; if not, its random numbers are not of
+                those that a checkpoint continues.
+        """
         # all ranks evaluate, and save, the same weights
         (run := self._run).engine.approximation.close_round()
         if not self.has_data:
             return {}
         self.is_validating = True
+        before = None if is_due else random_state()
         try:
             # rank 0's statistics are evaluated and saved
             run.engine.send_buffers(self._task)
@@ -178,6 +185,8 @@ class Evaluator:
                 run.coordinator.expect_new_pace()
                 self._count(self.data.feeds)
                 metrics = self._pass("validation", self.data.feeds, self.data.check)
+            if before:
+                set_random_state(before)
             run.coordinator.expect_new_pace()
             self.num_validations += 1
             self.names |= metrics.keys() | self._of_hooks.keys()

@@ -73,6 +73,37 @@ def test_stop_and_resume_change_no_bit(tmp_path: Path, stop_at: int) -> None:
         assert torch.equal(value, whole.state_dict()[name]), name
 
 
+class Sampling(Scheduled):
+    """Draws in validation too, as a diffusion model does."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Draw."""
+        torch.rand(3), np.random.rand()
+        return super().validation_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 6, 12])
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_validation_that_the_longer_run_has_not_moves_no_random_number(
+    tmp_path: Path, stop_at: int, every: int
+) -> None:
+    """A run that a limit stops ends with a validation: what it draws is not drawn by the run that
+    is not stopped there.
+    """
+
+    def end(folder: Path, steps: int, **more: Any) -> Any:
+        task = Sampling()
+        saving = ModelCheckpoint(monitor="val/loss", save_last=True)
+        quiet(folder, max_steps=steps, callbacks=saving, check_val_every_n_epoch=every).fit(
+            task, loader(Noisy(), 4), loader(5), **more
+        )
+        return weights(task)
+
+    whole = end(tmp_path / "whole", 16)
+    end(tmp_path / "parts", stop_at)
+    assert torch.equal(end(tmp_path / "parts", 16, ckpt_path="last"), whole)
+
+
 def test_a_checkpoint_inside_an_epoch_is_enough(tmp_path: Path) -> None:
     """A checkpoint of every n steps, taken by a resumed run, leads to the same end."""
     keeper = ModelCheckpoint(every_n_train_steps=4, every_n_epochs=None, save_top_k=-1)
