@@ -71,7 +71,7 @@ class ManualOptimization:
             raise TaskError(
                 f"{type(self).__name__}.optimizers(use_pl_optimizer=False): a step of torch's own"
                 " optimizer would leave the other ranks out. Leave it out: what is returned has all"
-                " that torch's has, and `.optimizer` is torch's."
+                " that torch's has, and `.optimizer` is torch's, to read."
             )
         if self.automatic_optimization:
             name = type(self).__name__

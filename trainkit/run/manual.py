@@ -114,7 +114,13 @@ class ManualRun:
         # whether another method of an optimizer has updated in this batch: SAM's second_step
         self.steps_otherwise = False
         self._updated = True  # whether no overflow held an update of this batch back
+        self._steps = False  # whether an optimizer steps by its Stepper
         self.optimizers = [Stepper(optimizer, self) for optimizer in optimizers]
+        for optimizer in optimizers:
+            with contextlib.suppress(
+                AttributeError
+            ):  # a wrapper that never called Optimizer's init
+                optimizer.register_step_pre_hook(self._refuse_own)
 
     def train(self, step: Step) -> bool:
         """Let the Task train on this rank's batch of a step, and update the weights itself; return
@@ -146,6 +152,23 @@ class ManualRun:
             self._share = 0.0
         if self.steps_otherwise and not self._counted:
             self.count()
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Within the context optimizers step with the gradients of all ranks."""
+        self._steps = True
+        try:
+            yield
+        finally:
+            self._steps = False
+
+    def _refuse_own(self, *args: Any) -> None:
+        if self._share and not self._steps:
+            raise TaskError(
+                f"{type(self._run.task).__name__} steps torch's own optimizer: other ranks'"
+                " gradients would be left out, and no step be counted. Call step() of what"
+                " self.optimizers() returns, or give that to GradScaler.step."
+            )
 
     def _batches(self, step: Step) -> Iterable[Microbatch]:
         """Return this rank's batch of a step;
@@ -243,10 +266,11 @@ class ManualRun:
         run.state.half_updated = True
         self.count()
         run.rates.record_update()
-        if run.precision.scales_loss:
-            self._updated &= run.precision.step([optimizer])
-            return None
-        return optimizer.step(**kwargs)
+        with self.stepping():
+            if run.precision.scales_loss:
+                self._updated &= run.precision.step([optimizer])
+                return None
+            return optimizer.step(**kwargs)
 
     def count(self) -> None:
         """Count a call of `optimizer.step()`."""
@@ -303,9 +327,10 @@ class Stepper:
         """
         if closure is None:
             return self._manual.step(self.optimizer, **kwargs)
-        result = self.optimizer.step(
-            lambda: self._manual.evaluate(self.optimizer, closure), **kwargs
-        )
+        with self._manual.stepping():
+            result = self.optimizer.step(
+                lambda: self._manual.evaluate(self.optimizer, closure), **kwargs
+            )
         self._manual.count()
         return result
 
@@ -323,7 +348,8 @@ class Stepper:
         def with_all_gradients(*args: Any, **kwargs: Any) -> Any:
             self._manual.reduce(self.optimizer)
             self._manual.steps_otherwise = True
-            return value(*args, **kwargs)
+            with self._manual.stepping():
+                return value(*args, **kwargs)
 
         return with_all_gradients
 

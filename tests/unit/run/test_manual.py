@@ -254,6 +254,32 @@ def test_a_backward_of_ones_own_is_refused_on_several_ranks(tmp_path: Path) -> N
     quiet(tmp_path).fit(Plain(), loader(12, 2))
 
 
+@pytest.mark.parametrize("way", ["torch's", "the run's", "by a scaler"])
+def test_a_step_of_torchs_own_optimizer_is_refused(way: str, tmp_path: Path) -> None:
+    """It would leave the other ranks' gradients out in silence, and max_steps would never end."""
+
+    class Raw(Line):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(functional.mse_loss(self(batch[0]), batch[1]))
+            if way == "torch's":
+                optimizer.optimizer.step()
+            elif way == "the run's":
+                self.trainer.optimizers[0].step()
+            else:
+                scaler = torch.amp.GradScaler("cpu")
+                scaler.scale(torch.ones(()))
+                scaler.step(optimizer.optimizer)
+
+    task = Raw()
+    with pytest.raises(TaskError, match=r"Raw steps torch's own optimizer.*self\.optimizers\(\)"):
+        quiet(tmp_path, max_epochs=1, max_steps=2).fit(task, loader(8))
+    task.trainer.optimizers[0].step()  # after the fit it is the user's
+
+
 def test_one_rank_trains_as_a_hand_written_loop(tmp_path: Path) -> None:
     """A GAN's weights are bit for bit those of plain torch."""
     task, plain = Gan(toggles=False), Gan(toggles=False)
