@@ -55,7 +55,7 @@ class Saving(Holding):
 def test_a_state_that_no_checkpoint_holds_is_named(
     kind: Any, saves: bool, count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A resumed run would begin it anew in silence; what the Trainer saves is not named."""
+    """A resumed run would start from its beginning in silence; what the Trainer saves is not named."""
     quiet(tmp_path, enable_checkpointing=saves).fit(kind(), loader(4))
     said = capsys.readouterr().out
     line = "Holding's average (Averaged), scaler (GradScaler), loose (ExponentialLR)"
