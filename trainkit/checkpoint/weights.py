@@ -33,7 +33,8 @@ _LEGAL = (
 )
 _OF_TRANSFORMERS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # of weights in several files
-_WRAPPERS = ("state_dict", "model")  # the keys of a state_dict in files of training scripts
+# the keys of a state_dict in files of training scripts; the last is that of torch's tutorial
+_WRAPPERS = ("state_dict", "model", "model_state_dict")
 _SHOWN = 6
 _BROKEN = (*STRANGE_FILE, OSError)
 

@@ -57,7 +57,13 @@ def test_safetensors_are_read_with_their_aliases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrap", [dict, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "optimizer": {}}]
+    "wrap",
+    [
+        dict,
+        lambda s: {"state_dict": s, "epoch": 3},
+        lambda s: {"model": s, "optimizer": {}},
+        lambda s: {"model_state_dict": s, "optimizer_state_dict": {}},
+    ],
 )
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".pth.tar"])
 @pytest.mark.parametrize("as_zip", [True, False])
@@ -141,7 +147,7 @@ def test_names_that_become_one_are_refused(tmp_path: Path) -> None:
         ({"state_dict": {}}, "has no weights"),
         (
             {"net": {"a": torch.ones(1)}, "epoch": 3},
-            "under 'net', which is no tensor.*state_dict, model; the file has epoch, net",
+            "under 'net', which is no tensor.*state_dict, model, model_state_dict; the file has epoch, net",
         ),
         ({"state_dict": {"a": torch.ones(1), "b": 3}}, "builtins.int under 'b'"),
         (
