@@ -78,6 +78,7 @@ def build_run(stage: Stage, start: StartFrom) -> Run:
     run.checkpoints.connect(contents_of(run, features), Rescue(run))
     restore(run, saved)
     run.engine.prepare(run.task, optimizers, run.precision)
+    stage.report()
     return run
 
 

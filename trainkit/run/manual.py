@@ -14,6 +14,7 @@ of `optimizer.step()`, as in Lightning.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -116,11 +117,10 @@ class ManualRun:
         self._updated = True  # whether no overflow held an update of this batch back
         self._steps = False  # whether an optimizer steps by its Stepper
         self.optimizers = [Stepper(optimizer, self) for optimizer in optimizers]
+        refuse = weakref.WeakMethod(self._refuse_own)  # an optimizer may outlive a run
         for optimizer in optimizers:
-            with contextlib.suppress(
-                AttributeError
-            ):  # a wrapper that never called Optimizer's init
-                optimizer.register_step_pre_hook(self._refuse_own)
+            if hasattr(optimizer, "_optimizer_step_pre_hooks"):  # not of all wrappers
+                optimizer.register_step_pre_hook(lambda *_: (own := refuse()) and own())
 
     def train(self, step: Step) -> bool:
         """Let the Task train on this rank's batch of a step, and update the weights itself; return

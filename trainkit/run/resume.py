@@ -26,7 +26,6 @@ from trainkit.run.first_weights import hand_to_callbacks, hand_to_task
 from trainkit.run.parts import facts_of
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
-from trainkit.run.unsaved import report_unsaved
 
 _OF_ORDER = {"seed", "order", "samples"}  # of the facts
 _OTHER_ORDER = (
@@ -137,7 +136,6 @@ def restore(run: Run, saved: dict[str, Any] | None) -> None:
     checkpoints = run.checkpoints
     engine = run.engine
     seed_everything(mix(run.options.seed, engine.ranks.data_rank))
-    report_unsaved(run)
     if saved is None:
         return
     assert checkpoints.resumed_from is not None

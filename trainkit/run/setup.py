@@ -230,9 +230,12 @@ class Stage:
         self.is_set_up = True
         if self.elastic is not None:
             self.elastic.run_dir = run_dir
-        if self.kind == "fit" and not self._is_later_attempt:
-            for text in remarks(run):
-                run.say(text)
+
+    def report(self) -> None:
+        """Say what extensions remark about the fit that begins, once a job."""
+        if not self._is_later_attempt:
+            for text in remarks(self.run):
+                self.run.say(text)
 
     def _agree_on_folder(self) -> Path:
         if _is_rehearsal(self):

@@ -4,6 +4,7 @@ lightning.py      Lightning's, by where a user looks for them (docs/lightning.md
 transformers.py   settings of transformers' TrainingArguments (docs/migrate.md)
 others.py         classes and calls of transformers' Trainer, Keras, Horovod, Accelerate and Ray
 surroundings.py   what other libraries have set up around a fit, and trainkit does not read
+unsaved.py        objects of a Task whose state no checkpoint holds
 lightning_configs.py   keys, classes and flags in configs of Lightning's users
 """
 
@@ -43,5 +44,8 @@ EXTENSION = Extension(
         "callbacks.checkpoint": f"{_OTHERS}.MODEL_CHECKPOINT",
         "a checkpoint": f"{_LIGHTNING}.CHECKPOINT",
     },
-    remarks=tuple(f"{_AROUND}.{name}" for name in ("unread", "alone", "scaled_twice")),
+    remarks=(
+        *(f"{_AROUND}.{name}" for name in ("unread", "alone", "scaled_twice")),
+        "trainkit.extensions.names.unsaved.unsaved",
+    ),
 )

@@ -4,19 +4,22 @@ of another package, a scheduler that configure_optimizers did not return.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from torch.optim import Optimizer
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.task import Task
+from trainkit.api.view import RunView
 from trainkit.callbacks.checkpoint import checkpoint_policies
 from trainkit.optim.scheduler_state import with_inner
-from trainkit.run.run import Run
 
 
-def report_unsaved(run: Run) -> None:
-    """Name them, once a run that has checkpoints, unless the Task saves something itself."""
-    kind = type(run.task)
+def unsaved(run: RunView) -> Iterator[str]:
+    """Name them, if the run has checkpoints, unless the Task saves something itself."""
+    kind: Any = type(run.task)
     by_task = (
         kind.on_save_checkpoint is not Task.on_save_checkpoint
         or kind.get_extra_state is not Task.get_extra_state
@@ -35,7 +38,7 @@ def report_unsaved(run: Run) -> None:
         and not any(value is one for one in ours)
     ]
     if loose:
-        run.say(
+        yield (
             f"The state of {kind.__name__}'s {', '.join(loose)} is in no checkpoint. If a resumed"
             " run needs it: save its state_dict() in on_save_checkpoint, take it in"
             " on_load_checkpoint, and load it in on_train_start."
