@@ -154,6 +154,8 @@ def test_workers_that_all_crash_bring_the_job_to_its_end(
 
 @often
 @given(shapes, sequences)
+# a host comes back once the job is over
+@example((1, 0, None, None), [("hosts", 2), ("0", 0), ("hosts", 0)])
 def test_workers_that_do_nothing_any_more_bring_the_job_to_its_end(
     shape: tuple[int, int, int | None, int | None], sequence: list[tuple[str, int]]
 ) -> None:

@@ -9,7 +9,8 @@ def test_every_error_is_a_trainkit_error() -> None:
     """One `except TrainkitError` catches all; exit code 2 means that nothing was started."""
     tree = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
     assert all(issubclass(e, errors.TrainkitError) for e in tree)
-    assert [e.__name__ for e in tree if e.exit_code == 2] == ["ConfigError"]
+    assert {e for e in tree if e.exit_code == 2} == {errors.ConfigError, errors.NoCheckpointError}
+    assert all(issubclass(e, errors.ConfigError) for e in tree if e.exit_code == 2)
 
 
 def test_a_reason_within_a_sentence_has_no_full_stop() -> None:

@@ -94,7 +94,7 @@ class StateMachine:
             gone = w.slot >= hosts.get(w.host, 0)
             if gone and not w.unwanted:
                 self._take_away(now, w)
-            elif not gone and w.unwanted and w.kill_at is None:
+            elif not gone and w.unwanted and w.kill_at is None and self.job.over is None:
                 w.unwanted = ""
                 w.term_at = None
                 self.job.changes = [
