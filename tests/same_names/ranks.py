@@ -284,7 +284,8 @@ def step_synced(kit: Framework) -> Any:
 @differs(
     "There they are averaged over ranks by then; here they are this rank's part until"
     " optimizer.step() sums them. Read them in on_before_optimizer_step; under manual optimization"
-    " clip by self.clip_gradients, not by torch's function: a line says so.",
+    " clip by self.clip_gradients, not by torch's function: a line says so. Hooks of your own on"
+    " weights (register_hook) see that part too: what they clamp is a share.",
     ROWS_OF_RANKS,
 )
 def early_gradients(kit: Framework) -> Any:
