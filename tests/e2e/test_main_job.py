@@ -111,7 +111,7 @@ def test_a_missing_checkpoint_names_the_newest_run(command: Command) -> None:
         == 0
     )
     done = command("python -m trainkit validate conf=mlp ckpt_path=last")
-    assert done.code == 1
+    assert done.code == 2
     assert "runs/mlp/first" in done.err, done.err
 
 

@@ -225,9 +225,12 @@ def require_saveable(optimizers: Sequence[torch.optim.Optimizer], engine: Engine
         TaskError: there is one.
     """
     for place, optimizer in enumerate(optimizers):
-        if not engine.splits_weights:
+        if not engine.saves_together:
             require_plain(state_of(optimizer), f"optimizers[{place}]")
-        elif names := parts_beside(optimizer.state_dict(), engine.ranks.pipeline_size > 1):
+            continue
+        if not engine.splits_weights:  # the state is the engine's own, as DeepSpeed's
+            continue
+        if names := parts_beside(optimizer.state_dict(), engine.ranks.pipeline_size > 1):
             raise TaskError(
                 f"The state of {type(optimizer).__name__} has tensors in '{names[0]}', beside its"
                 f" weights' own, and each rank of engine={engine.name} holds a part of them: no run"
