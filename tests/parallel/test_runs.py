@@ -107,8 +107,8 @@ def test_an_error_of_the_first_rank_reaches_all(start: str, results: Any) -> Non
     ranks = results[start]["refused"]
     assert all(rank == ranks[0] for rank in ranks)
     assert [message.split(":")[0] for message in ranks[0]["messages"]] == [
-        "CheckpointError",
-        "CheckpointError",
+        "NoCheckpointError",
+        "NoCheckpointError",
     ]
 
 
