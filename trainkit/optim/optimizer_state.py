@@ -1,4 +1,4 @@
-"""What checkpoints hold of optimizers: their states, each weight's found by its name."""
+"""What checkpoints hold of optimizers: their states, each weight's under its name."""
 
 from __future__ import annotations
 

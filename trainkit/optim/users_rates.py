@@ -16,7 +16,7 @@ from trainkit.optim.forms import ScheduleConfig
 
 
 class UsersRates:
-    """Notices rates that differ from those written last.
+    """Writes the rates of groups, and notices those that differ from what was written last.
 
     Attributes:
         places: of the groups whose rate the user has set.
