@@ -32,7 +32,7 @@ class Group:
             closely.
         workers: processes of pytest-xdist; 0 runs the tests in pytest's own process.
         dist: how pytest-xdist distributes the tests.
-        cores: how many cores it keeps busy, for what may run beside it.
+        cores: how many cores it keeps busy, for what may run beside it: 0.4 if it mostly waits.
         commands: shell commands that are the group, in place of pytest.
         prepare: a shell command to run before; if it fails, so does the group.
         environment: further variables; {root} is the repository.
