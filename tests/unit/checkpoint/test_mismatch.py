@@ -27,6 +27,14 @@ def test_hundreds_of_mismatches_fit_on_a_screen() -> None:
     assert text.endswith("init_weights=runs/a/checkpoints/last strict=false.")
 
 
+def test_modules_that_hooks_add_later_have_their_place_named() -> None:
+    """If the checkpoint has weights that the model lacks, and there is no other mismatch."""
+    place = Path("runs/a/checkpoints/last")
+    later = str(unfit(place, mismatches({"head": (2,)}, {})))
+    assert later.endswith("in __init__, setup or configure_model: other hooks run later.")
+    assert "other hooks" not in str(unfit(place, mismatches({"head": (2,)}, {"head": (3,)})))
+
+
 def test_a_few_are_all_shown() -> None:
     """Without a count of others."""
     assert listed(["one", "two"]) == "  one\n  two"
