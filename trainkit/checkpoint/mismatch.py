@@ -38,7 +38,9 @@ def mismatches(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> list[st
 def unfit(folder: Path, lines: Sequence[str]) -> CheckpointError:
     """Return the error for a checkpoint's weights, with what to do."""
     are_later = all(line.startswith("not in the model") for line in lines)
-    advice = " Add modules in __init__, setup or configure_model: other hooks run later." * are_later
+    advice = (
+        " Add modules in __init__, setup or configure_model: other hooks run later." * are_later
+    )
     return CheckpointError(
         f"The weights in {folder} do not fit this model:\n{listed(lines)}\nResume with the Task and"
         " the settings that wrote them, or start a new run from those that fit:"
