@@ -5,55 +5,21 @@ slow headers, a slow body, an answer that is not read.
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
+from tests.extensions.serving.conftest import TIMEOUT_S
 from tests.helpers.toy import Line
 from trainkit.extensions.exporting.export import export
 from trainkit.extensions.serving.app import Service, ServiceOptions
-from trainkit.extensions.serving.slow_clients import punctual
 
-TIMEOUT_S = 0.3
 REQUEST = (
     b"POST /predict HTTP/1.1\r\nhost: here\r\ncontent-type: application/json\r\ncontent-length:"
     b" 16\r\n\r\n"
 )
-Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-PROTOCOLS = (
-    [AutoHTTPProtocol, H11Protocol] if AutoHTTPProtocol is not H11Protocol else [H11Protocol]
-)
-
-
-@pytest.fixture(params=PROTOCOLS, ids=lambda protocol: protocol.__name__)
-def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[Any, Client], None]]:
-    """A function that runs a client of an ASGI app, over a pair of sockets; a hang ends it."""
-
-    async def talk(app: Any, client: Client) -> None:
-        config = uvicorn.Config(
-            app, http=punctual(request.param, TIMEOUT_S), log_level="critical", access_log=False
-        )
-        config.load()
-        ours, theirs = socket.socketpair()
-        protocol: Any = config.http_protocol_class
-        state = ServerState()
-        await asyncio.get_running_loop().create_connection(
-            lambda: protocol(config, state, {}), sock=theirs
-        )
-        reader, writer = await asyncio.open_connection(sock=ours)
-        await asyncio.wait_for(client(reader, writer), 30)
-        writer.close()
-        await asyncio.gather(*state.tasks, return_exceptions=True)
-
-    yield lambda app, client: asyncio.run(talk(app, client))
 
 
 async def late(scope: Any, receive: Any, send: Any) -> None:

@@ -77,8 +77,7 @@ class Service:
             samples = await self._read(request)
             response = _answer(await self._batcher.predict(samples))
         except RequestError as error:
-            unread = {"connection": "close"} if error.status in (408, 413) else None
-            response = JSONResponse({"error": str(error)}, error.status, unread)
+            response = JSONResponse({"error": str(error)}, error.status, error.headers)
         except ClientDisconnect:
             response = JSONResponse({"error": "the client has gone"}, 400)
         self._codes[response.status_code] += 1

@@ -9,11 +9,20 @@ from starlette.requests import Request
 
 
 class RequestError(Exception):
-    """A request that cannot be answered; `status` is HTTP's."""
+    """A request that cannot be answered.
 
-    def __init__(self, status: int, text: str) -> None:
+    Args:
+        status: HTTP's.
+        text: why.
+        closes: the connection ends after the answer: what comes next on it may be a late body.
+            Otherwise the rest of the body is read and dropped: a client that sends all of it before
+            it reads would lose the answer with the connection.
+    """
+
+    def __init__(self, status: int, text: str, *, closes: bool = False) -> None:
         super().__init__(text)
         self.status = status
+        self.headers = {"connection": "close"} if closes else None
 
 
 async def read_body(request: Request, max_mb: float, timeout_s: float) -> bytes:
@@ -26,21 +35,23 @@ async def read_body(request: Request, max_mb: float, timeout_s: float) -> bytes:
         return await asyncio.wait_for(_read(request, max_mb), timeout_s)
     except asyncio.TimeoutError:
         raise RequestError(
-            408, f"The body did not arrive within {timeout_s:g} s (client_timeout_s)."
+            408, f"The body did not arrive within {timeout_s:g} s (client_timeout_s).", closes=True
         ) from None
 
 
 async def _read(request: Request, max_mb: float) -> bytes:
     most = int(max_mb * 2**20)
     announced = request.headers.get("content-length", "")
-    refusal = RequestError(413, f"The body is larger than {max_mb:g} MiB, the most that is taken.")
+    text = f"The body is larger than {max_mb:g} MiB, the most that is taken (max_body_mb)."
     if announced.isdecimal() and int(announced) > most:
-        raise refusal
+        # then the client sends the body only if it is asked to
+        asks = request.headers.get("expect", "").lower() == "100-continue"
+        raise RequestError(413, text, closes=asks)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > most:
-            raise refusal
+            raise RequestError(413, text)
     return bytes(body)
 
 

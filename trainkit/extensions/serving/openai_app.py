@@ -91,8 +91,7 @@ class TextService:
         try:
             response = await self._answer(request, read)
         except RequestError as error:
-            unread = {"connection": "close"} if error.status in (408, 413) else None
-            response = JSONResponse(refusal(error), error.status, unread)
+            response = JSONResponse(refusal(error), error.status, error.headers)
         except ClientDisconnect:
             response = JSONResponse(refusal(_GONE), 400)
         except Exception as error:
