@@ -222,3 +222,26 @@ def _until(is_so: Callable[[], bool], fault: str) -> None:
     while not is_so():
         assert time.monotonic() < end, fault
         time.sleep(0.5)
+
+
+def test_a_resource_that_no_node_has_is_refused_at_once(cluster: Any) -> None:
+    """No autoscaler could bring it: a wait of ten minutes would end the same."""
+    text = (
+        r"RayExecutor\.resources_per_worker is \{CPU: 1, GPU: 1\}: GPU: 1 on one node, and .* 0\."
+    )
+    with (
+        pytest.raises(ConfigError, match=f"{text} .*, or leave GPU out to train on CPUs"),
+        RayExecutor(2, resources_per_worker={"CPU": 1, "GPU": 1}),
+    ):
+        pass
+
+
+def test_a_wait_for_resources_is_printed(cluster: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """What it waits for, and what is free; the error after the time has it too."""
+    with (
+        pytest.raises(ConfigError, match="did not come within 3 s"),
+        RayExecutor(9, start_timeout_s=3),
+    ):
+        pass
+    text = capfd.readouterr().err
+    assert text.count("RayExecutor waits for 9 x {CPU: 1} (PACK); free now: {") == 1

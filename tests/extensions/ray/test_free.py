@@ -4,9 +4,11 @@ whether they are free, and whether one node can hold them.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from trainkit.extensions.ray.free import Node, free_on, ranks_in
+from trainkit.extensions.ray.free import Node, adds_nodes, free_on, lacked, ranks_in
 from trainkit.extensions.ray.options import RayOptions
 
 NODES = [
@@ -65,3 +67,37 @@ def test_room_is_counted_in_whole_ranks() -> None:
     nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 1.0}]
     assert ranks_in(nodes, {"CPU": 2}) == 1 and ranks_in(nodes, {"CPU": 1}) == 4
     assert ranks_in(nodes, {"GPU": 0.1}) == 10 and ranks_in(nodes, {"TPU": 1}) == 0
+
+
+def test_what_no_node_has_is_named() -> None:
+    """The sum over the nodes does not count: a bundle is on one node."""
+    nodes = [{"CPU": 3.0, "GPU": 1.0}, {"CPU": 4.0}]
+    assert lacked(nodes, {"CPU": 4, "GPU": 1}) is None, "Ray says which bundles fit together"
+    assert lacked(nodes, {"CPU": 1, "GPU": 2}) == "GPU" and lacked(nodes, {"TPU": 1}) == "TPU"
+    assert lacked([], {"CPU": 1}) == "CPU"
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ({"active_nodes": {"node_a1": 1}}, False),
+        ({"idle_nodes": {"node_a1": 1}}, False),
+        ({"active_nodes": {"head": 1}}, True),
+        ({"active_nodes": {"node_a1": 1}, "idle_nodes": {"worker": 1}}, True),
+        ({"pending_launches": {"worker": 1}}, True),
+        ({}, None),
+    ],
+)
+def test_a_monitor_that_only_reads_adds_no_nodes(
+    report: dict[str, object], expected: bool | None
+) -> None:
+    """It names a node's type by its id, an autoscaler by its config."""
+    empty = {"active_nodes": {}, "idle_nodes": None, "pending_launches": {}, "pending_nodes": []}
+    known = {"node_type_mapping": {"a1": "node_a1"}} | empty | report
+    assert adds_nodes(json.dumps({"autoscaler_report": known}).encode()) is expected
+
+
+@pytest.mark.parametrize("status", [b"no JSON", b"{}", b'{"autoscaler_report": {"a": 1}}', b"[]"])
+def test_a_status_of_another_form_is_unknown(status: bytes) -> None:
+    """As the first one of a new cluster, and what another version of Ray may write."""
+    assert adds_nodes(status) is None

@@ -5,6 +5,7 @@ a function runs in each one's main thread, on the signed rendezvous of this proc
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from trainkit.launch.environment import nccl_interface
 
 # so long other ranks may take to report the same fault, of which one names the cause
 _LATER_S = 1.0
+_SILENT_S = 2.0  # a longer wait for resources is printed
 _CONSEQUENCES = ("HorovodInternalError", "PeerError", "JobEnded")  # of another rank's end
 
 
@@ -92,9 +94,17 @@ class Actors:
 
     def _start(self) -> None:
         options = self._options
-        if not self._group.wait(options.start_timeout_s):
+        silent_s = min(_SILENT_S, options.start_timeout_s)
+        if not self._group.wait(silent_s):
+            print(
+                f"RayExecutor waits for {options.asked} ({options.strategy});"
+                f" {free_and_total(options)}",
+                file=sys.stderr,
+                flush=True,
+            )
+        if not self._group.wait(options.start_timeout_s - silent_s):
             raise ConfigError(
-                f"num_workers asks for {options.asked} ({options.strategy}), and they did not come"
+                f"RayExecutor.num_workers asks for {options.asked} ({options.strategy}), and they did not come"
                 f" within {options.start_timeout_s:g} s (start_timeout_s);"
                 f" {free_and_total(options)}. Ask for less, wait for other jobs to end, or add"
                 " nodes."

@@ -7,19 +7,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
+from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
 from ray._private.state import available_resources_per_node
+from ray.experimental import internal_kv
 from ray.runtime_env import RuntimeEnv
 
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.ray.connection import connect_ray
-from trainkit.extensions.ray.free import Node, free_on, plain
+from trainkit.extensions.ray.free import Node, adds_nodes, free_on, lacked, plain
 from trainkit.extensions.ray.options import RayOptions, shown
 
 _PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
+_STATUS_S = 10.0  # time for a cluster that has just started to report how it is scaled
 
 
 @contextlib.contextmanager
@@ -32,20 +36,22 @@ def connected(options: RayOptions, key: str = "launcher.") -> Iterator[RayOption
         key: begins the names of settings in messages.
 
     Raises:
-        ConfigError: the address is of another kind, no cluster answers, a cluster started here is
-            too small, or the runtime_env is not one of Ray's.
+        ConfigError: the address is of another kind, no cluster answers, the cluster can never hold
+            a rank, one that is started here is too small, or the runtime_env is not one of Ray's.
     """
     is_joined = ray.is_initialized()
     refuse_bad_environment(f"{key}runtime_env", options.runtime_env or {}, is_joined=is_joined)
     options = dataclasses.replace(options, is_joined=is_joined)
     # a Tune trial, or a script with its own ray.init: they disconnect themselves
     if is_joined:
+        _refuse_lacking(options, key)
         yield options
         return
     connect_ray("launcher=ray", runtime_env=options.runtime_env)
     try:
         if not os.environ.get("RAY_ADDRESS"):
-            _refuse_too_small(options)
+            _refuse_too_small(options, key)
+        _refuse_lacking(options, key)
         yield options
     finally:
         ray.shutdown()
@@ -103,13 +109,41 @@ def free_and_total(options: RayOptions) -> str:
     )
 
 
-def _refuse_too_small(options: RayOptions) -> None:
+def may_grow() -> bool:
+    """Return whether the cluster has an autoscaler, or it is unknown; may wait for some seconds."""
+    end = time.monotonic() + _STATUS_S
+    while time.monotonic() < end:
+        status = internal_kv._internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode())
+        if status is not None and (adds := adds_nodes(status)) is not None:
+            return adds
+        time.sleep(0.2)
+    return True
+
+
+def _refuse_lacking(options: RayOptions, key: str) -> None:
+    """Refuse a resource that no node has so much of, in a cluster without an autoscaler."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    name = lacked(nodes, options.bundle)
+    if name is None or may_grow():
+        return
+    has = max((node.get(name, 0) for node in nodes), default=0)
+    each = f" for {options.per_bundle} ranks of a bundle" * (options.per_bundle > 1)
+    leave = "leave GPU out to train on CPUs" if name == "GPU" else "ask for less"
+    raise ConfigError(
+        f"{key}resources_per_worker is {shown(options.resources)}: {name}: {options.bundle[name]:g}"
+        f"{each} on one node, and the node with the most has {has:g}. The cluster has"
+        f" {shown(plain(ray.cluster_resources()))}, and no autoscaler that adds nodes. Add a node"
+        f" that has it first, set RAY_ADDRESS to another cluster's, or {leave}."
+    )
+
+
+def _refuse_too_small(options: RayOptions, key: str) -> None:
     total = ray.cluster_resources()
     for name, amount in options.resources.items():
         if amount * options.least > total.get(name, 0):
             raise ConfigError(
-                f"launcher.num_workers and launcher.resources_per_worker ask for {options.asked},"
-                " and this machine, on which Ray was started for the job, has"
-                f" {shown(plain(total))}. Ask for less (with launcher.resources_per_worker={{CPU:"
-                " 0.5} two ranks share a core), or set RAY_ADDRESS to a cluster's."
+                f"{key}num_workers and {key}resources_per_worker ask for {options.asked}, and this"
+                f" machine, on which Ray was started for the job, has {shown(plain(total))}. Ask"
+                f" for less (with {key}resources_per_worker={{CPU: 0.5}} two ranks share a core), or"
+                " set RAY_ADDRESS to a cluster's."
             )

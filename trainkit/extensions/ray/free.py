@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,3 +78,27 @@ def ranks_in(nodes: Sequence[Mapping[str, float]], resources: Mapping[str, float
         min(int(node.get(name, 0) / amount + 1e-9) for name, amount in resources.items())
         for node in nodes
     )
+
+
+def lacked(nodes: Sequence[Mapping[str, float]], needed: Mapping[str, float]) -> str | None:
+    """Return the first resource that is needed and that no node has so much of."""
+    for name, amount in needed.items():
+        if not any(node.get(name, 0) >= amount for node in nodes):
+            return name
+    return None
+
+
+def adds_nodes(status: bytes) -> bool | None:
+    """Return whether a cluster has an autoscaler, by the status that its monitor reports; None if
+    it has not reported yet, or in another form.
+
+    Without an autoscaler the monitor only reads: a node's type is its own id.
+    """
+    try:
+        report = json.loads(status)["autoscaler_report"]
+        types = {*report["active_nodes"], *(report["idle_nodes"] or ())}
+        read_only = {f"node_{node}" for node in report["node_type_mapping"]}
+        is_adding = bool(report["pending_launches"] or report["pending_nodes"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return is_adding or not types <= read_only if types or is_adding else None
