@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,18 @@ class Journalled(trainkit.Task):
     Args:
         pause_s: of each microbatch, until there is a file "hurry".
         fails_at: the step in which rank 1 raises an error; -1: before the ranks meet.
+        exit_code: if it is given, rank 1 calls sys.exit instead.
     """
 
-    def __init__(self, pause_s: float = 0.0, fails_at: int | None = None) -> None:
+    def __init__(
+        self, pause_s: float = 0.0, fails_at: int | None = None, exit_code: int | None = None
+    ) -> None:
         super().__init__()
         torch.manual_seed(1)
         torch.set_num_threads(1)
         self.net = nn.Linear(4, 1)
         self.pause_s, self.fails_at = pause_s, fails_at
+        self.exit_code = exit_code
         if fails_at == -1 and rank() == 1:
             raise ValueError("a mistake of the user's")
         self.folder = Path(os.environ["TRAINKIT_JOURNAL"])
@@ -71,6 +76,8 @@ class Journalled(trainkit.Task):
             file.write(json.dumps(line) + "\n")
         time.sleep(0 if (self.folder / "hurry").exists() else self.pause_s)
         if self.fails_at == trainer.global_step and trainer.global_rank == 1:
+            if self.exit_code is not None:
+                sys.exit(self.exit_code)
             raise ValueError("a mistake of the user's")
         return (self.net(x) - 1).pow(2).mean()
 

@@ -169,6 +169,16 @@ def test_an_error_of_the_users_ends_the_job(cluster: Any, tmp_path: Path) -> Non
     )
 
 
+def test_an_exit_of_the_users_ends_the_job_with_its_code(cluster: Any, tmp_path: Path) -> None:
+    """The code of sys.exit is the job's, as under `python -m trainkit launch`: the rank is not
+    replaced, again and again.
+    """
+    words = ("task.fails_at=2", "+task.exit_code=7", "launcher.num_workers=2")
+    with started(tmp_path, *words) as job:
+        assert job.end() == 7, job.text
+    assert "the job ends with exit code 7: rank 1" in job.text and "filled again" not in job.text
+
+
 def test_sigterm_ends_the_job_with_a_checkpoint(cluster: Any, tmp_path: Path) -> None:
     """SIGTERM to the driver: exit code 75, a checkpoint, no process left;
     the same command with resume=auto ends the fit.

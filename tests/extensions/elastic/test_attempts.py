@@ -26,8 +26,8 @@ from trainkit.checkpoint.format import Snapshot
 from trainkit.checkpoint.store import LocalStore
 from trainkit.data.streams import sharded
 from trainkit.engine.collectives import PeerError
-from trainkit.errors import ConfigError, EngineError
-from trainkit.extensions.elastic.attempts import ElasticRun
+from trainkit.errors import ConfigError, Dismissed, EngineError, Preempted
+from trainkit.extensions.elastic.attempts import ElasticRun, is_own
 from trainkit.loggers import CSVLogger
 from trainkit.optim import schedule_free
 from trainkit.run.elastic import ElasticState
@@ -750,3 +750,25 @@ def test_a_job_that_cannot_lose_a_rank_says_so(launcher: str, lines: int) -> Non
     Elastic().on_train_start(run, Line())
     assert len(said) == lines
     assert all("horovodrun was started without --min-np" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError(), True),
+        (SystemExit(7), True),
+        (SystemExit("no such file"), True),
+        (SystemExit(0), False),
+        (SystemExit(), False),
+        (Preempted("a signal"), False),
+        (Dismissed("its host was removed"), False),
+        (PeerError("rank 1 has gone"), False),
+        (RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed."), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_a_rank_that_fails_by_its_own_code_is_not_replaced(
+    error: BaseException, expected: bool
+) -> None:
+    """sys.exit(7) is such a failure: another worker would do the same, again and again."""
+    assert is_own(error) is expected

@@ -28,7 +28,7 @@ from typing import Any
 from trainkit.device.accelerator import empty_cache, is_accelerator
 from trainkit.engine.collectives import PeerError
 from trainkit.engine.ranks import RanksChanged
-from trainkit.errors import EngineError, JobEnded
+from trainkit.errors import Dismissed, EngineError, JobEnded, Preempted
 from trainkit.run.elastic import Attempt, ElasticState
 
 # what torch says if SIGCHLD comes first, and if the rank waits for the worker's next batch
@@ -103,11 +103,8 @@ class ElasticRun:
                     gc.collect()
                     empty_cache(attempt.engine.device)
         except BaseException as error:
-            is_own = isinstance(error, Exception) and not isinstance(
-                error, (PeerError, RanksChanged, JobEnded)
-            )
             latest = self.state.attempt
-            if is_own and not killed_loader(error) and latest is not None and latest.is_set_up:
+            if is_own(error) and latest is not None and latest.is_set_up:
                 latest.engine.ranks.report_exception()
             if (
                 set_up is not None
@@ -118,6 +115,20 @@ class ElasticRun:
             raise
         finally:
             self.state.close()
+
+
+def is_own(error: BaseException) -> bool:
+    """Return whether a rank fails by the code that it runs, so that another worker in its place
+    would too: an exception, or sys.exit with a code.
+    """
+    if isinstance(error, SystemExit):
+        return not isinstance(error, (Preempted, Dismissed)) and error.code not in (None, 0)
+    consequences = (PeerError, RanksChanged, JobEnded)
+    return (
+        isinstance(error, Exception)
+        and not isinstance(error, consequences)
+        and not killed_loader(error)
+    )
 
 
 def killed_loader(error: BaseException) -> str:
