@@ -48,7 +48,8 @@ def _main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     name, rest = arguments[0], arguments[1:]
     if name in ("-V", "--version"):
-        print(f"trainkit {__version__}")
+        with read_in_part():
+            print(f"trainkit {__version__}")
         return 0
     command = command_of(name)
     if command is None or " " in name:

@@ -229,7 +229,7 @@ class Output:
         is_plain: the streams count as files, with no colours and no bar, although they may be
             terminals.
         is_product: printing is all the work: it ends, without a message, once stdout has no reader
-            (`| head`).
+            (`| head`), and with one if the disk is full.
     """
 
     def __init__(self, is_plain: bool = False, is_product: bool = False) -> None:
@@ -316,8 +316,9 @@ class _Stream:
                 null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
                 os.dup2(null, self.stream.fileno())
                 os.close(null)
-            if self.output.is_product and isinstance(error, BrokenPipeError):
-                raise SystemExit(0) from None
+            if self.output.is_product:
+                full = f"Error: the output cannot be written: {error.strerror}."
+                raise SystemExit(0 if isinstance(error, BrokenPipeError) else full) from None
             self.output.lost(self._name, error)
 
     def __getattr__(self, name: str) -> Any:

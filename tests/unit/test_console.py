@@ -116,6 +116,21 @@ def test_a_command_that_only_prints_ends_with_its_reader() -> None:
     assert ended.value.code == 0 and not err.getvalue()
 
 
+def test_a_command_that_only_prints_fails_on_a_full_disk(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its table is all that it makes: one sentence, and the code of a failure."""
+    with (
+        Path("/dev/full").open("w") as full,
+        contextlib.redirect_stdout(full),
+        pytest.raises(SystemExit) as ended,
+        Output(is_product=True),
+    ):
+        print("a table", flush=True)
+    text = "Error: the output cannot be written: No space left on device."
+    assert ended.value.code == text and not capsys.readouterr().err
+
+
 def test_both_streams_may_be_lost(tmp_path: Path) -> None:
     """Nothing is raised, and the file has both."""
     out, err = Broken(), Broken()

@@ -99,18 +99,22 @@ USAGES = {
 @contextlib.contextmanager
 def read_in_part() -> Iterator[None]:
     """Print lists and help within it: if their reader ends before, as `| head` does, this process
-    ends in silence too. Signals stay as they are: other threads may have connections.
+    ends in silence too; on a full disk with a sentence. Signals stay as they are: other threads
+    may have connections.
     """
     try:
         try:
             yield
         finally:
             print(end="", flush=True)  # also without a sys.stdout
-    except BrokenPipeError:
+    except OSError as error:
+        if error.filename is not None:  # of a file that the list is of
+            raise
         out = sys.__stdout__
         if out is not None and out is sys.stdout:  # Python's end would write again, and say so
             os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-        raise SystemExit(_UNREAD) from None
+        full = f"Error: the output cannot be written: {error.strerror}."
+        raise SystemExit(_UNREAD if isinstance(error, BrokenPipeError) else full) from None
 
 
 def usage_of(command: str) -> str:

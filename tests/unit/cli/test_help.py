@@ -101,6 +101,23 @@ def test_a_list_into_a_pipe_that_is_closed_ends_in_silence(words: str) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "explain", "extensions", "doctor --no-allreduce"]
+)
+def test_a_list_that_a_full_disk_does_not_take_is_one_error(words: str) -> None:
+    """As `ls > /dev/full` says it; the code is that of a failure."""
+    line = f"{shlex.quote(sys.executable)} -m trainkit {words} > /dev/full"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    full = "Error: the output cannot be written: No space left on device.\n"
+    assert (done.stderr, done.returncode) == (full, 1)
+
+
+def test_a_file_that_a_list_is_of_keeps_its_error() -> None:
+    """It is no failure of the output."""
+    with pytest.raises(FileNotFoundError), read_in_part():
+        raise FileNotFoundError(2, "No such file or directory", "a.yaml")
+
+
 @pytest.mark.parametrize("words", ["explain", "data --help", "fit --help"])
 def test_lists_leave_the_signals_of_this_process(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from trainkit.cli.usage import help_text
+from trainkit.cli.usage import help_text, read_in_part
 from trainkit.console import console_of, is_a_terminal
 from trainkit.engine.select import ENGINES
 from trainkit.errors import ConfigError
@@ -25,6 +25,7 @@ _OPTIONS = ("--json", "--no-allreduce")
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "wrong": ("wrong", "bold red")}
 
 
+@read_in_part()
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     if any(argument in ("-h", "--help") for argument in arguments):
