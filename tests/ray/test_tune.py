@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from tests.helpers.launching import Command
+from trainkit.errors import ConfigError
+from trainkit.extensions.ray.connection import connect_ray
+from trainkit.extensions.ray.tuning.search import start_ray
+from trainkit.extensions.ray.tuning.words import SearchSettings
 
 SCRIPT = """
 from ray import tune
@@ -174,3 +180,25 @@ def test_a_trial_has_several_ranks(cluster: str, command: Command, tmp_path: Pat
     assert float(good.split()[2]) == pytest.approx(
         float(next(row["val/acc"] for row in reversed(rows) if row["val/acc"]))
     )
+
+
+def test_a_search_on_a_cluster_that_others_hold_says_what_it_waits_for(cluster: Any) -> None:
+    """One line, with what a trial takes and what is free; none if there is room."""
+    said: list[str] = []
+    settings = SearchSettings(num_workers=2, resources={"CPU": 2})
+    connect_ray("The test")
+    held = placement_group([{"CPU": 1}])
+    try:
+        assert held.wait(60)
+        start_ray(settings, said.append)
+        (line,) = said
+        assert line.startswith(
+            "waiting for 2 x {CPU: 2} of a trial (search.resources); free now: {"
+        )
+        remove_placement_group(held)
+        start_ray(settings, said.append)
+        assert said == [line]
+        with pytest.raises(ConfigError, match=r"search\.resources .* no node .* add nodes"):
+            start_ray(SearchSettings(resources={"GPU": 1}), said.append)
+    finally:
+        ray.shutdown()

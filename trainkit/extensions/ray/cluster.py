@@ -94,19 +94,18 @@ def refuse_bad_environment(key: str, environment: Mapping[str, Any], *, is_joine
         raise ConfigError(f"{key} is not as Ray takes it: {error}") from None
 
 
+def living_nodes() -> list[Node]:
+    """Return the cluster's nodes, with what they have and have free."""
+    free = available_resources_per_node()
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return [Node(node["Resources"], free.get(node["NodeID"], {})) for node in alive]
+
+
 def free_and_total(options: RayOptions) -> str:
     """Return what is free in the cluster, and what it has,
     on all nodes and on the largest, in words.
     """
-    free = available_resources_per_node()
-    return free_on(
-        [
-            Node(node["Resources"], free.get(node["NodeID"], {}))
-            for node in ray.nodes()
-            if node["Alive"]
-        ],
-        options,
-    )
+    return free_on(living_nodes(), options)
 
 
 def may_grow() -> bool:
@@ -122,7 +121,7 @@ def may_grow() -> bool:
 
 def _refuse_lacking(options: RayOptions, key: str) -> None:
     """Refuse a resource that no node has so much of, in a cluster without an autoscaler."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [node.total for node in living_nodes()]
     name = lacked(nodes, options.bundle)
     if name is None or may_grow():
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,14 @@ from trainkit.console import plural
 from trainkit.errors import ConfigError
 from trainkit.extensions.ray.connection import connect_ray
 from trainkit.extensions.ray.free import ranks_in
-from trainkit.extensions.ray.options import shown
+from trainkit.extensions.ray.options import RayOptions, shown
 from trainkit.extensions.ray.tuning.trainable import load_tune, number_of
 from trainkit.extensions.ray.tuning.trainable import trial as make_trial
 from trainkit.extensions.ray.tuning.words import Drawn, SearchSettings
 from trainkit.run.goal import Goal, write_goal
 
 STORAGE = "ray"  # below the search's folder: Tune's own files and the reported checkpoints
+_SETTLES_S = 2.0  # time for Ray's nodes to report what a job that has ended gave back
 _KEPT = 4  # reported checkpoints of each trial; others may be about to copy them
 
 
@@ -120,35 +122,55 @@ def search(request: Search, say: Callable[[str], None]) -> SearchEnd:
 
 def start_ray(settings: SearchSettings, say: Callable[[str], None]) -> None:
     """Connect to the cluster of RAY_ADDRESS, or start one on this host; refuse trials that it has
-    no room for. A cluster that may grow is waited for, with a line.
+    no room for. A cluster that may grow, or is taken by others, is waited for, with a line.
 
     Raises:
         ConfigError: the cluster cannot be reached, no node has the resources of a rank, or a
             cluster of this host not those of a trial.
     """
-    ray = connect_ray("A search")
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(
-        all(node.get(name, 0) >= number for name, number in settings.resources.items())
-        for node in nodes
-    ):
+    connect_ray("A search")
+    cluster = importlib.import_module("trainkit.extensions.ray.cluster")
+    nodes = [node.total for node in cluster.living_nodes()]
+    is_own = not os.environ.get("RAY_ADDRESS")
+    if (room := ranks_in(nodes, settings.resources)) >= settings.num_workers:
+        _say_if_taken(cluster, settings, say)
+        return
+    if not room:
         names = ("CPU", "GPU", *settings.resources)
         there = "; ".join(
             ", ".join(f"{name}: {node[name]:g}" for name in dict.fromkeys(names) if name in node)
             for node in nodes
         )
-        raise ConfigError(
+        text = (
             f"search.resources is {dict(settings.resources)}, and no node of the cluster has so"
-            f" much: {there}. Ask for less, or add nodes."
+            f" much: {there}"
         )
-    if (room := ranks_in(nodes, settings.resources)) < settings.num_workers:
+        if is_own or not cluster.may_grow():
+            raise ConfigError(f"{text}. Ask for less, or add nodes.")
+    else:
         text = (
             f"search.num_workers is {settings.num_workers}, each with"
             f" {shown(settings.resources)}, and the cluster has room for {plural(room, 'rank')}"
         )
-        if not os.environ.get("RAY_ADDRESS"):
+        if is_own:
             raise ConfigError(f"{text}. Ask for less, or set RAY_ADDRESS to a larger one's.")
-        say(f"{text}: no trial starts before nodes come")
+    say(f"{text}: no trial starts before nodes come")
+
+
+def _say_if_taken(cluster: Any, settings: SearchSettings, say: Callable[[str], None]) -> None:
+    """Print a line if other jobs hold what a trial takes."""
+    options = RayOptions(settings.num_workers, settings.num_workers, settings.resources)
+    end = time.monotonic() + _SETTLES_S
+    while (
+        ranks_in([node.free for node in cluster.living_nodes()], options.resources) < options.least
+    ):
+        if time.monotonic() > end:
+            say(
+                f"waiting for {options.asked} of a trial (search.resources);"
+                f" {cluster.free_and_total(options)}"
+            )
+            return
+        time.sleep(0.2)
 
 
 def _domain(tune: Any, drawn: Drawn) -> Any:
