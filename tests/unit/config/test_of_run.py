@@ -58,6 +58,20 @@ def test_an_evaluation_has_the_runs_config(arguments: list[str], run_dir: Path) 
     assert job.notes == ()
 
 
+def test_several_evaluations_of_a_run_have_its_checkpoints(run_dir: Path) -> None:
+    """With -m each has a folder of its own in the run's, which has none; their names lead to the
+    run's, as a folder that is typed does.
+    """
+    jobs: list[ComposedJob] = []
+    words = ["-m", "run_dir=r", "ckpt_path=best,last,r/checkpoints/last"]
+    assert main("validate", words, jobs.append) == 0
+    expected = [f"r/checkpoints/{name}" for name in ("best", "last", "last")]
+    assert [job.config["ckpt_path"] for job in jobs] == expected
+    assert [job.config["run_dir"] for job in jobs] == ["r/0", "r/1", "r/2"]
+    main("test", ["-m", "run_dir=r", "data.batch_size=8,16"], jobs.append)
+    assert [job.config["ckpt_path"] for job in jobs[3:]] == ["r/checkpoints/best"] * 2
+
+
 def test_changes_are_named_key_by_key(run_dir: Path) -> None:
     """An override changes what refers to its key too, and each change is named with both values."""
     job = job_of(
