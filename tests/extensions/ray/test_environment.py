@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 
 from tests.extensions.ray.test_options import options
 from trainkit.errors import ConfigError
+from trainkit.extensions.ray.free import Node
 
 cluster = pytest.importorskip("trainkit.extensions.ray.cluster", reason="ray is not installed")
 
@@ -45,5 +47,26 @@ def test_actors_have_the_environment_on_a_connection_of_the_script(
     given = options(runtime_env={"env_vars": {"A": "1"}})
     assert "runtime_env" not in given.actor
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(cluster, "living_nodes", lambda: [Node({"CPU": 1}, {})])
     with cluster.connected(given) as joined:
         assert joined.actor["runtime_env"] == {"env_vars": {"A": "1"}}
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_what_no_node_has_is_refused_unless_nodes_may_come(
+    grows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An autoscaler may bring a GPU: then the job waits, and says so."""
+    nodes = [Node({"CPU": 8, "GPU": 1}, {}), Node({"CPU": 8}, {})]
+    monkeypatch.setattr(cluster, "living_nodes", lambda: nodes)
+    monkeypatch.setattr(cluster, "may_grow", lambda: grows)
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: {"CPU": 16, "GPU": 1})
+    asked = options(resources_per_worker={"CPU": 1, "GPU": 1}, workers_per_bundle=2)
+    text = (
+        r"x\.resources_per_worker is \{CPU: 1, GPU: 1\}: GPU: 2 for 2 ranks of a bundle on one node,"
+        r" and the node with the most has 1\. The cluster has \{CPU: 16, GPU: 1\}"
+    )
+    refused = contextlib.nullcontext() if grows else pytest.raises(ConfigError, match=text)
+    with refused, cluster.connected(asked, "x."):
+        pass
