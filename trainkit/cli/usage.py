@@ -5,6 +5,7 @@ Imports nothing heavy, for both must answer at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import textwrap
@@ -108,7 +109,7 @@ def read_in_part() -> Iterator[None]:
         finally:
             print(end="", flush=True)  # also without a sys.stdout
     except OSError as error:
-        if error.filename is not None:  # of a file that the list is of
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise
         out = sys.__stdout__
         if out is not None and out is sys.stdout:  # Python's end would write again, and say so
