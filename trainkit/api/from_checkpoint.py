@@ -1,19 +1,22 @@
 """A Task from a checkpoint: its class called with the arguments that `save_hyperparameters` left in
 the manifest.
 
-The manifest holds plain values only (numbers, texts, and lists and mappings of them); others, as a
-module, are given again.
+The manifest holds plain values only: numbers, texts, and lists, tuples and mappings of them. Others,
+as a module, are given again; a line names those that are left to their defaults.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
+from trainkit.api.hyperparameters import Configured
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.checkpoint.format import MANIFEST, load_extra, read_manifest
 from trainkit.checkpoint.handed import Handed
@@ -22,14 +25,40 @@ from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import compare, load_into, read_config, read_weights
 from trainkit.console import info
 from trainkit.errors import CheckpointError
-from trainkit.safety.masking import MASK
+from trainkit.safety.masking import MASK, masked
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that JSON can hold; tuples become lists."""
-    return {str(key): value for key, value in values.items() if _is_plain(value)}
+def saved_arguments(task: Configured, secrets: Collection[str]) -> dict[str, Any]:
+    """Return the entries of a manifest for a Task's saved arguments, with secrets masked.
+
+    Returns:
+        `hparams`: those that JSON can hold, tuples as lists; `hparams_exact`: Python's literals of
+        those that JSON would change (tuples, numbers as keys); `hparams_left_out`: names of the
+        others, without those that have their default.
+    """
+    own = task.hparams
+    held = {str(key): value for key, value in own.items() if _is_plain(value)}
+    exact = {key: repr(masked(value, secrets)) for key, value in own.items() if _is_literal(value)}
+    defaults: dict[str, Any] = {}
+    for base in reversed(type(task).__mro__):
+        parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
+        defaults |= {name: parameter.default for name, parameter in parameters.items()}
+    others = own.keys() - held.keys() - exact.keys()
+    left_out = sorted(key for key in others if own[key] is not defaults.get(key, inspect))
+    entries = {"hparams": masked(held, secrets), "hparams_exact": exact}
+    return {
+        key: value for key, value in (entries | {"hparams_left_out": left_out}).items() if value
+    }
+
+
+def _is_literal(value: Any) -> bool:
+    """Return whether JSON would change it, and `ast.literal_eval` makes it of its text."""
+    try:
+        return bool(json.loads(json.dumps(value)) != value == ast.literal_eval(repr(value)))
+    except (TypeError, ValueError, SyntaxError):  # what is in it is no literal
+        return False
 
 
 def _is_plain(value: Any) -> bool:
@@ -54,17 +83,16 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
             them.
     """
     with local_copy(path) as local:
-        saved = (
-            _arguments_of(read_manifest(Path(local))) if (Path(local) / MANIFEST).is_file() else {}
-        )
+        manifest = read_manifest(Path(local)) if (Path(local) / MANIFEST).is_file() else {}
         weights = read_weights(local)
         config = read_config(local)
         extra = _extra_of(cls, Path(local))
     parameters = inspect.signature(cls).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    arguments = {
-        name: value for name, value in saved.items() if takes_any or name in parameters
-    } | dict(given)
+    saved = _arguments_of(manifest)
+    known = {*saved, *manifest.get("hparams_left_out", ())}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        known &= parameters.keys()
+    arguments = {name: saved[name] for name in saved if name in known} | dict(given)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     hidden = [name for name, value in arguments.items() if name not in given and _is_hidden(value)]
     needed = [p.name for p in parameters.values() if p.kind in kinds and p.default is p.empty]
@@ -76,6 +104,11 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
             " save_hyperparameters() in its __init__ before training (it saves plain values, but"
             " no secrets and no values of the environment), or give them:"
             f" {cls.__name__}.load_from_checkpoint(path, {shown})."
+        )
+    if defaulted := ", ".join(sorted(known - arguments.keys())):
+        info(
+            f"{path} was made with other values of {defaulted} than the defaults of {cls.__name__},"
+            " which are used now: it holds plain values only. Give them to load_from_checkpoint."
         )
     task = cls(**arguments)
     make_model: Any = getattr(task, "_make_model", None)  # of a Task, which imports this file
@@ -115,4 +148,5 @@ def _arguments_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in node.items()
         if not key.startswith("_") and not isinstance(value, Mapping)
     }
-    return own | dict(manifest.get("hparams") or {})
+    exact = manifest.get("hparams_exact") or {}
+    return own | (manifest.get("hparams") or {}) | {k: ast.literal_eval(exact[k]) for k in exact}

@@ -18,7 +18,7 @@ from torch import nn
 
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
-from trainkit.api.from_checkpoint import plain
+from trainkit.api.from_checkpoint import saved_arguments
 from trainkit.api.state import TrainState
 from trainkit.checkpoint.contents import Contents, Part
 from trainkit.checkpoint.handed import Handed
@@ -35,7 +35,6 @@ from trainkit.optim.schedule import LearningRates
 from trainkit.run.feature import Features
 from trainkit.run.run import Run
 from trainkit.run.step_parts import StepParts
-from trainkit.safety.masking import masked
 
 
 @dataclass
@@ -326,8 +325,7 @@ def contents_of(run: Run, features: Features) -> Contents:
     def about() -> dict[str, Any]:
         content: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
         content |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
-        if hparams := plain(run.task.hparams):
-            content["hparams"] = masked(hparams, run.options.masked_values)
+        content |= saved_arguments(run.task, run.options.masked_values)
         return content | {"versions": versions(), "config": run.options.config}
 
     data = run.datamodule

@@ -300,6 +300,63 @@ def test_a_task_is_built_from_its_checkpoint(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "value", [(3, 4), [(1, "a"), (2.5, None)], {"sizes": (1,)}, {0: "a", 2: [3]}]
+)
+def test_arguments_come_back_as_they_were(tmp_path: Path, value: Any) -> None:
+    """Tuples are tuples, and numbers stay keys, on any level."""
+    quiet(tmp_path, enable_checkpointing=True).fit(Wide(5, act=value), loader(8))
+    assert repr(Wide.load_from_checkpoint(tmp_path / "checkpoints" / "last").hparams.act) == repr(
+        value
+    )
+
+
+@pytest.mark.parametrize(
+    "value", [nn.ReLU(), {1}, (nn.ReLU(),), (float("nan"), Path("a")), {(1, 2): 3}]
+)
+def test_a_value_that_is_not_saved_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: Any
+) -> None:
+    """A line says that the default is used in its place; not if it is given, or was the default."""
+    quiet(tmp_path, enable_checkpointing=True).fit(Wide(5, act=value), loader(8))
+    capsys.readouterr()
+    folder = tmp_path / "checkpoints" / "last"
+    assert Wide.load_from_checkpoint(folder).hparams.act is None
+    assert "made with other values of act than the defaults of Wide" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    Wide.load_from_checkpoint(folder, act=value)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_default_that_is_no_plain_value_needs_no_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A base's default counts too, behind **kwargs."""
+
+    class Act(Wide):
+        def __init__(self, width: int, act: Any = nn.ReLU, **others: Any) -> None:
+            super().__init__(width, act=act, **others)
+
+    class Open(Act):
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+
+    quiet(tmp_path, enable_checkpointing=True).fit(Open(width=5), loader(8))
+    capsys.readouterr()
+    assert Open.load_from_checkpoint(tmp_path / "checkpoints" / "last").hparams.act is nn.ReLU
+    assert capsys.readouterr().out == ""
+
+
+def test_secrets_inside_tuples_are_masked(tmp_path: Path) -> None:
+    """The manifest has none of them."""
+    value = ({"api_key": "hush-hush-hush"}, 1)
+    quiet(tmp_path, enable_checkpointing=True).fit(Wide(5, act=value), loader(8))
+    folder = tmp_path / "checkpoints" / "last"
+    assert "hush-hush" not in (folder / "manifest.json").read_text()
+    assert isinstance(Wide.load_from_checkpoint(folder).hparams.act, tuple)
+
+
 def test_arguments_that_are_not_saved_are_named(tmp_path: Path) -> None:
     """The error says how to save them, and how to give them."""
 
