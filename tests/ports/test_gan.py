@@ -123,6 +123,7 @@ def test_a_logger_of_plain_files_has_no_experiment(tmp_path: Path) -> None:
         max_epochs=1, run_dir=str(tmp_path), logger=CSVLogger(), enable_progress_bar=False
     )
     with pytest.raises(
-        trainkit.TrainkitError, match=r"CSVLogger\.experiment: this logger writes plain files"
+        trainkit.TrainkitError,
+        match=r"CSVLogger\.experiment: this logger writes plain files.*Trainer\(logger=TensorB",
     ):
         trainer.fit(Gan(), DataLoader(TensorDataset(torch.rand(8, 1, 4, 4)), batch_size=4))

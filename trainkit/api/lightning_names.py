@@ -28,9 +28,7 @@ TRAINER_ARGUMENTS: dict[str, str] = {
         "trainkit calls it enable_checkpointing: true or false; a ModelCheckpoint goes into"
         " callbacks."
     ),
-    "use_distributed_sampler": (
-        "data is always sharded over the ranks, each sample once; leave it out."
-    ),
+    "use_distributed_sampler": "data is sharded over ranks, each sample once; leave it out.",
 }
 
 # Without effect here: nothing logged keeps its graph, and a metric object is found without its
@@ -71,10 +69,11 @@ TASK_METHODS: dict[str, str] = {
         "trainkit calls the loss's backward itself; on_before_backward and on_after_backward are"
         " around it."
     ),
-    "optimizer_step": _OWN_UPDATE,
-    "optimizer_zero_grad": (
-        "Gradients are set to None before each step; on_before_zero_grad comes before it."
+    "optimizer_step": (
+        f"{_OWN_UPDATE} What follows it, as a scheduler's step(), goes into on_train_batch_end; or"
+        ' return the scheduler with "interval": "step" from configure_optimizers.'
     ),
+    "optimizer_zero_grad": "Gradients are set to None at each step, after on_before_zero_grad.",
     "configure_sharded_model": "Use configure_model.",
     "configure_gradient_clipping": f"Set trainer.gradient_clip_val. {_OWN_UPDATE}",
     "lr_scheduler_step": (

@@ -248,8 +248,8 @@ class Logger(Callback):
     def native(self) -> Any:
         """Return the library's object, for `experiment`."""
         raise ConfigError(
-            f"{type(self).__name__}.experiment: this logger writes plain files. Use self.log_image,"
-            " self.log_text and their kin, or add logger=tensorboard, wandb or mlflow."
+            f"{type(self).__name__}.experiment: this logger writes plain files. Use self.log_image or"
+            " self.log_text, or Trainer(logger=TensorBoardLogger()); in configs logger=tensorboard."
         )
 
     def hand_over(self, what: str, work: Callable[[], object]) -> bool:
