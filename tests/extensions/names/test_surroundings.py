@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, loader, quiet
@@ -58,6 +59,31 @@ def test_a_library_that_sees_one_rank_is_named(
     World(2).run(work)
     out = capsys.readouterr().out
     assert out.count("sees 1 rank, and this run has 2") == (2 if size == 1 else 0)
+
+
+@pytest.mark.parametrize(("imported", "lines"), [("torch.distributed", 1), ("torch", 0)])
+def test_a_loss_that_gathers_by_torch_without_a_group_is_named(
+    imported: str,
+    lines: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under horovodrun, lightly's gather_distributed=True would gather one rank's features."""
+    theirs: Any = ModuleType("their_losses")
+    theirs.dist = sys.modules[imported]
+    theirs.Loss = type("Loss", (nn.Module,), {"__module__": theirs.__name__})
+    monkeypatch.setitem(sys.modules, theirs.__name__, theirs)
+
+    def work(engine: Any) -> None:
+        task = Line()
+        task.criterion = theirs.Loss()
+        quiet(tmp_path, engine=engine, max_steps=1).fit(task, loader())
+
+    World(2).run(work)
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("torch.distributed sees 1 rank, and this run has 2") == lines
+    assert out.count("Loss can use it, and it has no group (torchrun makes one)") == lines
 
 
 @pytest.mark.parametrize(("scaling", "lines"), [("linear", 1), ("none", 0)])

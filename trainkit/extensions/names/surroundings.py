@@ -1,6 +1,7 @@
 """What other libraries have set up around a fit, and trainkit does not read: what `accelerate launch`
-asks for, and a Horovod or an Accelerator that sees one rank where there are several. And an
-`engine.op` of Horovod's beside rates that follow the ranks, which Horovod's scripts scale by hand.
+asks for, and a Horovod, an Accelerator or torch.distributed that sees one rank where there are
+several. And an `engine.op` of Horovod's beside rates that follow the ranks, which Horovod's scripts
+scale by hand.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import os
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from torch import nn
 
 from trainkit.api.view import RunView
 
@@ -49,6 +52,23 @@ def alone(run: RunView) -> Iterator[str]:
     state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     if state is not None and state._shared_state and state().num_processes == 1:
         yield _alone("accelerate", "is_main_process is true on each", run)
+    dist: Any = sys.modules["torch.distributed"]
+    if (users := _users_of(dist, run.task)) and not dist.is_initialized():
+        consequence = f"{', '.join(users)} can use it, and it has no group (torchrun makes one)"
+        yield _alone("torch.distributed", consequence, run)
+
+
+def _users_of(dist: object, task: nn.Module) -> list[str]:
+    """Return the names of classes in a Task whose module has imported torch.distributed, as those of
+    losses that gather features. trainkit sums what torchmetrics' objects count.
+    """
+    kinds = {type(part) for part in task.modules()}
+    return sorted(
+        kind.__name__
+        for kind in kinds
+        if kind.__module__.partition(".")[0] not in ("torch", "torchmetrics", "trainkit")
+        and any(value is dist for value in vars(sys.modules[kind.__module__]).values())
+    )
 
 
 def _alone(library: str, consequence: str, run: RunView) -> str:
