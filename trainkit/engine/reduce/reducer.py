@@ -267,8 +267,8 @@ class GradientReducer(GradientSums):
             name = _name_in(self._bucket_of[parameter], parameter)
             raise TaskError(
                 f"The gradient of '{name}' was computed twice in one synchronised backward"
-                " (reentrant checkpointing, or a second backward in training_step). Use"
-                " non-reentrant checkpointing, or add the losses and return them."
+                " (reentrant checkpointing, or a second backward in training_step). Use non-reentrant"
+                " checkpointing; add the losses and return them; or self.manual_backward(loss)."
             )
         self._done.add(parameter)
         bucket = self._bucket_of[parameter]

@@ -96,7 +96,7 @@ def test_a_second_gradient_in_one_synchronised_step_is_an_error() -> None:
     net = model()
     Noting(net, in_order=False)
     net(torch.ones(2, 3)).sum().backward()
-    with pytest.raises(TaskError, match=r"'1\.weight' was computed twice"):
+    with pytest.raises(TaskError, match=r"'1\.weight' was computed twice.*self\.manual_backward"):
         net(torch.ones(2, 3)).sum().backward()
 
 
