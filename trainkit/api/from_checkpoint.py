@@ -45,8 +45,7 @@ def saved_arguments(task: Configured, secrets: Collection[str]) -> dict[str, Any
     for base in reversed(type(task).__mro__):
         parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]
         defaults |= {name: parameter.default for name, parameter in parameters.items()}
-    others = own.keys() - held.keys() - exact.keys()
-    left_out = sorted(key for key in others if own[key] is not defaults.get(key, inspect))
+    left_out = [k for k in own if k not in held | exact and own[k] is not defaults.get(k, inspect)]
     entries = {"hparams": masked(held, secrets), "hparams_exact": exact}
     return {
         key: value for key, value in (entries | {"hparams_left_out": left_out}).items() if value
@@ -98,12 +97,11 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
     needed = [p.name for p in parameters.values() if p.kind in kinds and p.default is p.empty]
     lacking = [*hidden, *(name for name in needed if name not in arguments)]
     if lacking:
-        shown = ", ".join(f"{name}=..." for name in lacking)
         raise CheckpointError(
             f"{path} does not hold the arguments {', '.join(lacking)} of {cls.__name__}: call"
             " save_hyperparameters() in its __init__ before training (it saves plain values, but"
             " no secrets and no values of the environment), or give them:"
-            f" {cls.__name__}.load_from_checkpoint(path, {shown})."
+            f" {cls.__name__}.load_from_checkpoint(path, {'=..., '.join(lacking)}=...)."
         )
     if defaulted := ", ".join(sorted(known - arguments.keys())):
         info(
@@ -111,18 +109,14 @@ def build_from(cls: type[_Module], path: str, strict: bool, given: Mapping[str, 
             " which are used now: it holds plain values only. Give them to load_from_checkpoint."
         )
     task = cls(**arguments)
-    make_model: Any = getattr(task, "_make_model", None)  # of a Task, which imports this file
-    if make_model is not None:
-        make_model()
+    getattr(task, "_make_model", lambda: None)()  # of a Task, which imports this file
     if extra is not None:
         handed = Handed(extra["extra"], extra["state"])
         handed["state_dict"] = weights
         task.on_load_checkpoint(handed)  # type: ignore[operator]
         weights = handed.split()[1] or {}
-    differences: Any = getattr(task, "compare_config", lambda config: [])
-    lines = compare(differences, config, path, strict)
-    translate: Any = getattr(task, "translate_weights", dict)
-    lines += load_into(task, translate(weights), path, strict)
+    lines = compare(getattr(task, "compare_config", lambda config: []), config, path, strict)
+    lines += load_into(task, getattr(task, "translate_weights", dict)(weights), path, strict)
     if lines:
         info(f"Weights from {path}, without those that do not match:\n{listed(lines)}")
     return task
@@ -143,10 +137,6 @@ def _arguments_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     if it was built from one.
     """
     node = (manifest.get("config") or {}).get("task") or {}
-    own = {
-        key: value
-        for key, value in node.items()
-        if not key.startswith("_") and not isinstance(value, Mapping)
-    }
+    own = {k: v for k, v in node.items() if k[:1] != "_" and not isinstance(v, Mapping)}
     exact = manifest.get("hparams_exact") or {}
     return own | (manifest.get("hparams") or {}) | {k: ast.literal_eval(exact[k]) for k in exact}

@@ -325,8 +325,8 @@ def contents_of(run: Run, features: Features) -> Contents:
     def about() -> dict[str, Any]:
         content: dict[str, Any] = {"epoch": run.current_epoch, "global_step": run.global_step}
         content |= {"metrics": dict(run.callback_metrics), "contract": run.batch_plan.to_dict()}
-        content |= saved_arguments(run.task, run.options.masked_values)
-        return content | {"versions": versions(), "config": run.options.config}
+        content |= {"versions": versions(), "config": run.options.config}
+        return content | saved_arguments(run.task, run.options.masked_values)
 
     data = run.datamodule
     of_data: dict[str, Part] = {}
