@@ -362,7 +362,7 @@ def _fill(filename: str, trainer: RunView, early: bool, inserts_names: bool) -> 
     """Return the name of a checkpoint;
     if it is `early`, values that are not logged yet become nan.
     """
-    pattern = re.sub(r"(?<!=)\{(\w[\w/]*)", r"\1={\1", filename) if inserts_names else filename
+    pattern = re.sub(r"(?<!=)\{(\w[^{}:!]*)", r"\1={\1", filename) if inserts_names else filename
     values = {k.replace("/", "_"): v for k, v in trainer.callback_metrics.items()}
     known = values | {"epoch": trainer.current_epoch, "step": trainer.global_step}
     try:

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.helpers.logger_calls import Written
 from tests.helpers.toy import Line, loader, quiet
-from trainkit.callbacks import LearningRateMonitor
+from trainkit.callbacks import LearningRateMonitor, ModelCheckpoint
 from trainkit.errors import ConfigError
 
 
@@ -55,6 +55,23 @@ def test_warm_up_is_written_by_steps(tmp_path: Path) -> None:
         (2, {"lr-SGD": pytest.approx(0.05)}),
         (4, {"lr-SGD": pytest.approx(0.1)}),
     ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"lr_warmup_steps": 4}])
+def test_other_callbacks_find_the_rates(tmp_path: Path, settings: Any) -> None:
+    """As in Lightning, by epochs and by steps: a checkpoint can be named after one."""
+    monitor = LearningRateMonitor()
+    by_rate = ModelCheckpoint(filename="{lr-SGD:.1f}")
+    trainer = quiet(
+        tmp_path,
+        callbacks=[monitor, by_rate],
+        enable_checkpointing=True,
+        log_every_n_steps=2,
+        **settings,
+    )
+    trainer.fit(Line(lr=0.1), loader(16))
+    assert trainer.callback_metrics["lr-SGD"] == pytest.approx(0.1)
+    assert "lr-SGD=0.1" in {path.name for path in (tmp_path / "checkpoints").iterdir()}
 
 
 def groups(task: Any) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ from trainkit.optim.forms import ScheduleConfig
 
 @checked
 class LearningRateMonitor(Callback):
-    """Logs the rates that a step's update used: warm-up, factor and schedules included.
+    """Logs the rates that a step's update used: warm-up, factor and schedules included. Other
+    callbacks find them in `trainer.callback_metrics`.
 
     The names are `lr-SGD`, `lr-SGD-1` for a second optimizer of the class, `lr-SGD/pg1`,
     `lr-SGD/pg2` if there are several groups (or `lr-SGD/<name>` for a group with a "name"), and
@@ -62,19 +63,18 @@ class LearningRateMonitor(Callback):
 
     def on_before_optimizer_step(self, trainer: RunView, task: Task, optimizer: Optimizer) -> None:
         """Read the rates, which the schedulers move right after the update."""
-        ends_logged_step = is_log_step(trainer, ahead=1)
-        if self._by_steps and ends_logged_step and trainer.is_global_zero:
+        if self._by_steps and is_log_step(trainer, ahead=1):
             self._used = self.read(trainer)
 
     def on_train_step_end(self, trainer: RunView, task: Task) -> None:
-        if self._by_steps and is_log_step(trainer) and trainer.is_global_zero:
-            write(trainer, self._used)
+        if self._by_steps and is_log_step(trainer):
+            _log(trainer, self._used)
 
     def on_train_epoch_start(self, trainer: RunView, task: Task) -> None:
         # of an epoch that a run resumes the rates were logged
         is_new = trainer.state.step_in_epoch == 0
-        if not self._by_steps and trainer.is_global_zero and is_new:
-            write(trainer, self.read(trainer))
+        if not self._by_steps and is_new:
+            _log(trainer, self.read(trainer))
 
     def read(self, trainer: RunView) -> dict[str, float]:
         """Return the values by name. Waits for the device if an
@@ -92,6 +92,13 @@ class LearningRateMonitor(Callback):
                     if self.log_weight_decay:
                         values[f"{name}-weight_decay"] = float(group.get("weight_decay", 0.0))
         return values
+
+
+def _log(trainer: RunView, values: dict[str, float]) -> None:
+    """Hand them to the loggers, and to other callbacks on every rank, as in Lightning."""
+    trainer.callback_metrics.put(values, trainer.global_step)
+    if trainer.is_global_zero:
+        write(trainer, values)
 
 
 def names_of(
