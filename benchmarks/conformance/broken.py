@@ -92,7 +92,7 @@ def the_schedule_is_not_restored() -> None:
 def the_average_is_not_restored() -> None:
     """EMA's average begins again after resuming."""
     change(
-        "trainkit.callbacks.averaging.ema.EMA.load_state_dict",
+        "trainkit.extensions.swa.ema.EMA.load_state_dict",
         lambda old: lambda self, state: setattr(self, "_loaded", None),
     )
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from trainkit.api.callback import Callback as Callback
-from trainkit.callbacks.averaging.ema import EMA as EMA
 from trainkit.callbacks.checkpoint import ModelCheckpoint as ModelCheckpoint
 from trainkit.callbacks.divergence_guard import DivergenceGuard as DivergenceGuard
 from trainkit.callbacks.early_stopping import EarlyStopping as EarlyStopping

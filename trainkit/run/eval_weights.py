@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR
 
 from trainkit.api.view import RunView
-from trainkit.callbacks.averaging.ema import WeightAveraging
+from trainkit.callbacks.weight_averaging import WeightAveraging
 from trainkit.checkpoint.contents import TRAINED, Part
 from trainkit.engine.pieces import fill
 from trainkit.errors import ConfigError

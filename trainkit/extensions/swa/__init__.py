@@ -1,17 +1,21 @@
-"""callbacks=swa: the average of the weights at the ends of the last epochs (docs/optimizers.md).
+"""callbacks=ema, swa: averages of the weights (docs/optimizers.md).
 
-callback.py         StochasticWeightAveraging
+ema.py              EMA, which each update moves
+callback.py         StochasticWeightAveraging, of the ends of the last epochs
 norm_statistics.py  batch norm's means and variances for the averaged weights
 """
 
 from trainkit.extension import Extension
 
-_SWA = "trainkit.extensions.swa.callback.StochasticWeightAveraging"
+_ROOM = "trainkit.extensions.swa"
+_HOMES = {"EMA": f"{_ROOM}.ema.EMA"}
+_HOMES["StochasticWeightAveraging"] = f"{_ROOM}.callback.StochasticWeightAveraging"
 
 EXTENSION = Extension(
     name="swa",
-    summary="callbacks=swa: the average of the weights at the ends of the last epochs",
+    summary="callbacks=ema, swa: an average of the weights is validated, saved and left in the model",
     proven="each commit",
-    targets=(_SWA,),
-    names={"trainkit.callbacks.StochasticWeightAveraging": _SWA},
+    targets=tuple(_HOMES.values()),
+    names={f"trainkit.callbacks.{name}": home for name, home in _HOMES.items()}
+    | {"trainkit.callbacks.averaging.ema.EMA": _HOMES["EMA"]},
 )

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import IntOrFraction, NonNegativeInt, PositiveFloat, checked
-from trainkit.callbacks.averaging.ema import WeightAveraging
 from trainkit.callbacks.checkpoint import checkpoint_policies
+from trainkit.callbacks.weight_averaging import WeightAveraging
 from trainkit.console import info, warning
 from trainkit.errors import ConfigError
 from trainkit.extensions.swa.norm_statistics import recompute_norm_statistics

@@ -1,3 +1,0 @@
-"""Averages of weights beside training:
-exponential moving average and stochastic weight averaging.
-"""
