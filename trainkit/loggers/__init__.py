@@ -4,7 +4,6 @@ from typing import Any
 
 from trainkit.extension import public
 from trainkit.loggers.csv import CSVLogger as CSVLogger
-from trainkit.loggers.jsonl import JSONLLogger as JSONLLogger
 from trainkit.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
 
 
