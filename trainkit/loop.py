@@ -150,7 +150,7 @@ def train_step(run: Run, step: Step) -> None:
         with run.step.sync_guard:
             finish_gradients(run, step)
             state.half_updated = True
-            updated = run.engine.step(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
+            updated = run.step.update(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
         if updated:
             run.rates.record_update()
         run.hooks("on_after_optimizer_step")

@@ -101,6 +101,21 @@ def names_of_ranks(kit: Framework) -> Any:
 
 
 @equal_on_ranks
+def a_rate_around_the_update(kit: Framework) -> Any:
+    """A rate that is set in optimizer_step."""
+
+    def optimizer_step(self: Any, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * (1 + self.trainer.global_step)
+        optimizer.step(closure=closure)
+
+    task = kit.line(optimizer_step=optimizer_step)
+    trainer = kit.trainer(max_epochs=2)
+    trainer.fit(task, in_order(kit))
+    return weights(task), trainer.global_step
+
+
+@equal_on_ranks
 def gathers(kit: Framework) -> Any:
     """all_gather of tensors, numbers, dicts and lists; a text is left alone."""
     read: list[Any] = []

@@ -384,6 +384,49 @@ def a_rate_of_each_step(kit: Framework) -> Any:
 
 
 @equal
+def a_rate_around_the_update(kit: Framework) -> Any:
+    """A warm-up of the user's own, in optimizer_step, with its epoch and batch_idx."""
+    read: list[Any] = []
+
+    def optimizer_step(
+        self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any
+    ) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * (1 + self.trainer.global_step)
+        loss = optimizer.step(closure=optimizer_closure)
+        read.append((epoch, batch_idx, round(float(loss), 5), self.trainer.global_step))
+        assert optimizer.state_dict()["param_groups"][0]["lr"] > 0
+
+    task = kit.line(optimizer_step=optimizer_step)
+    kit.trainer(max_epochs=2, accumulate_grad_batches=1).fit(task, data())
+    return read, weights(task)
+
+
+@equal
+def a_schedule_after_the_update(kit: Framework) -> Any:
+    """A scheduler of the user's own, whose step() follows super().optimizer_step()."""
+
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        self.__dict__["own"] = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return optimizer
+
+    def optimizer_step(self: Any, *args: Any, **kwargs: Any) -> None:
+        super(type(self), self).optimizer_step(*args, **kwargs)
+        self.own.step()
+
+    members = {"configure_optimizers": configure_optimizers, "optimizer_step": optimizer_step}
+    return rates_of(kit, kit.line(**members), max_epochs=2)
+
+
+@refused("optimizer_step returned without")
+def no_update(kit: Framework) -> Any:
+    """optimizer_step that makes no update."""
+    task = kit.line(optimizer_step=lambda self, epoch, batch_idx, optimizer, closure: closure())
+    kit.trainer(max_epochs=1).fit(task, data())
+
+
+@equal
 def momentum_by_hand(kit: Framework) -> Any:
     """Momentum and weight decay that are set by hand hold."""
 
@@ -591,7 +634,6 @@ def overridden(name: str) -> Any:
 
 
 for method_name in (
-    "optimizer_step",
     "lr_scheduler_step",
     "configure_gradient_clipping",
     "optimizer_zero_grad",

@@ -69,10 +69,6 @@ TASK_METHODS: dict[str, str] = {
         "trainkit calls the loss's backward itself; on_before_backward and on_after_backward are"
         " around it."
     ),
-    "optimizer_step": (
-        f"{_OWN_UPDATE} What follows it, as a scheduler's step(), goes into on_train_batch_end; or"
-        ' return the scheduler with "interval": "step" from configure_optimizers.'
-    ),
     "optimizer_zero_grad": "Gradients are set to None at each step, after on_before_zero_grad.",
     "configure_sharded_model": "Use configure_model.",
     "configure_gradient_clipping": f"Set trainer.gradient_clip_val. {_OWN_UPDATE}",

@@ -1,5 +1,6 @@
-"""Manual optimization, as Lightning writes it:
-what `training_step` calls if the Task sets `automatic_optimization = False`.
+"""Manual optimization, as Lightning writes it: what `training_step` calls if the Task sets
+`automatic_optimization = False`. And `optimizer_step`, for what a Task does around an update
+otherwise.
 """
 
 from __future__ import annotations
@@ -79,6 +80,22 @@ class ManualOptimization:
         else:
             own = list(self._need("optimizers").optimizers)
         return own[0] if len(own) == 1 else own
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Make the update; for one optimizer, under automatic optimization.
+
+        Args:
+            batch_idx: of this rank's last batch of the step.
+            optimizer: its `step` clips the gradients and updates the weights; call it once.
+            optimizer_closure: returns the loss; the gradients are computed before this method.
+        """
+        optimizer.step(closure=optimizer_closure)
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Run backward of a mean loss over the batch of this rank;

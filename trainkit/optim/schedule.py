@@ -224,9 +224,15 @@ class LearningRates:
         """Return the rate of each group."""
         return self._users.read(self.groups)
 
-    def record_update(self) -> None:
-        """Note that an update uses the present rates."""
-        self._last = self.current()
+    def record_update(self, others_follow: bool = False) -> None:
+        """Note that an update uses the present rates.
+
+        Args:
+            others_follow: code of the user may set others before the next call, which leaves these.
+        """
+        if not self._users.follow:
+            self._last = self.current()
+        self._users.follow = others_follow
 
     def last(self) -> list[float]:
         """Return the rate of each group in the last update;

@@ -23,7 +23,10 @@ class UsersRates:
         written: what was written into each group.
         multiplier: of warm-up, in what was written.
         sizes: the number of groups of each optimizer.
+        follow: whether the user's code may set others after the update in progress.
     """
+
+    follow = False
 
     def __init__(self, say: Callable[[str], None], sizes: list[int]) -> None:
         self._say = say

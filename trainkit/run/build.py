@@ -175,7 +175,7 @@ def _parts(
         sync_guard=(
             SyncGuard(engine.device) if run.options.numerics.assert_no_sync else NOT_GUARDED
         ),
-        **features.in_step(run, optimizers),
+        **{"update": engine.step, **features.in_step(run, optimizers)},
     )
     rates = LearningRates(
         optimizers, schedules, run.batch_plan, run.options.batch.lr_momentum_correction, run.say

@@ -60,6 +60,11 @@ class LossWatch:
         # detach() would cost more than all else here; its graph is freed by backward
         self._last = loss.detach().clone() if self._copies else loss
 
+    @property
+    def last(self) -> Tensor | None:
+        """The latest loss since a report, detached."""
+        return None if self._last is None else self._last.detach()
+
     def report(self) -> None:
         """Print if the latest loss is not finite, which waits for its device. The graph of the
         loss, and with it the model, is held no longer.

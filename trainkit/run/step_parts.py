@@ -91,6 +91,8 @@ class StepParts:
         sync_guard: a context that ends the run if the device is read (trainer.assert_no_sync).
         finite: looks at losses (trainer.stop_on_nonfinite).
         halving: splits microbatches (trainer.halve_batch_on_oom).
+        update: clips and updates; returns whether no overflow held the update back. Engine.step,
+            unless the Task wraps it.
         clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they
             are then dropped before the next backward, else after the update, when they no longer
             take memory.
@@ -112,6 +114,7 @@ class StepParts:
     weights: SampleWeights
     metrics: EpochMetrics
     watch: LossWatch
+    update: Callable[[float | None, str], bool]
     clears_late: bool = False
     has_old: bool = False
     has_begun: bool = False

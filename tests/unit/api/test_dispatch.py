@@ -135,12 +135,6 @@ def test_what_lightning_would_call_is_refused_with_what_to_do(name: str) -> None
     )
 
 
-def test_the_advice_for_optimizer_step_says_where_a_schedule_moves() -> None:
-    """It is what follows super().optimizer_step() in most projects."""
-    advice = TASK_METHODS["optimizer_step"]
-    assert "on_train_batch_end" in advice and '"interval": "step"' in advice
-
-
 def test_the_advice_names_hooks_that_there_are() -> None:
     """Each on_... in it is one of a Task's."""
     named = {word for advice in TASK_METHODS.values() for word in re.findall(r"\bon_\w+", advice)}
