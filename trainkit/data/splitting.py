@@ -131,7 +131,7 @@ def parts_by_variables(data: Any) -> set[tuple[int, int]]:
     """Return (rank, number of ranks) of the parts that LitData's sets of a loader read: taken from
     WORLD_SIZE and GLOBAL_RANK when they were made. Empty for other data.
     """
-    dataset = getattr(data, "dataset", data)
+    dataset: Any = data.dataset if isinstance(data, DataLoader) else data
     several = [dataset, *getattr(dataset, "_datasets", ())]
     if type(dataset).__module__.partition(".")[0] != "litdata":
         return set()

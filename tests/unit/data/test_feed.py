@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainkit.data.feed import Feed, MapFeed, StreamFeed
 from trainkit.data.loader import read_source
+from trainkit.data.splitting import parts_by_variables
 from trainkit.data.streams import OwnStream, sharded
 from trainkit.engine.single import SingleEngine
 from trainkit.errors import ConfigError, DataError, TaskError
@@ -310,3 +311,17 @@ def test_litdatas_part_is_this_ranks(
         return
     with pytest.raises(ConfigError, match=f"took a rank for rank {part[0]} of {part[1]}, by"):
         train_feed(data, None, [(0, 1)], engine=engine)
+
+
+class Remote:
+    """A source of its own kind, whose data set is rank 0's alone (as RayData)."""
+
+    @property
+    def dataset(self) -> Any:
+        """Start what only rank 0 may."""
+        raise AssertionError("read on each rank")
+
+
+def test_only_a_loaders_data_set_is_looked_at() -> None:
+    """Another object may start a cluster as its `dataset` is read."""
+    assert parts_by_variables(Remote()) == set()
