@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
 from ray._private.state import available_resources_per_node
-from ray.experimental import internal_kv
+from ray._private.worker import global_worker
 from ray.runtime_env import RuntimeEnv
 
 from trainkit.errors import ConfigError, did_you_mean
@@ -110,9 +110,10 @@ def free_and_total(options: RayOptions) -> str:
 
 def may_grow() -> bool:
     """Return whether the cluster has an autoscaler, or it is unknown; may wait for some seconds."""
+    worker: Any = global_worker
     end = time.monotonic() + _STATUS_S
     while time.monotonic() < end:
-        status = internal_kv._internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode())
+        status = worker.gcs_client.internal_kv_get(DEBUG_AUTOSCALING_STATUS.encode(), None)
         if status is not None and (adds := adds_nodes(status)) is not None:
             return adds
         time.sleep(0.2)
