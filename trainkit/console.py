@@ -316,7 +316,7 @@ class _Stream:
                 null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
                 os.dup2(null, self.stream.fileno())
                 os.close(null)
-            if self.output.is_product:
+            if self.output.is_product and self._name == "stdout":
                 full = f"Error: the output cannot be written: {error.strerror}."
                 raise SystemExit(0 if isinstance(error, BrokenPipeError) else full) from None
             self.output.lost(self._name, error)

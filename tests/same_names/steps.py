@@ -398,7 +398,7 @@ def a_rate_around_the_update(kit: Framework) -> Any:
         assert optimizer.state_dict()["param_groups"][0]["lr"] > 0
 
     task = kit.line(optimizer_step=optimizer_step)
-    kit.trainer(max_epochs=2, accumulate_grad_batches=1).fit(task, data())
+    kit.trainer(max_epochs=2, accumulate_grad_batches=2).fit(task, data(16))
     return read, weights(task)
 
 
@@ -417,6 +417,18 @@ def a_schedule_after_the_update(kit: Framework) -> Any:
 
     members = {"configure_optimizers": configure_optimizers, "optimizer_step": optimizer_step}
     return rates_of(kit, kit.line(**members), max_epochs=2)
+
+
+@refused("changes weights before")
+def weights_before_the_closure(kit: Framework) -> Any:
+    """optimizer_step that changes weights before optimizer.step: gradients are computed before it."""
+
+    def optimizer_step(self: Any, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        with torch.no_grad():
+            self.layer.weight.mul_(0.9)
+        optimizer.step(closure=closure)
+
+    kit.trainer(max_epochs=1).fit(kit.line(optimizer_step=optimizer_step), data())
 
 
 @refused("optimizer_step returned without")

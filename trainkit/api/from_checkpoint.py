@@ -25,7 +25,7 @@ from trainkit.checkpoint.places import local_copy
 from trainkit.checkpoint.weights import compare, load_into, read_config, read_weights
 from trainkit.console import info
 from trainkit.errors import CheckpointError
-from trainkit.safety.masking import MASK, masked
+from trainkit.safety.masking import MASK, is_secret, masked
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -40,7 +40,11 @@ def saved_arguments(task: Configured, secrets: Collection[str]) -> dict[str, Any
     """
     own = task.hparams
     held = {str(key): value for key, value in own.items() if _is_plain(value)}
-    exact = {key: repr(masked(value, secrets)) for key, value in own.items() if _is_literal(value)}
+    exact = {
+        key: repr(masked(value, secrets))
+        for key, value in own.items()
+        if _is_literal(value) and not is_secret(str(key))
+    }
     defaults: dict[str, Any] = {}
     for base in reversed(type(task).__mro__):
         parameters = inspect.signature(base.__init__).parameters  # type: ignore[misc]

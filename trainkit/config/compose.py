@@ -342,8 +342,13 @@ def _job(
     _refuse_trust_in_files(plain.get("trust") or [], overrides)
     hydra_config = HydraConfig.get()
     if hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN":
-        if command != "fit" and plain.get("ckpt_path") in ("best", "last"):  # of the run
-            plain["ckpt_path"] = f"{plain['run_dir']}/checkpoints/{plain['ckpt_path']}"
+        of_run = f"{plain['run_dir']}/checkpoints/{plain.get('ckpt_path')}"
+        if (
+            command != "fit"
+            and plain.get("ckpt_path") in ("best", "last")
+            and Path(of_run).exists()
+        ):
+            plain["ckpt_path"] = of_run
         plain["run_dir"] = f"{plain['run_dir']}/{hydra_config.job.num}"
         overrides = list(hydra_config.overrides.task)
     _refuse_a_new_folder(plain, own)

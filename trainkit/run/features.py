@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from trainkit.api.task import Task
 from trainkit.run.bad_samples import SkipBadSamples
 from trainkit.run.communication import SavedCommunication
 from trainkit.run.compile import Compile
@@ -13,7 +12,7 @@ from trainkit.run.finite import StopOnNonfinite
 from trainkit.run.manual import ManualUpdates
 from trainkit.run.norms import SyncNorms
 from trainkit.run.oom import HalveOnOom
-from trainkit.run.own_step import OwnStep
+from trainkit.run.own_step import OwnStep, has_own_step
 from trainkit.run.recompute import Recompute
 from trainkit.run.reload import Reload
 from trainkit.run.setup import Stage
@@ -35,7 +34,7 @@ def features_of(stage: Stage) -> Features:
         numerics.stop_on_nonfinite and StopOnNonfinite(),
         samples.limit and SkipBadSamples(samples.limit, stage.feeds.skip),
         not stage.task.automatic_optimization and ManualUpdates(stage, features),
-        type(stage.task).optimizer_step is not Task.optimizer_step and OwnStep(stage.run),
+        has_own_step(stage.task) and OwnStep(stage.run),
         numerics.sync_batchnorm and SyncNorms(stage.enter),
         samples.reload_dataloaders_every_n_epochs and Reload(stage, features),
         SavedCommunication(),

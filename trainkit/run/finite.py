@@ -62,8 +62,8 @@ class LossWatch:
 
     @property
     def last(self) -> Tensor | None:
-        """The latest loss since a report, detached."""
-        return None if self._last is None else self._last.detach()
+        """The latest loss of this rank; None after a report."""
+        return self._last
 
     def report(self) -> None:
         """Print if the latest loss is not finite, which waits for its device. The graph of the

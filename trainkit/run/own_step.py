@@ -6,18 +6,21 @@ hand.
     optimizer_step(epoch, batch_idx, optimizer, closure)
         optimizer.step(closure)     clip and update, once
 
-There the closure computes the gradients. Here they are computed before, and it returns the loss.
+There the closure computes the gradients. Here they are computed before, and it returns the loss: an
+update that needs others (new weights, a second closure) is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainkit.api.task import LogTarget, Task
 from trainkit.api.view import RunView
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import TaskError
@@ -25,6 +28,11 @@ from trainkit.run.feature import Feature
 from trainkit.run.run import Run
 
 _BY_HAND = "For other updates set self.automatic_optimization = False."
+
+
+def has_own_step(task: Task) -> bool:
+    """Return whether a Task defines optimizer_step."""
+    return type(task).optimizer_step is not Task.optimizer_step or "optimizer_step" in vars(task)
 
 
 class OwnStep(Feature):
@@ -35,6 +43,7 @@ class OwnStep(Feature):
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._last: Callable[[], Tensor | None] = lambda: None  # the loss of the step before
 
     def in_step(self, run: RunView, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
         """Let the Task make each update.
@@ -51,14 +60,25 @@ class OwnStep(Feature):
 
     def _update(self, optimizer: Optimizer, clip_val: float | None, clip_algorithm: str) -> bool:
         """Update as Engine.step does, within the Task's method."""
-        run = self._run
-        once = SteppedOnce(run, optimizer, partial(run.engine.step, clip_val, clip_algorithm))
-        run.task.optimizer_step(
-            run.current_epoch,
-            run.state.batch_idx - 1,
-            once,
-            once.closure,
+        run, state, accumulate = self._run, self._run.state, self._accumulate
+        loss = run.step.watch.last
+        own = loss if loss is not self._last() else None  # this rank may have no batch in the step
+        if loss is not None:
+            self._last = weakref.ref(loss)
+        once = SteppedOnce(
+            run,
+            optimizer,
+            partial(run.engine.step, clip_val, clip_algorithm),
+            None if own is None else own.detach() / accumulate,
         )
+        # the same on ranks whose last step is shorter
+        last = (state.step_in_epoch + 1) * accumulate - 1
+        batch_idx = state.batch_idx - 1 if run.world_size == 1 else last
+        state.half_updated = False
+        log, num_samples = run.step.log, run.step.num_samples
+        run.task._log_to(LogTarget(log, num_samples, on_step=True, on_epoch=False))
+        run.task.optimizer_step(run.current_epoch, batch_idx, once, once.closure)
+        run.task._log_to(None)
         if once.updated is None:
             raise TaskError(
                 f"{type(run.task).__name__}.optimizer_step returned without"
@@ -66,28 +86,45 @@ class OwnStep(Feature):
             )
         return once.updated
 
+    @property
+    def _accumulate(self) -> int:
+        return self._run.batch_plan.at(self._run.current_epoch).accumulate
+
 
 class SteppedOnce:
-    """The optimizer that optimizer_step gets: `step` makes the update of all ranks; all else is to
-    read or set, as torch's optimizer has it.
+    """The optimizer that optimizer_step gets: `step` makes the update of all ranks; all else is
+    that of torch's optimizer, to read.
+
+    Args:
+        loss: what the closure returns.
 
     Attributes:
         updated: whether the update was made; False if an overflow of fp16 held it back, None before
             `step`.
     """
 
-    def __init__(self, run: Run, optimizer: Optimizer, update: Callable[[], bool]) -> None:
+    def __init__(
+        self, run: Run, optimizer: Optimizer, update: Callable[[], bool], loss: Tensor | None
+    ) -> None:
         self.optimizer = optimizer
         self.updated: bool | None = None
         self._run = run
         self._update = update
+        self._loss = loss
         self._was_called = False
+        self._version = _version_of(optimizer)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clip the gradients and update the weights; return the closure's result."""
         if self.updated is not None:
             raise TaskError(f"{self._where} steps the optimizer twice. {_BY_HAND}")
         loss = None if closure is None else closure()
+        if _version_of(self.optimizer) != self._version:
+            raise TaskError(
+                f"{self._where} changes weights before optimizer.step(), and the gradients are"
+                f" those of the weights before it. {_BY_HAND}"
+            )
+        self._run.state.half_updated = True
         self.updated = self._update()
         if self.updated:
             with allowed_read():  # a rate of the user's may be on the device
@@ -95,17 +132,25 @@ class SteppedOnce:
         return loss
 
     def closure(self) -> Tensor | None:
-        """Return the loss of this rank's last batch; None if it has no batch in the step."""
+        """Return the loss of this rank's last batch by the number of accumulated ones; None if it
+        has no batch in the step.
+        """
         if self._was_called:
             raise TaskError(
-                f"{self._where} calls the closure twice, and the gradients are computed once, before"
-                f" it. {_BY_HAND}"
+                f"{self._where} calls the closure twice, and the gradients are computed once,"
+                f" before it. {_BY_HAND}"
             )
         self._was_called = True
-        return self._run.step.watch.last
+        return self._loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: gradients are cleared before the next backward."""
+        """Do nothing: gradients are cleared before the next backward.
+
+        Raises:
+            TaskError: it would leave the update without gradients.
+        """
+        if self._was_called and self.updated is None:
+            raise TaskError(f"{self._where} drops the gradients before the update. {_BY_HAND}")
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.optimizer, name)
@@ -116,3 +161,9 @@ class SteppedOnce:
     @property
     def _where(self) -> str:
         return f"{type(self._run.task).__name__}.optimizer_step"
+
+
+def _version_of(optimizer: Optimizer) -> int:
+    """Return a number that changes with each change of a weight in place."""
+    groups: Iterable[Mapping[str, Any]] = optimizer.param_groups
+    return sum(parameter._version for group in groups for parameter in group["params"])

@@ -213,6 +213,14 @@ class ByHand(Line):
         self.automatic_optimization = False
 
 
+class Around(Line):
+    """Makes its updates itself."""
+
+    def optimizer_step(self, *arguments: Any) -> None:
+        """Update."""
+        super().optimizer_step(*arguments)
+
+
 class Uncopyable(Line):
     """Holds what cannot be copied."""
 
@@ -233,6 +241,7 @@ class Uncopyable(Line):
         ),
         (lambda: Line(lr=0.0), loader(), {}, "returned no learning rate above 0"),
         (ByHand, loader(), {}, "automatic_optimization is false"),
+        (Around, loader(), {}, "Around.optimizer_step may set rates itself"),
         (Uncopyable, loader(), {}, "Uncopyable cannot be copied"),
         (
             Line,

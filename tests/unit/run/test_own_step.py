@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.toy import Line, loader, quiet
+from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError, TaskError
 from trainkit.loggers import CSVLogger
 
@@ -90,9 +91,10 @@ def test_super_and_several_microbatches(tmp_path: Path) -> None:
     class Before(Line):
         def optimizer_step(self, epoch: Any, batch_idx: Any, optimizer: Any, closure: Any) -> None:
             """Call the closure by hand."""
-            assert float(closure()) > 0
             optimizer.zero_grad()
+            assert float(closure()) > 0
             optimizer.step()
+            optimizer.zero_grad()
 
     ends = []
     for kind in (Around, Before, Line):
@@ -122,6 +124,21 @@ def again(self: Any, epoch: Any, batch_idx: Any, optimizer: Any, closure: Any) -
     optimizer.step(closure)
 
 
+def emptied(self: Any, epoch: Any, batch_idx: Any, optimizer: Any, closure: Any) -> None:
+    """Drop the gradients, as for numbers that are not finite."""
+    closure()
+    optimizer.zero_grad()
+    optimizer.step()
+
+
+def decayed(self: Any, epoch: Any, batch_idx: Any, optimizer: Any, closure: Any) -> None:
+    """Shrink the weights, of which the gradients then should be."""
+    with torch.no_grad():
+        for parameter in self.parameters():
+            parameter.mul_(0.9)
+    optimizer.step(closure)
+
+
 def sharply(self: Any, epoch: Any, batch_idx: Any, optimizer: Any, closure: Any) -> None:
     """Update as SAM does."""
     optimizer.first_step(closure)
@@ -141,6 +158,8 @@ class Sam(torch.optim.SGD):
         (never, r"Own\.optimizer_step returned without optimizer\.step\(closure"),
         (twice, r"Own\.optimizer_step steps the optimizer twice"),
         (again, r"Own\.optimizer_step calls the closure twice"),
+        (emptied, r"Own\.optimizer_step drops the gradients before the update"),
+        (decayed, r"Own\.optimizer_step changes weights before optimizer\.step\(\)"),
         (sharply, r"calls the optimizer's first_step\(\)"),
     ],
 )
@@ -166,3 +185,41 @@ def test_several_optimizers_and_manual_optimization_are_refused(tmp_path: Path) 
     task.automatic_optimization = False
     with pytest.raises(ConfigError, match="optimizer_step needs automatic optimization"):
         quiet(tmp_path, max_steps=1).fit(task, loader(8))
+
+
+def test_what_it_logs_is_of_the_step(tmp_path: Path) -> None:
+    """With validations within the epoch; and one that is set on the instance is called."""
+    task = Line()
+    losses: list[float] = []
+
+    def optimizer_step(epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        losses.append(float(optimizer.step(closure=closure)))
+        task.log("own", losses[-1], on_step=True, on_epoch=True)
+
+    task.optimizer_step = optimizer_step  # type: ignore[method-assign]
+    settings = {"val_check_interval": 2, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    trainer = quiet(tmp_path, max_epochs=1, logger=CSVLogger(), **settings)
+    trainer.fit(task, loader(16), loader(8))
+    assert trainer.callback_metrics["own"] == pytest.approx(sum(losses) / 4)
+    assert "own_step" in (tmp_path / "metrics.csv").read_text().splitlines()[0]
+
+
+def test_an_error_before_the_update_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """No weight has changed by then."""
+
+    class Failing(Line):
+        def optimizer_step(self, epoch: int, batch_idx: int, *args: Any) -> None:
+            """Fail at the third update."""
+            if batch_idx == 2:
+                raise ValueError("a mistake of the user")
+            super().optimizer_step(epoch, batch_idx, *args)
+
+    with pytest.raises(ValueError, match="a mistake"):
+        quiet(
+            tmp_path,
+            max_epochs=1,
+            callbacks=[ModelCheckpoint(save_on_exception=True)],
+            enable_checkpointing=True,
+        ).fit(Failing(), loader(16))
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert any("step=2" in name for name in names), names

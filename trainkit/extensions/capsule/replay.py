@@ -170,7 +170,7 @@ def _take(
 def _update(run: Run, step: Step) -> bool:
     loop.finish_gradients(run, step)
     numerics = run.options.numerics
-    return run.engine.step(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
+    return run.step.update(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
 
 
 def _step(stored: Capsule) -> Step:

@@ -67,7 +67,8 @@ def _users_of(dist: object, task: nn.Module) -> list[str]:
         kind.__name__
         for kind in kinds
         if kind.__module__.partition(".")[0] not in ("torch", "torchmetrics", "trainkit")
-        and any(value is dist for value in vars(sys.modules[kind.__module__]).values())
+        and (module := sys.modules.get(kind.__module__)) is not None
+        and any(value is dist for value in vars(module).values())
     )
 
 

@@ -104,8 +104,8 @@ class Actors:
             )
         if not self._group.wait(options.start_timeout_s - silent_s):
             raise ConfigError(
-                f"RayExecutor.num_workers asks for {options.asked} ({options.strategy}), and they did not come"
-                f" within {options.start_timeout_s:g} s (start_timeout_s);"
+                f"RayExecutor.num_workers asks for {options.asked} ({options.strategy}), and they"
+                f" did not come within {options.start_timeout_s:g} s (start_timeout_s);"
                 f" {free_and_total(options)}. Ask for less, wait for other jobs to end, or add"
                 " nodes."
             )

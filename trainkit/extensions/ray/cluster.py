@@ -17,12 +17,14 @@ from ray._private.state import available_resources_per_node
 from ray._private.worker import global_worker
 from ray.runtime_env import RuntimeEnv
 
+from trainkit.console import info
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extensions.ray.connection import connect_ray
 from trainkit.extensions.ray.free import Node, adds_nodes, free_on, lacked, plain
 from trainkit.extensions.ray.options import RayOptions, shown
 
 _PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
+_JOINS_S = 20.0  # time for nodes that are started together to join
 _STATUS_S = 10.0  # time for a cluster that has just started to report how it is scaled
 
 
@@ -121,10 +123,19 @@ def may_grow() -> bool:
 
 
 def _refuse_lacking(options: RayOptions, key: str) -> None:
-    """Refuse a resource that no node has so much of, in a cluster without an autoscaler."""
+    """Refuse a resource that no node has so much of, in a cluster without an autoscaler; its nodes
+    may still be joining.
+    """
     nodes = [node.total for node in living_nodes()]
-    name = lacked(nodes, options.bundle)
-    if name is None or may_grow():
+    if lacked(nodes, options.bundle) is None or may_grow():
+        return
+    wait_s = min(_JOINS_S, options.start_timeout_s)
+    end = time.monotonic() + wait_s
+    info(f"No node has {shown(options.bundle)} yet: waiting {wait_s:g} s for those that join.")
+    while (name := lacked(nodes, options.bundle)) is not None and time.monotonic() < end:
+        time.sleep(0.2)
+        nodes = [node.total for node in living_nodes()]
+    if name is None:
         return
     has = max((node.get(name, 0) for node in nodes), default=0)
     each = f" for {options.per_bundle} ranks of a bundle" * (options.per_bundle > 1)
