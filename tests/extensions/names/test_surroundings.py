@@ -78,6 +78,7 @@ def test_a_loss_that_gathers_by_torch_without_a_group_is_named(
     def work(engine: Any) -> None:
         task = Line()
         task.criterion = theirs.Loss()
+        task.loaded = type("Loaded", (nn.Module,), {"__module__": "no_module"})()
         quiet(tmp_path, engine=engine, max_steps=1).fit(task, loader())
 
     World(2).run(work)
