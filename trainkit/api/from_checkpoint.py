@@ -60,7 +60,7 @@ def _is_literal(value: Any) -> bool:
     """Return whether JSON would change it, and `ast.literal_eval` makes it of its text."""
     try:
         return bool(json.loads(json.dumps(value)) != value == ast.literal_eval(repr(value)))
-    except (TypeError, ValueError, SyntaxError):  # what is in it is no literal
+    except (TypeError, ValueError, SyntaxError):  # it holds more than literals
         return False
 
 

@@ -60,7 +60,8 @@ class OwnStep(Feature):
 
     def _update(self, optimizer: Optimizer, clip_val: float | None, clip_algorithm: str) -> bool:
         """Update as Engine.step does, within the Task's method."""
-        run, state, accumulate = self._run, self._run.state, self._accumulate
+        run, state = self._run, self._run.state
+        accumulate = run.batch_plan.at(run.current_epoch).accumulate
         loss = run.step.watch.last
         own = loss if loss is not self._last() else None  # this rank may have no batch in the step
         if loss is not None:
@@ -85,10 +86,6 @@ class OwnStep(Feature):
                 f" optimizer.step(closure=optimizer_closure). {_BY_HAND}"
             )
         return once.updated
-
-    @property
-    def _accumulate(self) -> int:
-        return self._run.batch_plan.at(self._run.current_epoch).accumulate
 
 
 class SteppedOnce:

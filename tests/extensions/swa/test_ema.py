@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.extensions.swa.falling import Falling
 from tests.helpers.toy import Line, Net, loader, quiet, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import EMA, ModelCheckpoint, StochasticWeightAveraging
@@ -147,23 +148,6 @@ def test_an_update_that_was_held_back_does_not_count(tmp_path: Path) -> None:
     assert callback._average.num_updates == 6 - trainer.state.skipped_steps
 
 
-class Scheduled(Net):
-    """Momentum, dropout, batch norm and a falling rate."""
-
-    def __init__(self) -> None:
-        super().__init__(lr=0.05, momentum=0.9)
-
-    def configure_optimizers(self) -> Any:
-        """Return SGD with a falling rate."""
-        optimizer = super().configure_optimizers()
-        return [optimizer], [
-            {
-                "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
-                "interval": "step",
-            }
-        ]
-
-
 @pytest.mark.parametrize("use_buffers", [True, False])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 @pytest.mark.parametrize("stop_at", [1, 4, 6, 9])
@@ -176,7 +160,7 @@ def test_going_on_changes_no_bit(
     ends = []
     for name, steps in (("whole", [14]), ("parts", [stop_at, 14])):
         for steps_now in steps:
-            task, watch = Scheduled(), Watch()
+            task, watch = Falling(), Watch()
             callbacks = [
                 EMA(0.9, use_buffers=use_buffers),
                 watch,
@@ -211,7 +195,7 @@ def test_a_checkpoint_of_any_time_changes_no_bit(tmp_path: Path) -> None:
 
     ends = []
     for name, callbacks in (("plain", [EMA(0.8)]), ("saves", [Saves(), EMA(0.8)])):
-        task, watch = Scheduled(), Watch()
+        task, watch = Falling(), Watch()
         settings: dict[str, Any] = {
             "max_epochs": 2,
             "accumulate_grad_batches": 2,

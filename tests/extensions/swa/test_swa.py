@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import SWALR, update_bn
 
+from tests.extensions.swa.falling import Falling
 from tests.helpers.toy import Line, Net, Recorder, compile_with, loader, quiet, rows, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import ModelCheckpoint, StochasticWeightAveraging
@@ -28,23 +29,6 @@ class Ends(Callback):
     def on_train_epoch_end(self, trainer: Any, task: Any) -> None:
         """An epoch has ended."""
         self.found.append(weights(task))
-
-
-class Falling(Net):
-    """Momentum, dropout and batch norm under a rate that falls each step."""
-
-    def __init__(self) -> None:
-        super().__init__(lr=0.05, momentum=0.9)
-
-    def configure_optimizers(self) -> Any:
-        """Return SGD with a falling rate."""
-        optimizer = super().configure_optimizers()
-        return [optimizer], [
-            {
-                "scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
-                "interval": "step",
-            }
-        ]
 
 
 @pytest.mark.parametrize("strategy", ["cos", "linear"])

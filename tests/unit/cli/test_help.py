@@ -113,7 +113,7 @@ def test_a_list_that_a_full_disk_does_not_take_is_one_error(words: str) -> None:
 
 
 def test_a_file_that_a_list_is_of_keeps_its_error() -> None:
-    """It is no failure of the output."""
+    """Its own error is raised, not one of the output."""
     with pytest.raises(FileNotFoundError), read_in_part():
         raise FileNotFoundError(2, "No such file or directory", "a.yaml")
 
