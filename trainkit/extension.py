@@ -148,6 +148,8 @@ class Extension:
         advice: where users of another framework look for its names, a module of the core,
             "Trainer", "flags", "modules", "_target_" -> dotted name of a mapping of name -> what to
             use here, in sentences.
+        features: dotted names of functions of a trainkit.run.setup.Stage that return a
+            trainkit.run.feature.Feature of its fit, or None.
         remarks: dotted names of functions of a trainkit.api.view.RunView that yield sentences, which
             a fit prints as it begins.
         source: the distribution that it comes from; trainkit sets it.
@@ -169,6 +171,7 @@ class Extension:
     conf: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     source: str = "trainkit"
 
@@ -305,6 +308,13 @@ def advice(place: str, name: str) -> str:
     """Return what to use for a name that another framework has there, as ". Use ..."; "" for others."""
     tables = [each.advice[place] for each in extensions() if place in each.advice]
     return next((f". {texts[name]}" for texts in map(resolve, tables) if name in texts), "")
+
+
+def features(stage: Any) -> list[Any]:
+    """Return the features that extensions have for the fit of a Stage."""
+    targets = [target for each in extensions() for target in each.features]
+    made = [make(stage) for make in map(resolve, targets)]
+    return [feature for feature in made if feature is not None]
 
 
 def remarks(run: Any) -> list[str]:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.helpers.toy import Line, loader, quiet
 from trainkit import extension
 from trainkit.__main__ import main
 from trainkit.engine.options import refusals
@@ -148,6 +150,45 @@ def test_a_config_that_names_a_place_of_earlier_versions_is_read() -> None:
     assert after["callbacks"] == before["callbacks"]
 
 
+def test_a_feature_is_asked_as_those_of_the_core(package: Any, tmp_path: Path) -> None:
+    """It sees each epoch, and what it keeps is in the checkpoint; None is no feature."""
+    package(
+        of("features=('strange.counts', 'strange.no')")
+        + """
+from trainkit.run.feature import Feature
+
+class Counts(Feature):
+    name = "counts"
+    epochs = 0
+
+    def before_epoch(self, epoch):
+        self.epochs += 1
+
+    def parts(self, run):
+        return {"strange_count": self}
+
+    def state_dict(self):
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state):
+        self.epochs = 10 * state["epochs"]
+
+def counts(stage):
+    return Counts() if stage.kind == "fit" else None
+
+def no(stage):
+    return None
+"""
+    )
+    saved = []
+    for max_epochs, ckpt_path in ((2, None), (3, tmp_path / "2.pt")):
+        trainer = quiet(tmp_path / "run", max_epochs=max_epochs)
+        trainer.fit(Line(), loader(8), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(tmp_path / f"{max_epochs}.pt")
+        saved.append(torch.load(tmp_path / f"{max_epochs}.pt", weights_only=True))
+    assert [state["strange_count"]["epochs"] for state in saved] == [2, 21]
+
+
 def names_in(module: str) -> set[str]:
     """Return the names that a module's source defines:
     the framework of an extension need not be installed.
@@ -163,8 +204,8 @@ def names_in(module: str) -> set[str]:
 
 @pytest.mark.parametrize("own", extension._own(), ids=lambda own: own.name)
 def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
-    """Of commands, usages, engines, targets, checks, ranks, communications and precisions;
-    a public or an old name leads to one that exists.
+    """Of commands, usages, engines, targets, checks, ranks, communications, precisions, features and
+    remarks; a public or an old name leads to one that exists.
     """
     dotted = [
         *own.targets,
@@ -177,6 +218,8 @@ def test_each_dotted_name_of_our_own_exists(own: extension.Extension) -> None:
         *([own.url_store] if own.url_store else []),
         *own.ranks.values(),
         *own.advice.values(),
+        *own.features,
+        *own.remarks,
     ]
     dotted += [
         name for command in own.commands.values() for name in (command.main, command.usage) if name

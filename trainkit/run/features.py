@@ -1,7 +1,10 @@
-"""The features of a fit: the one list. A new one is a file, and an entry here."""
+"""The features of a fit: the one list. A new one is a file, and an entry here; or an extension
+brings it.
+"""
 
 from __future__ import annotations
 
+from trainkit import extension
 from trainkit.run.bad_samples import SkipBadSamples
 from trainkit.run.communication import SavedCommunication
 from trainkit.run.compile import Compile
@@ -41,4 +44,5 @@ def features_of(stage: Stage) -> Features:
         EvalWeights(),
     ]
     features.extend(feature for feature in asked if isinstance(feature, Feature))
+    features.extend(extension.features(stage))
     return features
