@@ -12,6 +12,7 @@ NAMES = (
     "reports",
     "doctor",
     "by_hand",
+    "own_update",
     "programs",
     "script",
     "plan",

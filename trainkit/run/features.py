@@ -15,7 +15,6 @@ from trainkit.run.finite import StopOnNonfinite
 from trainkit.run.manual import ManualUpdates
 from trainkit.run.norms import SyncNorms
 from trainkit.run.oom import HalveOnOom
-from trainkit.run.own_step import OwnStep, has_own_step
 from trainkit.run.recompute import Recompute
 from trainkit.run.reload import Reload
 from trainkit.run.setup import Stage
@@ -37,7 +36,6 @@ def features_of(stage: Stage) -> Features:
         numerics.stop_on_nonfinite and StopOnNonfinite(),
         samples.limit and SkipBadSamples(samples.limit, stage.feeds.skip),
         not stage.task.automatic_optimization and ManualUpdates(stage, features),
-        has_own_step(stage.task) and OwnStep(stage.run),
         numerics.sync_batchnorm and SyncNorms(stage.enter),
         samples.reload_dataloaders_every_n_epochs and Reload(stage, features),
         SavedCommunication(),

@@ -20,7 +20,6 @@ from trainkit.errors import ConfigError, TaskError
 from trainkit.extensions.find.curve import Divergence, LRCurve, rates_between
 from trainkit.extensions.find.trial_run import copy_of, steps_of, train, trial_run
 from trainkit.run.data_sources import DataSources
-from trainkit.run.own_step import has_own_step
 from trainkit.run.run import Run
 from trainkit.trainer import Trainer
 
@@ -129,7 +128,7 @@ def sweep(
             " maybe at several rates, so there is no one rate to find. Try rates by a sweep:"
             " python -m trainkit fit -m conf=NAME optimizer.lr=0.01,0.1"
         )
-    if has_own_step(task):
+    if has_step(task, Task, "optimizer_step"):
         raise TaskError(
             f"{type(task).__name__}.optimizer_step may set rates itself, so that those of this search"
             " would not be tried. Leave it out here, or try rates by a sweep: python -m trainkit fit"

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainkit.api.task import LogTarget, Task
+from trainkit.api.task import LogTarget
 from trainkit.api.view import RunView
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import TaskError
@@ -28,11 +28,6 @@ from trainkit.run.feature import Feature
 from trainkit.run.run import Run
 
 _BY_HAND = "For other updates set self.automatic_optimization = False."
-
-
-def has_own_step(task: Task) -> bool:
-    """Return whether a Task defines optimizer_step."""
-    return type(task).optimizer_step is not Task.optimizer_step or "optimizer_step" in vars(task)
 
 
 class OwnStep(Feature):
