@@ -116,6 +116,18 @@ def a_rate_around_the_update(kit: Framework) -> Any:
 
 
 @equal_on_ranks
+def clipping_by_torch(kit: Framework) -> Any:
+    """configure_gradient_clipping with torch's clip_grad_norm_: the gradients are those of all ranks."""
+
+    def clips(self: Any, optimizer: Any, *args: Any, **more: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+
+    task = kit.line(configure_gradient_clipping=clips)
+    kit.trainer(max_epochs=2).fit(task, in_order(kit))
+    return weights(task)
+
+
+@equal_on_ranks
 def gathers(kit: Framework) -> Any:
     """all_gather of tensors, numbers, dicts and lists; a text is left alone."""
     read: list[Any] = []

@@ -438,6 +438,184 @@ def no_update(kit: Framework) -> Any:
     kit.trainer(max_epochs=1).fit(task, data())
 
 
+def clipping_of(method: Any) -> Any:
+    """Return a behaviour: the weights, and what configure_gradient_clipping was called with."""
+
+    def run(kit: Framework, **settings: Any) -> Any:
+        read: list[Any] = []
+
+        def configure_gradient_clipping(
+            self: Any, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any
+        ) -> None:
+            read.append((self.current_epoch, self.global_step, gradient_clip_val))
+            method(self, optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+        task = kit.line(configure_gradient_clipping=configure_gradient_clipping)
+        kit.trainer(max_epochs=2, accumulate_grad_batches=2, **settings).fit(task, data(16))
+        return read, weights(task)
+
+    return run
+
+
+@equal
+def clipping_by_super(kit: Framework) -> Any:
+    """configure_gradient_clipping that hands on what the Trainer has."""
+
+    def clips(self: Any, optimizer: Any, value: Any, algorithm: Any) -> None:
+        super(type(self), self).configure_gradient_clipping(optimizer, value, algorithm)
+
+    own = clipping_of(clips)
+    return own(kit, gradient_clip_val=0.3), own(kit, gradient_clip_val=None)
+
+
+@equal
+def clipping_by_epoch(kit: Framework) -> Any:
+    """configure_gradient_clipping that calls clip_gradients in the second epoch, by value."""
+
+    def clips(self: Any, optimizer: Any, value: Any, algorithm: Any) -> None:
+        if self.current_epoch == 1:
+            self.clip_gradients(
+                optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="value"
+            )
+
+    return clipping_of(clips)(kit)
+
+
+@equal
+def clipping_by_torch(kit: Framework) -> Any:
+    """configure_gradient_clipping with torch's clip_grad_norm_, which logs the norm."""
+
+    def clips(self: Any, optimizer: Any, value: Any, algorithm: Any) -> None:
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+        self.log("norm", norm)
+
+    return clipping_of(clips)(kit)
+
+
+@equal
+def clipping_within_the_update(kit: Framework) -> Any:
+    """configure_gradient_clipping is called within optimizer.step of optimizer_step."""
+    read: list[str] = []
+
+    def optimizer_step(self: Any, epoch: int, batch_idx: int, optimizer: Any, closure: Any) -> None:
+        read.append("before")
+        optimizer.step(closure=closure)
+        read.append("after")
+
+    def configure_gradient_clipping(self: Any, optimizer: Any, *args: Any, **more: Any) -> None:
+        read.append("clip")
+        self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+
+    task = kit.line(
+        optimizer_step=optimizer_step, configure_gradient_clipping=configure_gradient_clipping
+    )
+    kit.trainer(max_epochs=1).fit(task, data())
+    return read, weights(task)
+
+
+def stepping_of(kit: Framework, made: Any, step: Any, more: Any = (), **settings: Any) -> Any:
+    """Train with a scheduler that lr_scheduler_step steps; return its calls and the rates.
+
+    Args:
+        made: takes the optimizer, returns what configure_optimizers says of the scheduler.
+        step: takes what lr_scheduler_step does.
+        more: further methods of the task.
+    """
+    calls: list[Any] = []
+
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return {"optimizer": optimizer, "lr_scheduler": made(optimizer)}
+
+    def lr_scheduler_step(self: Any, scheduler: Any, metric: Any) -> None:
+        value = None if metric is None else round(float(metric), 5)
+        calls.append((type(scheduler).__name__, value, self.current_epoch, self.global_step))
+        step(self, scheduler, metric)
+
+    members = {
+        "configure_optimizers": configure_optimizers,
+        "lr_scheduler_step": lr_scheduler_step,
+        **dict(more),
+    }
+    return calls, rates_of(kit, kit.line(**members), **settings)
+
+
+@equal
+def stepping_by_super(kit: Framework) -> Any:
+    """lr_scheduler_step that hands on to the base class, by epochs and by steps."""
+
+    def steps(self: Any, scheduler: Any, metric: Any) -> None:
+        super(type(self), self).lr_scheduler_step(scheduler, metric)
+
+    def made(interval: str) -> Any:
+        kind = torch.optim.lr_scheduler.ExponentialLR
+        return lambda optimizer: {"scheduler": kind(optimizer, 0.9), "interval": interval}
+
+    return [
+        stepping_of(kit, made(interval), steps, max_epochs=3) for interval in ("epoch", "step")
+    ]
+
+
+@equal
+def stepping_at_times(kit: Framework) -> Any:
+    """lr_scheduler_step that leaves a warm-up of three steps out."""
+
+    def steps(self: Any, scheduler: Any, metric: Any) -> None:
+        if self.global_step > 3:
+            scheduler.step()
+
+    def made(optimizer: Any) -> Any:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {"scheduler": scheduler, "interval": "step"}
+
+    return stepping_of(kit, made, steps, max_epochs=2)
+
+
+@equal
+def stepping_by_a_value(kit: Framework) -> Any:
+    """lr_scheduler_step of ReduceLROnPlateau gets the monitored value."""
+
+    def steps(self: Any, scheduler: Any, metric: Any) -> None:
+        scheduler.step(metric + 1)
+
+    def made(optimizer: Any) -> Any:
+        kind = torch.optim.lr_scheduler.ReduceLROnPlateau
+        scheduler = kind(optimizer, factor=0.5, patience=0, threshold=10.0, threshold_mode="abs")
+        return {"scheduler": scheduler, "monitor": "loss"}
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.log("loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    return stepping_of(kit, made, steps, {"training_step": training_step}, max_epochs=4)
+
+
+@equal
+def stepping_of_timm(kit: Framework) -> Any:
+    """A scheduler of timm, by epochs and by steps."""
+    from timm.scheduler import CosineLRScheduler
+
+    def by_epochs(self: Any, scheduler: Any, metric: Any) -> None:
+        scheduler.step(epoch=self.current_epoch + 1)
+
+    def by_updates(self: Any, scheduler: Any, metric: Any) -> None:
+        scheduler.step_update(num_updates=self.global_step)
+
+    def made(by_epoch: bool) -> Any:
+        length = {"t_initial": 6 if by_epoch else 24, "warmup_t": 2 if by_epoch else 7}
+        more = {"lr_min": 1e-3, "warmup_lr_init": 1e-2, "t_in_epochs": by_epoch}
+        return lambda optimizer: {
+            "scheduler": CosineLRScheduler(optimizer, **length, **more),
+            "interval": "epoch" if by_epoch else "step",
+        }
+
+    return [
+        stepping_of(kit, made(by_epoch), step, max_epochs=6)
+        for by_epoch, step in ((True, by_epochs), (False, by_updates))
+    ]
+
+
 @equal
 def momentum_by_hand(kit: Framework) -> Any:
     """Momentum and weight decay that are set by hand hold."""
@@ -646,8 +824,6 @@ def overridden(name: str) -> Any:
 
 
 for method_name in (
-    "lr_scheduler_step",
-    "configure_gradient_clipping",
     "optimizer_zero_grad",
     "backward",
     "configure_sharded_model",

@@ -39,11 +39,6 @@ LOG_ARGUMENTS: dict[str, str] = {
     "sync_dist_group": "leave it out: an epoch's value is always that of all ranks that train.",
 }
 
-_OWN_UPDATE = (
-    "trainkit steps each optimizer once a step. To see or change its gradients, divided:"
-    " on_before_optimizer_step."
-)
-
 _MODES = (
     "Modes are set before an evaluation and restored after it; a part that you set to eval() stays"
     " so. Use on_validation_start and on_validation_end, or those of test and predict."
@@ -71,12 +66,6 @@ TASK_METHODS: dict[str, str] = {
     ),
     "optimizer_zero_grad": "Gradients are set to None at each step, after on_before_zero_grad.",
     "configure_sharded_model": "Use configure_model.",
-    "configure_gradient_clipping": f"Set trainer.gradient_clip_val. {_OWN_UPDATE}",
-    "lr_scheduler_step": (
-        'Return {"scheduler": ..., "interval": "step" | "epoch", "frequency": n} from'
-        " configure_optimizers. Step one that is not torch's yourself, in on_train_epoch_end or"
-        " on_train_batch_end."
-    ),
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.errors import TaskError
+from trainkit.optim.forms import step_scheduler
 
 
 class ManualStep(Protocol):
@@ -24,7 +25,7 @@ class ManualStep(Protocol):
     def num_schedules(self) -> int: ...  # noqa: D102
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None: ...  # noqa: D102
     def clip(
-        self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str
+        self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str | None
     ) -> None: ...  # noqa: D102
     def move_schedule(self, place: int, metric: float | None) -> None: ...  # noqa: D102
 
@@ -56,6 +57,7 @@ class ManualOptimization:
 
     automatic_optimization = True
     _manual: ManualStep | None = None
+    _clip_of_step: Callable[[Any, float | None, str | None], None] | None = None
     _toggled: dict[Tensor, bool] | None = None
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
@@ -97,6 +99,31 @@ class ManualOptimization:
         """
         optimizer.step(closure=optimizer_closure)
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the gradients of a step, which are those of all ranks; under automatic optimization.
+
+        Args:
+            gradient_clip_val, gradient_clip_algorithm: the Trainer's.
+        """
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: float | None) -> None:
+        """Step a scheduler of `configure_optimizers` when it is due; under automatic optimization.
+
+        A Task that defines it may return any scheduler with `optimizer`, `state_dict` and
+        `load_state_dict`. One that is not torch's gets the rates without lr_scaling's factor.
+
+        Args:
+            metric: the monitored value of ReduceLROnPlateau, or of a scheduler that was returned
+                with reduce_on_plateau=True; None for others.
+        """
+        step_scheduler(scheduler, metric)
+
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Run backward of a mean loss over the batch of this rank;
         other arguments are those of `Tensor.backward`.
@@ -107,14 +134,29 @@ class ManualOptimization:
         self,
         optimizer: Any,
         gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str = "norm",
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip an optimizer's gradients, summed over the ranks, at a norm or a value;
-        call it before its `step`.
+        """Clip an optimizer's gradients, summed over the ranks, at a norm or a value; in
+        `configure_gradient_clipping`, and before its `step` in manual optimization.
+
+        Args:
+            gradient_clip_val: the Trainer's by default.
+            gradient_clip_algorithm: "norm" or "value"; the Trainer's by default.
+
+        Raises:
+            TaskError: it is called elsewhere, or there is no such algorithm.
         """
-        self._need("clip_gradients").clip(
-            getattr(optimizer, "optimizer", optimizer), gradient_clip_val, gradient_clip_algorithm
+        algorithm = gradient_clip_algorithm and gradient_clip_algorithm.lower()
+        if algorithm not in (None, "norm", "value"):
+            raise TaskError(
+                f"{type(self).__name__}.clip_gradients(gradient_clip_algorithm="
+                f"{gradient_clip_algorithm!r}): it must be 'norm' or 'value'."
+            )
+        clip = (
+            self._clip_of_step
+            or self._need("clip_gradients", " Or call it in configure_gradient_clipping.").clip
         )
+        clip(getattr(optimizer, "optimizer", optimizer), gradient_clip_val, algorithm)
 
     def lr_schedulers(self) -> Any:
         """Return the scheduler of `configure_optimizers`, the list of them, or None; call `step()`
@@ -166,12 +208,12 @@ class ManualOptimization:
         finally:
             self.untoggle_optimizer(optimizer)
 
-    def _need(self, method: str) -> ManualStep:
+    def _need(self, method: str, otherwise: str = "") -> ManualStep:
         name = type(self).__name__
         if self.automatic_optimization:
             raise TaskError(
                 f"{name}.{method}() is for manual optimization. Set self.automatic_optimization ="
-                f" False in {name}.__init__."
+                f" False in {name}.__init__.{otherwise}"
             )
         if self._manual is None:
             raise TaskError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,18 +13,42 @@ from trainkit.errors import TaskError
 from trainkit.extension import advice
 
 
+def step_scheduler(scheduler: Any, metric: Any) -> None:
+    """Step a scheduler, by the monitored value if it has one."""
+    if metric is None:
+        scheduler.step()
+    else:
+        scheduler.step(metric)
+
+
 @dataclass(frozen=True)
 class ScheduleConfig:
     """A scheduler and the times of its steps, as in Lightning's `lr_scheduler` dict;
     "hand": the user steps it.
+
+    Attributes:
+        reduce_on_plateau: whether one that is not torch's steps by the monitored value.
+        step: steps it; takes the scheduler and that value or None.
     """
 
-    scheduler: LRScheduler
+    scheduler: Any
     interval: Literal["epoch", "step", "hand"] = "epoch"
     frequency: int = 1
     monitor: str | None = None
     strict: bool = True
     name: str | None = None
+    reduce_on_plateau: bool = False
+    step: Callable[[Any, Any], None] = step_scheduler
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether it is one of torch's; another computes rates in the user's terms."""
+        return isinstance(self.scheduler, LRScheduler)
+
+    @property
+    def reads_value(self) -> bool:
+        """Whether it steps by the monitored value."""
+        return self.reduce_on_plateau or isinstance(self.scheduler, ReduceLROnPlateau)
 
 
 def refuse_wrapped(optimizer: Optimizer) -> None:
@@ -38,9 +62,12 @@ def refuse_wrapped(optimizer: Optimizer) -> None:
 
 
 def read_optimizers(
-    returned: Any, automatic: bool = True
+    returned: Any, automatic: bool = True, own_step: Callable[[Any, Any], None] | None = None
 ) -> tuple[list[Optimizer], list[ScheduleConfig]]:
     """Read the result of `configure_optimizers`.
+
+    Args:
+        own_step: lr_scheduler_step of a Task that defines it, which may step any scheduler.
 
     Raises:
         TaskError: it is none of the known forms, or an optimizer that needs a closure, or another library's.
@@ -61,13 +88,40 @@ def read_optimizers(
                 " self.optimizers().step(closure) in training_step."
             )
     for config in schedules:
+        if not config.is_torchs:
+            _check_stepped(config.scheduler, automatic and own_step is not None)
         if not any(config.scheduler.optimizer is optimizer for optimizer in optimizers):
             raise TaskError(
                 f"configure_optimizers returned a {type(config.scheduler).__name__} for an"
                 " optimizer that it did not return: it would change no rate. Make it for a"
                 " returned one."
             )
+    if automatic and own_step is not None:
+        schedules = [replace(config, step=own_step) for config in schedules]
     return optimizers, schedules
+
+
+def _check_stepped(scheduler: Any, is_stepped: bool) -> None:
+    """Refuse a scheduler that is not torch's, unless a Task steps it.
+
+    Raises:
+        TaskError: it does not, or the scheduler lacks what a run needs.
+    """
+    kind = type(scheduler).__name__
+    if not is_stepped:
+        raise TaskError(
+            f"lr_scheduler is of type {kind}; it must be a torch scheduler, or the Task must define"
+            " lr_scheduler_step(self, scheduler, metric), which steps it, as"
+            " scheduler.step(self.current_epoch + 1). Or step it yourself: make it an attribute of"
+            " the Task, and call its step(...) in on_train_epoch_end or on_train_batch_end."
+        )
+    for name in ("optimizer", "state_dict", "load_state_dict"):
+        if not hasattr(scheduler, name):
+            raise TaskError(
+                f"lr_scheduler is of type {kind}, which has no {name}. A scheduler needs"
+                " `optimizer`, whose rates it sets, and state_dict() and load_state_dict(state), by"
+                " which a run resumes."
+            )
 
 
 def _read_forms(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
@@ -131,16 +185,9 @@ def _read_schedule(item: Any, monitor: str | None = None) -> ScheduleConfig:
                 f"lr_scheduler has the keys {sorted(item)}; it must have 'scheduler', and may have"
                 f" {sorted(known)}."
             )
-        config = ScheduleConfig(**{k: v for k, v in item.items() if k != "reduce_on_plateau"})
+        config = ScheduleConfig(**item)
     else:
         config = ScheduleConfig(item, monitor=monitor)
-    if not isinstance(config.scheduler, LRScheduler):
-        raise TaskError(
-            f"lr_scheduler is of type {type(config.scheduler).__name__}; it must be a torch"
-            " scheduler. Step another yourself: make it an attribute of the Task, and call its"
-            " step(...) in on_train_epoch_end or on_train_batch_end. Its rates hold as it sets them;"
-            " its state, if it has one, is for on_save_checkpoint."
-        )
     if config.interval not in ("epoch", "step"):
         raise TaskError(
             f"lr_scheduler interval is '{config.interval}'; it must be 'epoch' or 'step'."
@@ -149,15 +196,13 @@ def _read_schedule(item: Any, monitor: str | None = None) -> ScheduleConfig:
         raise TaskError(
             f"lr_scheduler frequency is {config.frequency}; it must be a whole number, 1 or more."
         )
-    if not isinstance(config.scheduler, ReduceLROnPlateau):
+    if not config.reads_value:
         return replace(config, monitor=None)  # it reads no value, and need not wait for one
+    kind = type(config.scheduler).__name__
     if config.monitor is None:
-        raise TaskError(
-            "ReduceLROnPlateau needs 'monitor': the name of the logged value to monitor."
-        )
+        raise TaskError(f"{kind} needs 'monitor': the name of the logged value to monitor.")
     if config.interval != "epoch":
         raise TaskError(
-            "ReduceLROnPlateau has interval 'step'; it must be 'epoch': it monitors an epoch's"
-            " value."
+            f"{kind} has interval 'step'; it must be 'epoch': it monitors an epoch's value."
         )
     return config

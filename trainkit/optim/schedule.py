@@ -6,6 +6,9 @@ is separate from the optimizer's:
     scheduled rate  = factor x the user's rate, as the schedulers move it
     group["lr"]     = scheduled rate x warm-up(step)
 
+A scheduler that is not torch's, which a Task steps by lr_scheduler_step, reads and writes the user's
+rates: the factor is divided out around its step.
+
 A rate that differs from what was written here last was set by the user, or by a scheduler that the
 user steps. It is the group's scheduled rate from then on, exactly as it was set: no factor, and no
 warm-up.
@@ -24,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from trainkit.arguments import not_logged
 from trainkit.errors import WEIGHTS_ALONE, CheckpointError, TaskError
@@ -85,7 +88,7 @@ class LearningRates:
             settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)
         ]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
-        for kind in {type(config.scheduler) for config in schedules}:
+        for kind in {type(scheduler) for scheduler in self._torchs}:
             if self.factor != 1.0 and not kind.get_lr.__module__.startswith("torch.optim."):
                 say(_ABSOLUTE.format(kind.__name__, self.factor))
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
@@ -98,6 +101,11 @@ class LearningRates:
         return self._schedules
 
     @property
+    def _torchs(self) -> list[LRScheduler]:
+        """The schedulers of torch, with those inside them."""
+        return list(with_inner(config.scheduler for config in self._schedules if config.is_torchs))
+
+    @property
     def groups(self) -> list[dict[str, Any]]:
         """The parameter groups of all optimizers."""
         # Not cached: optimizer.load_state_dict replaces the groups' dicts.
@@ -106,12 +114,14 @@ class LearningRates:
     def _scale(self, factors: Sequence[float]) -> None:
         """Multiply all rates of each group by its factor."""
         self._scheduled = [lr * factor for lr, factor in zip(self._scheduled, factors, strict=True)]
+        others = [c.scheduler.optimizer for c in self._schedules if not c.is_torchs]
+        unscaled = {id(group) for optimizer in others for group in optimizer.param_groups}
         for group, factor in zip(self.groups, factors, strict=True):
             for name in GROUP_RATES:
-                if name in group:
+                if name in group and id(group) not in unscaled:
                     group[name] *= factor
         of_group = {id(group): factor for group, factor in zip(self.groups, factors, strict=True)}
-        for scheduler in with_inner(config.scheduler for config in self._schedules):
+        for scheduler in self._torchs:
             own = [of_group[id(group)] for group in scheduler.optimizer.param_groups]
             for name in _SCHEDULER_RATES:
                 if hasattr(scheduler, name):
@@ -168,9 +178,7 @@ class LearningRates:
                     self._last.insert(place, rate)
                 if self._momenta is not None:
                     self._momenta.insert(place, Momentum(float(group.get("momentum", 0.0))))
-                for scheduler in with_inner(
-                    c.scheduler for c in self._schedules if c.scheduler.optimizer is optimizer
-                ):
+                for scheduler in (each for each in self._torchs if each.optimizer is optimizer):
                     scheduler.base_lrs.append(rate)
                     if isinstance(scheduler, LambdaLR):
                         scheduler.lr_lambdas.append(scheduler.lr_lambdas[-1])
@@ -285,9 +293,9 @@ class LearningRates:
     def _move(self, due: Sequence[ScheduleConfig], metrics: Mapping[str, float]) -> None:
         if not due or self._held or self.moves_by_hand:
             return
-        self._users.write(self.groups, self._scheduled, 1.0)
         for config in due:
-            if isinstance(config.scheduler, ReduceLROnPlateau):
+            metric = None
+            if config.reads_value:
                 assert config.monitor is not None  # checked by _read_schedule
                 if config.monitor not in metrics:
                     if config.strict:
@@ -295,10 +303,11 @@ class LearningRates:
                             f"lr_scheduler monitors {not_logged(config.monitor, metrics)}"
                         )
                     continue
-                config.scheduler.step(metrics[config.monitor])
-            else:
-                config.scheduler.step()
-        self._scheduled = self._users.read(self.groups)
+                metric = metrics[config.monitor]
+            factor = 1.0 if config.is_torchs else self.factor
+            self._users.write(self.groups, [lr / factor for lr in self._scheduled], 1.0)
+            config.step(config.scheduler, metric)
+            self._scheduled = [lr * factor for lr in self._users.read(self.groups)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedulers' states and the scheduled rates."""

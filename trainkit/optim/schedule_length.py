@@ -131,7 +131,8 @@ def restore(
             if is_alone and (changes or isinstance(scheduler, LambdaLR))
             else None
         )
-        # not those added since its last step
-        moved = scheduler.optimizer.param_groups[: len(scheduler._last_lr)]
-        curves += zip(moved, rates or (), strict=False)
+        if rates is not None:
+            # not those added since its last step
+            moved = scheduler.optimizer.param_groups[: len(scheduler._last_lr)]
+            curves += zip(moved, rates, strict=False)
     return descriptions, curves

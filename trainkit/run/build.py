@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from trainkit.api.alerts import alert
 from trainkit.api.options import BatchOptions
+from trainkit.api.step_call import has_step
 from trainkit.api.task import Task
 from trainkit.data.feed import Feed, MapFeed
 from trainkit.data.shares import format_shares
@@ -126,8 +127,9 @@ def _optimizers(stage: Stage) -> Made:
 
 
 def _make_optimizers(task: Task) -> Made:
+    own_step = task.lr_scheduler_step if has_step(task, Task, "lr_scheduler_step") else None
     optimizers, schedules = read_optimizers(
-        task.configure_optimizers(), task.automatic_optimization
+        task.configure_optimizers(), task.automatic_optimization, own_step
     )
     use_fused(optimizers)
     return optimizers, schedules

@@ -29,7 +29,6 @@ from trainkit.data.feed import MapFeed, Microbatch, Step
 from trainkit.device.accelerator import wide
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError, TaskError
-from trainkit.optim.clipping import clip
 from trainkit.run.batches import start_batch
 from trainkit.run.feature import Feature, Features
 from trainkit.run.run import Run
@@ -251,11 +250,14 @@ class ManualRun:
         )
 
     def clip(
-        self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str = "norm"
+        self, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str | None
     ) -> None:
-        """Clip an optimizer's gradients, summed over ranks."""
+        """Clip an optimizer's gradients, summed over ranks, by the Trainer's algorithm if none is
+        given; no value clips nothing, as `step` clips by the Trainer's.
+        """
         self.reduce(optimizer)
-        clip([optimizer], value, algorithm)
+        algorithm = algorithm or self._run.options.numerics.gradient_clip_algorithm
+        self._run.engine.clip([optimizer], value, algorithm)
 
     def step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> Any:
         """Update an optimizer's weights with the gradients of all ranks."""

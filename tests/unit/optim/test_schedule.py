@@ -246,7 +246,7 @@ class GreedyLR:
                 "lr_scheduler": {"scheduler": PLATEAU, "monitor": "a", "reduce_on_plateau": True},
             },
             [ONE],
-            [ScheduleConfig(PLATEAU, monitor="a")],
+            [ScheduleConfig(PLATEAU, monitor="a", reduce_on_plateau=True)],
         ),
         (
             [{"optimizer": ONE, "lr_scheduler": STEP}, {"optimizer": ONE}],
@@ -278,7 +278,7 @@ def test_all_forms_of_lightning_are_read(
         ),
         (
             {"optimizer": ONE, "lr_scheduler": GreedyLR()},
-            "GreedyLR; it must be a torch scheduler. Step another yourself: .* on_train_epoch_end",
+            r"GreedyLR; it must be .* must define lr_scheduler_step\(.* on_train_epoch_end",
         ),
         (
             {"optimizer": ONE, "lr_scheduler": {"sched": STEP}},

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.api.callback import Callback
+from trainkit.api.step_call import has_step
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import NonNegativeInt, PositiveInt, checked
@@ -136,7 +137,8 @@ class EngineRecorder(Callback):
         """Record the gradients as they were used, the new weights, and the buffers."""
         if not self._is_recording:
             return
-        if trainer.options.numerics.gradient_clip_val is not None:
+        is_clipped = trainer.options.numerics.gradient_clip_val is not None
+        if is_clipped or has_step(task, Task, "configure_gradient_clipping"):
             self._step["used"] = self._gradients(task)
         self._step["weights"] = self._weights(task)
         self._step["buffers"] = {

@@ -24,6 +24,10 @@ _USED = {
         "automatic_optimization is False, but DeepSpeed makes backward, clipping and update"
         f" itself, as one step. Let the trainer optimize, or: {_ELSE}."
     ),
+    "configure_gradient_clipping": (
+        "The Task defines configure_gradient_clipping, and DeepSpeed clips and updates at once. Set"
+        f" trainer.gradient_clip_val, or: {_ELSE}."
+    ),
     "batch_weight": (
         "The Task defines batch_weight, but with it the factor of a gradient is known only after"
         " the sum over ranks, and DeepSpeed clips and updates right after its sum. Leave it out,"

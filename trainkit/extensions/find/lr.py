@@ -13,6 +13,7 @@ from torch import Tensor
 from trainkit.api.callback import Callback
 from trainkit.api.datamodule import DataModule
 from trainkit.api.options import Options
+from trainkit.api.step_call import has_step
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.data.feed import Microbatch

@@ -17,10 +17,16 @@ def refuse_settings(ranks: Ranks, settings: StepSettings) -> None:
     """Refuse what does not go with stages, or with parts of a sequence.
 
     Raises:
-        ConfigError: a callback reads all layers, of which a rank has those of its stage; layers in
-            float8 would be split; or modules are compiled, whose attention asks which step is under
-            way.
+        ConfigError: a callback reads all layers, of which a rank has those of its stage; the Task
+            clips gradients, of which it has those; layers in float8 would be split; or modules are
+            compiled, whose attention asks which step is under way.
     """
+    if ranks.pipeline_size > 1 and "configure_gradient_clipping" in settings.used:
+        raise ConfigError(
+            f"engine.pipeline is {ranks.pipeline_size}, and the Task defines"
+            " configure_gradient_clipping, where each rank has the gradients of its stage alone. Set"
+            " trainer.gradient_clip_val, whose norm is that of all stages."
+        )
     if ranks.pipeline_size > 1 and "layers" in settings.callbacks:
         raise ConfigError(
             f"engine.pipeline is {ranks.pipeline_size}, and {settings.callbacks['layers']} reads all"

@@ -1,15 +1,18 @@
 """Hooks of a Task around an update, as in Lightning: optimizer_step and
 configure_gradient_clipping (docs/lightning.md).
 
-feature.py   what a fit asks: the feature of a Task that has one of them
-own_step.py  optimizer_step
+own_clip.py  configure_gradient_clipping
+own_step.py  optimizer_step, around it
 """
 
 from trainkit.extension import Extension
 
+_ROOM = "trainkit.extensions.own_update"
+
 EXTENSION = Extension(
     name="own_update",
-    summary="optimizer_step of a Task: what it does around each update",
+    summary="optimizer_step and configure_gradient_clipping of a Task",
     proven="each commit",
-    features=("trainkit.extensions.own_update.feature.of_stage",),
+    # the first is within the second
+    features=(f"{_ROOM}.own_clip.of_stage", f"{_ROOM}.own_step.of_stage"),
 )

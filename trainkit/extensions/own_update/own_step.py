@@ -20,24 +20,41 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainkit.api.task import LogTarget
+from trainkit.api.step_call import has_step
+from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import TaskError
+from trainkit.extensions.own_update import own_clip
+from trainkit.extensions.own_update.own_clip import logging_step
 from trainkit.run.feature import Feature
 from trainkit.run.run import Run
+from trainkit.run.setup import Stage
 
 _BY_HAND = "For other updates set self.automatic_optimization = False."
 
 
+def of_stage(stage: Stage) -> OwnStep | None:
+    """Return the feature of a Task that defines it; None if it does not."""
+    if not has_step(stage.task, Task, "optimizer_step"):
+        return None
+    clip = own_clip.of_stage(stage)
+    return OwnStep(stage.run, stage.engine.step if clip is None else clip.update)
+
+
 class OwnStep(Feature):
-    """A Task that defines optimizer_step."""
+    """A Task that defines optimizer_step.
+
+    Args:
+        update: clips and updates; returns whether no overflow held the update back.
+    """
 
     name = "optimizer_step"
     not_by_hand = "Leave it out: Lightning does not call it there either"
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, update: Callable[[float | None, str], bool]) -> None:
         self._run = run
+        self._within = update
         self._last: Callable[[], Tensor | None] = lambda: None  # the loss of the step before
 
     def in_step(self, run: RunView, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
@@ -64,17 +81,15 @@ class OwnStep(Feature):
         once = SteppedOnce(
             run,
             optimizer,
-            partial(run.engine.step, clip_val, clip_algorithm),
+            partial(self._within, clip_val, clip_algorithm),
             None if own is None else own.detach() / accumulate,
         )
         # the same on ranks whose last step is shorter
         last = (state.step_in_epoch + 1) * accumulate - 1
         batch_idx = state.batch_idx - 1 if run.world_size == 1 else last
         state.half_updated = False
-        log, num_samples = run.step.log, run.step.num_samples
-        run.task._log_to(LogTarget(log, num_samples, on_step=True, on_epoch=False))
-        run.task.optimizer_step(run.current_epoch, batch_idx, once, once.closure)
-        run.task._log_to(None)
+        with logging_step(run):
+            run.task.optimizer_step(run.current_epoch, batch_idx, once, once.closure)
         if once.updated is None:
             raise TaskError(
                 f"{type(run.task).__name__}.optimizer_step returned without"

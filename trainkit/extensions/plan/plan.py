@@ -16,6 +16,8 @@ from torch import Tensor
 
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
+from trainkit.api.step_call import has_step
+from trainkit.api.task import Task
 from trainkit.callbacks import Balance, Elastic, ModelCheckpoint
 from trainkit.console import plural
 from trainkit.data.feed import MapFeed
@@ -141,6 +143,7 @@ def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
     """Yield (step, the rate of each group in it); stops at `_SCHEDULED_AT_MOST` steps."""
     rates = run.rates
     feed = run.train_feed
+    state = run.state  # of a run that is not trained: a Task's lr_scheduler_step may read it
     taken = 0
     epoch = 0
     with warnings.catch_warnings():
@@ -154,9 +157,11 @@ def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
                     return
                 yield taken, rates.current()
                 taken += 1
+                state.global_step = taken
                 rates.after_step(taken)
             epoch += 1
             rates.after_epoch(epoch, taken, {}, complete=False)
+            state.current_epoch = epoch
 
 
 def step_rows(run: Run, hooks: Hooks) -> Rows:
@@ -188,7 +193,9 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
     if run.options.numerics.precision == "16-mixed":
         order.append(("unscale", "GradScaler"))
     order.append(("on_before_optimizer_step", None))
-    if (clip_val := run.options.numerics.gradient_clip_val) is not None:
+    if has_step(run.task, Task, "configure_gradient_clipping"):
+        order.append(("configure_gradient_clipping", "Task"))
+    elif (clip_val := run.options.numerics.gradient_clip_val) is not None:
         order.append(
             (f"clip by {run.options.numerics.gradient_clip_algorithm}", f"Trainer: at {clip_val}")
         )
