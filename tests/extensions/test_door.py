@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.helpers.toy import Line, loader, quiet
 from trainkit import extension
 from trainkit.__main__ import main

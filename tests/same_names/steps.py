@@ -474,9 +474,7 @@ def clipping_by_epoch(kit: Framework) -> Any:
 
     def clips(self: Any, optimizer: Any, value: Any, algorithm: Any) -> None:
         if self.current_epoch == 1:
-            self.clip_gradients(
-                optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="value"
-            )
+            self.clip_gradients(optimizer, gradient_clip_val=0.01, gradient_clip_algorithm="value")
 
     return clipping_of(clips)(kit)
 
@@ -551,9 +549,7 @@ def stepping_by_super(kit: Framework) -> Any:
         kind = torch.optim.lr_scheduler.ExponentialLR
         return lambda optimizer: {"scheduler": kind(optimizer, 0.9), "interval": interval}
 
-    return [
-        stepping_of(kit, made(interval), steps, max_epochs=3) for interval in ("epoch", "step")
-    ]
+    return [stepping_of(kit, made(interval), steps, max_epochs=3) for interval in ("epoch", "step")]
 
 
 @equal
