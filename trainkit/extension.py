@@ -149,7 +149,7 @@ class Extension:
             "Trainer", "flags", "modules", "_target_" -> dotted name of a mapping of name -> what to
             use here, in sentences.
         features: dotted names of functions of a trainkit.run.setup.Stage that return a
-            trainkit.run.feature.Feature of its fit, or None.
+            trainkit.run.feature.Feature of the fit or the evaluation, or None.
         remarks: dotted names of functions of a trainkit.api.view.RunView that yield sentences, which
             a fit prints as it begins.
         source: the distribution that it comes from; trainkit sets it.
@@ -311,7 +311,7 @@ def advice(place: str, name: str) -> str:
 
 
 def features(stage: Any) -> list[Any]:
-    """Return the features that extensions have for the fit of a Stage."""
+    """Return the features that extensions have for a Stage."""
     targets = [target for each in extensions() for target in each.features]
     made = [make(stage) for make in map(resolve, targets)]
     return [feature for feature in made if feature is not None]

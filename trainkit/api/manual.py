@@ -105,7 +105,8 @@ class ManualOptimization:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients of a step, which are those of all ranks; under automatic optimization.
+        """Clip an optimizer's gradients of a step, which are those of all ranks; under automatic
+        optimization.
 
         Args:
             gradient_clip_val, gradient_clip_algorithm: the Trainer's.
@@ -116,7 +117,8 @@ class ManualOptimization:
         """Step a scheduler of `configure_optimizers` when it is due; under automatic optimization.
 
         A Task that defines it may return any scheduler with `optimizer`, `state_dict` and
-        `load_state_dict`. One that is not torch's gets the rates without lr_scaling's factor.
+        `load_state_dict`. One that is not torch's gets the rates without lr_scaling's factor. What
+        this method sets itself counts as the scheduler's.
 
         Args:
             metric: the monitored value of ReduceLROnPlateau, or of a scheduler that was returned
@@ -140,7 +142,8 @@ class ManualOptimization:
         `configure_gradient_clipping`, and before its `step` in manual optimization.
 
         Args:
-            gradient_clip_val: the Trainer's by default.
+            gradient_clip_val: 0 clips nothing, as None in manual optimization, where `step` clips
+                by the Trainer's; else that is the default.
             gradient_clip_algorithm: "norm" or "value"; the Trainer's by default.
 
         Raises:

@@ -41,7 +41,7 @@ def clip(
     algorithm: str,
     norm_of: Callable[[Sequence[Tensor]], Tensor] | None = None,
 ) -> None:
-    """Clip the gradients of the whole step, in place; None does nothing.
+    """Clip the gradients of the whole step, in place; None, and 0 or less, does nothing.
 
     Args:
         optimizers: the gradients of their parameters are clipped, as one vector.
@@ -49,7 +49,7 @@ def clip(
         algorithm: "norm" (over all parameters: Pascanu et al. 2013) or "value" (of each element).
         norm_of: returns the norm of all gradients as one vector, if other ranks hold further ones.
     """
-    if value is None:
+    if value is None or value <= 0:
         return
     parameters = with_gradients(optimizers)
     sparse = [p for p in parameters if p.grad.is_sparse]

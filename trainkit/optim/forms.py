@@ -27,7 +27,7 @@ class ScheduleConfig:
     "hand": the user steps it.
 
     Attributes:
-        reduce_on_plateau: whether one that is not torch's steps by the monitored value.
+        reduce_on_plateau: whether lr_scheduler_step steps it by the monitored value.
         step: steps it; takes the scheduler and that value or None.
     """
 
@@ -72,7 +72,13 @@ def read_optimizers(
     Raises:
         TaskError: it is none of the known forms, or an optimizer that needs a closure, or another library's.
     """
+    if not automatic:
+        own_step = None
     optimizers, schedules = _read_forms(returned)
+    schedules = [
+        config if config.interval == "hand" else _with_step(config, own_step)
+        for config in schedules
+    ]
     for optimizer in optimizers:
         refuse_wrapped(optimizer)
         if any(group.get("lr") is None for group in optimizer.param_groups):
@@ -88,40 +94,52 @@ def read_optimizers(
                 " self.optimizers().step(closure) in training_step."
             )
     for config in schedules:
-        if not config.is_torchs:
-            _check_stepped(config.scheduler, automatic and own_step is not None)
         if not any(config.scheduler.optimizer is optimizer for optimizer in optimizers):
             raise TaskError(
                 f"configure_optimizers returned a {type(config.scheduler).__name__} for an"
                 " optimizer that it did not return: it would change no rate. Make it for a"
                 " returned one."
             )
-    if automatic and own_step is not None:
-        schedules = [replace(config, step=own_step) for config in schedules]
     return optimizers, schedules
 
 
-def _check_stepped(scheduler: Any, is_stepped: bool) -> None:
-    """Refuse a scheduler that is not torch's, unless a Task steps it.
+def _with_step(
+    config: ScheduleConfig, own_step: Callable[[Any, Any], None] | None
+) -> ScheduleConfig:
+    """Return a schedule with what steps it.
 
     Raises:
-        TaskError: it does not, or the scheduler lacks what a run needs.
+        TaskError: nothing can, or the scheduler lacks what a run needs.
     """
-    kind = type(scheduler).__name__
-    if not is_stepped:
+    kind = type(config.scheduler).__name__
+    if own_step is not None:
+        config = replace(config, step=own_step)
+    elif not config.is_torchs:
         raise TaskError(
-            f"lr_scheduler is of type {kind}; it must be a torch scheduler, or the Task must define"
+            f"lr_scheduler is of type {kind}; it must be a torch scheduler, or a Task must define"
             " lr_scheduler_step(self, scheduler, metric), which steps it, as"
-            " scheduler.step(self.current_epoch + 1). Or step it yourself: make it an attribute of"
-            " the Task, and call its step(...) in on_train_epoch_end or on_train_batch_end."
+            " scheduler.step(self.current_epoch + 1), under automatic optimization. Or keep it to"
+            " yourself, and call its step(...): in on_train_epoch_end or on_train_batch_end, in"
+            " training_step of a Task that optimizes by hand, or in the loop of a Loop."
         )
+    else:
+        config = replace(config, reduce_on_plateau=False)  # a plateau is one by its class
     for name in ("optimizer", "state_dict", "load_state_dict"):
-        if not hasattr(scheduler, name):
+        if not hasattr(config.scheduler, name):
             raise TaskError(
                 f"lr_scheduler is of type {kind}, which has no {name}. A scheduler needs"
                 " `optimizer`, whose rates it sets, and state_dict() and load_state_dict(state), by"
                 " which a run resumes."
             )
+    if not config.reads_value:
+        return replace(config, monitor=None)  # it need not wait for one
+    if config.monitor is None:
+        raise TaskError(f"{kind} needs 'monitor': the name of the logged value to monitor.")
+    if config.interval != "epoch":
+        raise TaskError(
+            f"{kind} has interval 'step'; it must be 'epoch': it monitors an epoch's value."
+        )
+    return config
 
 
 def _read_forms(returned: Any) -> tuple[list[Optimizer], list[ScheduleConfig]]:
@@ -195,14 +213,5 @@ def _read_schedule(item: Any, monitor: str | None = None) -> ScheduleConfig:
     if not isinstance(config.frequency, int) or config.frequency < 1:
         raise TaskError(
             f"lr_scheduler frequency is {config.frequency}; it must be a whole number, 1 or more."
-        )
-    if not config.reads_value:
-        return replace(config, monitor=None)  # it reads no value, and need not wait for one
-    kind = type(config.scheduler).__name__
-    if config.monitor is None:
-        raise TaskError(f"{kind} needs 'monitor': the name of the logged value to monitor.")
-    if config.interval != "epoch":
-        raise TaskError(
-            f"{kind} has interval 'step'; it must be 'epoch': it monitors an epoch's value."
         )
     return config

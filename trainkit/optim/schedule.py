@@ -111,14 +111,14 @@ class LearningRates:
         # Not cached: optimizer.load_state_dict replaces the groups' dicts.
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
-    def _scale(self, factors: Sequence[float]) -> None:
-        """Multiply all rates of each group by its factor."""
+    def _scale(self, factors: Sequence[float], by_user: bool = False) -> None:
+        """Multiply all rates of each group by its factor, which is the user's or lr_scaling's."""
         self._scheduled = [lr * factor for lr, factor in zip(self._scheduled, factors, strict=True)]
         others = [c.scheduler.optimizer for c in self._schedules if not c.is_torchs]
         unscaled = {id(group) for optimizer in others for group in optimizer.param_groups}
         for group, factor in zip(self.groups, factors, strict=True):
             for name in GROUP_RATES:
-                if name in group and id(group) not in unscaled:
+                if name in group and (by_user or id(group) not in unscaled):
                     group[name] *= factor
         of_group = {id(group): factor for group, factor in zip(self.groups, factors, strict=True)}
         for scheduler in self._torchs:
@@ -304,10 +304,21 @@ class LearningRates:
                         )
                     continue
                 metric = metrics[config.monitor]
-            factor = 1.0 if config.is_torchs else self.factor
-            self._users.write(self.groups, [lr / factor for lr in self._scheduled], 1.0)
-            config.step(config.scheduler, metric)
-            self._scheduled = [lr * factor for lr in self._users.read(self.groups)]
+            factors = self._factors_around(config)
+            unscaled = [lr / factor for lr, factor in zip(self._scheduled, factors, strict=True)]
+            self._users.write(self.groups, unscaled, 1.0)
+            try:
+                config.step(config.scheduler, metric)
+            finally:
+                rates = zip(self._users.read(self.groups), factors, strict=True)
+                self._scheduled = [lr * factor for lr, factor in rates]
+                self._users.write(self.groups, self._scheduled, 1.0)
+
+    def _factors_around(self, config: ScheduleConfig) -> list[float]:
+        """Return by what each group's rate is divided for a scheduler's step."""
+        groups = [] if config.is_torchs else config.scheduler.optimizer.param_groups
+        own = {id(group) for group in groups}
+        return [self.factor if id(group) in own else 1.0 for group in self.groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedulers' states and the scheduled rates."""
@@ -353,5 +364,5 @@ class LearningRates:
         changes, factors = changed_groups(state.get("given", self._given), self._given, self.groups)
         self.changes = [*changes, *of_schedulers]
         if changes:
-            self._scale(factors)
+            self._scale(factors, by_user=True)
         self.apply(steps_taken)

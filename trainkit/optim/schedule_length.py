@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from torch.optim.lr_scheduler import (
@@ -22,7 +23,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from trainkit.optim.forms import ScheduleConfig
-from trainkit.optim.scheduler_state import filled, storable
+from trainkit.optim.scheduler_state import filled, is_plain, storable
 
 _PROGRESS = (
     "last_epoch",
@@ -38,7 +39,11 @@ def made(config: ScheduleConfig) -> dict[str, Any]:
     """Return what a scheduler was made with, its class and those inside it included, and when it
     steps.
     """
-    about = _about(config.scheduler, storable(config.scheduler.state_dict()))
+    state = storable(config.scheduler.state_dict())
+    if config.is_torchs:
+        about = _about(config.scheduler, state)
+    else:
+        about = {name: deepcopy(value) for name, value in state.items() if is_plain(value)}
     names = ("interval", "frequency", "monitor")
     return about | {name: getattr(config, name) for name in names}
 

@@ -19,7 +19,7 @@ def settings_of(group: Mapping[str, Any], lr: float) -> dict[str, Any]:
     """Return the plain settings of a group as the user gave them."""
     settings = {}
     for name, value in group.items():
-        if name not in (*NO_SETTINGS, *GROUP_RATES) and _plain(value):
+        if name not in (*NO_SETTINGS, *GROUP_RATES) and is_plain(value):
             settings[name] = list(value) if isinstance(value, tuple) else value
     return settings | {"lr": lr}
 
@@ -43,7 +43,7 @@ def storable(state: Mapping[str, Any]) -> dict[str, Any]:
     plain = {
         name: tree_map(lambda part: part.item() if isinstance(part, np.generic) else part, value)
         for name, value in state.items()
-        if name != "lr_lambdas" or _plain(value)
+        if name != "lr_lambdas" or is_plain(value)
     }
     if "_schedulers" in plain:
         plain["_schedulers"] = [storable(inner) for inner in plain["_schedulers"]]
@@ -59,12 +59,12 @@ def filled(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-def _plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether a checkpoint can hold it (it is read without running code)."""
     if isinstance(value, (list, tuple)):
-        return all(_plain(item) for item in value)
+        return all(is_plain(item) for item in value)
     if isinstance(value, dict):
-        return all(_plain(item) for item in value.values())
+        return all(is_plain(item) for item in value.values())
     return value is None or isinstance(value, (bool, int, float, str))
 
 

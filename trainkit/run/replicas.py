@@ -260,7 +260,7 @@ def optimizers_of(
         name = "lr_scheduler" if len(schedules) == 1 else f"lr_scheduler {i}"
         own = {
             key: value
-            for key, value in config.scheduler.__dict__.items()
+            for key, value in getattr(config.scheduler, "__dict__", {}).items()
             if not key.startswith("_")
         }
         plan = {

@@ -42,10 +42,12 @@ class ReusedParts:
         """Return what `make` returned, as it was then.
 
         It is made again if the task has other parameters now, an optimizer has other groups (as of
-        a fine-tuning that adds some), or the plan of batch and rate is another.
+        a fine-tuning that adds some), a scheduler is not torch's, whose state need not be all that
+        it has, or the plan of batch and rate is another.
         """
         if (
             self._made is None
+            or not all(config.is_torchs for config in self._made[1])
             or self._plan != plan
             or self._parameters != _parameters(task, self._made[0])
         ):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.toy import Line, loader, quiet
+from trainkit.callbacks import ModelCheckpoint
 from trainkit.errors import ConfigError, TaskError
 from trainkit.loggers import CSVLogger
 
@@ -38,6 +39,37 @@ def test_it_clips_in_the_trainers_place(tmp_path: Path) -> None:
     head, *rows = (tmp_path / "own" / "metrics.csv").read_text().splitlines()
     place = head.split(",").index("norm")
     assert len([row for row in rows if row.split(",")[place]]) == 4
+
+
+def test_it_has_lightnings_keywords_and_0_clips_nothing(tmp_path: Path) -> None:
+    """Whatever the order of its arguments."""
+
+    class Own(Line):
+        def configure_gradient_clipping(
+            self, optimizer: Any, *, gradient_clip_algorithm: str, gradient_clip_val: float
+        ) -> None:
+            """See Task."""
+            assert (gradient_clip_algorithm, gradient_clip_val) == ("value", 0.1)
+            self.clip_gradients(optimizer, 0)
+
+    own = ends(Own(), tmp_path / "own", gradient_clip_val=0.1, gradient_clip_algorithm="value")
+    assert all(map(torch.equal, own, ends(Line(), tmp_path / "free")))
+
+
+def test_an_error_in_it_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """No weight has changed by then."""
+
+    class Failing(Line):
+        def configure_gradient_clipping(self, *args: Any, **more: Any) -> None:
+            """Fail at the third update."""
+            if self.global_step == 2:
+                raise ValueError("a mistake of the user")
+
+    saves = {"callbacks": [ModelCheckpoint(save_on_exception=True)], "enable_checkpointing": True}
+    with pytest.raises(ValueError, match="a mistake"):
+        quiet(tmp_path, max_epochs=1, **saves).fit(Failing(), loader(16))
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert any("step=2" in name for name in names), names
 
 
 @pytest.mark.parametrize("optimizers", [1, 2])

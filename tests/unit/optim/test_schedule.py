@@ -246,7 +246,15 @@ class GreedyLR:
                 "lr_scheduler": {"scheduler": PLATEAU, "monitor": "a", "reduce_on_plateau": True},
             },
             [ONE],
-            [ScheduleConfig(PLATEAU, monitor="a", reduce_on_plateau=True)],
+            [ScheduleConfig(PLATEAU, monitor="a")],
+        ),
+        (
+            {
+                "optimizer": ONE,
+                "lr_scheduler": {"scheduler": STEP, "monitor": "a", "reduce_on_plateau": True},
+            },
+            [ONE],
+            [ScheduleConfig(STEP)],
         ),
         (
             [{"optimizer": ONE, "lr_scheduler": STEP}, {"optimizer": ONE}],
@@ -278,7 +286,7 @@ def test_all_forms_of_lightning_are_read(
         ),
         (
             {"optimizer": ONE, "lr_scheduler": GreedyLR()},
-            r"GreedyLR; it must be .* must define lr_scheduler_step\(.* on_train_epoch_end",
+            r"GreedyLR; it must be .* must define lr_scheduler_step\(.* on_train_epoch_end.* a Loop",
         ),
         (
             {"optimizer": ONE, "lr_scheduler": {"sched": STEP}},

@@ -29,25 +29,25 @@ class Halving:
             group["lr"] = max(self.lowest, first / 2**epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch."""
-        return {"epoch": self.epoch}
+        """Return the epoch, and numbers of which it makes no use."""
+        return {"epoch": self.epoch, "lowest": self.lowest, "more": torch.arange(2.0) + self.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take it back."""
-        self.epoch = state["epoch"]
+        self.epoch, self.lowest = state["epoch"], state["lowest"]
 
 
 class Own(Line):
     """A Task that steps it."""
 
-    def __init__(self, lowest: float = 0.02) -> None:
-        super().__init__(lr=0.1)
+    def __init__(self, lowest: float = 0.02, lr: float = 0.1) -> None:
+        super().__init__(lr=lr)
         self.lowest = lowest
         self.metrics: list[Any] = []
 
     def configure_optimizers(self) -> Any:
         """Return SGD and the scheduler."""
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(self.parameters(), **self.sgd)
         return [optimizer], [Halving(optimizer, self.lowest)]
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
@@ -86,12 +86,36 @@ def test_a_scheduler_of_ones_own_is_scaled_as_torchs(tmp_path: Path) -> None:
     assert read == pytest.approx([0.2, 0.1, 0.05, 0.04])
 
 
-def test_it_resumes(tmp_path: Path) -> None:
-    """At the rate where it was, with its state."""
-    whole = rates_of(tmp_path / "whole", Own(), max_epochs=4)
-    rates_of(tmp_path / "part", Own(), max_epochs=2)
-    rest = rates_of(tmp_path / "rest", Own(), max_epochs=4, ckpt_path=tmp_path / "part" / "end.pt")
-    assert rest == whole[2:]
+@pytest.mark.parametrize("settings", [{}, {"lr": 0.05}, {"lowest": 0.03}], ids=str)
+def test_it_resumes(tmp_path: Path, settings: dict[str, float]) -> None:
+    """At the rate where it was, with its state; and on another curve if the user changes it."""
+    settings = {"lowest": 0.001, **settings}
+    whole = rates_of(tmp_path / "whole", Own(**settings), max_epochs=4)
+    rates_of(tmp_path / "part", Own(lowest=0.001), max_epochs=2)
+    end = tmp_path / "part" / "end.pt"
+    rest = rates_of(tmp_path / "rest", Own(**settings), max_epochs=4, ckpt_path=end)
+    assert rest[1:] == pytest.approx(whole[3:])
+    assert rest[0] == pytest.approx(0.025 if settings["lowest"] == 0.03 else whole[2])
+
+
+def test_an_error_in_it_leaves_the_scaled_rate(tmp_path: Path) -> None:
+    """Which a checkpoint of the error then has."""
+
+    class Fails(Own):
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            """Fail at the second epoch's end."""
+            super().lr_scheduler_step(scheduler, metric)
+            if self.current_epoch == 1:
+                raise ValueError("a mistake of the user")
+
+    task = Fails()
+    scaled = {"lr_scaling": "linear", "lr_reference_batch_size": 2, "lr_warmup_epochs": 0}
+    trainer = quiet(tmp_path, max_epochs=3, **scaled)
+    kept: list[Any] = []
+    task.on_fit_start = lambda: kept.append(task.optimizers().optimizer)  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="a mistake"):
+        trainer.fit(task, loader(16))
+    assert kept[0].param_groups[0]["lr"] == pytest.approx(2 * 0.025)
 
 
 def test_it_is_given_the_monitored_value(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def _compute(run: Run, step: Step) -> None:
 def _update(run: Run, step: Step) -> None:
     loop.finish_gradients(run, step)
     numerics = run.options.numerics
-    run.engine.step(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
+    run.step.update(numerics.gradient_clip_val, numerics.gradient_clip_algorithm)
     run.engine.clear_gradients()
 
 

@@ -56,11 +56,17 @@ class OwnClip(Feature):
             own = clip_val if value is None else value
             run.engine.clip([optimizer], own, algorithm or clip_algorithm)
 
+        trainers = {
+            "gradient_clip_val": clip_val,
+            "gradient_clip_algorithm": clip_algorithm,
+        }
         task.__dict__["_clip_of_step"] = clip
+        run.state.half_updated = False  # an error of the Task leaves a checkpoint
         try:
             with logging_step(run):
                 for optimizer in run.optimizers:
-                    task.configure_gradient_clipping(optimizer, clip_val, clip_algorithm)
+                    task.configure_gradient_clipping(optimizer, **trainers)
         finally:
             del task.__dict__["_clip_of_step"]
+        run.state.half_updated = True
         return run.engine.step()

@@ -7,6 +7,7 @@ description.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from trainkit.api.callback import Callback
 from trainkit.api.dispatch import Hooks
+from trainkit.api.state import TrainState
 from trainkit.api.step_call import has_step
 from trainkit.api.task import Task
 from trainkit.callbacks import Balance, Elastic, ModelCheckpoint
@@ -143,10 +145,9 @@ def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
     """Yield (step, the rate of each group in it); stops at `_SCHEDULED_AT_MOST` steps."""
     rates = run.rates
     feed = run.train_feed
-    state = run.state  # of a run that is not trained: a Task's lr_scheduler_step may read it
     taken = 0
     epoch = 0
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _counting(run.state) as state:
         # torch warns that no optimizer has taken a step, which is intended
         warnings.simplefilter("ignore")
         while taken < total:
@@ -162,6 +163,16 @@ def _follow(run: Run, total: int) -> Iterator[tuple[int, list[float]]]:
             epoch += 1
             rates.after_epoch(epoch, taken, {}, complete=False)
             state.current_epoch = epoch
+
+
+@contextlib.contextmanager
+def _counting(state: TrainState) -> Iterator[TrainState]:
+    """A context with the run's counters, which a Task's lr_scheduler_step may read, to move."""
+    step, epoch = state.global_step, state.current_epoch
+    try:
+        yield state
+    finally:
+        state.global_step, state.current_epoch = step, epoch
 
 
 def step_rows(run: Run, hooks: Hooks) -> Rows:
