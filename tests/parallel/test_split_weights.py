@@ -159,7 +159,7 @@ def compare(ranks: Any, expected: Any, stages: int = 1) -> None:
 def test_they_train_as_one_process_does(start: str, scenario: str, runs: Runs) -> None:
     """Plain SGD, clipped AdamW with activation checkpointing, layers of configure_model with EMA,
     one of LARS, LAMB, Muon, Adafactor and AdEMAMix for each part of the layers, averages in place
-    of a schedule, and experts; short steps.
+    of a schedule, and experts that clip by a hook; short steps.
     """
     (alone,) = runs["", "single"][scenario]
     compare(runs["", start][scenario], alone, stages_of(start))

@@ -781,15 +781,51 @@ def optimizers_of_none(kit: Framework) -> Any:
     return weights(task) == before
 
 
-@refused("would leave the other ranks out")
+@equal
 def plain_optimizers(kit: Framework) -> Any:
-    """self.optimizers(use_pl_optimizer=False)."""
+    """self.optimizers(use_pl_optimizer=False), to read a rate."""
+    rates: list[float] = []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        rates.append(self.optimizers(use_pl_optimizer=False).param_groups[0]["lr"])
+        return self.loss(batch)
+
+    kit.trainer(max_steps=3).fit(kit.line(training_step=training_step), data())
+    return rates
+
+
+@refused("would leave the other ranks out")
+def plain_optimizers_by_hand(kit: Framework) -> Any:
+    """self.optimizers(use_pl_optimizer=False) in manual optimization."""
 
     def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
         self.optimizers(use_pl_optimizer=False)
-        return self.loss(batch)
 
-    kit.trainer(max_steps=1).fit(kit.line(training_step=training_step), data())
+    task = kit.line(training_step=training_step)
+    task.automatic_optimization = False
+    kit.trainer(max_epochs=1).fit(task, data())
+
+
+@equal
+def clearing_of_gradients(kit: Framework) -> Any:
+    """optimizer_zero_grad with set_to_none, and what it sees."""
+    read: list[Any] = []
+
+    def on_before_zero_grad(self: Any, optimizer: Any) -> None:
+        read.append("before")
+
+    def optimizer_zero_grad(self: Any, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        grad = self.layer.weight.grad
+        read.append((epoch, batch_idx, None if grad is None else round(float(grad.sum()), 4)))
+        optimizer.zero_grad(set_to_none=True)
+
+    members = {
+        "on_before_zero_grad": on_before_zero_grad,
+        "optimizer_zero_grad": optimizer_zero_grad,
+    }
+    task = kit.line(**members)
+    kit.trainer(max_epochs=2, accumulate_grad_batches=2).fit(task, data(16))
+    return read, weights(task)
 
 
 @refused("Modes are set before an evaluation")
@@ -820,7 +856,6 @@ def overridden(name: str) -> Any:
 
 
 for method_name in (
-    "optimizer_zero_grad",
     "backward",
     "configure_sharded_model",
 ):

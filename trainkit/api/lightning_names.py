@@ -64,7 +64,6 @@ TASK_METHODS: dict[str, str] = {
         "trainkit calls the loss's backward itself; on_before_backward and on_after_backward are"
         " around it."
     ),
-    "optimizer_zero_grad": "Gradients are set to None at each step, after on_before_zero_grad.",
     "configure_sharded_model": "Use configure_model.",
 }
 

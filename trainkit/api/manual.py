@@ -67,10 +67,13 @@ class ManualOptimization:
         Each is used as a torch optimizer. Its `step(closure=None)` sums the gradients over ranks,
         clips them by `trainer.gradient_clip_val` and updates; all ranks must call it alike.
 
+        Args:
+            use_pl_optimizer: a name of Lightning's; without effect where they are to read.
+
         Raises:
-            TaskError: `use_pl_optimizer`, a name of Lightning's, is false.
+            TaskError: it is false in manual optimization.
         """
-        if not use_pl_optimizer:
+        if not use_pl_optimizer and not self.automatic_optimization:
             raise TaskError(
                 f"{type(self).__name__}.optimizers(use_pl_optimizer=False): a step of torch's own"
                 " optimizer would leave the other ranks out. Leave it out: what is returned has all"
@@ -98,6 +101,10 @@ class ManualOptimization:
             optimizer_closure: returns the loss; the gradients are computed before this method.
         """
         optimizer.step(closure=optimizer_closure)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        """Drop the gradients of the step before; under automatic optimization."""
+        optimizer.zero_grad()
 
     def configure_gradient_clipping(
         self,

@@ -223,7 +223,7 @@ def clear_gradients(run: Run) -> None:
     if run.step.clears_late:
         run.step.has_old = True
     else:
-        run.engine.clear_gradients()
+        run.step.clear()
 
 
 def drop_old_gradients(run: Run) -> None:
@@ -234,7 +234,7 @@ def drop_old_gradients(run: Run) -> None:
         run.step.has_old = False
         for optimizer in run.optimizers:
             run.hooks("on_before_zero_grad", optimizer)
-        run.engine.clear_gradients()
+        run.step.clear()
 
 
 def check_epoch(run: Run) -> None:

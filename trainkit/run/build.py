@@ -173,11 +173,15 @@ def _parts(
             lambda: engine.approximation.steps_alone,
             copies=uses_graphs(stage.options.numerics.compile),
         ),
-        clears_late=run.hooks.has("on_before_zero_grad"),
         sync_guard=(
             SyncGuard(engine.device) if run.options.numerics.assert_no_sync else NOT_GUARDED
         ),
-        **{"update": engine.step, **features.in_step(run, optimizers)},
+        **{
+            "update": engine.step,
+            "clear": engine.clear_gradients,
+            "clears_late": run.hooks.has("on_before_zero_grad"),
+            **features.in_step(run, optimizers),
+        },
     )
     rates = LearningRates(
         optimizers, schedules, run.batch_plan, run.options.batch.lr_momentum_correction, run.say

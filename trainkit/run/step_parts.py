@@ -93,6 +93,7 @@ class StepParts:
         halving: splits microbatches (trainer.halve_batch_on_oom).
         update: clips and updates; returns whether no overflow held the update back. Engine.step,
             unless the Task wraps it.
+        clear: drops the gradients. Engine.clear_gradients, unless the Task does.
         clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they
             are then dropped before the next backward, else after the update, when they no longer
             take memory.
@@ -115,6 +116,7 @@ class StepParts:
     metrics: EpochMetrics
     watch: LossWatch
     update: Callable[[float | None, str], bool]
+    clear: Callable[[], None]
     clears_late: bool = False
     has_old: bool = False
     has_begun: bool = False

@@ -113,10 +113,18 @@ class Late(Deep):
             nn.init.trunc_normal_(block.up.weight, std=0.1)
 
 
+class Clipped(Mixed):
+    """Experts whose Task clips the gradients itself."""
+
+    def configure_gradient_clipping(self, optimizer: Any, *arguments: Any, **more: Any) -> None:
+        """Clip their norm, which no rank has alone."""
+        self.clip_gradients(optimizer, gradient_clip_val=0.05)
+
+
 def mixed(make: Callable[[Any], Any]) -> Mixed:
     """Experts; of torch before 2.14, FSDP2's ranks must use the same weights."""
     skips = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
-    return Mixed(make, WIDTH, 3 + ENGINE.ranks.rank, skips)
+    return Clipped(make, WIDTH, 3 + ENGINE.ranks.rank, skips)
 
 
 def several(task: Any) -> list[torch.optim.Optimizer]:

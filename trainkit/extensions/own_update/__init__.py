@@ -1,8 +1,10 @@
-"""Hooks of a Task around an update, as in Lightning: optimizer_step and
-configure_gradient_clipping (docs/lightning.md).
+"""Hooks of a Task around an update, as in Lightning: optimizer_step, configure_gradient_clipping
+and optimizer_zero_grad (docs/lightning.md).
 
-own_clip.py  configure_gradient_clipping
-own_step.py  optimizer_step, around it
+own_zero_grad.py  optimizer_zero_grad
+own_clip.py       configure_gradient_clipping
+own_step.py       optimizer_step, around it
+signatures.py     refuses those with other arguments
 """
 
 from trainkit.extension import Extension
@@ -11,8 +13,11 @@ _ROOM = "trainkit.extensions.own_update"
 
 EXTENSION = Extension(
     name="own_update",
-    summary="optimizer_step and configure_gradient_clipping of a Task",
+    summary="optimizer_step, configure_gradient_clipping and optimizer_zero_grad of a Task",
     proven="each commit",
-    # the first is within the second
-    features=(f"{_ROOM}.own_clip.of_stage", f"{_ROOM}.own_step.of_stage"),
+    # own_clip is within own_step
+    features=tuple(
+        f"{_ROOM}.{part}.of_stage"
+        for part in ("signatures", "own_zero_grad", "own_clip", "own_step")
+    ),
 )
