@@ -14,6 +14,7 @@ from trainkit.collector import collect_rarely
 from trainkit.errors import ConfigError, did_you_mean
 from trainkit.extension import broken_note, resolve
 from trainkit.launch.slurm.step import hold_signals
+from trainkit.openmp import wait_briefly
 from trainkit.version import __version__
 
 _USAGE = """usage: python -m trainkit <command> [conf=NAME] [key=value ...]
@@ -34,6 +35,7 @@ def main() -> int:
     """Run the command of the command line and return the exit code."""
     hold_signals()
     collect_rarely()
+    wait_briefly()
     try:
         return _main(sys.argv[1:])
     except ConfigError as error:  # of the table of commands; each command reports its own

@@ -21,7 +21,7 @@ ROOT = Path(trainkit.__file__).parent
 # From the ground up. A module imports from its own room and from lower floors. A room is a file or
 # a folder.
 FLOORS = [
-    ["collector", "errors", "version"],
+    ["collector", "errors", "openmp", "version"],
     ["extension"],
     ["arguments", "console", "safety"],
     ["launch"],

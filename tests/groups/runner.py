@@ -66,6 +66,7 @@ class _Running:
         (BUILD / f"{group.name}.json").unlink(missing_ok=True)
         self.log = BUILD / f"{group.name}.log"
         root = str(ROOT)
+        # Threads of OpenMP that spin while they wait take the cores of other tests' processes.
         environment = {key: value.format(root=root) for key, value in group.environment.items()}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
@@ -75,6 +76,7 @@ class _Running:
                 env={
                     **os.environ,
                     **_bytecode(),
+                    "OMP_WAIT_POLICY": "passive",
                     **environment,
                     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 },
