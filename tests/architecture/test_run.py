@@ -110,9 +110,13 @@ def test_building_a_run_reads_as_a_recipe() -> None:
 
 
 def test_every_feature_is_in_the_list() -> None:
-    """A Feature that is written is in the one list of them: features.py makes it."""
+    """A Feature that is written is in the one list of them: features.py makes it. Those of
+    extensions are named by theirs.
+    """
     written, made = set(), set()
     for name, path in modules().items():
+        if name.startswith("extensions."):
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and "Feature" in [
                 ast.unparse(base) for base in node.bases

@@ -276,28 +276,19 @@ class Engine(ABC):
         if factor is not None:
             multiply([parameter.grad for parameter in with_gradients(self._optimizers)], factor)
 
-    def clip(
-        self, optimizers: Sequence[torch.optim.Optimizer], value: float | None, algorithm: str
-    ) -> None:
-        """Clip the gradients of the optimizers' parameters, as one vector.
-
-        Args:
-            value: the largest norm, or the largest absolute value of an element; None clips nothing.
-            algorithm: "norm" or "value".
-        """
-        clip(optimizers, value, algorithm)
-
     def step(self, clip_val: float | None = None, clip_algorithm: str = "norm") -> bool:
         """Clip the gradients and update the weights. The gradients stay until they are cleared,
         before the next backward.
 
         Args:
-            clip_val, clip_algorithm: see `clip`.
+            clip_val: the largest norm of all gradients as one vector, or the largest absolute value
+                of an element; None clips nothing.
+            clip_algorithm: "norm" or "value".
 
         Returns:
             False if mixed precision held the update back; the same on all ranks.
         """
-        self.clip(self._optimizers, clip_val, clip_algorithm)
+        clip(self._optimizers, clip_val, clip_algorithm)
         updated = True
         if self._precision is not None and self._precision.scales_loss:
             updated = self._precision.step(self._optimizers)

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from trainkit.arguments import not_logged
 from trainkit.errors import WEIGHTS_ALONE, CheckpointError, TaskError
@@ -38,9 +38,10 @@ from trainkit.optim.schedule_length import made, restore
 from trainkit.optim.scheduler_state import (
     GROUP_RATES,
     changed_groups,
+    factors_around,
+    of_torch,
     settings_of,
     storable,
-    with_inner,
 )
 from trainkit.optim.users_rates import UsersRates
 
@@ -88,7 +89,7 @@ class LearningRates:
             settings_of(group, lr) for group, lr in zip(self.groups, self.user_lrs, strict=True)
         ]
         self.changes: list[str] = []  # of the user's settings since the checkpoint
-        for kind in {type(scheduler) for scheduler in self._torchs}:
+        for kind in {type(scheduler) for scheduler in of_torch(schedules)}:
             if self.factor != 1.0 and not kind.get_lr.__module__.startswith("torch.optim."):
                 say(_ABSOLUTE.format(kind.__name__, self.factor))
         self._scale([self._contract.lr_factor] * len(self.user_lrs))
@@ -99,11 +100,6 @@ class LearningRates:
     def schedules(self) -> Sequence[ScheduleConfig]:
         """The schedulers and the times of their steps."""
         return self._schedules
-
-    @property
-    def _torchs(self) -> list[LRScheduler]:
-        """The schedulers of torch, with those inside them."""
-        return list(with_inner(config.scheduler for config in self._schedules if config.is_torchs))
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -121,7 +117,7 @@ class LearningRates:
                 if name in group and (by_user or id(group) not in unscaled):
                     group[name] *= factor
         of_group = {id(group): factor for group, factor in zip(self.groups, factors, strict=True)}
-        for scheduler in self._torchs:
+        for scheduler in of_torch(self._schedules):
             own = [of_group[id(group)] for group in scheduler.optimizer.param_groups]
             for name in _SCHEDULER_RATES:
                 if hasattr(scheduler, name):
@@ -178,7 +174,8 @@ class LearningRates:
                     self._last.insert(place, rate)
                 if self._momenta is not None:
                     self._momenta.insert(place, Momentum(float(group.get("momentum", 0.0))))
-                for scheduler in (each for each in self._torchs if each.optimizer is optimizer):
+                own = of_torch(c for c in self._schedules if c.scheduler.optimizer is optimizer)
+                for scheduler in own:
                     scheduler.base_lrs.append(rate)
                     if isinstance(scheduler, LambdaLR):
                         scheduler.lr_lambdas.append(scheduler.lr_lambdas[-1])
@@ -304,7 +301,7 @@ class LearningRates:
                         )
                     continue
                 metric = metrics[config.monitor]
-            factors = self._factors_around(config)
+            factors = factors_around(config, self.groups, self.factor)
             unscaled = [lr / factor for lr, factor in zip(self._scheduled, factors, strict=True)]
             self._users.write(self.groups, unscaled, 1.0)
             try:
@@ -313,12 +310,6 @@ class LearningRates:
                 rates = zip(self._users.read(self.groups), factors, strict=True)
                 self._scheduled = [lr * factor for lr, factor in rates]
                 self._users.write(self.groups, self._scheduled, 1.0)
-
-    def _factors_around(self, config: ScheduleConfig) -> list[float]:
-        """Return by what each group's rate is divided for a scheduler's step."""
-        groups = [] if config.is_torchs else config.scheduler.optimizer.param_groups
-        own = {id(group) for group in groups}
-        return [self.factor if id(group) in own else 1.0 for group in self.groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedulers' states and the scheduled rates."""

@@ -9,6 +9,8 @@ import numpy as np
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
+from trainkit.optim.forms import ScheduleConfig
+
 # Absolute rates beside `lr` in a parameter group, which are scaled as it is.
 GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 # of a group: no settings of training
@@ -34,6 +36,22 @@ def with_inner(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
             seen.add(id(scheduler))
             todo += getattr(scheduler, "_schedulers", [])
             yield scheduler
+
+
+def of_torch(schedules: Iterable[ScheduleConfig]) -> Iterator[LRScheduler]:
+    """Yield the schedulers of torch, with those inside them."""
+    return with_inner(config.scheduler for config in schedules if config.is_torchs)
+
+
+def factors_around(
+    config: ScheduleConfig, groups: Sequence[Mapping[str, Any]], factor: float
+) -> list[float]:
+    """Return by what each group's rate is divided for a scheduler's step, and then multiplied: a
+    scheduler that is not torch's computes in the user's rates.
+    """
+    own = [] if config.is_torchs else config.scheduler.optimizer.param_groups
+    ids = {id(group) for group in own}
+    return [factor if id(group) in ids else 1.0 for group in groups]
 
 
 def storable(state: Mapping[str, Any]) -> dict[str, Any]:

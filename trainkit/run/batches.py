@@ -223,7 +223,7 @@ def clear_gradients(run: Run) -> None:
     if run.step.clears_late:
         run.step.has_old = True
     else:
-        run.step.clear()
+        run.engine.clear_gradients()
 
 
 def drop_old_gradients(run: Run) -> None:
@@ -234,7 +234,9 @@ def drop_old_gradients(run: Run) -> None:
         run.step.has_old = False
         for optimizer in run.optimizers:
             run.hooks("on_before_zero_grad", optimizer)
-        run.step.clear()
+        if run.step.own_clear is not None:
+            run.step.own_clear()
+        run.engine.clear_gradients()
 
 
 def check_epoch(run: Run) -> None:

@@ -178,7 +178,6 @@ def _parts(
         ),
         **{
             "update": engine.step,
-            "clear": engine.clear_gradients,
             "clears_late": run.hooks.has("on_before_zero_grad"),
             **features.in_step(run, optimizers),
         },

@@ -29,6 +29,7 @@ from trainkit.data.feed import MapFeed, Microbatch, Step
 from trainkit.device.accelerator import wide
 from trainkit.device.sync_guard import allowed_read
 from trainkit.errors import ConfigError, TaskError
+from trainkit.optim.clipping import clip
 from trainkit.run.batches import start_batch
 from trainkit.run.feature import Feature, Features
 from trainkit.run.run import Run
@@ -257,7 +258,7 @@ class ManualRun:
         """
         self.reduce(optimizer)
         algorithm = algorithm or self._run.options.numerics.gradient_clip_algorithm
-        self._run.engine.clip([optimizer], value, algorithm)
+        clip([optimizer], value, algorithm)
 
     def step(self, optimizer: torch.optim.Optimizer, **kwargs: Any) -> Any:
         """Update an optimizer's weights with the gradients of all ranks."""

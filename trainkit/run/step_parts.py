@@ -93,10 +93,10 @@ class StepParts:
         halving: splits microbatches (trainer.halve_batch_on_oom).
         update: clips and updates; returns whether no overflow held the update back. Engine.step,
             unless the Task wraps it.
-        clear: drops the gradients. Engine.clear_gradients, unless the Task does.
         clears_late: whether a hook reads the gradients of the last step (on_before_zero_grad): they
             are then dropped before the next backward, else after the update, when they no longer
             take memory.
+        own_clear: of a Task that drops them itself.
         has_old: whether a backward must first drop them.
         has_skipped: whether the Task has skipped a batch of this run.
         num_skipped: batches of this epoch that the Task has skipped, since the start or a resume.
@@ -116,8 +116,8 @@ class StepParts:
     metrics: EpochMetrics
     watch: LossWatch
     update: Callable[[float | None, str], bool]
-    clear: Callable[[], None]
     clears_late: bool = False
+    own_clear: Callable[[], None] | None = None
     has_old: bool = False
     has_begun: bool = False
     has_skipped: bool = False

@@ -339,11 +339,12 @@ class FSDPEngine(Engine):
         if self._stages is not None:
             self._stages.sum_shared()
 
-    def clip(
-        self, optimizers: Sequence[torch.optim.Optimizer], value: float | None, algorithm: str
-    ) -> None:
+    def step(self, clip_val: float | None = None, clip_algorithm: str = "norm") -> bool:
         """See Engine: a norm is that of the gradients of all stages."""
-        clip(optimizers, value, algorithm, self._stages and self._stages.norm_of)
+        if self._stages is not None:
+            clip(self._optimizers, clip_val, clip_algorithm, self._stages.norm_of)
+            clip_val = None
+        return super().step(clip_val, clip_algorithm)
 
     def send_buffers(self, task: nn.Module) -> None:
         """See Engine: a stage's buffers are those of its first rank."""

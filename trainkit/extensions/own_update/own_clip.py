@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from trainkit.api.step_call import has_step
 from trainkit.api.task import LogTarget, Task
 from trainkit.api.view import RunView
+from trainkit.optim.clipping import clip
 from trainkit.run.feature import Feature
 from trainkit.run.run import Run
 from trainkit.run.setup import Stage
@@ -52,20 +53,19 @@ class OwnClip(Feature):
         """Update as Engine.step does, with gradients that the Task has clipped."""
         run, task = self._run, self._run.task
 
-        def clip(optimizer: Optimizer, value: float | None, algorithm: str | None) -> None:
-            own = clip_val if value is None else value
-            run.engine.clip([optimizer], own, algorithm or clip_algorithm)
+        def clip_one(optimizer: Optimizer, value: float | None, algorithm: str | None) -> None:
+            clip([optimizer], clip_val if value is None else value, algorithm or clip_algorithm)
 
-        trainers = {
-            "gradient_clip_val": clip_val,
-            "gradient_clip_algorithm": clip_algorithm,
-        }
-        task.__dict__["_clip_of_step"] = clip
+        task.__dict__["_clip_of_step"] = clip_one
         run.state.half_updated = False  # an error of the Task leaves a checkpoint
         try:
             with logging_step(run):
                 for optimizer in run.optimizers:
-                    task.configure_gradient_clipping(optimizer, **trainers)
+                    task.configure_gradient_clipping(
+                        optimizer,
+                        gradient_clip_val=clip_val,
+                        gradient_clip_algorithm=clip_algorithm,
+                    )
         finally:
             del task.__dict__["_clip_of_step"]
         run.state.half_updated = True

@@ -38,7 +38,7 @@ class OwnZeroGrad(Feature):
 
     def in_step(self, run: RunView, optimizers: Sequence[Optimizer]) -> Mapping[str, Any]:
         """Let the Task drop the gradients of the step before."""
-        return {"clears_late": True, "clear": self._clear}
+        return {"clears_late": True, "own_clear": self._clear}
 
     def _clear(self) -> None:
         run, task = self._run, self._run.task
@@ -52,7 +52,6 @@ class OwnZeroGrad(Feature):
                     " the ranks again. Call optimizer.zero_grad(). To add up several batches:"
                     " trainer.accumulate_grad_batches=N."
                 )
-        run.engine.clear_gradients()
 
 
 class Cleared:
