@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from tests.helpers.toy import Line, Net, Recorder, loader, quiet
 from trainkit.api.callback import Callback
 from trainkit.callbacks import Balance, Elastic, ModelCheckpoint
-from trainkit.extensions.plan import plan
+from trainkit.extensions.plan import plan, rates
 from trainkit.extensions.plan.advice import advise
 from trainkit.extensions.plan.simulated import SimulatedEngine
 from trainkit.run.build import StartFrom, build_run
@@ -94,7 +94,7 @@ def test_rates_are_those_of_the_run(tmp_path: Path) -> None:
         Scheduled(), loader(32), loader(8)
     )
     run, _ = planned(tmp_path, Scheduled(), loader(32), 1, lr_reference_batch_size=8, **settings)
-    rows = {int(name.split()[1]): float(value.split()[0]) for name, value in plan.rate_rows(run)}
+    rows = {int(name.split()[1]): float(value.split()[0]) for name, value in rates.rate_rows(run)}
     assert sorted(rows) == [0, 2, 6, 12, 18, 23]
     assert rows == {step: pytest.approx(real.lrs[step], rel=1e-5) for step in rows}
 
@@ -164,7 +164,7 @@ def test_a_stream_has_no_steps_to_tell(tmp_path: Path) -> None:
     """Where the length is not known, that is said."""
     run, _ = planned(tmp_path, Line(), iter_of_batches(), 2)
     assert "steps" not in dict(plan.batch_rows(run))
-    assert "not known" in plan.rate_rows(run)[0][1]
+    assert "not known" in rates.rate_rows(run)[0][1]
 
 
 class iter_of_batches:  # noqa: N801 - reads like a function

@@ -14,7 +14,7 @@ from trainkit.console import console_of
 from trainkit.engine.base import Engine
 from trainkit.extensions.pipeline.stages import stage_rows
 from trainkit.extensions.pipeline.work import try_to_count
-from trainkit.extensions.plan import plan
+from trainkit.extensions.plan import plan, rates
 from trainkit.extensions.plan.advice import advise
 from trainkit.extensions.plan.fits import (
     Fits,
@@ -96,7 +96,7 @@ def make_plan(
         sections = {
             "batch": (title, plan.batch_rows(run)),
             "step": ("a step, in order, with owners", plan.step_rows(run, planned_run.hooks)),
-            "rate": ("learning rate", plan.rate_rows(run)),
+            "rate": ("learning rate", rates.rate_rows(run)),
         }
         # first: measuring the rest spoils the weights
         tensor_plan = subject.engine.get("tensor_plan")
