@@ -22,6 +22,7 @@ from trainkit.api.media_logging import LogsMedia
 from trainkit.api.step_call import call_step, has_step
 from trainkit.api.task_hooks import TaskHooks
 from trainkit.arguments import unknown
+from trainkit.device.shards import is_spread, whole_of
 from trainkit.engine.deferred.values import Deferred
 from trainkit.errors import TaskError
 from trainkit.metrics.log import MetricLog, Reduction, reduction_of
@@ -243,6 +244,8 @@ class Task(
                 this Task.
         """
         _check_others(name, other)
+        if isinstance(value, Tensor) and is_spread(value):
+            value = whole_of(value)  # as the norm that torch's clip_grad_norm_ returns under FSDP2
         target = self._log_target
         if logger is False:
             self.trainer.hooks.log.hidden.update((name, f"{name}_step", f"{name}_epoch"))

@@ -117,8 +117,9 @@ class Clipped(Mixed):
     """Experts whose Task clips the gradients itself."""
 
     def configure_gradient_clipping(self, optimizer: Any, *arguments: Any, **more: Any) -> None:
-        """Clip their norm, which no rank has alone."""
+        """Clip their norm, which no rank has alone, and log one of a weight."""
         self.clip_gradients(optimizer, gradient_clip_val=0.05)
+        self.log("norm", self.first.weight.grad.norm())
 
 
 def mixed(make: Callable[[Any], Any]) -> Mixed:
