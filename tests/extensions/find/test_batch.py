@@ -66,7 +66,9 @@ def subject_of(*words: str) -> ConfigSubject:
 
 
 def test_what_is_out_of_memory_ends_a_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """Real steps of a real task, which has room for 40 samples; random numbers stay."""
+    """Real steps of a real task, with its hooks, which has room for 40 samples; random numbers
+    stay.
+    """
     monkeypatch.chdir(tmp_path)
     plain, sizes = ImageClassifier.training_step, []
 
@@ -76,9 +78,15 @@ def test_what_is_out_of_memory_ends_a_size(monkeypatch: pytest.MonkeyPatch, tmp_
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(self, batch, batch_idx)
 
+    def clip(self: Any, optimizer: Any, **trainers: Any) -> None:
+        clipped.append(optimizer)
+
+    clipped: list[Any] = []
     monkeypatch.setattr(ImageClassifier, "training_step", step)
+    monkeypatch.setattr(ImageClassifier, "configure_gradient_clipping", clip)
     before = torch.get_rng_state()
     batch = find_batch(subject_of("trainer.global_batch_size=128"), memory_gb=1000)
+    assert clipped
     assert batch.largest is not None and 38 <= batch.largest <= 40 and not batch.is_limited
     assert batch.choice() == (32, 4) and batch.global_batch == 128
     assert {tried.batch_size for tried in batch.tried if tried.failed} == {

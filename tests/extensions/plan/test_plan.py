@@ -97,6 +97,7 @@ def test_rates_are_those_of_the_run(tmp_path: Path) -> None:
     rows = {int(name.split()[1]): float(value.split()[0]) for name, value in rates.rate_rows(run)}
     assert sorted(rows) == [0, 2, 6, 12, 18, 23]
     assert rows == {step: pytest.approx(real.lrs[step], rel=1e-5) for step in rows}
+    assert (run.global_step, run.current_epoch) == (0, 0)  # what is measured later trains there
 
 
 class Order(Callback):

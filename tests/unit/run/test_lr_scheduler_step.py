@@ -11,6 +11,9 @@ import torch
 from tests.helpers.toy import Line, loader, quiet
 from trainkit import Callback
 from trainkit.errors import TaskError
+from trainkit.optim.batch_plan import BatchPlan
+from trainkit.optim.forms import read_optimizers
+from trainkit.run.reused import ReusedParts
 
 
 class Halving:
@@ -20,13 +23,14 @@ class Halving:
         self.optimizer = optimizer
         self.lowest = lowest
         self.epoch = 0
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
 
     def step(self, epoch: int) -> None:
         """Set the rates of an epoch."""
         self.epoch = epoch
         for group in self.optimizer.param_groups:
-            first = group.setdefault("initial_lr", group["lr"])
-            group["lr"] = max(self.lowest, first / 2**epoch)
+            group["lr"] = max(self.lowest, group["initial_lr"] / 2**epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, and numbers of which it makes no use."""
@@ -137,6 +141,18 @@ def test_it_is_given_the_monitored_value(tmp_path: Path) -> None:
     task = Monitors()
     rates_of(tmp_path, task, max_epochs=2)
     assert [type(value) for value in task.metrics] == [float, float]
+
+
+def test_a_later_attempt_makes_it_anew() -> None:
+    """Its state need not be all that it has, and ranks that join have a new one."""
+    task, parts = Own(), ReusedParts()
+    plan = BatchPlan(4, 1, 1, "none", None, 0)
+
+    def make() -> Any:
+        return read_optimizers(task.configure_optimizers(), True, task.lr_scheduler_step)
+
+    first, second = parts.optimizers(task, plan, make), parts.optimizers(task, plan, make)
+    assert first[1][0].scheduler is not second[1][0].scheduler
 
 
 def test_what_a_run_needs_of_it(tmp_path: Path) -> None:
