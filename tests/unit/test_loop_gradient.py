@@ -462,3 +462,23 @@ def test_a_step_of_no_weight_changes_nothing(tmp_path: Path) -> None:
         ends.append(weights(task))
     assert torch.equal(*ends)
     assert ends[0].isfinite().all()
+
+
+@pytest.mark.parametrize("hooks", [{}, {"on_before_zero_grad": lambda self, optimizer: None}])
+def test_the_gradients_of_a_step_are_its_own(tmp_path: Path, hooks: dict[str, Any]) -> None:
+    """Those of the step before are dropped, before the next backward at the latest."""
+    seen: list[float] = []
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        return self.model.weight.sum()
+
+    def on_before_optimizer_step(self: Any, optimizer: Any) -> None:
+        seen.append(float(self.model.weight.grad.mean()))
+
+    mine = {
+        "training_step": training_step,
+        "on_before_optimizer_step": on_before_optimizer_step,
+        **hooks,
+    }
+    quiet(tmp_path, max_epochs=2).fit(type("Mine", (Line,), mine)(), loader(8, 4))
+    assert seen == [1.0] * 4
