@@ -71,11 +71,12 @@ def to_device(
 
 
 def _by_its_own(batch: Any, device: torch.device) -> Any:
-    """Return what an object's `to` returns: without a wait for the copy, if it can say so."""
-    kind: Any = type(batch)
-    if not has_streams(device) or not _takes_non_blocking(kind):
-        return batch.to(device)
-    return batch.to(device, non_blocking=True)
+    """Return what an object's `to` returns, or the object if it moves in place and returns None:
+    without a wait for the copy, if it can say so.
+    """
+    quick = has_streams(device) and _takes_non_blocking(type(batch))
+    moved = batch.to(device, non_blocking=True) if quick else batch.to(device)
+    return batch if moved is None else moved
 
 
 @functools.cache

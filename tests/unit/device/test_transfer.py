@@ -102,6 +102,18 @@ def test_an_object_moves_itself() -> None:
     assert to_device(Graph(), CPU).moved_to == CPU
 
 
+def test_an_object_whose_to_returns_nothing_has_moved_itself() -> None:
+    """As chemprop's molecules, in a named tuple."""
+
+    class InPlace(Graph):
+        def to(self, device: torch.device) -> None:  # type: ignore[override]
+            super().to(device)
+
+    graph = InPlace()
+    assert to_device(Pair(graph, None), CPU) == (graph, None)
+    assert graph.moved_to == CPU
+
+
 def test_a_packed_sequence_moves_itself() -> None:
     """A packed sequence, which is a named tuple, moves by its own `to`,
     which keeps its lengths on the CPU.
