@@ -307,20 +307,21 @@ class Evaluator:
 
     def _predictions(self, feed: Feed) -> Iterator[tuple[Microbatch, Any]]:
         """Yield (microbatch, outputs of `predict_step`) for each batch of this rank."""
-        self._hooks("on_predict_start")
-        self._hooks("on_predict_epoch_start")
-        with _eval_mode(self._task), torch.no_grad(), self._run.precision.autocast():
-            for batch_idx, microbatch in enumerate(_batches(feed, lambda: None)):
-                batch = microbatch.batch
-                self._current = (feed, microbatch)
-                if not microbatch.num_samples:
-                    with uncounted(self._task):
-                        call_step(self._task, "predict_step", batch, batch_idx)
-                    continue
-                self._hooks("on_predict_batch_start", batch, batch_idx, 0)
-                outputs = call_step(self._task, "predict_step", batch, batch_idx)
-                self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
-                yield microbatch, outputs
+        with _eval_mode(self._task):
+            self._hooks("on_predict_start")
+            self._hooks("on_predict_epoch_start")
+            with torch.no_grad(), self._run.precision.autocast():
+                for batch_idx, microbatch in enumerate(_batches(feed, lambda: None)):
+                    batch = microbatch.batch
+                    self._current = (feed, microbatch)
+                    if not microbatch.num_samples:
+                        with uncounted(self._task):
+                            call_step(self._task, "predict_step", batch, batch_idx)
+                        continue
+                    self._hooks("on_predict_batch_start", batch, batch_idx, 0)
+                    outputs = call_step(self._task, "predict_step", batch, batch_idx)
+                    self._hooks("on_predict_batch_end", outputs, batch, batch_idx, 0)
+                    yield microbatch, outputs
         self._hooks("on_predict_epoch_end")
         self._hooks("on_predict_end")
 

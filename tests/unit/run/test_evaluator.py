@@ -236,6 +236,29 @@ def test_a_part_in_eval_stays_in_eval(tmp_path: Path) -> None:
     assert task.model[0].training
 
 
+@pytest.mark.parametrize("entry", ["validate", "test", "predict"])
+def test_a_mode_that_the_first_hook_sets_holds(tmp_path: Path, entry: str) -> None:
+    """As of layers that scale otherwise in training."""
+    seen: list[tuple[bool, bool]] = []
+
+    class Modes(Line):
+        def on_validation_start(self) -> None:
+            self.model.train()
+
+        on_test_start = on_predict_start = on_validation_start
+
+        def forward(self, x: Any) -> Any:
+            seen.append((self.training, self.model.training))
+            return super().forward(x)
+
+        test_step = Line.validation_step
+
+    task = Modes().eval()
+    getattr(quiet(tmp_path), entry)(task, loader(4))
+    assert seen == [(False, True)]
+    assert not task.model.training
+
+
 def test_a_step_that_asks_for_the_loader_is_refused(tmp_path: Path) -> None:
     """validation_step with dataloader_idx gets the number of the loader."""
 
