@@ -272,6 +272,30 @@ def stages_of_a_fit(kit: Framework) -> Any:
 
 
 @equal
+def names_of_the_stages(kit: Framework) -> Any:
+    """trainer.state.fn and trainer.state.stage in hooks, compared with texts."""
+    stages = ("fit", "train", "sanity_check", "validate", "test", "predict")
+    seen: list[Any] = []
+
+    def note(self: Any, *args: Any) -> None:
+        state = self.trainer.state
+        seen.append([name for name in stages if name in (state.fn, state.stage)])
+
+    names = ("on_train_start", "on_validation_start", "on_train_epoch_end", "on_test_start")
+    task = kit.line(
+        on_predict_start=note,
+        test_step=lambda self, batch, batch_idx: None,
+        predict_step=lambda self, batch, batch_idx: batch_idx,
+        **dict.fromkeys(names, note),
+    )
+    trainer = kit.trainer(num_sanity_val_steps=1, max_epochs=1)
+    trainer.fit(task, data(8), data(8))
+    for entry in (trainer.validate, trainer.test, trainer.predict):
+        entry(task, data(8))
+    return seen
+
+
+@equal
 def steps_without_a_limit_in_hooks(kit: Framework) -> Any:
     """self.trainer.max_steps in a hook, where none is set."""
     seen: list[int] = []

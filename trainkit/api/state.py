@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-StageName = Literal["fit", "sanity_check", "validate", "test", "predict"]
+PhaseName = Literal["fit", "sanity_check", "validate", "test", "predict"]
 
 
 # of an epoch
@@ -43,6 +43,8 @@ class TrainState:
         should_stop: set it (or call request_stop) to end after the current step.
         stops_at_once: whether the stop does not wait for trainer.min_epochs and min_steps.
         stop_reason: why, in words for the user.
+        phase: what runs.
+        is_validating: whether a validation inside a fit is in progress.
     """
 
     global_step: int = 0
@@ -61,7 +63,8 @@ class TrainState:
     should_stop: bool = field(default=False, metadata={"saved": False})
     stops_at_once: bool = field(default=False, metadata={"saved": False})
     stop_reason: str | None = field(default=None, metadata={"saved": False})
-    stage: StageName = field(default="fit", metadata={"saved": False})
+    phase: PhaseName = field(default="fit", metadata={"saved": False})
+    is_validating: bool = field(default=False, metadata={"saved": False})
     started: float = field(default_factory=time.monotonic, metadata={"saved": False})
 
     def follow(self, earlier: TrainState) -> None:
@@ -88,6 +91,18 @@ class TrainState:
         self.load_state_dict(
             self.state_dict() | {"current_epoch": self.current_epoch + 1, **_BEGINNING}
         )
+
+    @property
+    def fn(self) -> str:
+        """The method of Trainer that runs, as in Lightning."""
+        return "fit" if self.phase == "sanity_check" else self.phase
+
+    @property
+    def stage(self) -> str:
+        """What runs, by Lightning's names."""
+        if self.phase == "fit":
+            return "validate" if self.is_validating else "train"
+        return self.phase
 
     @property
     def num_updates(self) -> int:

@@ -83,7 +83,7 @@ class EarlyStopping(Callback):
             self._look(trainer)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        if trainer.state.stage == "fit" and self._counts_validations(trainer):
+        if trainer.state.phase == "fit" and self._counts_validations(trainer):
             self._look(trainer)
 
     def _counts_validations(self, trainer: RunView) -> bool:

@@ -74,7 +74,7 @@ class WeightAveraging(Callback):
         """
         if self._average is not None and not self._average.shown:
             # after an error no other rank is here
-            if trainer.state.stage != "fit" or not trainer.checkpoints.saves_alone:
+            if trainer.state.phase != "fit" or not trainer.checkpoints.saves_alone:
                 trainer.engine.comm.broadcast_tensors(self._average.buffers())
             self._average.show()
 

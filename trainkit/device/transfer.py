@@ -74,7 +74,8 @@ def _by_its_own(batch: Any, device: torch.device) -> Any:
     """Return what an object's `to` returns, or the object if it moves in place and returns None:
     without a wait for the copy, if it can say so.
     """
-    quick = has_streams(device) and _takes_non_blocking(type(batch))
+    kind: Any = type(batch)
+    quick = has_streams(device) and _takes_non_blocking(kind)
     moved = batch.to(device, non_blocking=True) if quick else batch.to(device)
     return batch if moved is None else moved
 

@@ -109,7 +109,7 @@ class Logger(Callback):
         self.start(trainer, task, follows=False)
 
     def on_validation_start(self, trainer: RunView, task: Task) -> None:
-        if trainer.state.stage == "validate":
+        if trainer.state.phase == "validate":
             self.on_test_start(trainer, task)
 
     def on_test_start(self, trainer: RunView, task: Task) -> None:
@@ -149,7 +149,7 @@ class Logger(Callback):
         )
         background = Background(type(self).__name__, self.flush, get_on)
         background.position = lambda: (trainer.global_step, trainer.current_epoch)
-        background.is_whole = trainer.state.stage != "fit"
+        background.is_whole = trainer.state.phase != "fit"
         background.facts = facts
         self._background = background
         background.put("opening", functools.partial(_open, self, background, facts))

@@ -35,6 +35,6 @@ class SkipBadSamples(Feature):
         comm = run.engine.comm
         bad = BadSamples(self._limit, comm.sum_number, comm.all_gather_object, run.say)
         bad.needs_every_microbatch = (
-            run.options.numerics.sync_batchnorm and run.state.stage == "fit"
+            run.options.numerics.sync_batchnorm and run.state.phase == "fit"
         )
         self._skip(bad)

@@ -88,7 +88,6 @@ class Evaluator:
         data: of validation inside a fit.
         num_validations: validations that have run; a part of the checkpoint.
         names: names of the values that validation logged.
-        is_validating: whether a validation inside a fit is in progress.
         num_batches: batches of this rank in the evaluation in progress, if known.
     """
 
@@ -103,7 +102,6 @@ class Evaluator:
         self._of_hooks: dict[str, float] = {}
         self.interval: int | None = None  # steps between two validations inside the present epoch
         self.num_validations = 0
-        self.is_validating = False
         self.num_batches: int | None = None
         self._current: tuple[Feed, Microbatch] | None = None
 
@@ -151,7 +149,7 @@ class Evaluator:
         if not self.has_data or limit == 0 or state.global_step:
             return
         self._hooks("on_sanity_check_start")
-        state.stage = "sanity_check"
+        state.phase = "sanity_check"
         feeds = self.data.sanity_feeds(limit)
         try:
             self._pass("validation", feeds, lambda: None)
@@ -161,7 +159,7 @@ class Evaluator:
                 feed.close()
         self._run.callback_metrics.clear()  # those were of a few batches
         self._run.callback_metrics.logged_at.clear()
-        state.stage = "fit"
+        state.phase = "fit"
         self._hooks("on_sanity_check_end")
 
     def validate(self, is_due: bool = True) -> Mapping[str, float]:
@@ -175,7 +173,7 @@ class Evaluator:
         (run := self._run).engine.approximation.close_round()
         if not self.has_data:
             return {}
-        self.is_validating = True
+        self._run.state.is_validating = True
         before = None if is_due else random_state()
         try:
             # rank 0's statistics are evaluated and saved
@@ -195,7 +193,7 @@ class Evaluator:
             self.names |= self._of_hooks.keys()
             return metrics | self._of_hooks
         finally:
-            self.is_validating = False
+            self._run.state.is_validating = False
 
     # -- entry points of their own ----------------------------------------------------------------------------------
 
@@ -292,7 +290,7 @@ class Evaluator:
                 if twice := metrics.keys() & values.keys():
                     raise TaskError(_TWICE.format(min(twice)))
                 metrics |= values
-                if self._run.state.stage == "fit":
+                if self._run.state.phase == "fit":
                     self._own_names |= log.prog_bar
             self._run.callback_metrics.put(metrics, self._run.global_step)  # hooks read them
             self._of_hooks = {}

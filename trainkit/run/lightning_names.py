@@ -200,22 +200,22 @@ class LightningNames(_Parts, Limits):
     @property
     def training(self) -> bool:
         """Whether this is a fit, outside of its sanity check and its validations."""
-        return self.state.stage == "fit" and not self.evaluator.is_validating
+        return self.state.stage == "train"
 
     @property
     def validating(self) -> bool:
         """Whether this is a run of `validate`, or a validation within a fit."""
-        return self.state.stage == "validate" or self.evaluator.is_validating
+        return self.state.stage == "validate"
 
     @property
     def testing(self) -> bool:
         """Whether this is a run of `test`."""
-        return self.state.stage == "test"
+        return self.state.phase == "test"
 
     @property
     def predicting(self) -> bool:
         """Whether this is a run of `predict`."""
-        return self.state.stage == "predict"
+        return self.state.phase == "predict"
 
     @property
     def num_training_batches(self) -> float:
@@ -259,7 +259,7 @@ class LightningNames(_Parts, Limits):
     @property
     def sanity_checking(self) -> bool:
         """Whether the few validation batches before training run now."""
-        return self.state.stage == "sanity_check"
+        return self.state.phase == "sanity_check"
 
     @property
     def is_global_zero(self) -> bool:

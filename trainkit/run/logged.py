@@ -50,7 +50,7 @@ def hook_log_of(run: RunView) -> HookLog:
             media = make()
         if run.sanity_checking:  # tried, so that what cannot be logged costs no epoch
             return
-        fits = run.state.stage == "fit"
+        fits = run.state.phase == "fit"
         if fits and not reported and not any(callback.stores_media for callback in run.callbacks):
             reported.append(media.name)
             run.say(

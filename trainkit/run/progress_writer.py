@@ -148,7 +148,7 @@ class _Writer:
 
     def _look(self) -> None:
         run, state, now = self._run, self._run.state, time.monotonic()
-        phase = "training" if state.stage == "fit" else "validating"
+        phase = "training" if state.phase == "fit" else "validating"
         if phase == self._progress.phase == "training":
             self._trained_s += now - self._looked
         self._looked = now

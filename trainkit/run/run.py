@@ -75,9 +75,9 @@ class _Later:
     def __get__(self, run: Any, owner: type) -> Any:
         if run is None:
             return self
-        if run.state.stage in ("validate", "test", "predict"):
+        if run.state.phase in ("validate", "test", "predict"):
             raise ConfigError(
-                f"trainer.{self._name} is a part of a fit, and this is a run of {run.state.stage}."
+                f"trainer.{self._name} is a part of a fit, and this is a run of {run.state.phase}."
             )
         raise ConfigError(
             f"trainer.{self._name} is not there yet: the run is being set up. Use it in"

@@ -85,7 +85,7 @@ class Stage:
         requested = options.engine
         self.engine = requested if isinstance(requested, Engine) else make_engine(requested)
         self.callbacks = callbacks
-        self.state = TrainState(stage=kind)
+        self.state = TrainState(phase=kind)
         self._run: Run | None = None
         # whether a later attempt of this process continues with the Task
         self.is_set_up = self._continues = False

@@ -121,7 +121,7 @@ class ProgressBar(Callback):
         within = state.step_open or not state.epoch_done
         # then SWA validates its average
         over = 0 <= trainer.max_epochs <= state.current_epoch
-        if self._screen is not None and state.stage == "fit" and within and not over:
+        if self._screen is not None and state.phase == "fit" and within and not over:
             values = self._chosen(trainer, trainer.evaluator.names)
             text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             self._screen.say(f"{_epoch_name(trainer)}  step {state.step_in_epoch}  {text}")
@@ -133,7 +133,7 @@ class ProgressBar(Callback):
         self._begin_evaluation(trainer, "predicting")
 
     def _begin_evaluation(self, trainer: RunView, name: str) -> None:
-        if trainer.state.stage != "fit" and not trainer.sanity_checking:
+        if trainer.state.phase != "fit" and not trainer.sanity_checking:
             self._open(trainer)
         if self._screen is not None:
             self._batches = 0

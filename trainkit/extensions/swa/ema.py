@@ -80,12 +80,12 @@ class EMA(WeightAveraging):
         """Put the average into the model;
         a validation within an epoch comes before `on_train_step_end`.
         """
-        if trainer.state.stage == "fit":
+        if trainer.state.phase == "fit":
             self._follow(trainer, task)
             self._show(trainer)
 
     def on_validation_end(self, trainer: RunView, task: Task) -> None:
-        if trainer.state.stage == "fit":
+        if trainer.state.phase == "fit":
             self._hide()
 
     def on_save_checkpoint(self, trainer: RunView, task: Task, checkpoint: dict[str, Any]) -> None:
