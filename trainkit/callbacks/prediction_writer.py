@@ -14,6 +14,20 @@ from trainkit.arguments import checked
 from trainkit.errors import TaskError
 
 
+class WriteInterval(str):
+    """When a BasePredictionWriter writes, with the properties that Lightning's has."""
+
+    @property
+    def on_batch(self) -> bool:
+        """Whether it writes each batch."""
+        return self != "epoch"
+
+    @property
+    def on_epoch(self) -> bool:
+        """Whether it writes all batches at the end."""
+        return self != "batch"
+
+
 @checked
 class BasePredictionWriter(Callback):
     """Subclass it and define `write_on_batch_end`, `write_on_epoch_end` or both; each rank writes
@@ -34,7 +48,7 @@ class BasePredictionWriter(Callback):
     def __init__(
         self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch"
     ) -> None:
-        self.interval = self.write_interval = write_interval
+        self.interval = self.write_interval = WriteInterval(write_interval)
         self._outputs: list[Any] = []
         self._indices: list[Sequence[int] | None] = []
 
@@ -91,17 +105,17 @@ class BasePredictionWriter(Callback):
         indices = trainer.evaluator.sample_indices()
         if not trainer.engine.ranks.counts_samples:
             return
-        if self.interval != "epoch":
+        if self.interval.on_batch:
             self.write_on_batch_end(
                 trainer, task, outputs, indices, batch, batch_idx, dataloader_idx
             )
-        if self.interval != "batch":
+        if self.interval.on_epoch:
             self._outputs.append(outputs)
             self._indices.append(indices)
 
     def on_predict_end(self, trainer: RunView, task: Task) -> None:
         """Write all batches."""
-        if self.interval != "batch" and trainer.engine.ranks.counts_samples:
+        if self.interval.on_epoch and trainer.engine.ranks.counts_samples:
             self.write_on_epoch_end(trainer, task, self._outputs, [self._indices])
             self._outputs = []
             self._indices = []

@@ -80,3 +80,12 @@ def test_a_missing_method_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"write_interval is 'step'; it must be one of 'batch', 'epoch'"
     ):
         trainkit.BasePredictionWriter("step")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
+def test_the_interval_says_when_it_writes(interval: Any) -> None:
+    """By Lightning's names, which a subclass with an on_predict_epoch_end of its own reads."""
+    writer = trainkit.BasePredictionWriter(interval)
+    assert writer.interval == interval
+    when = writer.interval.on_batch, writer.interval.on_epoch
+    assert when == ("batch" in interval, "epoch" in interval)
