@@ -239,10 +239,22 @@ def _stray_hook(cls: type, known: Collection[str]) -> str | None:
         (
             n
             for n in dir(cls)
-            if n.startswith("on_") and n not in known and callable(getattr(cls, n))
+            if n.startswith("on_")
+            and n not in known
+            and callable(getattr(cls, n))
+            and not _calls(cls, n)
         ),
         None,
     )
+
+
+def _calls(cls: type, name: str) -> bool:
+    """Return whether another method of a class speaks of the method: it is a helper then."""
+    others = (vars(each) for each in cls.__mro__)
+    codes = (
+        getattr(one, "__code__", None) for own in others for n, one in own.items() if n != name
+    )
+    return any(name in code.co_names for code in codes if code is not None)
 
 
 def _no_hook(cls: type, name: str, kind: str, known: Collection[str]) -> str:

@@ -124,6 +124,28 @@ def test_a_callbacks_own_hook_is_refused_in_a_task() -> None:
         Hooks("trainer", Own(), [])  # type: ignore[arg-type]
 
 
+def test_a_method_that_the_task_calls_itself_is_no_hook() -> None:
+    """Whatever its name, as pytorch-forecasting's on_epoch_end; one that only calls its base's is."""
+
+    class Own(Line):
+        def on_epoch_end(self, outputs: Any) -> None: ...
+
+        def on_train_epoch_end(self) -> None:
+            self.on_epoch_end([])
+
+    class Derived(Own):
+        def on_epoch_end(self, outputs: Any) -> None:
+            super().on_epoch_end(outputs)
+
+    class Unused(Line):
+        def on_epoch_end(self) -> None:
+            self.on_epoch_end()
+
+    Hooks("trainer", Derived(), [])  # type: ignore[arg-type]
+    with pytest.raises(TaskError, match=r"Unused\.on_epoch_end\(\) is no hook of a Task"):
+        Hooks("trainer", Unused(), [])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", TASK_METHODS)
 def test_what_lightning_would_call_is_refused_with_what_to_do(name: str) -> None:
     """A method that comes along from a LightningModule is not passed over in silence."""
