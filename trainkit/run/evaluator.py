@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,6 +243,8 @@ class Evaluator:
         if not keep:
             engine.comm.barrier()  # all files are there
             return None
+        if engine.ranks.world_size > 1:
+            _check_sendable(self._task, own[:1])
         pairs = [pair for rank in engine.data.all_gather_object(own) for pair in rank]
         return [outputs for _, outputs in sorted(pairs, key=lambda pair: pair[0])]
 
@@ -322,6 +325,18 @@ class Evaluator:
                     yield microbatch, outputs
         self._hooks("on_predict_epoch_end")
         self._hooks("on_predict_end")
+
+
+def _check_sendable(task: Task, outputs: object) -> None:
+    """Refuse outputs that no other rank can receive."""
+    try:
+        pickle.dumps(outputs)
+    except Exception as error:
+        raise TaskError(
+            f"{type(task).__name__}.predict_step returned what cannot be sent to the other ranks"
+            f" ({error}). Return tensors, numbers, or dicts and lists of them; or pass"
+            " return_predictions=False, and write them in a BasePredictionWriter."
+        ) from error
 
 
 @contextlib.contextmanager

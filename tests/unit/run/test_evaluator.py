@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorD
 import trainkit
 from tests.helpers.threads import World
 from tests.helpers.toy import Line, Net, loader, quiet, rows
-from trainkit.errors import ConfigError, DataError
+from trainkit.errors import ConfigError, DataError, TaskError
 
 
 class Echo(Line):
@@ -297,6 +297,26 @@ def test_loaders_of_a_dict_have_names(tmp_path: Path) -> None:
     }
     trainer.fit(Line(), loader(8), data)
     assert {"val/loss/near", "val/loss/far"} <= trainer.callback_metrics.keys()
+
+
+def test_outputs_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
+    """All ranks get the outputs of all; those of a class inside a function cannot be sent."""
+
+    class Output:
+        """Of pytorch-forecasting's kind."""
+
+    class Local(Line):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return Output()
+
+    def predict(engine: Any) -> object:
+        trainer = quiet(tmp_path, engine=engine)
+        with pytest.raises(TaskError, match=r"Local\.predict_step returned .*Output.*Return tens"):
+            trainer.predict(Local(), loader(8))
+        return trainer.predict(Local(), loader(8), return_predictions=False)
+
+    assert World(2).run(predict) == [None, None]
+    assert len(quiet(tmp_path).predict(Local(), loader(8)) or []) == 2
 
 
 class Statistics(Line):
