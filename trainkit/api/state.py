@@ -100,9 +100,8 @@ class TrainState:
     @property
     def stage(self) -> str:
         """What runs, by Lightning's names."""
-        if self.phase == "fit":
-            return "validate" if self.is_validating else "train"
-        return self.phase
+        of_fit = "validate" if self.is_validating else "train"
+        return of_fit if self.phase == "fit" else self.phase
 
     @property
     def num_updates(self) -> int:

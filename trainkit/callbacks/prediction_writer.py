@@ -17,15 +17,8 @@ from trainkit.errors import TaskError
 class WriteInterval(str):
     """When a BasePredictionWriter writes, with the properties that Lightning's has."""
 
-    @property
-    def on_batch(self) -> bool:
-        """Whether it writes each batch."""
-        return self != "epoch"
-
-    @property
-    def on_epoch(self) -> bool:
-        """Whether it writes all batches at the end."""
-        return self != "batch"
+    on_batch = property(lambda self: self != "epoch")
+    on_epoch = property(lambda self: self != "batch")
 
 
 @checked

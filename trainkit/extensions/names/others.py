@@ -94,7 +94,8 @@ TRAINER = lightning.TRAINER | each(
         "evaluate": "In its place: Trainer.validate or Trainer.test.",
         "fit_loop": (
             "In its place: Trainer(max_epochs=...). Each phase has a Trainer of its own; the Task"
-            " keeps its weights."
+            " keeps its weights. Whether a fit validates: trainer.evaluator.has_data; its batches:"
+            " trainer.num_training_batches."
         ),
         "push_to_hub save_model": (
             "In its place: export. `python -m trainkit export run_dir=... format=huggingface`"
