@@ -6,7 +6,6 @@ from trainkit.api.callback import Callback as Callback
 from trainkit.callbacks.checkpoint import ModelCheckpoint as ModelCheckpoint
 from trainkit.callbacks.divergence_guard import DivergenceGuard as DivergenceGuard
 from trainkit.callbacks.early_stopping import EarlyStopping as EarlyStopping
-from trainkit.callbacks.prediction_writer import BasePredictionWriter as BasePredictionWriter
 from trainkit.callbacks.progress.progress import ProgressBar as ProgressBar
 from trainkit.callbacks.timer import Timer as Timer
 from trainkit.extension import public

@@ -143,7 +143,7 @@ def test_it_is_given_the_monitored_value(tmp_path: Path) -> None:
     assert [type(value) for value in task.metrics] == [float, float]
 
 
-def test_a_later_attempt_makes_it_anew() -> None:
+def test_a_later_attempt_makes_another() -> None:
     """Its state need not be all that it has, and ranks that join have a new one."""
     task, parts = Own(), ReusedParts()
     plan = BatchPlan(4, 1, 1, "none", None, 0)
