@@ -7,6 +7,7 @@ torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from trainkit.version import __version__ as __version__
@@ -97,6 +98,34 @@ _ROOMS = ("callbacks", "loggers")
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+# packages that Lightning has, and trainkit has not; and those of which it has no such modules
+_LIGHTNINGS = (
+    "accelerators core demos fabric loops overrides plugins profilers pytorch strategies tuner"
+    " utilities"
+)
+
+
+class _Explained:
+    """The last finder of imports: says what to import in place of a module of Lightning's."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Find nothing.
+
+        Raises:
+            ModuleNotFoundError: Lightning has a module of that name.
+        """
+        owner, *parts = name.split(".")
+        is_part = len(parts) > 1 and parts[0] in _ROOMS and name.islower()
+        if owner == __name__ and (is_part or parts[0] in _LIGHTNINGS.split()):
+            find = importlib.import_module("trainkit.extension").advice
+            if text := find("modules", f"{owner}.{parts[0]}"):
+                raise ModuleNotFoundError(f"There is no module {name}{text}", name=name)
+
+
+sys.meta_path.append(_Explained)
 
 
 def __getattr__(name: str) -> Any:

@@ -38,7 +38,8 @@ def text_of(error: BaseException) -> str:
     """Return an error with its traceback, and with those of its causes; of a module that is
     missing, what to do.
     """
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    is_explained = str(error).startswith("There is no module")
+    missing = error.name if isinstance(error, ModuleNotFoundError) and not is_explained else None
     advice = f"\n{_advice(missing)}" if missing else ""
     whole = traceback.TracebackException.from_exception(error)
     if os.environ.get(FULL) != "full":

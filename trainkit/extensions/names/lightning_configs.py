@@ -61,10 +61,36 @@ FLAGS = each(
 
 MODULES = each(
     {
+        "trainkit.accelerators trainkit.plugins trainkit.strategies": (
+            "In its place: Trainer(engine=..., precision=...). The launcher decides where it runs."
+        ),
+        "trainkit.callbacks trainkit.loggers": (
+            "Import from the package: from trainkit.callbacks import ModelCheckpoint, from"
+            " trainkit.loggers import CSVLogger."
+        ),
+        "trainkit.core trainkit.demos trainkit.loops trainkit.overrides trainkit.pytorch": (
+            "Import from trainkit itself: LightningModule is trainkit.Task, LightningDataModule"
+            " trainkit.DataModule; Trainer, the callbacks and the loggers have their names"
+            " (docs/lightning.md)."
+        ),
+        "trainkit.fabric": "In its place: trainkit.Loop. Your loop, with trainkit's engines.",
+        "trainkit.profilers": (
+            "Import from trainkit itself: from trainkit import SimpleProfiler, AdvancedProfiler,"
+            " PyTorchProfiler."
+        ),
+        "trainkit.tuner": (
+            "In its place: trainkit.find_lr, or `python -m trainkit find lr|batch conf=NAME`."
+        ),
+        "trainkit.utilities": (
+            "Import from trainkit itself: from trainkit import rank_zero_only, seed_everything,"
+            " CombinedLoader. What needs no Trainer, as types and move_data_to_device, keeps"
+            " Lightning's import; but its rank_zero_info and rank_zero_warn know no rank of"
+            " Horovod."
+        ),
         "lightning pytorch_lightning": (
             "Import trainkit in its place: LightningModule is trainkit.Task, LightningDataModule is"
             " trainkit.DataModule, and most names are the same (docs/lightning.md)."
-        )
+        ),
     }
 )
 
