@@ -113,7 +113,7 @@ class PreferenceModel(ChatModel):
         self._hashes = checkpoint.get("dpo_reference", {})
 
     def _refer_to_evaluate(self) -> None:
-        if self.trainer.state.stage != "fit":
+        if self.trainer.state.phase != "fit":
             self._refer()
 
     def _refer(self) -> None:
@@ -123,7 +123,7 @@ class PreferenceModel(ChatModel):
             return
         pairs, hashes, self._hashes = [data.train, data.val], self._hashes, None
         folder = run.run_dir / dpo_reference.FOLDER
-        if run.state.stage == "fit" and run.checkpoints.resumed_from is None:
+        if run.state.phase == "fit" and run.checkpoints.resumed_from is None:
             self._tables = {each.digest: self._compute(each, data) for each in pairs}
             run.engine.comm.run_on_main(partial(dpo_reference.save, folder, self._tables))
         else:

@@ -117,11 +117,12 @@ class _Explained:
         Raises:
             ModuleNotFoundError: Lightning has a module of that name.
         """
-        owner, *parts = name.split(".")
-        is_part = len(parts) > 1 and parts[0] in _ROOMS and name.islower()
-        if owner == __name__ and (is_part or parts[0] in _LIGHTNINGS.split()):
+        owner, _, module = name.partition(".")
+        first, _, part = module.partition(".")
+        is_part = bool(part) and first in _ROOMS and name.islower()
+        if owner == __name__ and (is_part or first in _LIGHTNINGS.split()):
             find = importlib.import_module("trainkit.extension").advice
-            if text := find("modules", f"{owner}.{parts[0]}"):
+            if text := find("modules", f"{owner}.{first}"):
                 raise ModuleNotFoundError(f"There is no module {name}{text}", name=name)
 
 

@@ -248,13 +248,25 @@ def _stray_hook(cls: type, known: Collection[str]) -> str | None:
     )
 
 
+_FRAMEWORKS = ("trainkit", "torch", "builtins")
+
+
 def _calls(cls: type, name: str) -> bool:
     """Return whether another method of a class speaks of the method: it is a helper then."""
-    others = (vars(each) for each in cls.__mro__)
-    codes = (
-        getattr(one, "__code__", None) for own in others for n, one in own.items() if n != name
-    )
-    return any(name in code.co_names for code in codes if code is not None)
+    own = [each for each in cls.__mro__ if each.__module__.partition(".")[0] not in _FRAMEWORKS]
+    others = [member for each in own for n, member in vars(each).items() if n != name]
+    return any(name in code.co_names for member in others for code in _codes(member))
+
+
+def _codes(member: object) -> Iterator[types.CodeType]:
+    """Yield the code of a method, or of the one in a decorator, and of functions within it."""
+    member = getattr(member, "__func__", getattr(member, "fget", member))
+    code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
+    todo = [code] if isinstance(code, types.CodeType) else []
+    while todo:
+        code = todo.pop()
+        yield code
+        todo += [part for part in code.co_consts if isinstance(part, types.CodeType)]
 
 
 def _no_hook(cls: type, name: str, kind: str, known: Collection[str]) -> str:

@@ -27,7 +27,7 @@ class ScheduleConfig:
     "hand": the user steps it.
 
     Attributes:
-        reduce_on_plateau: whether lr_scheduler_step steps it by the monitored value.
+        reduce_on_plateau: whether one of another class steps by the monitored value.
         step: steps it; takes the scheduler and that value or None.
     """
 
@@ -76,7 +76,7 @@ def read_optimizers(
         own_step = None
     optimizers, schedules = _read_forms(returned)
     schedules = [
-        config if config.interval == "hand" else _with_step(config, own_step)
+        config if config.interval == "hand" else _with_step(config, own_step, automatic)
         for config in schedules
     ]
     for optimizer in optimizers:
@@ -104,7 +104,7 @@ def read_optimizers(
 
 
 def _with_step(
-    config: ScheduleConfig, own_step: Callable[[Any, Any], None] | None
+    config: ScheduleConfig, own_step: Callable[[Any, Any], None] | None, automatic: bool
 ) -> ScheduleConfig:
     """Return a schedule with what steps it.
 
@@ -122,8 +122,8 @@ def _with_step(
             " yourself, and call its step(...): in on_train_epoch_end or on_train_batch_end, in"
             " training_step of a Task that optimizes by hand, or in the loop of a Loop."
         )
-    else:
-        config = replace(config, reduce_on_plateau=False)  # a plateau is one by its class
+    elif not automatic:
+        config = replace(config, reduce_on_plateau=False)  # the Task gives the value
     for name in ("optimizer", "state_dict", "load_state_dict"):
         if not hasattr(config.scheduler, name):
             raise TaskError(

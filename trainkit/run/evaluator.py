@@ -243,9 +243,11 @@ class Evaluator:
         if not keep:
             engine.comm.barrier()  # all files are there
             return None
-        if engine.ranks.world_size > 1:
-            _check_sendable(self._task, own[:1])
-        pairs = [pair for rank in engine.data.all_gather_object(own) for pair in rank]
+        try:
+            of_ranks = engine.data.all_gather_object(own)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise TaskError(_NOT_SENT.format(type(self._task).__name__, error)) from error
+        pairs = [pair for rank in of_ranks for pair in rank]
         return [outputs for _, outputs in sorted(pairs, key=lambda pair: pair[0])]
 
     # -- one pass ---------------------------------------------------------------------------------------------------
@@ -327,16 +329,11 @@ class Evaluator:
         self._hooks("on_predict_end")
 
 
-def _check_sendable(task: Task, outputs: object) -> None:
-    """Refuse outputs that no other rank can receive."""
-    try:
-        pickle.dumps(outputs)
-    except Exception as error:
-        raise TaskError(
-            f"{type(task).__name__}.predict_step returned what cannot be sent to the other ranks"
-            f" ({error}). Return tensors, numbers, or dicts and lists of them; or pass"
-            " return_predictions=False, and write them in a BasePredictionWriter."
-        ) from error
+_NOT_SENT = (
+    "{}.predict_step returned what cannot be sent to the other ranks ({}). Return tensors, numbers,"
+    " or dicts and lists of them; or pass return_predictions=False, and write them in a"
+    " BasePredictionWriter."
+)
 
 
 @contextlib.contextmanager

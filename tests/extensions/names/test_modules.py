@@ -31,6 +31,12 @@ def test_the_error_says_what_to_import(module: str, says: str) -> None:
     assert text_of(raised.value).endswith(str(raised.value))
 
 
+def test_a_name_of_the_package_says_so_too() -> None:
+    """As in `from trainkit import utilities`."""
+    with pytest.raises(ImportError, match="trainkit has no utilities.*from trainkit import rank_"):
+        exec("from trainkit import utilities")
+
+
 def test_others_are_as_python_says() -> None:
     """A search finds nothing, without an error."""
     for module in ("trainkit.nothing", "trainkit.callbacks.Nothing", "trainkit.extensions.nothing"):

@@ -83,5 +83,7 @@ def test_lightning_1s_arguments_are_refused_at_the_start(
     tmp_path: Path, name: str, method: Any, says: str
 ) -> None:
     """Before a step."""
+    task = type("Own", (Line,), {name: method})()
     with pytest.raises(TaskError, match=f"Own.{name}.*{says}.*since Lightning 2"):
-        quiet(tmp_path, max_epochs=1).fit(type("Own", (Line,), {name: method})(), loader(16))
+        quiet(tmp_path, max_epochs=1).fit(task, loader(16))
+    quiet(tmp_path).validate(task, loader(16), verbose=False)  # where none is called

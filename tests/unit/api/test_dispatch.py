@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 
 from tests.helpers.toy import Line
 from trainkit.api.callback import Callback
@@ -141,7 +142,20 @@ def test_a_method_that_the_task_calls_itself_is_no_hook() -> None:
         def on_epoch_end(self) -> None:
             self.on_epoch_end()
 
+    class Decorated(Line):
+        def on_epoch_end(self) -> None: ...
+
+        @torch.no_grad()
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return [self.on_epoch_end() for _ in batch]
+
+    class Named(Line):  # as an argument of Task.log
+        def on_step(self) -> None: ...
+
     Hooks("trainer", Derived(), [])  # type: ignore[arg-type]
+    Hooks("trainer", Decorated(), [])  # type: ignore[arg-type]
+    with pytest.raises(TaskError, match=r"Named\.on_step\(\) is no hook of a Task"):
+        Hooks("trainer", Named(), [])  # type: ignore[arg-type]
     with pytest.raises(TaskError, match=r"Unused\.on_epoch_end\(\) is no hook of a Task"):
         Hooks("trainer", Unused(), [])  # type: ignore[arg-type]
 

@@ -246,7 +246,7 @@ class GreedyLR:
                 "lr_scheduler": {"scheduler": PLATEAU, "monitor": "a", "reduce_on_plateau": True},
             },
             [ONE],
-            [ScheduleConfig(PLATEAU, monitor="a")],
+            [ScheduleConfig(PLATEAU, monitor="a", reduce_on_plateau=True)],
         ),
         (
             {
@@ -254,7 +254,7 @@ class GreedyLR:
                 "lr_scheduler": {"scheduler": STEP, "monitor": "a", "reduce_on_plateau": True},
             },
             [ONE],
-            [ScheduleConfig(STEP)],
+            [ScheduleConfig(STEP, monitor="a", reduce_on_plateau=True)],
         ),
         (
             [{"optimizer": ONE, "lr_scheduler": STEP}, {"optimizer": ONE}],
@@ -268,6 +268,13 @@ def test_all_forms_of_lightning_are_read(
 ) -> None:
     """Each form that Lightning takes from configure_optimizers is taken here."""
     assert read_optimizers(returned) == (optimizers, schedules)
+
+
+def test_by_hand_a_value_is_that_of_the_task() -> None:
+    """reduce_on_plateau is without effect there, as in Lightning."""
+    given = {"scheduler": STEP, "monitor": "a", "reduce_on_plateau": True}
+    made = read_optimizers({"optimizer": ONE, "lr_scheduler": given}, automatic=False)
+    assert made == ([ONE], [ScheduleConfig(STEP)])
 
 
 @pytest.mark.parametrize(

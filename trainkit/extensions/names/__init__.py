@@ -21,7 +21,7 @@ EXTENSION = Extension(
     proven="each commit",
     advice={
         "Trainer": f"{_OTHERS}.TRAINER",
-        "trainkit": f"{_OTHERS}.PACKAGE",
+        "trainkit": f"{_CONFIGS}.PACKAGE",
         "trainkit.callbacks": f"{_OTHERS}.CALLBACKS",
         "trainkit.loggers": f"{_LIGHTNING}.LOGGERS",
         "trainer": f"{_CONFIGS}.SETTING",

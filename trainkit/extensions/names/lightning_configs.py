@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from trainkit.extension import public_names
 from trainkit.extensions.names import lightning
 from trainkit.extensions.names.lightning import each
+from trainkit.extensions.names.others import PACKAGE as _NAMES
 from trainkit.extensions.names.others import SETTINGS
 
 _ROOTS = ("lightning", "pytorch_lightning", "lightning_fabric")
@@ -93,6 +94,10 @@ MODULES = each(
         ),
     }
 )
+
+
+# `from trainkit import utilities`
+PACKAGE = _NAMES | {name.removeprefix("trainkit."): text for name, text in MODULES.items()}
 
 
 class _Targets(Mapping[str, str]):

@@ -27,6 +27,8 @@ def of_stage(stage: Stage) -> None:
         TaskError: there is one.
     """
     task = stage.task
+    if stage.kind != "fit" or not task.automatic_optimization:
+        return  # none is called
     for name, (positions, names) in _HOOKS.items():
         if not has_step(task, Task, name):
             continue

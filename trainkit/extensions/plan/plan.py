@@ -120,6 +120,8 @@ def step_rows(run: Run, hooks: Hooks) -> Rows:
         ("  on_train_batch_start", None),
         ("  training_step", f"{type(run.task).__name__}, {run.options.numerics.precision}"),
         ("  on_before_zero_grad of the first", None),
+        *[("  optimizer_zero_grad of the first", "Task")]
+        * has_step(run.task, Task, "optimizer_zero_grad"),
         ("  on_before_backward", None),
         ("  backward", sums + overlap),
         ("  on_after_backward", None),
