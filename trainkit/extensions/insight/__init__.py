@@ -9,6 +9,7 @@ model_summary/            the layers, their parameters, output shapes and FLOPs
 gradient_monitor.py       norms and zeros of gradients
 learning_rate_monitor.py  the rate of each group of weights, under Lightning's names
 device_stats_monitor.py   memory, use and power of devices (device_stats.py)
+busy.py                   a line of a fit on a CPU that other programs use
 """
 
 from trainkit.extension import Extension
@@ -38,4 +39,5 @@ EXTENSION = Extension(
         f"trainkit.callbacks.{home}.{name}": f"{_ROOM}.{home}.{name}"
         for name, home in _HOMES.items()
     },
+    remarks=(f"{_ROOM}.busy.spinning",),
 )
