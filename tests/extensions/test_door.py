@@ -150,7 +150,7 @@ def test_a_config_that_names_a_place_of_earlier_versions_is_read() -> None:
 
 
 def test_a_feature_is_asked_as_those_of_the_core(package: Any, tmp_path: Path) -> None:
-    """It sees each epoch, and what it keeps is in the checkpoint; None is no feature."""
+    """It sees each epoch, and what it keeps is in the checkpoint; None adds none."""
     package(
         of("features=('strange.counts', 'strange.no')")
         + """

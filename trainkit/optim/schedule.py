@@ -38,7 +38,7 @@ from trainkit.optim.schedule_length import made, restore
 from trainkit.optim.scheduler_state import (
     GROUP_RATES,
     changed_groups,
-    factors_around,
+    in_users_rates,
     of_torch,
     settings_of,
     storable,
@@ -290,6 +290,7 @@ class LearningRates:
     def _move(self, due: Sequence[ScheduleConfig], metrics: Mapping[str, float]) -> None:
         if not due or self._held or self.moves_by_hand:
             return
+        self._users.write(self.groups, self._scheduled, 1.0)
         for config in due:
             metric = None
             if config.reads_value:
@@ -301,15 +302,12 @@ class LearningRates:
                         )
                     continue
                 metric = metrics[config.monitor]
-            factors = factors_around(config, self.groups, self.factor)
-            unscaled = [lr / factor for lr, factor in zip(self._scheduled, factors, strict=True)]
-            self._users.write(self.groups, unscaled, 1.0)
-            try:
+            if config.is_torchs:
                 config.step(config.scheduler, metric)
-            finally:
-                rates = zip(self._users.read(self.groups), factors, strict=True)
-                self._scheduled = [lr * factor for lr, factor in rates]
-                self._users.write(self.groups, self._scheduled, 1.0)
+                continue
+            with in_users_rates(config.scheduler.optimizer, self.factor):
+                config.step(config.scheduler, metric)
+        self._scheduled = self._users.read(self.groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedulers' states and the scheduled rates."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_map
 
@@ -43,15 +46,24 @@ def of_torch(schedules: Iterable[ScheduleConfig]) -> Iterator[LRScheduler]:
     return with_inner(config.scheduler for config in schedules if config.is_torchs)
 
 
-def factors_around(
-    config: ScheduleConfig, groups: Sequence[Mapping[str, Any]], factor: float
-) -> list[float]:
-    """Return by what each group's rate is divided for a scheduler's step, and then multiplied: a
-    scheduler that is not torch's computes in the user's rates.
+@contextlib.contextmanager
+def in_users_rates(optimizer: Optimizer, factor: float) -> Iterator[None]:
+    """A context in which an optimizer's rates are without the factor: a scheduler that is not torch's
+    computes in the user's.
     """
-    own = [] if config.is_torchs else config.scheduler.optimizer.param_groups
-    ids = {id(group) for group in own}
-    return [factor if id(group) in ids else 1.0 for group in groups]
+    _multiply(optimizer.param_groups, 1.0 / factor)
+    try:
+        yield
+    finally:
+        _multiply(optimizer.param_groups, factor)
+
+
+def _multiply(groups: Iterable[dict[str, Any]], factor: float) -> None:
+    for group in groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].detach().mul_(factor)
+        else:
+            group["lr"] *= factor
 
 
 def storable(state: Mapping[str, Any]) -> dict[str, Any]:
