@@ -113,6 +113,15 @@ def test_init_and_shutdown_can_be_repeated(tmp_path: Path) -> None:
     assert "exception" not in done.text
 
 
+def test_a_rank_that_waits_leaves_its_processor_to_others(tmp_path: Path) -> None:
+    """A rank sleeps while a peer is late, in place of asking again and again."""
+    done = run_command(f"{PAIR} sleep", tmp_path)
+    assert done.code == 0, done.text
+    (facts,) = said(done.text)
+    assert facts["waited_s"] > 0.5
+    assert facts["processor_s"] < 0.2 * facts["waited_s"]
+
+
 def test_init_can_be_repeated_with_horovods_own_settings(tmp_path: Path) -> None:
     """Both settings of the environment are taken at each init;
     as released the second one writes past the end of a vector.

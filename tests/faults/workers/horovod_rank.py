@@ -75,6 +75,22 @@ def wait() -> None:
     time.sleep(600)
 
 
+def sleep() -> None:
+    """Rank 1 comes to a sum a second late;
+    rank 0 says for how long it waited, and for how long its thread kept a processor busy.
+    """
+    hvd.init()
+    add("first")
+    if hvd.rank() == 1:
+        time.sleep(1)
+        add("second")
+    else:
+        begun, processor = time.monotonic(), time.thread_time()
+        add("second")
+        say(waited_s=time.monotonic() - begun, processor_s=time.thread_time() - processor)
+    hvd.shutdown()
+
+
 def outlive(scope: str, size: str) -> None:
     """Wait in a sum for a peer that dies, take Horovod down,
     and set it up as rank 0 of another size, in this process.
@@ -133,5 +149,5 @@ def late(seconds: str) -> None:
 
 
 if __name__ == "__main__":
-    works = (cycles, halves, wait, outlive, retry, fail, late)
+    works = (cycles, halves, wait, sleep, outlive, retry, fail, late)
     {work.__name__: work for work in works}[sys.argv[1]](*sys.argv[2:])
