@@ -200,9 +200,9 @@ def test_a_killed_worker_of_a_single_host_is_done_without_and_replaced(
     run: Run, undisturbed: Ended, rank: int
 ) -> None:
     """The surviving worker continues alone in its process until the replacement joins,
-    whichever rank was killed.
+    whichever rank was killed. That takes a second to prepare: it could be there at once.
     """
-    ended = run({"do": "kill", "rank": rank, "step": 10})
+    ended = run({"do": "kill", "rank": rank, "step": 10}, slow_s=0.5)
     print(
         f"from the last batch before the kill to the first one after it: {ended.pause_s[0]:.2f} s"
     )

@@ -1,8 +1,9 @@
 """Runs groups side by side, as many as the cores carry; the output of each goes to
 build/tests/NAME.log.
 
-A group starts when the cores that it keeps busy are free; the first always starts. What fails is
-printed when its group ends.
+A group starts if those that run keep so few cores busy that it brings them to less than twice what
+there is: one that computes, and some that wait. The first always starts. Programs of all groups are
+forks of one server (tests/helpers/forks.py). What fails is printed when its group ends.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, TextIO
 
 from tests.groups.plugin import BUILD, TO_KEEP
 from tests.groups.table import ROOT, Group
+from tests.helpers.forks import SHARED, USED, Forks
 
 _FAILURES = re.compile(r"^=+ (?:FAILURES|ERRORS) =+$", re.MULTILINE)
 _MOST_LINES = 150
@@ -59,15 +61,19 @@ class Ended:
 
 
 class _Running:
-    def __init__(self, group: Group, options: list[str]) -> None:
+    def __init__(self, group: Group, options: list[str], forks: Forks | None) -> None:
         self.group, self.start, self.crowding = group, time.monotonic(), 1.0
         self.cpu_s = 0.0
         BUILD.mkdir(parents=True, exist_ok=True)
         (BUILD / f"{group.name}.json").unlink(missing_ok=True)
         self.log = BUILD / f"{group.name}.log"
+        self._used = BUILD / f"{group.name}.used"
+        self._used.unlink(missing_ok=True)
         root = str(ROOT)
-        # Threads of OpenMP that spin while they wait take the cores of other tests' processes.
         environment = {key: value.format(root=root) for key, value in group.environment.items()}
+        # A group with an environment of its own needs forks of it.
+        if forks is not None and not environment:
+            environment |= {SHARED: forks.named, USED: str(self._used)}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 command_of(group, options),
@@ -75,8 +81,7 @@ class _Running:
                 cwd=ROOT,
                 env={
                     **os.environ,
-                    **_bytecode(),
-                    "OMP_WAIT_POLICY": "passive",
+                    **_of_tests(),
                     **environment,
                     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 },
@@ -93,6 +98,8 @@ class _Running:
             return False
         self.process.returncode = os.waitstatus_to_exitcode(status)
         self.cpu_s = usage.ru_utime + usage.ru_stime
+        if self._used.exists():
+            self.cpu_s += sum(map(float, self._used.read_text().split()))
         return True
 
     def ended(self) -> Ended:
@@ -107,6 +114,10 @@ class _Running:
         return Ended(self.group, record, self.crowding)
 
 
+def _has_forks(group: Group) -> bool:
+    return bool(group.tests) and not group.environment
+
+
 def _bytecode() -> dict[str, str]:
     """Return what has Python keep its bytecode beside the environment, as make does, in a shell that
     asks for none (as images often do): without it each process compiles torch.
@@ -114,6 +125,14 @@ def _bytecode() -> dict[str, str]:
     if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
         return {}
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{sys.prefix}/bytecode"}
+
+
+def _of_tests() -> dict[str, str]:
+    """Return the variables of all groups, and of the server of their forks."""
+    # Threads of OpenMP that spin while they wait take the cores of other tests' processes.
+    threads = {"OMP_WAIT_POLICY": "passive"}
+    threads["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    return _bytecode() | threads
 
 
 def command_of(group: Group, options: list[str]) -> str:
@@ -161,13 +180,14 @@ def run_groups(
     """
     cores = os.cpu_count() or 1
     waiting, running, ended = list(groups), [], []
+    forks = Forks(**_of_tests()) if any(map(_has_forks, groups)) else None
     try:
         while waiting or running:
             for group in list(waiting):
                 busy = sum(other.group.cores for other in running)
-                if not running or busy + group.cores <= cores + 1:
+                if not running or busy + group.cores <= 1.8 * cores:
                     waiting.remove(group)
-                    running.append(_Running(group, options))
+                    running.append(_Running(group, options, forks))
                     print(f"{group.name:<10} runs: {group.about}", file=out, flush=True)
             busy = sum(other.group.cores for other in running)
             for one in running:
@@ -183,6 +203,8 @@ def run_groups(
     finally:
         for one in running:
             os.killpg(one.process.pid, signal.SIGTERM)
+        if forks is not None:
+            forks.close()
     return ended
 
 

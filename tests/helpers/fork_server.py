@@ -1,10 +1,11 @@
 """The server of `Forks` (forks.py): it imports what most programs of the tests do, and forks for each
 request.
 
-    python -m tests.helpers.fork_server LISTENER PYTHON
+    python -m tests.helpers.fork_server LISTENER FOLDER
 
-LISTENER is the descriptor of a socket; PYTHON is what the forks have for sys.executable. A fork ends
-as Python does, with its exit handlers. The server ends with its stdin, and its forks with it.
+LISTENER is the descriptor of a socket; FOLDER/python is what the forks have for sys.executable. A
+fork ends as Python does, with its exit handlers. The server ends with its stdin, and its forks with
+it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import resource
 import runpy
 import selectors
@@ -26,6 +28,7 @@ import tempfile
 import threading
 import traceback
 import types
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,9 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from tests.helpers.forks import BIN, LAUNCHERS, ROOT
+import recipes
+import trainkit
+from tests.helpers.forks import BIN, LAUNCHERS, READY, ROOT, USED
 from trainkit.config import compose
 from trainkit.config.choices import in_force, register
 from trainkit.extensions import NAMES
@@ -70,6 +75,8 @@ _LATER = dict.fromkeys(("conf=dpo", "conf=hf_", "conf=sft", "format=huggingface"
 _LATER |= dict.fromkeys(("callbacks=lora", "format=peft"), ("peft",))
 _MEASURED = ("faults/workers/job.py", "parallel/workers/audit.py", "parallel/workers/guards.py")
 _LATER |= dict.fromkeys((str(ROOT / "tests" / name) for name in _MEASURED), ("torchmetrics",))
+_LATER[str(ROOT / "tests/parallel/workers/split.py")] = ("pytorch_optimizer", "schedulefree")
+_LATER[str(ROOT / "tests/parallel/workers/context.py")] = _TRANSFORMERS
 
 
 def _serve(listener: socket.socket) -> None:
@@ -79,27 +86,27 @@ def _serve(listener: socket.socket) -> None:
     waiting = selectors.DefaultSelector()
     waiting.register(listener, selectors.EVENT_READ)
     waiting.register(0, selectors.EVENT_READ)
-    forks: dict[socket.socket, int] = {}
+    forks: dict[socket.socket, _Fork] = {}
     while True:
         for key, _ in waiting.select():
             if key.fileobj == 0:
-                for pid in forks.values():
-                    _kill(pid)
+                for fork in forks.values():
+                    _kill(fork.pid)
                 os._exit(0)
             if key.fileobj is listener:
                 connection, _ = listener.accept()
-                pid = _forked(connection)
-                if pid == 0:
+                fork = _forked(connection)
+                if fork is None:
                     return
-                forks[connection] = pid
-                exit_of = os.pidfd_open(pid)
+                forks[connection] = fork
+                exit_of = os.pidfd_open(fork.pid)
                 waiting.register(connection, selectors.EVENT_READ)
                 waiting.register(exit_of, selectors.EVENT_READ, connection)
             elif key.data is None:
                 # the program that stands for the fork is gone; the fork may have ended with it
                 if key.fileobj in forks:
                     waiting.unregister(key.fileobj)
-                    _kill(forks[key.fileobj])  # type: ignore[index]
+                    _kill(forks[key.fileobj].pid)  # type: ignore[index]
             else:
                 _end_of(forks.pop(key.data), key.data)
                 waiting.unregister(key.fileobj)
@@ -109,9 +116,25 @@ def _serve(listener: socket.socket) -> None:
                 key.data.close()
 
 
-def _end_of(pid: int, connection: socket.socket) -> None:
-    _, status = os.waitpid(pid, 0)
-    _kill(pid)  # loader workers that outlived it
+@dataclass(frozen=True)
+class _Fork:
+    """A fork that runs.
+
+    Attributes:
+        pid: its process id, and its session's.
+        used: the file that its seconds of processors go to, or "".
+    """
+
+    pid: int
+    used: str
+
+
+def _end_of(fork: _Fork, connection: socket.socket) -> None:
+    _, status, usage = os.wait4(fork.pid, 0)
+    _kill(fork.pid)  # loader workers that outlived it
+    if fork.used:
+        with contextlib.suppress(OSError), open(fork.used, "a") as file:  # noqa: PTH123
+            file.write(f"{usage.ru_utime + usage.ru_stime:.3f}\n")
     with contextlib.suppress(OSError):
         connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
@@ -121,22 +144,21 @@ def _kill(session: int) -> None:
         os.killpg(session, signal.SIGKILL)
 
 
-def _forked(connection: socket.socket) -> int:
-    """Fork; return the child's id, or 0 in the child,
-    which is by then the program of the request.
-    """
+def _forked(connection: socket.socket) -> _Fork | None:
+    """Fork; return the child, or None in it, which is by then the program of the request."""
     _, fds, _, _ = socket.recv_fds(connection, 1, 4)
-    _import_for(_read(fds[0])["words"])
+    request = _read(fds[0])
+    _import_for(request["words"])
     pid = os.fork()
     if pid:
         for fd in fds:
             os.close(fd)
         with contextlib.suppress(OSError):  # the program was killed meanwhile: _serve will notice
             connection.sendall(f"{pid}\n".encode())
-        return pid
+        return _Fork(pid, request["env"].get(USED, ""))
     connection.close()
     _become(*fds)
-    return 0
+    return None
 
 
 def _import_for(words: list[str]) -> None:
@@ -234,6 +256,16 @@ def _forget(module: str) -> None:
     sys.modules.pop(module if path is None else f"{module}.__main__", None)
 
 
+def _core() -> list[str]:
+    """Return all modules of the core and of the recipes: most programs import them as they go."""
+    names = [
+        module.name
+        for package in (trainkit, recipes)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ]
+    return [name for name in names if not name.startswith("trainkit.extensions.")]
+
+
 def _compose() -> None:
     """Compose a config, so that Hydra's plugins and the tables of its parsers, which it makes as it
     parses, are there for the forks; no config is left in force.
@@ -269,8 +301,9 @@ def _end(code: int) -> None:
 
 
 if __name__ == "__main__":
-    _listener, _python = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
-    for _name in _MODULES:
+    _listener, _folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
+    _python = str(_folder / "python")
+    for _name in (*_MODULES, *_core()):
         importlib.import_module(_name)
     _compose()
     _own_path = sys.path[
@@ -279,7 +312,7 @@ if __name__ == "__main__":
         * bool(os.environ.get("PYTHONPATH")) :
     ]
     gc.freeze()  # what is imported is not looked at again in each fork
-    print("ready", flush=True)
+    (_folder / READY).touch()
     _serve(_listener)
     _listener.close()
     _end(_run())

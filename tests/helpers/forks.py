@@ -18,10 +18,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
+SHARED = "TRAINKIT_TEST_FORKS"  # names a server that several processes use
+# A file of a command's environment: the seconds of processors that each fork used, a line each.
+USED = "TRAINKIT_TEST_FORKS_USED"
+READY = "ready"  # a file of the folder
 LAUNCHERS = {
     "horovodrun": "horovod.runner.launch:run_commandline",
     "torchrun": "torch.distributed.run:main",
@@ -40,7 +45,7 @@ read_at_start = ("PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONSAFEPATH", "LD_PRELO
 plain = not any(os.environ.get(key) for key in read_at_start)
 here = all(os.readlink(f"/proc/self/ns/{{kind}}") == known for kind, known in {namespaces!r}.items())
 # programs of others may pass descriptors on, or take their process id for that of the fork
-ours = ("trainkit", "torch.distributed.run", "horovod.runner.launch", "benchmarks", "recipes", "tests")
+ours = ("trainkit", "torch.distributed.run", "horovod.runner.launch", "benchmarks", "recipes", "submitit", "tests")
 named = bool(words) and (
     words[0] == "-m" and "".join(words[1:2]).startswith(ours)
     or words[0][0] != "-" and os.path.isfile(words[0])
@@ -80,14 +85,17 @@ os._exit(code)
 
 
 class Forks:
-    """The server, and the folder of programs that it runs.
+    """A server, and the folder of programs that it runs.
+
+    Args:
+        environment: variables of the server; a fork has those of its request.
 
     Attributes:
         folder: goes to the front of PATH.
-        process: the server; its children are the forks.
+        pid: the server; its children are the forks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="trainkit-forks-"))
         address = self.folder / "socket"
         for name in ("python", "python3", *LAUNCHERS):
@@ -108,26 +116,42 @@ class Forks:
         listener.bind(str(address))
         listener.listen(64)
         env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
-        self.process = subprocess.Popen(
+        env |= environment
+        self._process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
                 "tests.helpers.fork_server",
                 str(listener.fileno()),
-                str(self.folder / "python"),
+                str(self.folder),
             ],
             pass_fds=[listener.fileno()],
             env=env,
             cwd=ROOT,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
         )
         listener.close()
+        self.pid = self._process.pid
         atexit.register(self.close)
-        assert self.process.stdout is not None
-        self.process.stdout.readline()  # its imports are no part of a command's time limit
+
+    @property
+    def named(self) -> str:
+        """What SHARED is for the processes that use this server too."""
+        return f"{self.pid}:{self.folder}"
 
     def close(self) -> None:
         """End the server, and with it all forks."""
-        self.process.communicate()  # closes its stdin
+        self._process.communicate()  # closes its stdin
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def server() -> tuple[int, Path]:
+    """Return the process id and the folder of the server that the environment names, or of one for
+    this process. Its imports, which are no part of a command's time limit, are done.
+    """
+    named = os.environ.get(SHARED) or Forks().named
+    pid, _, folder = named.partition(":")
+    while not (Path(folder) / READY).exists():
+        os.kill(int(pid), 0)  # raises if it is gone
+        time.sleep(0.05)
+    return int(pid), Path(folder)

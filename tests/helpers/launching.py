@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.forks import Forks
+from tests.helpers.forks import server
 
 BIN = Path(sys.executable).parent
 _MARK = "TRAINKIT_TEST_COMMAND"
@@ -61,7 +61,7 @@ def run_command(line: str, cwd: Path, timeout_s: float = 480, **environment: str
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        stacks = _stacks({*_marked(env[_MARK]), *_children(_forks().process.pid)})
+        stacks = _stacks({*_marked(env[_MARK]), *_children(_forks()[0])})
         _end_all(env[_MARK])
         out, err = process.communicate()
         pytest.fail(
@@ -76,12 +76,12 @@ def path() -> str:
     """Return PATH with this environment's programs first; those of Python are forks
     (tests/helpers/forks.py).
     """
-    return f"{_forks().folder}:{BIN}:{os.environ['PATH']}"
+    return f"{_forks()[1]}:{BIN}:{os.environ['PATH']}"
 
 
 @functools.cache
-def _forks() -> Forks:
-    return Forks()
+def _forks() -> tuple[int, Path]:
+    return server()
 
 
 def _marked(mark: str) -> Iterator[int]:

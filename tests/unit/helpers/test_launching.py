@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.forks import SHARED, USED, server
 from tests.helpers.launching import BIN, _forks, run_command
 
 PY_SPY = pytest.mark.skipif(
@@ -39,17 +40,44 @@ def test_a_fork_that_ends_at_once_with_its_program_leaves_the_server(tmp_path: P
     (tmp_path / "wait.py").write_text(
         "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(60 * (len(sys.argv) == 1))\n"
     )
-    server = _forks().process.pid
+    server, folder = _forks()
     with subprocess.Popen(
-        [f"{_forks().folder}/python", "wait.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [folder / "python", "wait.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as program:
         assert program.stdout is not None
         fork = int(program.stdout.readline())
         with os.fdopen(os.pidfd_open(fork)) as end:
             os.kill(server, signal.SIGSTOP)
-            os.kill(fork, signal.SIGKILL)
-            assert select.select([end], [], [], 20)[0]
-            program.kill()
-            program.wait(20)
-            os.kill(server, signal.SIGCONT)
+            try:
+                os.kill(fork, signal.SIGKILL)
+                assert select.select([end], [], [], 20)[0]
+                program.kill()
+                program.wait(20)
+            finally:
+                os.kill(server, signal.SIGCONT)
     assert run_command("python wait.py --help", tmp_path, timeout_s=8).code == 0
+
+
+def test_processes_share_a_server_and_their_commands_are_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork is no child of what it stands for: the server notes the seconds that it used."""
+    pid, folder = _forks()
+    monkeypatch.setenv(SHARED, f"{pid}:{folder}")
+    assert server() == (pid, folder)
+    (tmp_path / "busy.py").write_text(
+        "import os, time\nwhile time.process_time() < 0.3: pass\nprint(os.getppid())\n"
+    )
+    used = tmp_path / "used"
+    ended = [run_command("python busy.py", tmp_path, **{USED: str(used)}) for _ in range(2)]
+    assert [int(done.out) for done in ended] == [pid, pid]
+    assert all(0.3 <= float(line) < 3 for line in used.read_text().split("\n")[:2])
+
+
+def test_a_server_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no wait without end."""
+    gone = subprocess.Popen(["true"])
+    gone.wait(20)
+    monkeypatch.setenv(SHARED, f"{gone.pid}:{tmp_path}")
+    with pytest.raises(ProcessLookupError):
+        server()
