@@ -118,6 +118,12 @@ def _has_forks(group: Group) -> bool:
     return bool(group.tests) and not group.environment
 
 
+def _start_forks() -> Forks:
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "forks.log").open("w") as log:
+        return Forks(log, **_of_tests())
+
+
 def _bytecode() -> dict[str, str]:
     """Return what has Python keep its bytecode beside the environment, as make does, in a shell that
     asks for none (as images often do): without it each process compiles torch.
@@ -180,7 +186,7 @@ def run_groups(
     """
     cores = os.cpu_count() or 1
     waiting, running, ended = list(groups), [], []
-    forks = Forks(**_of_tests()) if any(map(_has_forks, groups)) else None
+    forks = _start_forks() if any(map(_has_forks, groups)) else None
     try:
         while waiting or running:
             for group in list(waiting):

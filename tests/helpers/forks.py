@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -88,6 +89,7 @@ class Forks:
     """A server, and the folder of programs that it runs.
 
     Args:
+        log: what the server prints goes there; this process's stderr if left out.
         environment: variables of the server; a fork has those of its request.
 
     Attributes:
@@ -95,7 +97,7 @@ class Forks:
         pid: the server; its children are the forks.
     """
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, log: TextIO | None = None, **environment: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="trainkit-forks-"))
         address = self.folder / "socket"
         for name in ("python", "python3", *LAUNCHERS):
@@ -129,6 +131,7 @@ class Forks:
             env=env,
             cwd=ROOT,
             stdin=subprocess.PIPE,
+            stderr=log,
         )
         listener.close()
         self.pid = self._process.pid

@@ -123,7 +123,7 @@ def fit(
     """Train, and return what this rank has then."""
     torch.manual_seed(3 + ENGINE.ranks.rank)  # the weights that count are rank 0's
     task = make()
-    saves = ModelCheckpoint(every_n_train_steps=1, save_last=True)
+    saves = ModelCheckpoint(every_n_train_steps=BEFORE, save_last=True)
     run = trainer(name, max_steps=steps, callbacks=[saves], **settings)
     run.fit(task, datamodule=data, ckpt_path=start)
     values = {name: float(value) for name, value in run.callback_metrics.items()}
