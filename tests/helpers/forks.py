@@ -46,7 +46,7 @@ read_at_start = ("PYTHONWARNINGS", "PYTHONHASHSEED", "PYTHONSAFEPATH", "LD_PRELO
 plain = not any(os.environ.get(key) for key in read_at_start)
 here = all(os.readlink(f"/proc/self/ns/{{kind}}") == known for kind, known in {namespaces!r}.items())
 # programs of others may pass descriptors on, or take their process id for that of the fork
-ours = ("trainkit", "torch.distributed.run", "horovod.runner.launch", "benchmarks", "recipes", "submitit", "tests")
+ours = ("trainkit", "torch.distributed.run", "horovod.runner.launch", "benchmarks", "recipes", "tests")
 named = bool(words) and (
     words[0] == "-m" and "".join(words[1:2]).startswith(ours)
     or words[0][0] != "-" and os.path.isfile(words[0])
