@@ -15,6 +15,7 @@ Arguments after -- go to pytest.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -188,4 +189,5 @@ def _check_ages() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # with the groups that run
     sys.exit(main(sys.argv[1:]))

@@ -8,6 +8,7 @@ forks of one server (tests/helpers/forks.py). What fails is printed when its gro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -207,11 +208,27 @@ def run_groups(
                     print(failures(one.log.read_text(errors="replace")), file=out, flush=True)
             time.sleep(0.2)
     finally:
-        for one in running:
-            os.killpg(one.process.pid, signal.SIGTERM)
+        _interrupt(running)
         if forks is not None:
             forks.close()
     return ended
+
+
+def _interrupt(running: list[_Running]) -> None:
+    """End groups before their time: fixtures have 20 s to end what they started."""
+    sessions = [one.process.pid for one in running]
+    until = time.monotonic() + 20
+    _signal(sessions, signal.SIGINT)
+    while running and time.monotonic() < until:
+        running = [one for one in running if not one.has_ended()]
+        time.sleep(0.05)
+    _signal(sessions, signal.SIGKILL)
+
+
+def _signal(sessions: list[int], number: signal.Signals) -> None:
+    for session in sessions:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(session, number)
 
 
 def _line(end: Ended) -> str:

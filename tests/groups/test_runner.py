@@ -59,6 +59,21 @@ def test_groups_run_beside_each_other_as_the_cores_carry(
     ]
 
 
+def test_groups_that_are_interrupted_end_what_they_started(tmp_path: Path) -> None:
+    """As by Ctrl-C: a group has time for its fixtures; one that does not listen is killed."""
+    listens = f"trap 'touch {tmp_path}/ended; exit 1' INT; touch {tmp_path}/a; sleep 60 & wait"
+    meet = f"until test -e {tmp_path}/a; do sleep 0.05; done"
+
+    def interrupted(_: Ended) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_groups(
+            [commands("first", meet), commands("listens", listens)], [], io.StringIO(), interrupted
+        )
+    assert (tmp_path / "ended").exists()
+
+
 def test_chosen_tests_run_in_place_of_their_files() -> None:
     """A failure that runs again does not bring all tests of its file."""
     group = Group(
