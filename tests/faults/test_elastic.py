@@ -200,7 +200,7 @@ def test_a_killed_worker_of_a_single_host_is_done_without_and_replaced(
     run: Run, undisturbed: Ended, rank: int
 ) -> None:
     """The surviving worker continues alone in its process until the replacement joins,
-    whichever rank was killed. That takes a second to prepare: it could be there at once.
+    whichever rank was killed. Preparing takes a second here: else it might join at once.
     """
     ended = run({"do": "kill", "rank": rank, "step": 10}, slow_s=0.5)
     print(

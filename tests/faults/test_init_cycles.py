@@ -114,7 +114,7 @@ def test_init_and_shutdown_can_be_repeated(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_leaves_its_processor_to_others(tmp_path: Path) -> None:
-    """A rank sleeps while a peer is late, in place of asking again and again."""
+    """A rank sleeps while a peer is late."""
     done = run_command(f"{PAIR} sleep", tmp_path)
     assert done.code == 0, done.text
     (facts,) = said(done.text)

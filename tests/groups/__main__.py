@@ -189,5 +189,5 @@ def _check_ages() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # with the groups that run
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the groups that run, too
     sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,9 @@
 """Runs groups side by side, as many as the cores carry; the output of each goes to
 build/tests/NAME.log.
 
-A group starts if those that run keep so few cores busy that it brings them to less than twice what
-there is: one that computes, and some that wait. The first always starts. Programs of all groups are
-forks of one server (tests/helpers/forks.py). What fails is printed when its group ends.
+A group starts if all that then run keep at most a core more busy than there are; the first always
+starts. Programs of all groups are forks of one server (tests/helpers/forks.py). What fails is
+printed when its group ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Ended:
 
     Attributes:
         record: as plugin.Recorder writes it, or as `_plain_record` makes it; with the seconds of
-            processors that it used ("cpu_s"), but for those of programs that left its process tree.
+            processors that it and its forks used ("cpu_s"), but for those of programs that left
+            its process tree.
         crowding: the most cores that groups kept busy meanwhile, by those that there are; at least
             1.
     """
@@ -72,8 +73,7 @@ class _Running:
         self._used.unlink(missing_ok=True)
         root = str(ROOT)
         environment = {key: value.format(root=root) for key, value in group.environment.items()}
-        # A group with an environment of its own needs forks of it.
-        if forks is not None and not environment:
+        if forks is not None and _has_forks(group):
             environment |= {SHARED: forks.named, USED: str(self._used)}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
@@ -94,6 +94,8 @@ class _Running:
 
     def has_ended(self) -> bool:
         """Return whether its process has ended, and note what it used with all that it waited for."""
+        if self.process.returncode is not None:
+            return True
         pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
         if pid == 0:
             return False
@@ -116,6 +118,9 @@ class _Running:
 
 
 def _has_forks(group: Group) -> bool:
+    """Whether its programs are forks of the run's server: those of a group with an environment of its
+    own are forks of one with that.
+    """
     return bool(group.tests) and not group.environment
 
 
@@ -192,7 +197,7 @@ def run_groups(
         while waiting or running:
             for group in list(waiting):
                 busy = sum(other.group.cores for other in running)
-                if not running or busy + group.cores <= 1.8 * cores:
+                if not running or busy + group.cores <= cores + 1:
                     waiting.remove(group)
                     running.append(_Running(group, options, forks))
                     print(f"{group.name:<10} runs: {group.about}", file=out, flush=True)
@@ -208,21 +213,25 @@ def run_groups(
                     print(failures(one.log.read_text(errors="replace")), file=out, flush=True)
             time.sleep(0.2)
     finally:
-        _interrupt(running)
-        if forks is not None:
-            forks.close()
+        try:
+            _interrupt(running)
+        finally:
+            if forks is not None:
+                forks.close()
     return ended
 
 
 def _interrupt(running: list[_Running]) -> None:
-    """End groups before their time: fixtures have 20 s to end what they started."""
+    """End groups before their time: fixtures have up to 20 s to end what they started."""
     sessions = [one.process.pid for one in running]
     until = time.monotonic() + 20
-    _signal(sessions, signal.SIGINT)
-    while running and time.monotonic() < until:
-        running = [one for one in running if not one.has_ended()]
-        time.sleep(0.05)
-    _signal(sessions, signal.SIGKILL)
+    try:
+        _signal(sessions, signal.SIGINT)
+        while running and time.monotonic() < until:
+            running = [one for one in running if not one.has_ended()]
+            time.sleep(0.05)
+    finally:
+        _signal(sessions, signal.SIGKILL)
 
 
 def _signal(sessions: list[int], number: signal.Signals) -> None:

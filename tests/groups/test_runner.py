@@ -4,9 +4,11 @@ what was slow and what is over its budget.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
+import select
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,19 +61,24 @@ def test_groups_run_beside_each_other_as_the_cores_carry(
     ]
 
 
-def test_groups_that_are_interrupted_end_what_they_started(tmp_path: Path) -> None:
-    """As by Ctrl-C: a group has time for its fixtures; one that does not listen is killed."""
-    listens = f"trap 'touch {tmp_path}/ended; exit 1' INT; touch {tmp_path}/a; sleep 60 & wait"
-    meet = f"until test -e {tmp_path}/a; do sleep 0.05; done"
+def test_groups_that_are_interrupted_end_what_they_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-C: each group has time for its fixtures, and nothing of it is left."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    listens = f"trap 'touch {tmp_path}/ended; exit 1' INT; sleep 60 & echo $! > {tmp_path}/a; wait"
+    meet = f"until test -s {tmp_path}/a; do sleep 0.05; done"
 
     def interrupted(_: Ended) -> None:
         raise KeyboardInterrupt
 
+    both = [commands("first", meet), commands("listens", listens)]
     with pytest.raises(KeyboardInterrupt):
-        run_groups(
-            [commands("first", meet), commands("listens", listens)], [], io.StringIO(), interrupted
-        )
+        run_groups(both, [], io.StringIO(), interrupted)
     assert (tmp_path / "ended").exists()
+    started = int((tmp_path / "a").read_text())
+    with contextlib.suppress(ProcessLookupError), os.fdopen(os.pidfd_open(started)) as end:
+        assert select.select([end], [], [], 20)[0]
 
 
 def test_chosen_tests_run_in_place_of_their_files() -> None:

@@ -1,5 +1,5 @@
-"""The server of `Forks` (forks.py): it imports what most programs of the tests do, and forks for each
-request.
+"""The server of `Forks` (forks.py): it imports what most programs of the tests do, and forks for
+each request.
 
     python -m tests.helpers.fork_server LISTENER FOLDER
 
@@ -95,7 +95,11 @@ def _serve(listener: socket.socket) -> None:
                 os._exit(0)
             if key.fileobj is listener:
                 connection, _ = listener.accept()
-                fork = _forked(connection)
+                _, fds, _, _ = socket.recv_fds(connection, 1, 4)
+                if not fds:  # the program was killed before it asked
+                    connection.close()
+                    continue
+                fork = _forked(connection, fds)
                 if fork is None:
                     return
                 forks[connection] = fork
@@ -144,9 +148,8 @@ def _kill(session: int) -> None:
         os.killpg(session, signal.SIGKILL)
 
 
-def _forked(connection: socket.socket) -> _Fork | None:
+def _forked(connection: socket.socket, fds: list[int]) -> _Fork | None:
     """Fork; return the child, or None in it, which is by then the program of the request."""
-    _, fds, _, _ = socket.recv_fds(connection, 1, 4)
     request = _read(fds[0])
     _import_for(request["words"])
     pid = os.fork()

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import select
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TextIO
 
@@ -119,6 +119,7 @@ class Forks:
         listener.listen(64)
         env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "PYTEST_"))}
         env |= environment
+        # a session of its own: Ctrl-C is for the process that closes it
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -131,7 +132,9 @@ class Forks:
             env=env,
             cwd=ROOT,
             stdin=subprocess.PIPE,
+            stdout=log,
             stderr=log,
+            start_new_session=True,
         )
         listener.close()
         self.pid = self._process.pid
@@ -144,17 +147,25 @@ class Forks:
 
     def close(self) -> None:
         """End the server, and with it all forks."""
-        self._process.communicate()  # closes its stdin
+        try:
+            self._process.communicate(timeout=20)  # closes its stdin
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def server() -> tuple[int, Path]:
     """Return the process id and the folder of the server that the environment names, or of one for
-    this process. Its imports, which are no part of a command's time limit, are done.
+    this process. Its first imports, which are no part of a command's time limit, are done.
+
+    Raises:
+        ProcessLookupError: the server has ended.
     """
     named = os.environ.get(SHARED) or Forks().named
     pid, _, folder = named.partition(":")
-    while not (Path(folder) / READY).exists():
-        os.kill(int(pid), 0)  # raises if it is gone
-        time.sleep(0.05)
+    with os.fdopen(os.pidfd_open(int(pid))) as end:
+        while not (Path(folder) / READY).exists():
+            if select.select([end], [], [], 0.05)[0]:
+                raise ProcessLookupError(f"The server of forks has ended: {pid}")
     return int(pid), Path(folder)

@@ -24,5 +24,7 @@ def fixed_random_state() -> Iterator[None]:
     torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
-    yield
-    set_random_state(before)
+    try:
+        yield
+    finally:
+        set_random_state(before)

@@ -36,7 +36,9 @@ def test_a_command_that_hangs_shows_its_stack(start: str, tmp_path: Path) -> Non
 
 
 def test_a_fork_that_ends_at_once_with_its_program_leaves_the_server(tmp_path: Path) -> None:
-    """The server learns of both ends in one look, of the fork's first."""
+    """The server learns of both ends in one look, of the fork's first. It is one of this test's own:
+    it stops for a moment.
+    """
     (tmp_path / "wait.py").write_text(
         "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(60 * (len(sys.argv) == 1))\n"
     )
@@ -75,9 +77,9 @@ def test_processes_share_a_server_and_their_commands_are_charged(
 
 
 def test_a_server_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no wait without end."""
+    """Also before its parent has asked for its exit code; nothing waits for it for ever."""
     gone = subprocess.Popen(["true"])
-    gone.wait(20)
     monkeypatch.setenv(SHARED, f"{gone.pid}:{tmp_path}")
-    with pytest.raises(ProcessLookupError):
+    with pytest.raises(ProcessLookupError, match="has ended"):
         server()
+    gone.wait(20)
