@@ -90,6 +90,8 @@ class _Running:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # a shell that starts a command in its background has it ignore SIGINT
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
             )
 
     def has_ended(self) -> bool:
@@ -232,6 +234,8 @@ def _interrupt(running: list[_Running]) -> None:
             time.sleep(0.05)
     finally:
         _signal(sessions, signal.SIGKILL)
+        while not all(one.has_ended() for one in running):
+            time.sleep(0.01)
 
 
 def _signal(sessions: list[int], number: signal.Signals) -> None:

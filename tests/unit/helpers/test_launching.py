@@ -77,7 +77,7 @@ def test_processes_share_a_server_and_their_commands_are_charged(
 
 
 def test_a_server_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before its parent has asked for its exit code; nothing waits for it for ever."""
+    """Also before its parent has asked for its exit code."""
     gone = subprocess.Popen(["true"])
     monkeypatch.setenv(SHARED, f"{gone.pid}:{tmp_path}")
     with pytest.raises(ProcessLookupError, match="has ended"):
