@@ -53,15 +53,6 @@ _MODULES = (
     "torch.distributed.run",
     "torch.utils.tensorboard",
     "torchvision.transforms.v2",
-    "trainkit.__main__",
-    "trainkit.cli.run",
-    "trainkit.config.instantiate",
-    "trainkit.config.of_run",
-    "trainkit.config.pairs",
-    "trainkit.config.recorded",
-    "trainkit.config.schema",
-    "trainkit.config.sweep",
-    "trainkit.trainer",
     *(f"trainkit.extensions.{name}" for name in NAMES),
 )
 # What starts a word of a command -> what its forks import; the server does at the first such command.
@@ -137,7 +128,7 @@ def _end_of(fork: _Fork, connection: socket.socket) -> None:
     _, status, usage = os.wait4(fork.pid, 0)
     _kill(fork.pid)  # loader workers that outlived it
     if fork.used:
-        with contextlib.suppress(OSError), open(fork.used, "a") as file:  # noqa: PTH123
+        with contextlib.suppress(OSError), Path(fork.used).open("a") as file:
             file.write(f"{usage.ru_utime + usage.ru_stime:.3f}\n")
     with contextlib.suppress(OSError):
         connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
