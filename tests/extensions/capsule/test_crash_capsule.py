@@ -17,10 +17,10 @@ from torch.utils.data import TensorDataset
 from tests.helpers.toy import Line, Net, loader, quiet, rows, weights
 from trainkit.api.callback import Callback
 from trainkit.callbacks import CrashCapsule
-from trainkit.checkpoint.batches import unpack
 from trainkit.checkpoint.format import read_safetensors
 from trainkit.engine.collectives import PeerError
 from trainkit.errors import ConfigError, DivergenceError
+from trainkit.extensions.capsule.batches import unpack
 from trainkit.extensions.capsule.folder import read
 
 

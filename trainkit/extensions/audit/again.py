@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from trainkit.api.step_call import call_step
 from trainkit.api.task import LogTarget, Task, loss_of
 from trainkit.api.view import RunView
-from trainkit.checkpoint import batches
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.device.sync_guard import allowed_read
 from trainkit.device.transfer import to_device
 from trainkit.extensions.audit.values import Fingerprints, Value
+from trainkit.extensions.capsule import batches
 from trainkit.metrics.log import MetricLog
 
 _PLAIN = (bool, int, float, str, type(None))

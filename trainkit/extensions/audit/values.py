@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.callbacks.divergence_guard import hash_of
-from trainkit.checkpoint.batches import tensors_in
+from trainkit.extensions.capsule.batches import tensors_in
 
 
 class Value(NamedTuple):

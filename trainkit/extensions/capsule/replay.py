@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from trainkit import loop
 from trainkit.api.task import Task
-from trainkit.checkpoint.batches import unpack
 from trainkit.checkpoint.stateful import set_random_state
 from trainkit.data.feed import Microbatch, Step
 from trainkit.device.accelerator import is_accelerator
 from trainkit.device.transfer import Mover
 from trainkit.errors import ConfigError
+from trainkit.extensions.capsule.batches import unpack
 from trainkit.extensions.capsule.folder import Capsule, read
 from trainkit.extensions.capsule.rebuild import build_task, load_weights, opened, trainer_of
 from trainkit.extensions.capsule.watch import ModuleOutput, Watch, bad_inputs

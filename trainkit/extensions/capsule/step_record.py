@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from trainkit.api.view import RunView
 from trainkit.callbacks.checkpoint import checkpoint_policies
-from trainkit.checkpoint.batches import pack, tensors_in
 from trainkit.checkpoint.stateful import random_state, set_random_state, versions
 from trainkit.data.feed import MapFeed, Microbatch
 from trainkit.device.accelerator import generators, is_accelerator, name_of
+from trainkit.extensions.capsule.batches import pack, tensors_in
 from trainkit.safety.masking import scrubbed
 
 

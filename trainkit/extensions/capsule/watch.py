@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.api.callback import Callback
-from trainkit.checkpoint.batches import tensors_in
+from trainkit.extensions.capsule.batches import tensors_in
 
 
 @dataclass(frozen=True)

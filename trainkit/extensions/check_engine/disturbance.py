@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainkit.checkpoint.batches import tensors_in
+from trainkit.extensions.capsule.batches import tensors_in
 
 
 class Disturbance:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainkit.checkpoint.batches import tensors_in
 from trainkit.device.shards import whole_of
 from trainkit.device.sync_guard import allowed_read
 from trainkit.device.transfer import count_samples
 from trainkit.extensions.audit.values import outputs_of_modules
+from trainkit.extensions.capsule.batches import tensors_in
 from trainkit.extensions.check_engine.sketch import Place, place, sketch
 from trainkit.extensions.check_engine.without_dropout import WithoutDropout
 from trainkit.extensions.check_resume.recorder import digests

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.api.task import Task
-from trainkit.checkpoint.batches import tensors_in
 from trainkit.checkpoint.stateful import random_state, set_random_state
 from trainkit.device.precision import Precision
 from trainkit.engine.pieces import numel_of
+from trainkit.extensions.capsule.batches import tensors_in
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode

@@ -10,12 +10,12 @@ from trainkit.api.callback import Callback
 from trainkit.api.task import Task
 from trainkit.api.view import RunView
 from trainkit.arguments import checked
-from trainkit.checkpoint.batches import tensors_in
 from trainkit.console import show_table
 from trainkit.device.sync_guard import allowed_read
 from trainkit.device.transfer import to_device
 from trainkit.engine.pieces import numel_of
 from trainkit.errors import ConfigError
+from trainkit.extensions.capsule.batches import tensors_in
 from trainkit.extensions.insight.model_summary.layers import Layer, layer_of, layers_of, run
 
 _WIDTH = 120

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from trainkit.checkpoint.batches import pack, tensors_in, unpack
 from trainkit.errors import CheckpointError
+from trainkit.extensions.capsule.batches import pack, tensors_in, unpack
 
 
 class Pair(NamedTuple):
