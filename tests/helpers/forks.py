@@ -157,13 +157,15 @@ class Forks:
 
 def server() -> tuple[int, Path]:
     """Return the process id and the folder of the server that the environment names, or of one for
-    this process. Its first imports, which are no part of a command's time limit, are done.
+    this process, which it then names. Its first imports, which are no part of a command's time
+    limit, are done.
 
     Raises:
         ProcessLookupError: the server has ended.
     """
-    named = os.environ.get(SHARED) or Forks().named
-    pid, _, folder = named.partition(":")
+    if not os.environ.get(SHARED):
+        os.environ[SHARED] = Forks().named
+    pid, _, folder = os.environ[SHARED].partition(":")
     with os.fdopen(os.pidfd_open(int(pid))) as end:
         while not (Path(folder) / READY).exists():
             if select.select([end], [], [], 0.05)[0]:

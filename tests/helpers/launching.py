@@ -5,7 +5,6 @@ in an empty folder, in their own process group, with a time limit.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -61,7 +60,7 @@ def run_command(line: str, cwd: Path, timeout_s: float = 480, **environment: str
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        stacks = _stacks({*_marked(env[_MARK]), *_children(_forks()[0])})
+        stacks = _stacks({*_marked(env[_MARK]), *_children(server()[0])})
         _end_all(env[_MARK])
         out, err = process.communicate()
         pytest.fail(
@@ -76,12 +75,7 @@ def path() -> str:
     """Return PATH with this environment's programs first; those of Python are forks
     (tests/helpers/forks.py).
     """
-    return f"{_forks()[1]}:{BIN}:{os.environ['PATH']}"
-
-
-@functools.cache
-def _forks() -> tuple[int, Path]:
-    return server()
+    return f"{server()[1]}:{BIN}:{os.environ['PATH']}"
 
 
 def _marked(mark: str) -> Iterator[int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.forks import server
 from tests.helpers.launching import BIN, command
 from trainkit.extensions.ray.connection import take_access
 
@@ -23,7 +24,9 @@ ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'trai
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 ROOT = Path(__file__).parents[2]
-NODE = {"num_cpus": 2, "object_store_memory": 150 * 2**20}
+# A raylet starts its workers by this file, so that the ranks below them are forks.
+_WORKER = Path(__file__).with_name("worker.py")
+NODE = {"num_cpus": 2, "object_store_memory": 150 * 2**20, "worker_path": str(_WORKER)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -60,6 +63,7 @@ def cluster() -> Iterator[Any]:
     os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
     # read by the head: a job gets so long to write its checkpoint
     os.environ["RAY_JOB_STOP_WAIT_TIME_S"] = "30"
+    server()  # the environment names it from here on, to the workers too
     made = cluster_utils.Cluster(
         initialize_head=True,
         head_node_args=NODE

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from tests.helpers.journals import Journal, check_samples, wait_until
 from tests.helpers.journals import write_project as write_journal_project
+from tests.helpers.launching import path
 from tests.ray.conftest import ROOT
 
 __all__ = ["check_samples", "started", "wait_for", "write_project"]
@@ -66,20 +66,18 @@ def write_project(folder: Path) -> None:
 def started(folder: Path, *words: str, command: str = "", **environment: str) -> Iterator[Started]:
     """Start a fit in a folder, or another command; nothing of it is left at the end."""
     write_project(folder)
-    line = [
-        sys.executable,
-        *["-m", "trainkit", "fit", "conf=journal", "launcher=ray", "run_dir=run"],
-    ]
+    line = "python -m trainkit fit conf=journal launcher=ray run_dir=run"
     env = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("HOROVOD_", "PYTEST_"))
     }
-    env |= {"PYTHONPATH": str(ROOT), "JOURNAL": str(folder), "OMP_NUM_THREADS": "1"} | environment
+    env |= {"PYTHONPATH": str(ROOT), "JOURNAL": str(folder), "OMP_NUM_THREADS": "1"}
+    env |= {"PATH": path()} | environment
     env |= {"TRAINKIT_JOURNAL": str(folder)}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*(command.split() or line), *words],
+            [*(command or line).split(), *words],
             cwd=folder,
             env=env,
             stdout=log,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.forks import SHARED, USED, server
-from tests.helpers.launching import BIN, _forks, run_command
+from tests.helpers.launching import BIN, run_command
 
 PY_SPY = pytest.mark.skipif(
     not shutil.which("py-spy", path=str(BIN)), reason="py-spy is not installed"
@@ -42,21 +42,21 @@ def test_a_fork_that_ends_at_once_with_its_program_leaves_the_server(tmp_path: P
     (tmp_path / "wait.py").write_text(
         "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(60 * (len(sys.argv) == 1))\n"
     )
-    server, folder = _forks()
+    pid, folder = server()
     with subprocess.Popen(
         [folder / "python", "wait.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as program:
         assert program.stdout is not None
         fork = int(program.stdout.readline())
         with os.fdopen(os.pidfd_open(fork)) as end:
-            os.kill(server, signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
             try:
                 os.kill(fork, signal.SIGKILL)
                 assert select.select([end], [], [], 20)[0]
                 program.kill()
                 program.wait(20)
             finally:
-                os.kill(server, signal.SIGCONT)
+                os.kill(pid, signal.SIGCONT)
     assert run_command("python wait.py --help", tmp_path, timeout_s=8).code == 0
 
 
@@ -64,7 +64,7 @@ def test_processes_share_a_server_and_their_commands_are_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fork is no child of what it stands for: the server notes the seconds that it used."""
-    pid, folder = _forks()
+    pid, folder = server()
     monkeypatch.setenv(SHARED, f"{pid}:{folder}")
     assert server() == (pid, folder)
     (tmp_path / "busy.py").write_text(
