@@ -194,7 +194,9 @@ class ModelCheckpoint(RetainedPaths, Callback):
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer: RunView, task: Task) -> None:
-        if _is_nth(self.every_n_epochs, trainer.current_epoch + 1):
+        # a step that was saved before its validation
+        is_scored = self._saved.at[0] == trainer.global_step and self._has_new_score(trainer)
+        if is_scored or _is_nth(self.every_n_epochs, trainer.current_epoch + 1):
             self.save(trainer)
 
     def on_train_end(self, trainer: RunView, task: Task) -> None:
@@ -257,12 +259,16 @@ class ModelCheckpoint(RetainedPaths, Callback):
         is_finite = trainer.checkpoints.has_finite_weights(name) and _is_finite(
             self.monitor, trainer
         )
+        name = retention.name_for(name, score, again, is_finite)
+        if not trainer.checkpoints.saves_alone:
+            name = trainer.engine.comm.broadcast_object(name)
         before = retention.plan(name, score, again, is_finite)
         self._saved = _Saved(here, score, trainer.coordinator.now, is_possible=True)
         is_retained = name in retention.names.scores
         is_wanted = self.save_last or always
         if not is_wanted and not trainer.engine.comm.broadcast_object(is_retained):
-            return  # others are better
+            retention.leave_out()  # others are better
+            return
         retention.temporary = [] if is_retained else [name]
         last = retention.names.last if self.save_last else ""
         links = dict(zip(LINKS, (last, retention.names.best), strict=True))
@@ -308,8 +314,10 @@ class ModelCheckpoint(RetainedPaths, Callback):
             raise ConfigError(
                 f"ModelCheckpoint.monitor is {not_logged(self.monitor, trainer.callback_metrics)}"
             )
-        if trainer.callback_metrics.logged_at.get(self.monitor) != trainer.global_step:
+        is_own = trainer.callback_metrics.logged_at.get(self.monitor) == trainer.global_step
+        if self.every_n_epochs and not is_own:
             return math.nan  # the value is of other weights: this checkpoint ranks last
+        # of saves within epochs alone few have a value of their own: the newest there is counts
         return float(trainer.callback_metrics[self.monitor])
 
 

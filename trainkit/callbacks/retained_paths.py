@@ -6,6 +6,7 @@ from typing import Literal
 
 from trainkit.checkpoint.retention import Retained, Retention
 from trainkit.checkpoint.store import Store
+from trainkit.metrics.latest import Number
 
 
 class RetainedPaths:
@@ -29,16 +30,18 @@ class RetainedPaths:
         return self.store.path_of(best) if best else ""
 
     @property
-    def best_model_score(self) -> float | None:
+    def best_model_score(self) -> Number | None:
         """See the class."""
         names = self._names
-        return names.scores[names.best] if self.monitor is not None and names.best else None
+        if self.monitor is None or not names.best:
+            return None
+        return Number(names.scores[names.best])
 
     @property
-    def best_k_models(self) -> dict[str, float]:
+    def best_k_models(self) -> dict[str, Number]:
         """See the class."""
         scores = {} if self.monitor is None else self._names.scores
-        return {self.store.path_of(name): score for name, score in scores.items()}
+        return {self.store.path_of(name): Number(score) for name, score in scores.items()}
 
     @property
     def last_model_path(self) -> str:

@@ -4,6 +4,7 @@ names, scores and outcomes of writing; no files.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -114,6 +115,17 @@ class Retention:
         other._earlier = self._save
         return other
 
+    def name_for(self, name: str, score: float, again: bool, is_fit: bool = True) -> str:
+        """Return the name of a save: `name`, or NAME-v1, NAME-v2, ... while a checkpoint of another
+        step that this save retains has it. The arguments are those of `plan`.
+        """
+        names = self.names.copy()
+        if again:
+            names.scores.pop(self._written, None)
+        names.add("", score, is_fit)
+        numbered = (f"{name}-v{number}" for number in itertools.count(1))
+        return next(n for n in itertools.chain([name], numbered) if n not in names.scores)
+
     def plan(self, name: str, score: float, again: bool, is_fit: bool = True) -> Retained:
         """Decide what a save retains and drops, before it is written, so that the checkpoint
         contains it.
@@ -135,6 +147,10 @@ class Retention:
         dropped += self.temporary
         self.dropped = [known for known in dict.fromkeys(dropped) if known and known != name]
         return before
+
+    def leave_out(self) -> None:
+        """Do not write the save that was planned: another of its step replaces none."""
+        self._written = ""
 
     def begin(self, name: str, before: Retained, outcome: Future[bool]) -> None:
         """Take the future of a save that was planned."""

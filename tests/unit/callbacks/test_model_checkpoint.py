@@ -108,6 +108,49 @@ def test_of_equal_scores_the_first_is_best(tmp_path: Path) -> None:
     assert (target(folder, "best"), target(folder, "last")) == ("epoch=0-step=2", "epoch=2-step=6")
 
 
+def test_a_step_that_was_left_out_replaces_none(tmp_path: Path) -> None:
+    """Before its validation it has no score, and after it a worse one than the best."""
+    every = {"every_n_train_steps": 2, "every_n_epochs": 1}
+    keeper = ModelCheckpoint(monitor="val/score", save_last=False, **every)
+    assert kept(run(tmp_path, keeper, [1.0, 3.0, 2.0])) == ["epoch=0-step=2"]
+    assert keeper.best_model_score == 1.0
+
+
+def test_one_name_for_all_keeps_the_best(tmp_path: Path) -> None:
+    """A fixed `filename` is the best one's; the newest has a number behind it, unless it is best."""
+    keeper = ModelCheckpoint(monitor="val/score", filename="model")
+    folder = run(tmp_path, keeper, [3.0, 1.0, 2.0, 4.0])
+    assert kept(folder) == ["model", "model-v1"]
+    assert (target(folder, "best"), target(folder, "last")) == ("model", "model-v1")
+    assert ckpt.verify(folder / "model")["metrics"]["val/score"] == 1.0
+    assert ckpt.verify(folder / "model-v1")["metrics"]["val/score"] == 4.0
+    quiet(tmp_path, callbacks=keeper, max_epochs=5, num_sanity_val_steps=0).fit(
+        Scored([0.5]), loader(8), loader(4), ckpt_path="last"
+    )
+    assert kept(folder) == ["model"]
+    assert ckpt.verify(folder / "model")["global_step"] == 10
+
+
+def test_all_ranks_write_into_rank_0s_name(tmp_path: Path) -> None:
+    """What each has seen of the disk may differ."""
+
+    def work(engine: ThreadEngine) -> str:
+        keeper = ModelCheckpoint(monitor="val/score", filename="model", save_top_k=-1)
+
+        class Differs(Callback):
+            def on_train_start(self, trainer: Any, task: Any) -> None:
+                if trainer.global_rank:
+                    keeper._retention.name_for = lambda *_: "another"  # type: ignore[method-assign]
+
+        each: dict[str, Any] = {"max_epochs": 2, "num_sanity_val_steps": 0}
+        quiet(tmp_path, engine=engine, callbacks=[keeper, Differs()], **each).fit(
+            Scored([3.0, 1.0]), loader(8), loader(4)
+        )
+        return Path(keeper.last_model_path).name
+
+    assert World(2).run(work) == ["model-v1"] * 2
+
+
 def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
     """NaN never counts as best."""
     for mode in ("min", "max"):
